@@ -1,0 +1,71 @@
+"""poetmodel: train neural networks on devices with too little memory, provably at least energy.
+
+Names load on first use (PEP 562), so that ``import poetmodel`` is quick and needs no extra.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from poetmodel.device import Costs, Device
+    from poetmodel.graph import Graph, Node, Tensor, operation, zoo
+    from poetmodel.model import build
+    from poetmodel.problem import Problem
+    from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule, Simulation, simulate, verify
+    from poetmodel.solve import solve
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Costs": "poetmodel.device",
+    "Device": "poetmodel.device",
+    "Graph": "poetmodel.graph",
+    "Node": "poetmodel.graph",
+    "Problem": "poetmodel.problem",
+    "Schedule": "poetmodel.schedule",
+    "Simulation": "poetmodel.schedule",
+    "SolveResult": "poetmodel.result",
+    "Tensor": "poetmodel.graph",
+    "build": "poetmodel.model",
+    "operation": "poetmodel.graph",
+    "simulate": "poetmodel.schedule",
+    "solve": "poetmodel.solve",
+    "verify": "poetmodel.schedule",
+}
+
+__all__ = [
+    "Costs",
+    "Device",
+    "Graph",
+    "Node",
+    "Problem",
+    "Schedule",
+    "Simulation",
+    "SolveResult",
+    "Tensor",
+    "__version__",
+    "build",
+    "operation",
+    "simulate",
+    "solve",
+    "verify",
+    "zoo",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "zoo":
+        return import_module("poetmodel.graph.zoo")
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,171 @@
+"""Where the shipped graphs and devices lie, and how files are written safely."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from poetmodel.errors import InputError, shown
+
+_KINDS: Final = ("graphs", "devices")
+
+
+def shipped(kind: str) -> Path:
+    """Return the folder of shipped files of one kind.
+
+    Parameters
+    ----------
+    kind : {'graphs', 'devices'}
+        Which files.
+
+    Returns
+    -------
+    Path
+        Inside the installed package, or in the checkout of an editable install.
+
+    Raises
+    ------
+    InputError
+        If the installation lacks them.
+    """
+    package = Path(str(files("poetmodel")))
+    for folder in (package / "_data" / kind, package.parents[1] / kind):
+        if kind in _KINDS and folder.is_dir():
+            return folder
+    msg = f"the installation of poetmodel has no {kind}; install it again"
+    raise InputError(msg)
+
+
+def read_text(path: str | Path, *, limit_bytes: int = 2**30) -> str:
+    """Return the text of a UTF-8 file.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    limit_bytes : int
+        Largest file that is read [B].
+
+    Raises
+    ------
+    InputError
+        If the file is missing, a folder, unreadable, too large, or not UTF-8 text.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(limit_bytes + 1)
+    except FileNotFoundError:
+        msg = f"{path}: no such file"
+        raise InputError(msg) from None
+    except IsADirectoryError:
+        msg = f"{path}: expected a file, found a folder"
+        raise InputError(msg) from None
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror or error})"
+        raise InputError(msg) from error
+    except ValueError:
+        msg = f"{shown(str(path))}: no file can have this name"
+        raise InputError(msg) from None
+    if len(content) > limit_bytes:
+        msg = f"{path}: expected a file of at most {limit_bytes} bytes"
+        raise InputError(msg)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        msg = f"{path}: expected UTF-8 text, found a binary file (byte {error.start})"
+        raise InputError(msg) from None
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise unless a file could be written at `path`; touches nothing that exists.
+
+    Raises
+    ------
+    InputError
+        If the folder is missing or read-only, or `path` is a folder.
+    """
+    path = _target(path)
+    if not _is_special(path):
+        _temporary(path).unlink()
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file in one step: readers see the old content or the new, never a part.
+
+    A link is followed, not replaced; a device or pipe (``/dev/stdout``) is written to as it is.
+
+    Raises
+    ------
+    InputError
+        If the folder is missing or read-only, the disk is full, `path` is a folder, or `text` has
+        characters that UTF-8 cannot hold.
+    """
+    path = _target(path)
+    try:
+        content = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        found = shown(error.object[error.start])
+        msg = f"{path}: cannot be written (the character {found} has no UTF-8 form)"
+        raise InputError(msg) from None
+    try:
+        if _is_special(path):
+            path.write_bytes(content)
+        else:
+            _replace(path, content)
+    except OSError as error:
+        msg = f"{path}: cannot be written ({error.strerror or error})"
+        raise InputError(msg) from error
+
+
+def _target(path: str | Path) -> Path:
+    """Return the place to write to, links to files followed; refuse a folder."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            msg = f"{path}: expected a file to write, found a folder"
+            raise InputError(msg)
+        return path.resolve() if path.is_symlink() and not _is_special(path) else path
+    except (OSError, RuntimeError) as error:
+        msg = f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})"
+        raise InputError(msg) from error
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    draft = _temporary(path)
+    try:
+        with draft.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    """Create an empty file beside `path`, with the rights a new file would get."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    except FileNotFoundError:
+        msg = f"{path}: the folder {path.parent} does not exist; make it first"
+        raise InputError(msg) from None
+    except OSError as error:
+        msg = f"{path}: the folder {path.parent} cannot be written ({error.strerror or error})"
+        raise InputError(msg) from error
+    except ValueError:
+        msg = f"{shown(str(path))}: no file can have this name"
+        raise InputError(msg) from None
+    os.close(handle)
+    umask = os.umask(0)
+    os.umask(umask)
+    draft = Path(name)
+    draft.chmod(0o666 & ~umask)
+    return draft

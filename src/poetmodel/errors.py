@@ -1,0 +1,131 @@
+"""The exceptions of poetmodel, one tree with one root.
+
+Every message is written for people: *subject: what was expected, what came, what to do*.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from poetmodel.result import SolveResult
+
+
+_SHOWN_CHARACTERS: Final = 60
+_SHOWN_INTEGER: Final = 10**20
+
+
+def shown(value: object) -> str:
+    """Return a value as an error message shows it: short, and in the words of files.
+
+    Examples
+    --------
+    >>> shown(True), shown(None), shown({"a": 1}), shown("x")
+    ('true', 'nothing', 'an object', "'x'")
+    """
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, int) and abs(value) >= _SHOWN_INTEGER:
+        return f"a whole number of about {round(value.bit_length() * math.log10(2))} digits"
+    text = repr(value)
+    if len(text) > _SHOWN_CHARACTERS:
+        text = f"{text[: _SHOWN_CHARACTERS - 4]}...{text[-1]}"
+    return text
+
+
+class PoetModelError(Exception):
+    """Root of all errors that poetmodel raises on purpose."""
+
+
+class InputError(PoetModelError, ValueError):
+    """Something that the user gave is not acceptable.
+
+    Parameters
+    ----------
+    faults : str or iterable of str
+        Every fault found, each a sentence; all of them are reported at once.
+    """
+
+    def __init__(self, faults: str | Iterable[str]) -> None:
+        self.faults: tuple[str, ...] = (faults,) if isinstance(faults, str) else tuple(faults)
+        """Every fault found, in the order of the input."""
+        super().__init__("; ".join(self.faults))
+
+    def within(self, place: str) -> InputError:
+        """Return the same error with `place` (a file name, say) before every fault."""
+        return type(self)(f"{place}: {fault}" for fault in self.faults)
+
+
+class GraphError(InputError):
+    """A training graph breaks an invariant or cannot be read."""
+
+
+class DeviceError(InputError):
+    """A device description breaks an invariant or cannot be read."""
+
+
+class CostError(InputError):
+    """A profile is malformed or does not fit the graph."""
+
+
+class BudgetError(InputError):
+    """A limit (RAM, time, energy, storage) is not usable."""
+
+
+class ScheduleError(InputError):
+    """A schedule file is malformed or belongs to another graph."""
+
+
+class ModelError(InputError):
+    """A model holds something that cannot be handed to a linear solver."""
+
+
+class BackendError(PoetModelError, RuntimeError):
+    """A solver failed in a way that it should not."""
+
+
+class BackendUnavailableError(BackendError):
+    """A back end is not installed, or its licence refuses the model."""
+
+
+class UnknownOptionError(BackendError):
+    """A solver does not know an option, or refuses its value."""
+
+
+class NoScheduleError(PoetModelError):
+    """A schedule was asked for, but the solve ended without one.
+
+    Parameters
+    ----------
+    result : SolveResult
+        What the solve did find: why it stopped, and its bound.
+    """
+
+    def __init__(self, result: SolveResult) -> None:
+        self.result = result
+        """What the solve did find."""
+        super().__init__(result.summary())
+
+
+class VerificationError(PoetModelError):
+    """The judge rejected a schedule that a solver called feasible.
+
+    Parameters
+    ----------
+    violations : iterable of str
+        Every rule that the schedule breaks, in words.
+    """
+
+    def __init__(self, violations: Iterable[str]) -> None:
+        self.violations: tuple[str, ...] = tuple(violations)
+        """Every rule that the schedule breaks."""
+        super().__init__("the schedule is not valid: " + "; ".join(self.violations))

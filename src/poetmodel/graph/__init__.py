@@ -1,0 +1,25 @@
+"""Training graphs: structure, files, memory queries, and the zoo."""
+
+from poetmodel.graph.memory import (
+    Floor,
+    articulation_points,
+    checkpoint_all_peak_bytes,
+    checkpoint_all_profile,
+    floor,
+    working_set_bytes,
+)
+from poetmodel.graph.structure import Graph, Node, Phase, Tensor, operation
+
+__all__ = [
+    "Floor",
+    "Graph",
+    "Node",
+    "Phase",
+    "Tensor",
+    "articulation_points",
+    "checkpoint_all_peak_bytes",
+    "checkpoint_all_profile",
+    "floor",
+    "operation",
+    "working_set_bytes",
+]

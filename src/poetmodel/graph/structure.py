@@ -1,0 +1,205 @@
+"""The training graph: operations in execution order and the tensors they produce."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from poetmodel.errors import GraphError
+from poetmodel.graph.invariants import graph_faults
+from poetmodel.graph.nodes import MAX_FLOPS, RESIDENT_KINDS, Node, Phase, Tensor, operation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import networkx
+
+__all__ = ["MAX_FLOPS", "RESIDENT_KINDS", "Graph", "Node", "Phase", "Tensor", "operation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """A training graph: nodes in one fixed topological order.
+
+    Nodes are numbered by position, tensors in the order of their nodes, then outputs. With one
+    output each, tensor ``i`` is node ``i`` (POET, ICML 2022, section 5.1).
+
+    Raises
+    ------
+    GraphError
+        With every fault found: names used twice, inputs that are unknown or come later, sizes
+        outside 0..2^53, and so on.
+
+    Examples
+    --------
+    >>> graph = Graph(name="pair", nodes=(operation("a", output_bytes=8),
+    ...                                   operation("b", output_bytes=4, inputs=("a",))))
+    >>> graph.inputs_of[1], graph.users_of[0]
+    ((0,), (1,))
+    """
+
+    name: str
+    """What people call it."""
+    nodes: tuple[Node, ...]
+    """The operations in execution order."""
+    batch_size: int = 1
+    """Samples per training step."""
+    dtype: str = "float32"
+    """Element type of the tensors, for people."""
+    resident_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Memory held for the whole step, by kind: parameters, gradients, optimizer [B]."""
+    parameters: int | None = None
+    """Number of trainable parameters, where known."""
+    forward_macs: int | None = None
+    """Multiply-accumulates of the forward pass: convolutions, linear layers, matrix products."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nodes", tuple(self.nodes))
+        object.__setattr__(self, "resident_bytes", MappingProxyType(dict(self.resident_bytes)))
+        faults = list(graph_faults(self))
+        if faults:
+            raise GraphError(faults)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.nodes))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (
+            _rebuild,
+            (
+                self.name,
+                self.nodes,
+                self.batch_size,
+                self.dtype,
+                dict(self.resident_bytes),
+                self.parameters,
+                self.forward_macs,
+            ),
+        )
+
+    # -- numbering ---------------------------------------------------------------------------
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, in the order of their nodes, then outputs."""
+        return tuple(tensor for node in self.nodes for tensor in node.outputs)
+
+    @cached_property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        """Size of each tensor [B]."""
+        return tuple(tensor.bytes for tensor in self.tensors)
+
+    @cached_property
+    def node_index(self) -> Mapping[str, int]:
+        """Position of each node, by name."""
+        return MappingProxyType({node.name: k for k, node in enumerate(self.nodes)})
+
+    @cached_property
+    def tensor_index(self) -> Mapping[str, int]:
+        """Number of each tensor, by name."""
+        return MappingProxyType({tensor.name: i for i, tensor in enumerate(self.tensors)})
+
+    @cached_property
+    def node_of(self) -> tuple[int, ...]:
+        """For each tensor the node that makes it (``node(i)`` of the notation)."""
+        return tuple(k for k, node in enumerate(self.nodes) for _ in node.outputs)
+
+    @cached_property
+    def outputs_of(self) -> tuple[tuple[int, ...], ...]:
+        """For each node the tensors it makes (``out(k)``)."""
+        made: list[tuple[int, ...]] = []
+        first = 0
+        for node in self.nodes:
+            made.append(tuple(range(first, first + len(node.outputs))))
+            first += len(node.outputs)
+        return tuple(made)
+
+    @cached_property
+    def inputs_of(self) -> tuple[tuple[int, ...], ...]:
+        """For each node the tensors it reads, each once, in the order named (``in(k)``)."""
+        index = self.tensor_index
+        return tuple(
+            tuple(dict.fromkeys(index[name] for name in node.inputs)) for node in self.nodes
+        )
+
+    @cached_property
+    def users_of(self) -> tuple[tuple[int, ...], ...]:
+        """For each tensor the nodes that read it, ascending."""
+        users: list[list[int]] = [[] for _ in self.tensors]
+        for k, inputs in enumerate(self.inputs_of):
+            for i in inputs:
+                users[i].append(k)
+        return tuple(tuple(nodes) for nodes in users)
+
+    @property
+    def n_edges(self) -> int:
+        """Number of (tensor, reader) pairs."""
+        return sum(len(inputs) for inputs in self.inputs_of)
+
+    @property
+    def flops(self) -> int:
+        """FLOP of one computation of every node."""
+        return sum(node.flops for node in self.nodes)
+
+    @property
+    def total_resident_bytes(self) -> int:
+        """All resident bytes together [B]."""
+        return sum(self.resident_bytes.values())
+
+    # -- files and other libraries (implemented next door, imported on use) -------------------
+
+    @classmethod
+    def load(cls, path: str | Path) -> Graph:
+        """Read a ``*.graph.json`` file; see `poetmodel.graph.io.load_graph`."""
+        from poetmodel.graph.io import load_graph
+
+        return load_graph(path)
+
+    def save(self, path: str | Path) -> None:
+        """Write a ``*.graph.json`` file; see `poetmodel.graph.io.save_graph`."""
+        from poetmodel.graph.io import save_graph
+
+        save_graph(self, path)
+
+    @classmethod
+    def from_networkx(cls, digraph: networkx.DiGraph[Any]) -> Graph:
+        """Read a `networkx.DiGraph`; see `poetmodel.graph.conversion.from_networkx`."""
+        from poetmodel.graph.conversion import from_networkx
+
+        return from_networkx(digraph)
+
+    def to_networkx(self) -> networkx.DiGraph[Any]:
+        """Write a `networkx.DiGraph`; see `poetmodel.graph.conversion.to_networkx`."""
+        from poetmodel.graph.conversion import to_networkx
+
+        return to_networkx(self)
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the canonical JSON, hexadecimal."""
+        from poetmodel.graph.io import graph_sha256
+
+        return graph_sha256(self)
+
+
+def _rebuild(
+    name: str,
+    nodes: tuple[Node, ...],
+    batch_size: int,
+    dtype: str,
+    resident_bytes: dict[str, int],
+    parameters: int | None,
+    forward_macs: int | None,
+) -> Graph:
+    return Graph(
+        name=name,
+        nodes=nodes,
+        batch_size=batch_size,
+        dtype=dtype,
+        resident_bytes=resident_bytes,
+        parameters=parameters,
+        forward_macs=forward_macs,
+    )

@@ -1,0 +1,237 @@
+"""BERT and its building block, the transformer encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from poetmodel.errors import InputError
+from poetmodel.graph.zoo.models.layers import activate, classify, drop
+from poetmodel.graph.zoo.operators import (
+    add,
+    cross_entropy,
+    embedding,
+    layer_norm,
+    linear,
+    matmul,
+    scale,
+    select,
+    softmax,
+)
+from poetmodel.graph.zoo.tape import Settings, Tape
+from poetmodel.graph.zoo.values import require_counts
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from poetmodel.graph.structure import Graph
+    from poetmodel.graph.zoo.values import Value
+
+_HEADS: Final = ("classification", "mlm")
+_TOKEN_TYPES: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Sizes of an encoder; the defaults are those of BERT-base."""
+
+    blocks: int = 12
+    hidden: int = 768
+    heads: int = 12
+    feedforward: int = 3072
+    vocabulary: int = 30522
+    positions: int = 512
+    dropout: float = 0.0
+
+
+def bert_base(
+    *,
+    seq_len: int = 128,
+    classes: int = 2,
+    head: Literal["classification", "mlm"] = "classification",
+    dropout: float = 0.0,
+    **settings: Unpack[Settings],
+) -> Graph:
+    """Return BERT-base, uncased: 12 blocks of 768 features, 12 heads, 3072 in the feed-forward.
+
+    Embeddings, encoder and pooler have 109,482,240 parameters. The classification head adds
+    ``769 * classes``; the MLM head has no pooler, but a transform and the decoder, whose weight is
+    the word embedding, 109,514,298 parameters in all.
+
+    Parameters
+    ----------
+    seq_len : int
+        Tokens per sample, at most 512; all are attended to, so there is no attention mask.
+    classes : int
+        Number of classes of the classification head.
+    head : {'classification', 'mlm'}
+        What is learnt: a class for each sample, or a token at every place.
+    dropout : float
+        Rate in embeddings, attention, both residual branches and classification head.
+    **settings
+        As the keys of `Settings`.
+
+    Returns
+    -------
+    Graph
+        The training graph.
+
+    References
+    ----------
+    J. Devlin et al., "BERT: pre-training of deep bidirectional transformers for language
+    understanding", NAACL 2019, doi:10.18653/v1/N19-1423.
+    """
+    if head not in _HEADS:
+        msg = f"head: expected one of {', '.join(_HEADS)}, got {head!r}"
+        raise InputError(msg)
+    tape = Tape("bert-base", **settings)
+    sizes = _Sizes(dropout=dropout)
+    require_counts(seq_len=seq_len, classes=classes)
+    x = _encoder(tape, seq_len, sizes)
+    if head == "mlm":
+        return _predict_tokens(tape, x, sizes)
+    return _pool_and_classify(tape, x, classes, sizes)
+
+
+def transformer(
+    *,
+    seq_len: int = 128,
+    classes: int = 2,
+    blocks: int = 1,
+    hidden: int = 768,
+    heads: int = 12,
+    feedforward: int = 3072,
+    vocabulary: int = 30522,
+    dropout: float = 0.0,
+    **settings: Unpack[Settings],
+) -> Graph:
+    """Return a BERT of one block, or of any size: embeddings, blocks, pooler, classification head.
+
+    Parameters
+    ----------
+    seq_len : int
+        Tokens per sample, and the number of positions that have an embedding.
+    classes : int
+        Number of classes.
+    blocks : int
+        Number of encoder blocks.
+    hidden, heads, feedforward : int
+        Features, attention heads (a divisor of the features) and inner features of a block.
+    vocabulary : int
+        Number of different tokens.
+    dropout, **settings
+        As of `bert_base`.
+
+    Returns
+    -------
+    Graph
+        The training graph.
+    """
+    require_counts(
+        seq_len=seq_len,
+        classes=classes,
+        blocks=blocks,
+        hidden=hidden,
+        heads=heads,
+        feedforward=feedforward,
+        vocabulary=vocabulary,
+    )
+    sizes = _Sizes(
+        blocks=blocks,
+        hidden=hidden,
+        heads=heads,
+        feedforward=feedforward,
+        vocabulary=vocabulary,
+        positions=seq_len,
+        dropout=dropout,
+    )
+    tape = Tape("transformer", **settings)
+    return _pool_and_classify(tape, _encoder(tape, seq_len, sizes), classes, sizes)
+
+
+def _encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
+    """Add embeddings and blocks."""
+    if seq_len > sizes.positions:
+        msg = f"seq_len: expected at most {sizes.positions}, got {seq_len}"
+        raise InputError(msg)
+    if sizes.hidden % sizes.heads:
+        msg = f"heads: expected a divisor of hidden ({sizes.hidden}), got {sizes.heads}"
+        raise InputError(msg)
+    tables = (
+        ("token", (tape.batch_size, seq_len), sizes.vocabulary),
+        ("position", (seq_len,), sizes.positions),
+        ("token_type", (tape.batch_size, seq_len), _TOKEN_TYPES),
+    )
+    terms = []
+    for kind, shape, rows in tables:
+        ids = tape.indices(f"{kind}_ids", *shape)
+        terms.append(
+            tape.record(
+                embedding(
+                    f"embeddings.{kind}",
+                    ids,
+                    rows=rows,
+                    features=sizes.hidden,
+                    item_bytes=tape.item_bytes,
+                )
+            )
+        )
+    x = tape.record(add("embeddings.add", *terms))
+    x = tape.record(layer_norm("embeddings.norm", x))
+    x = drop(tape, "embeddings.dropout", x, rate=sizes.dropout)
+    for number in range(sizes.blocks):
+        x = _block(tape, f"block{number}", x, sizes)
+    return x
+
+
+def _block(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
+    """Add attention and feed-forward, each with its residual and layer norm."""
+    y = _attention(tape, f"{name}.attention", x, sizes)
+    x = _residual(tape, f"{name}.attention", x, y, sizes)
+    y = tape.record(linear(f"{name}.ffn.linear1", x, features=sizes.feedforward))
+    y = activate(tape, f"{name}.ffn.gelu", y, "gelu")
+    y = tape.record(linear(f"{name}.ffn.linear2", y, features=sizes.hidden))
+    return _residual(tape, f"{name}.ffn", x, y, sizes)
+
+
+def _attention(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
+    """Add multi-head self-attention; splitting and merging heads are views."""
+    batch, length, hidden = x.shape
+    query, key, value = (
+        tape.record(linear(f"{name}.{what}", x, features=hidden)).view(
+            batch, sizes.heads, length, hidden // sizes.heads
+        )
+        for what in ("query", "key", "value")
+    )
+    scores = tape.record(matmul(f"{name}.scores", query, key, transpose_right=True))
+    scores = tape.record(scale(f"{name}.scale", scores))
+    shares = tape.record(softmax(f"{name}.softmax", scores))
+    shares = drop(tape, f"{name}.softmax.dropout", shares, rate=sizes.dropout)
+    context = tape.record(matmul(f"{name}.context", shares, value)).view(batch, length, hidden)
+    return tape.record(linear(f"{name}.output", context, features=hidden))
+
+
+def _residual(tape: Tape, name: str, x: Value, y: Value, sizes: _Sizes) -> Value:
+    y = drop(tape, f"{name}.dropout", y, rate=sizes.dropout)
+    return tape.record(layer_norm(f"{name}.norm", tape.record(add(f"{name}.add", y, x))))
+
+
+def _pool_and_classify(tape: Tape, x: Value, classes: int, sizes: _Sizes) -> Graph:
+    """Add the pooler over each sample's first token and a linear classifier."""
+    first = tape.record(select("pooler.select", x))
+    pooled = tape.record(linear("pooler.linear", first, features=sizes.hidden))
+    pooled = activate(tape, "pooler.tanh", pooled, "tanh")
+    pooled = drop(tape, "classifier.dropout", pooled, rate=sizes.dropout)
+    return classify(tape, "classifier", pooled, classes=classes)
+
+
+def _predict_tokens(tape: Tape, x: Value, sizes: _Sizes) -> Graph:
+    """Add the MLM head: a transform and the decoder to scores over the vocabulary."""
+    x = tape.record(linear("mlm.transform", x, features=sizes.hidden))
+    x = activate(tape, "mlm.gelu", x, "gelu")
+    x = tape.record(layer_norm("mlm.norm", x))
+    logits = tape.record(
+        linear("mlm.decoder", x, features=sizes.vocabulary, tied_to="embeddings.token.weight")
+    )
+    labels = tape.indices("labels", *logits.shape[:-1])
+    return tape.differentiate(cross_entropy("loss", logits, labels))

@@ -1,0 +1,285 @@
+"""Sizes, times and energies as people write them, to and from SI numbers.
+
+Inside the package everything is SI: bytes (int), seconds, joules (float). This module is the only
+place where ``256KiB``, ``20ms`` or ``110%`` become numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+from fractions import Fraction
+from numbers import Rational, Real
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.errors import BudgetError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+MAX_BYTES: Final = 2**53
+"""Largest size that is accepted [B]: the largest run of integers a float holds exactly."""
+
+_MAX_REAL: Final = 10**30
+"""Largest time or energy that is accepted [s], [J]: far beyond any training step."""
+
+SIZE_UNITS: Final[Mapping[str, int]] = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+TIME_UNITS: Final[Mapping[str, Fraction]] = {
+    "us": Fraction(1, 10**6),
+    "ms": Fraction(1, 10**3),
+    "s": Fraction(1),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+}
+ENERGY_UNITS: Final[Mapping[str, Fraction]] = {
+    "uJ": Fraction(1, 10**6),
+    "mJ": Fraction(1, 10**3),
+    "J": Fraction(1),
+    "kJ": Fraction(1000),
+    "mWh": Fraction(36, 10),
+    "Wh": Fraction(3600),
+}
+
+_QUANTITY: Final = re.compile(
+    # Bounded, so that no number written by hand can take long to read.
+    r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE]([+-]?\d{1,3}))?\s*([A-Za-z]+|%)?\s*",
+    re.ASCII,
+)
+_LONG_S: Final = 7200
+"""From here on a time is shown in hours [s]."""
+_MEDIUM_S: Final = 120
+"""From here on a time is shown in minutes [s]."""
+
+SIZE_FORMS: Final = "a size such as 1230000, 256KiB, 1.5MB or 50%"
+TIME_FORMS: Final = "a time such as 1.5s, 20ms, 10min, 6h or 110%"
+ENERGY_FORMS: Final = "an energy such as 2.5J, 300mJ, 1.2Wh or 105%"
+
+
+def parse_size(value: str | int, *, field: str, whole_bytes: int | None = None) -> int:
+    """Turn a size into bytes.
+
+    Parameters
+    ----------
+    value : str or int
+        ``1230000``, ``1230000B``, ``256KiB`` (1024), ``32kB`` (1000), ``50%``, or bytes.
+    field : str
+        What the size is for; starts the error message.
+    whole_bytes : int, optional
+        What 100 % stands for [B]; without it a percentage is refused.
+
+    Returns
+    -------
+    int
+        The size, rounded down [B], 0 or more.
+
+    Raises
+    ------
+    BudgetError
+        If `value` is not such a size.
+    """
+    unit = None
+    if isinstance(value, str):
+        size, unit = _split(value, field=field, forms=SIZE_FORMS)
+    else:
+        size = _plain(value, field=field, forms=SIZE_FORMS)
+    if unit == "%":
+        size *= _whole(whole_bytes, field=field, forms=SIZE_FORMS) / 100
+    elif unit is not None:
+        size *= _factor(unit, SIZE_UNITS, value=str(value), field=field, forms=SIZE_FORMS)
+    elif size.denominator != 1:
+        msg = (
+            f"{field}: expected {SIZE_FORMS}; without a unit {shown(value)} is bytes and must be a "
+            f"whole number (for a fraction of the checkpoint-all peak write {_percent(size)})"
+        )
+        raise BudgetError(msg)
+    if size > MAX_BYTES:
+        msg = f"{field}: expected at most 2^53 bytes, got {shown(value)}"
+        raise BudgetError(msg)
+    return int(size)
+
+
+def parse_time(value: str | float, *, field: str, whole_s: float | None = None) -> float:
+    """Turn a time into seconds.
+
+    Parameters
+    ----------
+    value : str or float
+        ``1.5s``, ``20ms``, ``3us``, ``10min``, ``6h``, ``110%``, or seconds.
+    field : str
+        What the time is for; starts the error message.
+    whole_s : float, optional
+        What 100 % stands for [s]; without it a percentage is refused.
+
+    Returns
+    -------
+    float
+        The time [s], 0 or more.
+
+    Raises
+    ------
+    BudgetError
+        If `value` is not such a time.
+    """
+    return _parse_real(value, TIME_UNITS, field=field, forms=TIME_FORMS, whole=whole_s)
+
+
+def parse_energy(value: str | float, *, field: str, whole_j: float | None = None) -> float:
+    """Turn an energy into joules.
+
+    Parameters
+    ----------
+    value : str or float
+        ``2.5J``, ``300mJ``, ``1.2Wh``, ``5mWh``, ``105%``, or joules.
+    field : str
+        What the energy is for; starts the error message.
+    whole_j : float, optional
+        What 100 % stands for [J]; without it a percentage is refused.
+
+    Returns
+    -------
+    float
+        The energy [J], 0 or more.
+
+    Raises
+    ------
+    BudgetError
+        If `value` is not such an energy.
+    """
+    return _parse_real(value, ENERGY_UNITS, field=field, forms=ENERGY_FORMS, whole=whole_j)
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Return a size for people, in binary units: ``1.50 MiB``.
+
+    Examples
+    --------
+    >>> format_bytes(1536)
+    '1.50 KiB'
+    """
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(size_bytes) >= factor:
+            return f"{size_bytes / factor:,.2f} {unit}"
+    return f"{size_bytes:,.0f} B"
+
+
+def format_seconds(time_s: float) -> str:
+    """Return a time for people: ``12.3 ms``.
+
+    Examples
+    --------
+    >>> format_seconds(0.0123)
+    '12.3 ms'
+    """
+    if abs(time_s) >= _LONG_S:
+        return f"{time_s / 3600:.3g} h"
+    if abs(time_s) >= _MEDIUM_S:
+        return f"{time_s / 60:.3g} min"
+    return _engineering(time_s, "s")
+
+
+def format_joules(energy_j: float) -> str:
+    """Return an energy for people: ``4.56 mJ``.
+
+    Examples
+    --------
+    >>> format_joules(0.00456)
+    '4.56 mJ'
+    """
+    return _engineering(energy_j, "J")
+
+
+def _engineering(value: float, unit: str) -> str:
+    for prefix, factor in (("", 1.0), ("m", 1e-3), ("u", 1e-6)):
+        if abs(value) >= factor:
+            return f"{value / factor:,.4g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def _parse_real(
+    value: str | float,
+    units: Mapping[str, Fraction],
+    *,
+    field: str,
+    forms: str,
+    whole: float | None,
+) -> float:
+    if not isinstance(value, str):
+        return _finite(_plain(value, field=field, forms=forms), value, field=field)
+    number, unit = _split(value, field=field, forms=forms)
+    if unit is None:
+        msg = f"{field}: expected {forms}; {shown(value.strip())} has no unit"
+        raise BudgetError(msg)
+    if unit == "%":
+        # One multiplication, so that 100 % is exactly the whole.
+        ratio = _finite(number / 100, value, field=field)
+        return ratio * float(_whole(whole, field=field, forms=forms))
+    factor = _factor(unit, units, value=value, field=field, forms=forms)
+    return _finite(number * factor, value, field=field)
+
+
+def _finite(number: Fraction, value: object, *, field: str) -> float:
+    if number > _MAX_REAL:
+        msg = f"{field}: expected at most 1e30, got {shown(value)}"
+        raise BudgetError(msg)
+    return float(number)
+
+
+def _split(value: str, *, field: str, forms: str) -> tuple[Fraction, str | None]:
+    match = _QUANTITY.fullmatch(value)
+    if match is None:
+        msg = f"{field}: expected {forms}, got {shown(value)}"
+        raise BudgetError(msg)
+    mantissa, exponent, unit = match.groups()
+    return Fraction(mantissa) * Fraction(10) ** int(exponent or 0), unit
+
+
+def _plain(value: object, *, field: str, forms: str) -> Fraction:
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal):
+        msg = f"{field}: expected {forms}, got {shown(value)}"
+        raise BudgetError(msg)
+    number = value if isinstance(value, Rational) else float(value)
+    if (isinstance(number, float) and not math.isfinite(number)) or number < 0:
+        msg = f"{field}: expected {forms}, finite and not negative, got {shown(value)}"
+        raise BudgetError(msg)
+    return Fraction(number)
+
+
+def _factor(
+    unit: str,
+    units: Mapping[str, int] | Mapping[str, Fraction],
+    *,
+    value: str,
+    field: str,
+    forms: str,
+) -> Fraction:
+    if unit not in units:
+        msg = (
+            f"{field}: expected {forms}; {shown(value.strip())} has the unit {unit!r}, "
+            f"which is none of {', '.join(units)}"
+        )
+        raise BudgetError(msg)
+    return Fraction(units[unit])
+
+
+def _whole(whole: float | None, *, field: str, forms: str) -> Fraction:
+    if whole is None:
+        known = forms.replace(" or ", ", not ")
+        msg = f"{field}: a percentage has no meaning here; expected {known}"
+        raise BudgetError(msg)
+    return Fraction(whole)
+
+
+def _percent(number: Fraction) -> str:
+    return f"{float(number * 100):g}%"

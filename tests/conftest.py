@@ -1,0 +1,21 @@
+"""What every test starts from: how Hypothesis searches."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# Speed is no promise of a test, and machines that run tests are shared: no deadlines.
+_QUIET = (HealthCheck.too_slow,)
+
+settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=_QUIET,
+)
+settings.register_profile("dev", deadline=None, print_blob=True, suppress_health_check=_QUIET)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")

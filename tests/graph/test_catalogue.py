@@ -1,0 +1,112 @@
+"""The shipped models: complete, readable, and exactly what the script makes."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from poetmodel.data import shipped
+from poetmodel.errors import GraphError
+from poetmodel.graph import paper, zoo
+from poetmodel.graph.catalogue import describe_model, load_model, model_names, model_path
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_graphs.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """Return the script that makes the shipped graphs, as a module."""
+    spec = importlib.util.spec_from_file_location("make_graphs", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_names_are_those_of_both_families() -> None:
+    """Every model of the zoo and of the published code is in the catalogue, and nothing else."""
+    assert sorted(model_names()) == sorted([*zoo.MODELS, *paper.MODELS])
+
+
+def test_shipped_files_are_what_the_script_makes(
+    script: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No graph file was edited by hand, left over or forgotten."""
+    status = script.main(["--check", "--folder", str(shipped("graphs"))])
+    assert capsys.readouterr().out == ""
+    assert status == 0
+
+
+def test_script_repairs_a_folder_and_then_rests(
+    script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Missing, changed and left-over files are reported by a check and put right by a run."""
+    few = [(name, paper.MODELS[name]()) for name in ("paper/linear", "paper/transformer")]
+    monkeypatch.setattr(script, "shipped_graphs", lambda: few)
+    changed = model_path(tmp_path, "paper/linear")
+    changed.parent.mkdir()
+    changed.write_text("{}")
+    left_over = model_path(tmp_path, "old")
+    left_over.write_text("{}")
+
+    arguments = ["--folder", str(tmp_path)]
+    assert script.main(["--check", *arguments]) == 1
+    due = ["add paper/transformer", "change paper/linear", "remove old"]
+    said = capsys.readouterr().out.replace(".graph.json", "").splitlines()
+    assert sorted(said) == due
+    assert changed.read_text() == "{}"
+
+    assert script.main(arguments) == 0
+    assert not left_over.exists()
+    assert script.main(["--check", *arguments]) == 0
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_model_loads_under_its_name(name: str) -> None:
+    """A shipped file holds the graph of its name, and a line says what it is."""
+    graph = load_model(name)
+    assert graph.name == name
+    description = describe_model(name)
+    assert description
+    assert "\n" not in description
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("resnet-18", "resnet18"),
+        ("vgg16_cifar", "vgg16-cifar or paper/vgg16-cifar"),
+        ("Paper/Bert", "paper/bert"),
+        ("linear", "paper/linear"),
+    ],
+)
+def test_unknown_name_suggests_what_was_meant(typed: str, meant: str) -> None:
+    """The message names similar models and the command that lists all."""
+    with pytest.raises(GraphError) as caught:
+        load_model(typed)
+    message = str(caught.value)
+    assert message.startswith(f"model {typed!r}: no such model; did you mean {meant}")
+    assert "'poetmodel models' lists all" in message
+
+
+@pytest.mark.parametrize("typed", ["zzz", "", "../pyproject", "/etc/passwd"])
+def test_hopeless_name_is_refused_without_a_guess(typed: str) -> None:
+    """A name that resembles none gets no guess, and no file outside the catalogue is read."""
+    with pytest.raises(GraphError, match="no such model; 'poetmodel models' lists all"):
+        describe_model(typed)
+
+
+def test_file_name_in_place_of_a_model_points_to_the_option() -> None:
+    """A graph file given as a model is told apart from a misspelt name."""
+    with pytest.raises(GraphError, match="a graph file is given with --graph"):
+        load_model("mine.graph.json")

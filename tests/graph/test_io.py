@@ -1,0 +1,376 @@
+"""Graph files, and the canonical form that is hashed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+
+from poetmodel.errors import GraphError, InputError
+from poetmodel.graph import Graph, Node, Tensor, operation
+from poetmodel.graph.io import (
+    canonical_json,
+    graph_from_dict,
+    graph_sha256,
+    graph_to_dict,
+    load_graph,
+    save_graph,
+)
+from strategies import graphs, rich_graphs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAD = '{"format": "poetmodel-graph", "version": 1, "name": "g", '
+
+
+def node(name: str = "a", **changes: Any) -> dict[str, Any]:
+    """Return a node as a file holds it; a change to None takes the key out."""
+    item = {"name": name, "op": "op", "phase": "forward", "inputs": [], "output_bytes": 4}
+    return {key: value for key, value in (item | changes).items() if value is not None}
+
+
+def document(*nodes: Any, **changes: Any) -> dict[str, Any]:
+    """Return a graph as a file holds it."""
+    return {
+        "format": "poetmodel-graph",
+        "version": 1,
+        "name": "g",
+        "nodes": list(nodes or [node()]),
+        **changes,
+    }
+
+
+def faults_of(content: object) -> list[str]:
+    """Return the faults of a document, less its name in front."""
+    with pytest.raises(GraphError) as caught:
+        graph_from_dict(content, source="g.json")
+    assert all(fault.startswith("g.json: ") for fault in caught.value.faults)
+    return [fault.removeprefix("g.json: ") for fault in caught.value.faults]
+
+
+def test_the_example_of_the_format_is_read(tmp_path: Path) -> None:
+    """A file with every key gives the graph it describes."""
+    text = """
+    {"format": "poetmodel-graph", "version": 1, "name": "two", "batch_size": 3, "dtype": "int8",
+     "resident_bytes": {"parameters": 7, "gradients": 6, "optimizer": 0}, "parameters": 5,
+     "forward_macs": 9,
+     "nodes": [{"name": "x", "op": "input", "phase": "input", "inputs": [], "output_bytes": 8,
+                "workspace_bytes": 0, "flops": 0, "recomputable": false, "on_aux": true},
+               {"name": "bn", "op": "batch_norm", "phase": "forward", "inputs": ["x", "x"],
+                "outputs": [{"name": "y", "bytes": 8}, {"name": "bn.mean", "bytes": 2}],
+                "workspace_bytes": 1, "flops": 12, "bytes_moved": 18}]}
+    """
+    path = tmp_path / "two.graph.json"
+    path.write_text(text)
+    assert load_graph(path) == Graph(
+        name="two",
+        batch_size=3,
+        dtype="int8",
+        resident_bytes={"parameters": 7, "gradients": 6, "optimizer": 0},
+        parameters=5,
+        forward_macs=9,
+        nodes=(
+            operation(
+                "x", op="input", phase="input", output_bytes=8, recomputable=False, on_aux=True
+            ),
+            Node(
+                name="bn",
+                op="batch_norm",
+                phase="forward",
+                inputs=("x", "x"),
+                outputs=(Tensor(name="y", bytes=8), Tensor(name="bn.mean", bytes=2)),
+                workspace_bytes=1,
+                flops=12,
+                bytes_moved=18,
+            ),
+        ),
+    )
+    assert Graph.load(path) == load_graph(str(path))
+
+
+def test_what_may_be_left_out_has_its_default() -> None:
+    """Only name and nodes, and five keys of a node, are needed."""
+    graph = graph_from_dict(document(node(), node("b", output_bytes=None, outputs=[])))
+    assert (graph.batch_size, graph.dtype, graph.resident_bytes) == (1, "float32", {})
+    assert (graph.parameters, graph.forward_macs) == (None, None)
+    first, second = graph.nodes
+    assert (first.workspace_bytes, first.flops, first.bytes_moved) == (0, 0, None)
+    assert (first.recomputable, first.on_aux) == (True, False)
+    assert second.outputs == ()
+
+
+@given(rich_graphs())
+def test_files_lose_nothing(graph: Graph) -> None:
+    """Whatever a graph holds comes back from its dictionary and from its canonical text."""
+    assert graph_from_dict(graph_to_dict(graph)) == graph
+    assert graph_from_dict(graph_to_dict(graph, defaults=True)) == graph
+    assert graph_from_dict(json.loads(canonical_json(graph))) == graph
+
+
+@given(graph=rich_graphs())
+def test_saving_and_loading_lose_nothing(
+    graph: Graph, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A saved graph loads as the same graph, with the same hash."""
+    path = tmp_path_factory.mktemp("graph") / "g.graph.json"
+    graph.save(path)
+    loaded = load_graph(path)
+    assert loaded == graph
+    assert loaded.sha256 == graph.sha256
+
+
+def test_saved_files_are_short_and_diffable(tmp_path: Path) -> None:
+    """One node per line, defaults left out, letters as they are."""
+    path = tmp_path / "g.graph.json"
+    nodes = (operation("grün", output_bytes=8), operation("b", output_bytes=4, inputs=("grün",)))
+    save_graph(Graph(name="g", nodes=nodes), path)
+    assert path.read_text(encoding="utf-8") == (
+        '{"format": "poetmodel-graph",\n "version": 1,\n "name": "g",\n "nodes": [\n'
+        '  {"name": "grün", "op": "op", "phase": "forward", "inputs": [], "output_bytes": 8},\n'
+        '  {"name": "b", "op": "op", "phase": "forward", "inputs": ["grün"], "output_bytes": 4}\n'
+        "]}\n"
+    )
+
+
+def test_saving_nowhere_is_an_error(tmp_path: Path) -> None:
+    """A missing folder is named, and nothing is written."""
+    graph = Graph(name="g", nodes=(operation("a", output_bytes=1),))
+    with pytest.raises(InputError, match="does not exist"):
+        save_graph(graph, tmp_path / "none" / "g.json")
+
+
+def test_canonical_text_is_as_specified() -> None:
+    """Defaults filled in, keys sorted, no spaces; keys without a default only where set."""
+    graph = Graph(name="ü", nodes=(operation("a", output_bytes=4),))
+    expected = (
+        '{"batch_size":1,"dtype":"float32","format":"poetmodel-graph","name":"ü","nodes":['
+        '{"flops":0,"inputs":[],"name":"a","on_aux":false,"op":"op","output_bytes":4,'
+        '"phase":"forward","recomputable":true,"workspace_bytes":0}],"resident_bytes":{},'
+        '"version":1}'
+    )
+    assert canonical_json(graph) == expected
+    assert graph_sha256(graph) == hashlib.sha256(expected.encode()).hexdigest()
+    assert graph.sha256 == graph_sha256(graph)
+
+
+def test_both_spellings_of_an_output_hash_alike() -> None:
+    """output_bytes and a list of the one tensor of the node's name are the same graph."""
+    short = graph_from_dict(document(node(output_bytes=4)))
+    listed = graph_from_dict(document(node(output_bytes=None, outputs=[{"name": "a", "bytes": 4}])))
+    named = graph_from_dict(document(node(output_bytes=None, outputs=[{"name": "t", "bytes": 4}])))
+    assert short == listed
+    assert short.sha256 == listed.sha256 != named.sha256
+
+
+def test_filled_in_defaults_hash_alike() -> None:
+    """Writing a default out changes nothing; any other value does."""
+    spelled = node(workspace_bytes=0, flops=0, recomputable=True, on_aux=False)
+    plain = graph_from_dict(document()).sha256
+    assert graph_from_dict(document(spelled, batch_size=1, dtype="float32")).sha256 == plain
+    assert graph_from_dict(document(node(flops=1))).sha256 != plain
+    assert graph_from_dict(document(node(bytes_moved=0))).sha256 != plain
+
+
+@given(graphs(), graphs())
+def test_hashes_tell_graphs_apart(first: Graph, second: Graph) -> None:
+    """Two graphs hash alike exactly when they are equal."""
+    assert (first.sha256 == second.sha256) == (first == second)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "expected a poetmodel-graph file (a JSON object), got an empty file"),
+        (b" \n", "expected a poetmodel-graph file (a JSON object), got an empty file"),
+        (b"graph", "line 1, column 1: not valid JSON"),
+        (b"\x89PNG\x0d\x0a\x1a\x0a\x00\xff", "expected UTF-8 text, found a binary file"),
+        (b"[]", "expected a poetmodel-graph file (a JSON object), got a list"),
+        (b"3", "expected a poetmodel-graph file (a JSON object), got 3"),
+        ((HEAD + '"nodes": [').encode(), "the file ends in the middle of its JSON; is it cut off?"),
+        ((HEAD + '"nodes": ["a').encode(), "the file ends in the middle of its JSON"),
+        (b'{"format": }', "line 1, column 12: not valid JSON (Expecting value)"),
+        (b"[" * 200_000, "its JSON is nested too deeply"),
+        ((HEAD + '"nodes": ' + "9" * 5000 + "}").encode(), "a number with too many digits"),
+        (b'{"format": "poetmodel-schedule", "version": 1}', 'format: expected "poetmodel-graph"'),
+        (b'{"version": 1}', 'format: expected "poetmodel-graph", got nothing'),
+        (b'{"format": "poetmodel-graph", "version": 2}', "version: expected 1, got 2"),
+        (b'{"format": "poetmodel-graph", "version": true}', "version: expected 1, got true"),
+        ((HEAD + '"nodes": []}').encode(), "nodes: expected at least 1 node, got 0"),
+        ((HEAD + '"nodes": {}}').encode(), "nodes: expected a list, got an object"),
+        ((HEAD + '"nodes": [7]}').encode(), "nodes[0]: expected an object, got 7"),
+    ],
+)
+def test_what_is_no_graph_file_is_one_plain_error(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    """A file of another kind, or half a file, is one fault that starts with the file's name."""
+    path = tmp_path / "g.graph.json"
+    path.write_bytes(content)
+    with pytest.raises(GraphError) as caught:
+        load_graph(path)
+    (fault,) = caught.value.faults
+    assert fault.startswith(f"{path}: ")
+    assert message in fault
+
+
+def test_a_missing_file_is_a_graph_error(tmp_path: Path) -> None:
+    """A path that leads nowhere, or to a folder, is an error that names it."""
+    with pytest.raises(GraphError, match=r"none\.json: no such file"):
+        load_graph(tmp_path / "none.json")
+    with pytest.raises(GraphError, match="found a folder"):
+        load_graph(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workspace_byte": 1}, "nodes[0] ('a').workspace_byte: unknown key; did you mean workspa"),
+        ({"colour": 1}, "nodes[0] ('a').colour: unknown key; accepted are name, op, phase, inputs"),
+        ({"outputs": []}, "nodes[0] ('a'): expected output_bytes or outputs, got both"),
+        ({"output_bytes": None}, "nodes[0] ('a'): expected output_bytes or outputs, got neither"),
+        ({"output_bytes": None, "outputs": 5}, "('a').outputs: expected a list of tensors, got 5"),
+        ({"output_bytes": 1.5}, "nodes[0] ('a').output_bytes: expected a whole number of bytes "),
+        ({"output_bytes": 1e30}, "from 0 to 2^53, got 1e+30"),
+        ({"output_bytes": 4.0}, "from 0 to 2^53, got 4.0"),
+        ({"output_bytes": True}, "from 0 to 2^53, got true"),
+        ({"output_bytes": "4"}, "from 0 to 2^53, got '4'"),
+        ({"output_bytes": [4]}, "from 0 to 2^53, got a list"),
+        ({"output_bytes": float("nan")}, "from 0 to 2^53, got nan"),
+        ({"op": None}, "nodes[0] ('a').op: expected a non-empty string, got nothing"),
+        ({"phase": "back"}, "nodes[0] ('a').phase: expected one of input, forward"),
+        ({"inputs": None}, "nodes[0] ('a').inputs: expected a list of tensor names, got nothing"),
+        ({"inputs": "a"}, "nodes[0] ('a').inputs: expected a list of tensor names, got 'a'"),
+        ({"inputs": [["a"]]}, "nodes[0] ('a').inputs: expected a list of tensor names, got [a l"),
+        ({"recomputable": 0}, "nodes[0] ('a').recomputable: expected true or false, got 0"),
+        ({"flops": -1}, "nodes[0] ('a').flops: expected an integer from 0 to 10^18, got -1"),
+    ],
+)
+def test_each_fault_of_a_node_names_its_place(changes: dict[str, Any], message: str) -> None:
+    """One wrong key of a node is one fault that names node and key, and what is accepted."""
+    (fault,) = faults_of(document(node(**changes)))
+    assert message in fault
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (7, "outputs[0]: expected a tensor, got 7"),
+        ({"name": "t"}, "outputs[0].bytes: expected a whole number of bytes from 0 to 2^53, got n"),
+        ({"bytes": 1}, "outputs[0].name: expected a non-empty string, got nothing"),
+        ({"name": "t", "bytes": 1, "size": 2}, "outputs[0].size: unknown key; accepted are name, "),
+        ({"name": "t", "bytes": -1}, "outputs[0].bytes: expected a whole number of bytes"),
+    ],
+)
+def test_each_fault_of_an_output_names_its_place(output: object, message: str) -> None:
+    """One wrong output is one fault that names node and place."""
+    (fault,) = faults_of(document(node(output_bytes=None, outputs=[output])))
+    assert fault.startswith(f"nodes[0] ('a').{message}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nams": "g"}, "nams: unknown key; did you mean name?"),
+        ({"name": None}, "name: expected a non-empty string, got nothing"),
+        ({"batch_size": "1"}, "batch_size: expected an integer from 1 to 2^53, got '1'"),
+        ({"resident_bytes": 5}, "resident_bytes: expected an object, got 5"),
+        ({"resident_bytes": None}, "resident_bytes: expected an object, got nothing"),
+        ({"resident_bytes": {"weights": 5}}, "resident_bytes: unknown key 'weights'; accepted are"),
+        ({"parameters": None}, "parameters: expected a whole number, got null; leave the key out"),
+        ({"forward_macs": 0.5}, "forward_macs: expected an integer from 0 to 10^18, got 0.5"),
+    ],
+)
+def test_each_fault_of_a_graph_names_its_key(changes: dict[str, Any], message: str) -> None:
+    """One wrong key of the graph is one fault that names it."""
+    (fault,) = faults_of(document(**changes))
+    assert fault.startswith(message)
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999", "1e30", "-5", "0.5"])
+def test_numbers_that_json_admits_but_sizes_do_not(tmp_path: Path, literal: str) -> None:
+    """Python's JSON reads NaN and infinities; here they are faults with their place."""
+    path = tmp_path / "g.json"
+    path.write_text(
+        json.dumps(document()).replace('"output_bytes": 4', f'"output_bytes": {literal}')
+    )
+    with pytest.raises(GraphError, match=r"nodes\[0\] \('a'\)\.output_bytes: expected a whole"):
+        load_graph(path)
+
+
+def test_a_key_that_comes_twice_is_a_fault(tmp_path: Path) -> None:
+    """JSON would silently keep the last; wherever it is, the place is named."""
+    path = tmp_path / "g.json"
+    path.write_text(
+        HEAD
+        + '"name": "h", "resident_bytes": {"optimizer": 1, "optimizer": 2}, "nodes": ['
+        + '{"name": "a", "op": "o", "phase": "loss", "inputs": [], "op": "p",'
+        + '"outputs": [{"name": "t", "bytes": 1, "bytes": 2}]}]}'
+    )
+    with pytest.raises(GraphError) as caught:
+        load_graph(path)
+    assert [fault.removeprefix(f"{path}: ") for fault in caught.value.faults] == [
+        "name: the key comes twice",
+        "resident_bytes.optimizer: the key comes twice",
+        "nodes[0] ('a').op: the key comes twice",
+        "nodes[0] ('a').outputs[0].bytes: the key comes twice",
+    ]
+
+
+def test_structure_is_checked() -> None:
+    """Names used twice, inputs that are unknown or later, and cycles are faults of a file too."""
+    faults = faults_of(
+        document(node("a", inputs=["b"]), node("b", inputs=["a", "c"]), node("a", output_bytes=1))
+    )
+    assert faults == [
+        "nodes[2] ('a'): its name is already used by nodes[0]",
+        "nodes[0] ('a').inputs: 'b' is made by nodes[1], which does not come before it; nodes must "
+        "be in execution order",
+        "nodes[1] ('b').inputs: no node makes a tensor 'c'",
+        "nodes: the graph has a cycle: b -> a -> b",
+    ]
+
+
+def test_all_faults_of_a_file_come_together() -> None:
+    """Keys, values and structure, of the graph and of every node, in one error."""
+    faults = faults_of(
+        document(
+            node("a", flops="many", extra=1),
+            node("b", inputs=["nowhere"], output_bytes=None),
+            node("c", phase=None, bytes_moved=0.5),
+            dtype="",
+            unknown=1,
+        )
+    )
+    assert len(faults) == 8
+
+
+def test_values_are_checked_beside_a_node_that_is_none() -> None:
+    """Where one node cannot be read at all, the others still are; their inputs are left alone."""
+    faults = faults_of(document(5, node("b", inputs=["a"], flops=-1), batch_size=0))
+    assert faults == [
+        "nodes[0]: expected an object, got 5",
+        "batch_size: expected an integer from 1 to 2^53, got 0",
+        "nodes[1] ('b').flops: expected an integer from 0 to 10^18, got -1",
+    ]
+
+
+def test_half_a_character_is_no_name(tmp_path: Path) -> None:
+    """JSON can spell what UTF-8 cannot; such a name could never be written again."""
+    path = tmp_path / "g.json"
+    path.write_text(json.dumps(document(node("\ud800"))))
+    with pytest.raises(GraphError, match="characters that UTF-8 can hold"):
+        load_graph(path)
+
+
+def test_a_dictionary_is_not_shared_with_the_graph() -> None:
+    """Changing what was written does not change the graph."""
+    graph = graph_from_dict(document(resident_bytes={"optimizer": 1}))
+    content = graph_to_dict(graph, defaults=True)
+    content["resident_bytes"]["optimizer"] = 2
+    content["nodes"][0]["inputs"].append("x")
+    assert graph.resident_bytes == {"optimizer": 1}
+    assert graph.nodes[0].inputs == ()

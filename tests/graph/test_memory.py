@@ -1,0 +1,113 @@
+"""The checkpoint-all peak, the floor and the articulation points."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from poetmodel.graph import (
+    Graph,
+    Node,
+    Tensor,
+    articulation_points,
+    checkpoint_all_peak_bytes,
+    checkpoint_all_profile,
+    floor,
+    operation,
+    working_set_bytes,
+)
+from strategies import graphs
+
+
+@pytest.fixture
+def chain4() -> Graph:
+    """Give a - b - c - d, where d also reads a.
+
+    Live at a step, with outputs and workspace: a 4; b 4+2; c 4+2+3+1 (workspace); d 4+3+1.
+    """
+    return Graph(
+        name="chain4",
+        nodes=(
+            operation("a", output_bytes=4),
+            operation("b", output_bytes=2, inputs=["a"]),
+            operation("c", output_bytes=3, inputs=["b"], workspace_bytes=1),
+            operation("d", output_bytes=1, inputs=["c", "a"], phase="backward"),
+        ),
+    )
+
+
+def test_checkpoint_all_keeps_to_the_last_use(chain4: Graph) -> None:
+    """A tensor is in RAM from its computation to its last use, and workspace for one step."""
+    assert checkpoint_all_profile(chain4) == (4, 6, 10, 8)
+    assert checkpoint_all_peak_bytes(chain4) == 10
+
+
+def test_tensors_without_users_go_at_once() -> None:
+    """What nobody reads is in RAM for its own step only, beside the node's other outputs."""
+    outputs = (Tensor(name="y", bytes=5), Tensor(name="unused", bytes=7))
+    graph = Graph(
+        name="g",
+        nodes=(
+            Node(name="n", op="op", phase="forward", outputs=outputs),
+            Node(name="m", op="op", phase="forward", inputs=("y", "y")),
+        ),
+    )
+    assert checkpoint_all_profile(graph) == (12, 5)
+
+
+def test_working_set_counts_inputs_outputs_and_workspace(chain4: Graph) -> None:
+    """The working set of a step is what it reads, makes and works with."""
+    assert [working_set_bytes(chain4, k) for k in range(4)] == [4, 6, 6, 8]
+
+
+def test_floor_is_the_largest_working_set(chain4: Graph) -> None:
+    """The floor names the step; of several the first."""
+    assert floor(chain4).bytes == 8
+    assert floor(chain4).node == 3
+    twins = Graph(name="g", nodes=(operation("a", output_bytes=1), operation("b", output_bytes=1)))
+    assert floor(twins).node == 0
+
+
+@given(graphs())
+def test_floor_is_at_most_the_peak(graph: Graph) -> None:
+    """No step needs more than everything, and the peak is what some step needs."""
+    profile = checkpoint_all_profile(graph)
+    assert len(profile) == len(graph.nodes)
+    for k, live in enumerate(profile):
+        assert working_set_bytes(graph, k) <= live
+    assert floor(graph).bytes <= checkpoint_all_peak_bytes(graph) == max(profile)
+
+
+@given(graphs())
+def test_profile_agrees_with_a_walk(graph: Graph) -> None:
+    """The profile is what one gets by keeping a set of live tensors."""
+    live: set[int] = set()
+    expected = []
+    for k, node in enumerate(graph.nodes):
+        live |= set(graph.outputs_of[k])
+        expected.append(sum(graph.tensor_bytes[i] for i in live) + node.workspace_bytes)
+        live = {i for i in live if any(user > k for user in graph.users_of[i])}
+    assert list(checkpoint_all_profile(graph)) == expected
+
+
+def test_articulation_points_carry_everything(chain4: Graph) -> None:
+    """A node is one where nothing older is read later: here not b and c, over which a goes."""
+    assert articulation_points(chain4) == (0, 3)
+
+
+def test_articulation_points_of_the_network_itself(chain4: Graph) -> None:
+    """Without the backward node, which alone reads a again, each node of the chain is one."""
+    assert articulation_points(chain4, phases={"forward"}) == (0, 1, 2)
+
+
+@given(graphs())
+def test_articulation_points_agree_with_the_definition(graph: Graph) -> None:
+    """Node k is one exactly when no tensor made before it is read after it."""
+    expected = [
+        k
+        for k in range(len(graph.nodes))
+        if not any(
+            graph.node_of[i] < k < user for i, users in enumerate(graph.users_of) for user in users
+        )
+    ]
+    assert list(articulation_points(graph)) == expected

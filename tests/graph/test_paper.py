@@ -1,0 +1,227 @@
+"""The graphs of the published POET code, against figures worked out by hand from its rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from poetmodel.errors import GraphError
+from poetmodel.graph import Graph, Node, checkpoint_all_peak_bytes, paper, working_set_bytes
+
+NODES = {
+    "paper/bert": 195,
+    "paper/linear": 27,
+    "paper/resnet18": 127,
+    "paper/resnet18-cifar": 133,
+    "paper/resnet50": 335,
+    "paper/transformer": 19,
+    "paper/vgg16": 81,
+    "paper/vgg16-cifar": 81,
+}
+
+
+@pytest.fixture(scope="module", params=sorted(paper.MODELS))
+def graph(request: pytest.FixtureRequest) -> Graph:
+    """Return each model at its default size."""
+    return paper.MODELS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def vgg() -> Graph:
+    """Return VGG-16 for CIFAR-10."""
+    return paper.vgg16_cifar()
+
+
+@pytest.fixture(scope="module")
+def transformer() -> Graph:
+    """Return one transformer block."""
+    return paper.transformer()
+
+
+def node(graph: Graph, name: str) -> Node:
+    """Return a node by name."""
+    return graph.nodes[graph.node_index[name]]
+
+
+def forward(graph: Graph) -> list[int]:
+    """Return the indices of the nodes before the backward pass."""
+    return [k for k, each in enumerate(graph.nodes) if each.phase != "backward"]
+
+
+def test_models_are_named_and_sized_as_expected() -> None:
+    """Every model bears its key as its name and has the known number of nodes."""
+    made = {key: make() for key, make in paper.MODELS.items()}
+    assert {key: len(graph.nodes) for key, graph in made.items()} == NODES
+    assert all(graph.name == key for key, graph in made.items())
+
+
+@pytest.mark.parametrize(("blocks", "nodes"), [(1, 19), (12, 195), (24, 387), (48, 771)])
+def test_bert_grows_by_sixteen_nodes_a_block(blocks: int, nodes: int) -> None:
+    """A block adds eight operators and their eight gradients, and other sizes get other names."""
+    graph = paper.bert(blocks=blocks)
+    assert len(graph.nodes) == nodes
+    assert graph.name == ("paper/bert" if blocks == 12 else f"paper/bert-{blocks}")
+
+
+def test_nodes_have_one_output_and_nothing_special(graph: Graph) -> None:
+    """The family is the paper's case: one tensor per node, no workspace, nothing on storage."""
+    for each in graph.nodes:
+        assert [tensor.name for tensor in each.outputs] == [each.name]
+        assert (each.workspace_bytes, each.on_aux, each.recomputable) == (0, False, True)
+        assert each.bytes_moved is None
+    assert graph.dtype == "float32"
+
+
+def test_backward_pass_is_one_chain(graph: Graph) -> None:
+    """Walking back, each gradient reads its layer, the layer after it and the gradient before."""
+    layers = [graph.nodes[k] for k in forward(graph)]
+    gradients = graph.nodes[len(layers) :]
+    assert len(gradients) == len(layers) - 1
+    upstream = layers[-1].name
+    for step, gradient in enumerate(gradients, 1):
+        layer, after = layers[-1 - step], layers[-step]
+        assert gradient.name == f"grad.{layer.name}"
+        assert set(gradient.inputs) == {layer.name, after.name, upstream}
+        assert gradient.output_bytes == after.output_bytes
+        assert gradient.flops == 2 * layer.flops
+        upstream = gradient.name
+
+
+def test_first_gradient_reads_the_loss_once(vgg: Graph) -> None:
+    """The loss is both the next layer and the upstream gradient; it counts as one input."""
+    assert node(vgg, "grad.fc3").inputs == ("fc3", "loss")
+    assert node(vgg, "grad.fc3").output_bytes == 10 * 4
+
+
+def test_vgg_follows_the_published_rules(vgg: Graph) -> None:
+    """Convolution, rectifier, pooling, flattening, linear and loss figures, worked out by hand."""
+    first = node(vgg, "conv1_1")
+    assert first.inputs == ("input",)
+    assert first.flops == 2 * 9 * (3 * 32 * 32) * 64 + 64 * 32 * 32
+    assert first.output_bytes == 64 * 32 * 32 * 4
+    assert node(vgg, "relu1_1").flops == 64 * 32 * 32
+    assert node(vgg, "pool1").flops == 2 * 4 * 64 * 16 * 16
+    assert node(vgg, "pool5").output_bytes == 512 * 4
+    assert node(vgg, "flatten").flops == 512
+    assert node(vgg, "fc1").flops == 2 * 513 * 4096 + 4096
+    assert node(vgg, "dropout1").flops == 4096
+    assert node(vgg, "loss").flops == 10 * 10
+    assert vgg.parameters == 33_638_218
+    assert vgg.resident_bytes == {"parameters": 134_552_872, "gradients": 134_552_872}
+
+
+def test_convolution_counts_its_input_positions() -> None:
+    """A stride of 2 does not lower the count: the ResNet stem has 7 x 7 over 224 x 224 inputs."""
+    stem = node(paper.resnet18(), "conv")
+    assert stem.flops == 2 * 49 * (3 * 224 * 224) * 64 + 64 * 112 * 112
+    assert stem.output_bytes == 64 * 112 * 112 * 4
+
+
+def test_pooling_in_the_stem_has_no_padding() -> None:
+    """3 x 3 pooling of 112 rows with stride 2 leaves 55, and the stages 55, 28, 14 and 7."""
+    graph = paper.resnet50()
+    sides = [55, 28, 14, 7]
+    assert node(graph, "pool").output_bytes == 64 * 55 * 55 * 4
+    for stage, side in enumerate(sides, 1):
+        width = 4 * 64 * 2 ** (stage - 1)
+        assert node(graph, f"block{stage}_1.add").output_bytes == width * side * side * 4
+
+
+def test_residuals_start_where_the_published_code_has_them() -> None:
+    """Inside the block for ImageNet, at a convolved shortcut for CIFAR-10."""
+    assert node(paper.resnet18(), "block2_1.add").inputs == ("block2_1.relu1", "block2_1.bn2")
+    assert node(paper.resnet50(), "block2_1.add").inputs == ("block2_1.bn3", "block2_1.relu1")
+    cifar = paper.resnet18_cifar()
+    assert node(cifar, "block2_1.conv3").inputs == ("block1_2.relu3",)
+    assert node(cifar, "block2_1.add").inputs == ("block2_1.relu2", "block2_1.bn3")
+
+
+def test_transformer_follows_the_published_rules(transformer: Graph) -> None:
+    """Attention figures worked out by hand: 512 tokens, 768 wide, 12 heads of 64."""
+    assert node(transformer, "block1.qkv").flops == 3 * 512 * 768 * 768
+    assert node(transformer, "block1.qkv").output_bytes == 3 * 512 * 768 * 4
+    assert node(transformer, "block1.scores").flops == 512 * 512 * 768 + 2 * 512 * 512 * 12
+    assert node(transformer, "block1.scores").output_bytes == 512 * 512 * 12 * 4
+    assert node(transformer, "block1.context").flops == 2 * 512 * 512 * 768
+    assert node(transformer, "block1.context").inputs == ("block1.scores",)
+    assert node(transformer, "block1.projection").flops == 2 * 769 * 768 + 768
+    assert node(transformer, "block1.ffn1").flops == 2 * 769 * 3072 + 3072 + 512 * 3072
+    assert node(transformer, "block1.ffn2").flops == 2 * 3073 * 768 + 768
+    assert node(transformer, "loss").flops == 512 * 768 * 512
+
+
+def test_second_residual_starts_at_the_projection(transformer: Graph) -> None:
+    """The published sum skips the first residual."""
+    assert node(transformer, "block1.add1").inputs == ("input", "block1.projection")
+    assert node(transformer, "block1.add2").inputs == ("block1.projection", "block1.ffn2")
+
+
+@pytest.mark.parametrize(
+    ("name", "flops"),
+    [
+        ("paper/bert", 55_253_637_120),
+        ("paper/resnet18-cifar", 316_493_950),
+        ("paper/vgg16-cifar", 1_995_204_286),
+    ],
+)
+def test_flops_of_one_pass(name: str, flops: int) -> None:
+    """Known totals: ResNet for CIFAR-10 takes 7.89 J at the published A72's 40.1 MFLOP/J."""
+    assert paper.MODELS[name]().flops == flops
+
+
+@pytest.mark.parametrize(
+    ("name", "peak_bytes"),
+    [
+        ("paper/bert", 383_778_816),
+        ("paper/resnet18", 28_577_536),
+        ("paper/resnet18-cifar", 2_453_760),
+        ("paper/resnet50", 127_759_104),
+        ("paper/vgg16", 115_505_152),
+        ("paper/vgg16-cifar", 2_465_832),
+    ],
+)
+def test_checkpoint_all_peak(name: str, peak_bytes: int) -> None:
+    """Budgets are fractions of these peaks."""
+    assert checkpoint_all_peak_bytes(paper.MODELS[name]()) == peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "published_bytes"),
+    [
+        ("paper/vgg16", 2.57e7),
+        ("paper/resnet18", 6.42e6),
+        ("paper/resnet50", 6.97e6),
+        ("paper/resnet18-cifar", 196_608),
+    ],
+)
+def test_forward_floor_is_where_the_published_sweeps_start(
+    name: str, published_bytes: float
+) -> None:
+    """The published budget sweeps start at the largest forward working set, to three digits."""
+    graph = paper.MODELS[name]()
+    largest = max(working_set_bytes(graph, k) for k in forward(graph))
+    assert largest == pytest.approx(published_bytes, rel=1e-3)
+
+
+def test_batch_scales_images_but_not_linear_layers() -> None:
+    """The published rule of a linear layer forgets the batch, and so does the loss's shape."""
+    one, four = paper.vgg16_cifar(), paper.vgg16_cifar(batch_size=4)
+    assert four.batch_size == 4
+    assert node(four, "conv3_1").flops == 4 * node(one, "conv3_1").flops
+    assert node(four, "fc1").output_bytes == 4 * node(one, "fc1").output_bytes
+    assert node(four, "fc1").flops == node(one, "fc1").flops
+    assert node(four, "loss").output_bytes == node(one, "loss").output_bytes
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: paper.bert(blocks=0), "blocks: expected an integer from 1, got 0"),
+        (lambda: paper.vgg16(batch_size=True), "batch_size: expected an integer from 1, got True"),
+        (lambda: paper.vgg16(image_size=100), "image_size: expected a multiple of 32, got 100"),
+        (lambda: paper.linear(batch_size=1.5), "batch_size: expected an integer from 1, got 1.5"),
+    ],
+)
+def test_wrong_sizes_are_refused(make: object, words: str) -> None:
+    """A size that makes no network is named with what would be accepted."""
+    with pytest.raises(GraphError, match=words):
+        make()  # type: ignore[operator]

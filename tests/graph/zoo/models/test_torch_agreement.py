@@ -1,0 +1,278 @@
+"""PyTorch as a witness: same FLOP in products and convolutions, same tensors kept for backward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from poetmodel.graph import zoo
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+flop_counter = pytest.importorskip("torch.utils.flop_counter")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from poetmodel.graph.structure import Graph
+
+pytestmark = pytest.mark.torch
+
+BATCH: Final = 2
+
+
+class Apply(nn.Module):  # type: ignore[misc,name-defined]
+    """A module that applies a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        """Apply it."""
+        return self.function(x)
+
+
+def conv_bn(inner: int, outer: int, kernel: int, stride: int = 1, groups: int = 1) -> list[Any]:
+    """Return a convolution that keeps the size over the stride, and its batch norm."""
+    conv = nn.Conv2d(inner, outer, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return [conv, nn.BatchNorm2d(outer)]
+
+
+def mlp() -> Any:
+    """Return the zoo's perceptron."""
+    hidden = [nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU()]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(100, 10))
+
+
+def vgg() -> Any:
+    """Return VGG-16 with one pixel left, no dropout."""
+    layers: list[Any] = []
+    inner = 3
+    for channels, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(count):
+            layers += [nn.Conv2d(inner, channels, 3, padding=1), nn.ReLU()]
+            inner = channels
+        layers.append(nn.MaxPool2d(2))
+    head = [nn.Flatten(), nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU()]
+    return nn.Sequential(*layers, *head, nn.Linear(4096, 10))
+
+
+class Residual(nn.Module):  # type: ignore[misc,name-defined]
+    """A body and a shortcut, added."""
+
+    def __init__(self, body: list[Any], shortcut: list[Any], after: Any) -> None:
+        super().__init__()
+        self.body, self.shortcut = nn.Sequential(*body), nn.Sequential(*shortcut)
+        self.after = after
+
+    def forward(self, x: Any) -> Any:
+        """Add both."""
+        return self.after(self.body(x) + self.shortcut(x))
+
+
+def resnet(*, bottleneck: bool, small: bool, depths: tuple[int, ...]) -> Any:
+    """Return a residual network; a small one has a stem that keeps the size."""
+    layers = [*conv_bn(3, 64, *((3, 1) if small else (7, 2))), nn.ReLU()]
+    if not small:
+        layers.append(nn.MaxPool2d(3, 2, 1))
+    inner = 64
+    for stage, (width, depth) in enumerate(zip((64, 128, 256, 512), depths, strict=True)):
+        outer = 4 * width if bottleneck else width
+        for number in range(depth):
+            stride = 2 if stage > 0 and number == 0 else 1
+            if bottleneck:
+                body = [*conv_bn(inner, width, 1), nn.ReLU(), *conv_bn(width, width, 3, stride)]
+                body += [nn.ReLU(), *conv_bn(width, outer, 1)]
+            else:
+                body = [*conv_bn(inner, width, 3, stride), nn.ReLU(), *conv_bn(width, width, 3)]
+            shortcut = conv_bn(inner, outer, 1, stride) if (stride, inner) != (1, outer) else []
+            layers.append(Residual(body, shortcut, nn.ReLU()))
+            inner = outer
+    return nn.Sequential(*layers, Apply(lambda x: x.mean((2, 3))), nn.Linear(inner, 10))
+
+
+def mobilenet() -> Any:
+    """Return MobileNetV2 without dropout.
+
+    ReLU stands for ReLU6, whose backward in PyTorch reads the input; the zoo's reads the result.
+    """
+    layers = [*conv_bn(3, 32, 3, 2), nn.ReLU()]
+    inner = 32
+    stages = (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)
+    for expansion, outer, blocks, first in (*stages, (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)):
+        for number in range(blocks):
+            stride, middle = first if number == 0 else 1, expansion * inner
+            body = [*conv_bn(inner, middle, 1), nn.ReLU()] if expansion > 1 else []
+            body += [*conv_bn(middle, middle, 3, stride, middle), nn.ReLU()]
+            body += conv_bn(middle, outer, 1)
+            skip = stride == 1 and inner == outer
+            layers += [Residual(body, [], nn.Identity())] if skip else body
+            inner = outer
+    layers += [*conv_bn(inner, 1280, 1), nn.ReLU(), Apply(lambda x: x.mean((2, 3)))]
+    return nn.Sequential(*layers, nn.Linear(1280, 10))
+
+
+class Attention(nn.Module):  # type: ignore[misc,name-defined]
+    """Multi-head self-attention, written out."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.output = (
+            nn.Linear(hidden, hidden) for _ in range(4)
+        )
+
+    def forward(self, x: Any) -> Any:
+        """Attend."""
+        batch, length, hidden = x.shape
+        query, key, value = (
+            layer(x).view(batch, length, self.heads, -1).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        shares = torch.softmax(query @ key.transpose(-1, -2) * 0.5, -1)
+        return self.output((shares @ value).transpose(1, 2).reshape(batch, length, hidden))
+
+
+class Encoder(nn.Module):  # type: ignore[misc,name-defined]
+    """The zoo's transformer: embeddings, blocks, pooler and classifier."""
+
+    def __init__(self, seq_len: int, blocks: int, hidden: int, heads: int, inner: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, hidden) for rows in (50, seq_len, 2))
+        self.norm = nn.LayerNorm(hidden)
+        layers: list[Any] = []
+        for _ in range(blocks):
+            feedforward = [nn.Linear(hidden, inner), nn.GELU(), nn.Linear(inner, hidden)]
+            for body in ([Attention(hidden, heads)], feedforward):
+                layers.append(Residual(body, [], nn.LayerNorm(hidden)))
+        self.blocks = nn.Sequential(*layers)
+        self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 2))
+
+    def forward(self, ids: Any) -> Any:
+        """Classify; the first row is copied, as the zoo does."""
+        token, position, kind = self.tables
+        x = (
+            token(ids)
+            + position(torch.arange(ids.shape[1], device=ids.device))
+            + kind(torch.zeros_like(ids))
+        )
+        return self.head(self.blocks(self.norm(x))[:, 0].clone())
+
+
+SMALL_ENCODER: Final = {"seq_len": 6, "blocks": 2, "hidden": 12, "heads": 3}
+
+
+def images(side: int, channels: int = 3) -> Any:
+    """Return a batch of images."""
+    return torch.randn(BATCH, channels, side, side)
+
+
+CASES: Final[dict[str, Callable[[], tuple[Graph, Any, Any]]]] = {
+    "mlp": lambda: (zoo.mlp(image_size=8, batch_size=BATCH), mlp(), images(8, 1)),
+    "vgg16-cifar": lambda: (zoo.vgg16_cifar(batch_size=BATCH, dropout=0), vgg(), images(32)),
+    "resnet18-cifar": lambda: (
+        zoo.resnet18_cifar(batch_size=BATCH, image_size=16),
+        resnet(bottleneck=False, small=True, depths=(2, 2, 2, 2)),
+        images(16),
+    ),
+    "resnet50": lambda: (
+        zoo.resnet50(batch_size=BATCH, image_size=64, classes=10),
+        resnet(bottleneck=True, small=False, depths=(3, 4, 6, 3)),
+        images(64),
+    ),
+    "mobilenetv2": lambda: (
+        zoo.mobilenetv2(batch_size=BATCH, image_size=64, classes=10, dropout=0),
+        mobilenet(),
+        images(64),
+    ),
+    "transformer": lambda: (
+        zoo.transformer(**SMALL_ENCODER, feedforward=20, vocabulary=50, batch_size=BATCH),
+        Encoder(**SMALL_ENCODER, inner=20),
+        torch.zeros(BATCH, SMALL_ENCODER["seq_len"], dtype=torch.int64),
+    ),
+}
+
+
+def step(model: Any, x: Any) -> None:
+    """Run one forward and backward pass."""
+    labels = torch.zeros(BATCH, dtype=torch.int64, device=x.device)
+    nn.functional.cross_entropy(model(x), labels).backward()
+
+
+def counted(graph: Graph) -> Counter[str]:
+    """Return the FLOP of a graph's products as PyTorch would count them.
+
+    It counts no bias, and in the weight gradient of a grouped convolution all pairs of channels,
+    although only those within a group are computed.
+    """
+    flops: Counter[str] = Counter()
+    sizes = {tensor.name: tensor.bytes // 4 for tensor in graph.tensors}
+    weights = {node.name: node for node in graph.nodes if node.phase == "forward"}
+    for node in graph.nodes:
+        kind, _, part = node.op.partition("_backward_")
+        if kind not in ("conv2d", "linear", "matmul"):
+            continue
+        work = node.flops
+        if part == "weight":
+            work = weights[node.name.removesuffix(".grad_weight")].flops
+            arriving = sizes[node.inputs[0]]
+            assert node.flops - work in (0, arriving)
+            if ".depthwise" in node.name:
+                work *= depthwise_groups(graph, node.name)
+        flops["convolution" if kind == "conv2d" else "product"] += work
+    return flops
+
+
+def depthwise_groups(graph: Graph, name: str) -> int:
+    """Return the channels of a depthwise convolution: its batch norm has a mean for each."""
+    statistics = graph.tensor_index[name.removesuffix(".grad_weight") + ".bn.mean"]
+    return graph.tensor_bytes[statistics] // 4
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flops_are_those_that_torch_counts(name: str) -> None:
+    """Forward and backward FLOP of convolutions and matrix products agree exactly."""
+    with torch.device("meta"):  # shapes only: nothing is computed
+        graph, model, x = CASES[name]()
+    assert sum(parameter.numel() for parameter in model.parameters()) == graph.parameters
+    with flop_counter.FlopCounterMode(display=False) as counter:
+        step(model, x)
+    theirs: Counter[str] = Counter()
+    for op, flops in counter.get_flop_counts()["Global"].items():
+        theirs["convolution" if "conv" in str(op) else "product"] += flops
+    assert counted(graph) == theirs
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet18-cifar", "mobilenetv2", "transformer"])
+def test_saved_tensors_are_those_that_torch_saves(name: str) -> None:
+    """What the backward pass reads of the forward pass is, size by size, what autograd keeps.
+
+    Weights and integers (labels, ids) are left out, and a tensor and its views are one. Models
+    with max pooling are left out too: PyTorch keeps its input, of which only the shape is used.
+    """
+    graph, model, x = CASES[name]()
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    own |= {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in own and tensor.is_floating_point() and tensor.dim():
+            kept[place] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        step(model, x)
+    theirs = Counter(storage.nbytes() for storage in kept.values())
+    read = {name for node in graph.nodes if node.phase == "backward" for name in node.inputs}
+    ours = Counter(
+        tensor.bytes
+        for node in graph.nodes
+        if node.phase != "backward"
+        for tensor in node.outputs
+        if tensor.name in read and not tensor.name.endswith(("ids", "labels"))
+    )
+    assert ours == theirs

@@ -1,0 +1,137 @@
+"""Hypothesis strategies that the tests share: random training graphs and costs for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, Node, Phase, Tensor
+
+SMALL = st.integers(min_value=0, max_value=5).map(float)
+"""A time or an energy: a small whole number, zero included, so that sums are exact."""
+
+NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=6)
+"""Any name a file can hold: also commas, quotes, line ends, letters of every script."""
+
+
+@st.composite
+def graphs(
+    draw: st.DrawFn,
+    *,
+    min_nodes: int = 1,
+    max_nodes: int = 8,
+    multi_output: bool = True,
+    workspace: bool = True,
+    on_aux: bool = False,
+    non_recomputable: bool = True,
+    max_bytes: int = 8,
+) -> Graph:
+    """Draw a graph whose nodes ``n0, n1, ...`` read up to three earlier tensors each.
+
+    Parameters
+    ----------
+    min_nodes, max_nodes : int
+        Number of nodes.
+    multi_output : bool
+        Let nodes have none to three outputs; else exactly one, of the node's name.
+    workspace : bool
+        Let nodes need workspace.
+    on_aux : bool
+        Let nodes without inputs have their tensors on auxiliary storage.
+    non_recomputable : bool
+        Let nodes be computed only once.
+    max_bytes : int
+        Largest tensor and workspace [B].
+    """
+    size = st.integers(min_value=0, max_value=max_bytes)
+    nodes: list[Node] = []
+    tensors: list[str] = []
+    for k in range(draw(st.integers(min_value=min_nodes, max_value=max_nodes))):
+        inputs: list[str] = []
+        if tensors:
+            inputs = draw(st.lists(st.sampled_from(tensors), max_size=3, unique=True))
+        count = draw(st.sampled_from((1, 1, 1, 2, 3, 0))) if multi_output else 1
+        names = [f"n{k}", f"n{k}.1", f"n{k}.2"][:count]
+        node = Node(
+            name=f"n{k}",
+            op="op",
+            phase="forward",
+            inputs=tuple(inputs),
+            outputs=tuple(Tensor(name=name, bytes=draw(size)) for name in names),
+            workspace_bytes=draw(size) if workspace and draw(st.booleans()) else 0,
+            flops=draw(st.integers(min_value=0, max_value=10)),
+            recomputable=not (non_recomputable and draw(st.integers(0, 3)) == 0),
+            on_aux=on_aux and not inputs and draw(st.booleans()),
+        )
+        nodes.append(node)
+        tensors += names
+    return Graph(name="random", nodes=tuple(nodes))
+
+
+@st.composite
+def rich_graphs(draw: st.DrawFn, **options: int | bool) -> Graph:
+    """Draw a graph of `graphs` in which every attribute and every name may be anything allowed."""
+    plain = draw(graphs(on_aux=True, **options))
+    count = st.integers(min_value=0, max_value=2**53)
+    number = {name: i for i, name in enumerate(plain.tensor_index)}
+    new = draw(st.lists(NAMES, min_size=len(number), max_size=len(number), unique=True))
+    node_names = draw(
+        st.lists(NAMES, min_size=len(plain.nodes), max_size=len(plain.nodes), unique=True)
+    )
+    own = draw(st.booleans())  # the usual case: one output, of the node's own name
+    nodes = []
+    for k, node in enumerate(plain.nodes):
+        inputs = [new[number[name]] for name in node.inputs]
+        if inputs and draw(st.booleans()):
+            inputs.append(draw(st.sampled_from(inputs)))
+        outputs = tuple(replace(t, name=new[number[t.name]]) for t in node.outputs)
+        name = outputs[0].name if own and outputs else f"{node_names[k]}/" if own else node_names[k]
+        nodes.append(
+            replace(
+                node,
+                name=name,
+                op=draw(NAMES),
+                phase=draw(st.sampled_from(list(Phase))),
+                inputs=tuple(inputs),
+                outputs=outputs,
+                flops=draw(count),
+                bytes_moved=draw(st.none() | count),
+            )
+        )
+    if len({node.name for node in nodes}) < len(nodes):
+        nodes = [replace(node, name=f"{k}:{node.name}") for k, node in enumerate(nodes)]
+    resident = st.dictionaries(st.sampled_from(("parameters", "gradients", "optimizer")), count)
+    return Graph(
+        name=draw(NAMES),
+        nodes=tuple(nodes),
+        batch_size=draw(st.integers(min_value=1, max_value=2**53)),
+        dtype=draw(NAMES),
+        resident_bytes=draw(resident),
+        parameters=draw(st.none() | count),
+        forward_macs=draw(st.none() | count),
+    )
+
+
+@st.composite
+def costs_for(draw: st.DrawFn, graph: Graph, *, storage: bool = True) -> Costs:
+    """Draw costs for a graph: small whole times and energies, zeros included.
+
+    Parameters
+    ----------
+    graph : Graph
+        Gives the names.
+    storage : bool
+        Whether tensors can be paged; without, the costs have no pages.
+    """
+    n, m = len(graph.nodes), len(graph.tensors)
+    pair = st.tuples(SMALL, SMALL)
+    pages = st.lists(pair, min_size=m, max_size=m)
+    return Costs.from_arrays(
+        graph,
+        compute_time_s=draw(st.lists(SMALL, min_size=n, max_size=n)),
+        compute_energy_j=draw(st.lists(SMALL, min_size=n, max_size=n)),
+        page_in=draw(pages) if storage else None,
+        page_out=draw(pages) if storage else None,
+    )
