@@ -1,0 +1,17 @@
+"""Devices and costs: who computes and pages, how long it takes and what it draws."""
+
+from poetmodel.device.costs import FREE, Cost, Costs, CostTable, PageCost
+from poetmodel.device.hardware import Compute, Device, Storage, StorageMode, Transfer
+
+__all__ = [
+    "FREE",
+    "Compute",
+    "Cost",
+    "CostTable",
+    "Costs",
+    "Device",
+    "PageCost",
+    "Storage",
+    "StorageMode",
+    "Transfer",
+]

@@ -1,0 +1,298 @@
+"""Time and energy of every operation and every transfer, measured or estimated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from numbers import Real
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.errors import CostError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from poetmodel.device.hardware import Device
+    from poetmodel.graph import Graph, Node
+
+
+_MAX_NAMED: Final = 4
+"""How many names one message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Time and energy of one computation or one transfer."""
+
+    time_s: float
+    """How long it takes [s]."""
+    energy_j: float
+    """What it takes from the battery [J]."""
+
+
+FREE = Cost(0.0, 0.0)
+"""Nothing at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageCost:
+    """Costs of moving one tensor."""
+
+    page_in: Cost
+    """Storage to RAM."""
+    page_out: Cost
+    """RAM to storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTable:
+    """The costs of one graph, by index; page columns are empty where nothing can be paged."""
+
+    compute_time_s: tuple[float, ...]
+    """Per node [s]."""
+    compute_energy_j: tuple[float, ...]
+    """Per node [J]."""
+    page_in_time_s: tuple[float, ...]
+    """Per tensor [s]."""
+    page_in_energy_j: tuple[float, ...]
+    """Per tensor [J]."""
+    page_out_time_s: tuple[float, ...]
+    """Per tensor [s]."""
+    page_out_energy_j: tuple[float, ...]
+    """Per tensor [J]."""
+    has_storage: bool
+    """Whether tensors can be paged at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Costs keyed by node and tensor name; `table` puts them in a graph's order.
+
+    Examples
+    --------
+    >>> costs = Costs(compute={"a": Cost(1.0, 2.0)}, pages={"a": PageCost(FREE, FREE)})
+    >>> costs.compute["a"].energy_j
+    2.0
+    """
+
+    compute: Mapping[str, Cost]
+    """One computation of each node."""
+    pages: Mapping[str, PageCost] | None = None
+    """Transfers of each tensor; None where there is no auxiliary storage."""
+    device: Device | None = None
+    """The device that gives RAM, storage size and mode, and idle power, where known."""
+    source: str = field(default="", compare=False)
+    """Where the figures come from, for messages."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compute", MappingProxyType(dict(self.compute)))
+        if self.pages is not None:
+            object.__setattr__(self, "pages", MappingProxyType(dict(self.pages)))
+        faults = list(_faults(self))
+        if faults:
+            raise CostError(faults)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        pages = None if self.pages is None else dict(self.pages)
+        return (_rebuild, (dict(self.compute), pages, self.device, self.source))
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: Device | None = None) -> Costs:
+        """Read a profile; see `poetmodel.device.io.load_profile`."""
+        from poetmodel.device.io import load_profile
+
+        return load_profile(path, device=device)
+
+    @classmethod
+    def estimate(cls, graph: Graph, device: Device) -> Costs:
+        """Estimate the costs of a graph on a device.
+
+        Parameters
+        ----------
+        graph : Graph
+            Gives FLOP and bytes.
+        device : Device
+            Gives rates and powers.
+
+        Returns
+        -------
+        Costs
+            For every node of `graph`, and for every tensor where the device has storage.
+
+        Notes
+        -----
+        An operation takes ``flops / flops_per_s``, or its memory traffic over the device's RAM
+        bandwidth where that is given and longer; its energy is ``flops / flops_per_j`` where the
+        device gives that, else time times power. A transfer takes its latency plus bytes over rate.
+        """
+        compute = {
+            node.name: _estimate_node(graph, k, device) for k, node in enumerate(graph.nodes)
+        }
+        pages = None
+        if device.storage is not None:
+            into, out = device.storage.page_in, device.storage.page_out
+            pages = {
+                tensor.name: PageCost(
+                    *(
+                        Cost(way.time_s(tensor.bytes), way.time_s(tensor.bytes) * way.power_w)
+                        for way in (into, out)
+                    )
+                )
+                for tensor in graph.tensors
+            }
+        source = f"device {device.key or device.name}"
+        return cls(compute=compute, pages=pages, device=device, source=source)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        graph: Graph,
+        *,
+        compute_time_s: Sequence[float],
+        compute_energy_j: Sequence[float],
+        page_in: Sequence[tuple[float, float]] | None = None,
+        page_out: Sequence[tuple[float, float]] | None = None,
+        device: Device | None = None,
+    ) -> Costs:
+        """Make costs from sequences in a graph's order.
+
+        Parameters
+        ----------
+        graph : Graph
+            Gives the names.
+        compute_time_s, compute_energy_j : sequence of float, one per node
+            Costs of one computation [s], [J].
+        page_in, page_out : sequence of (time, energy), one per tensor, optional
+            Costs of one transfer [s], [J]; without them nothing can be paged.
+        device : Device, optional
+            As the field.
+
+        Returns
+        -------
+        Costs
+            The same figures, by name.
+
+        Raises
+        ------
+        CostError
+            If a figure is negative or not finite, or only one of `page_in`, `page_out` is given.
+        ValueError
+            If a sequence is not as long as the graph has nodes or tensors.
+        """
+        compute = {
+            node.name: Cost(float(time), float(energy))
+            for node, time, energy in zip(
+                graph.nodes, compute_time_s, compute_energy_j, strict=True
+            )
+        }
+        if (page_in is None) != (page_out is None):
+            msg = "expected both page_in and page_out, or neither"
+            raise CostError(msg)
+        pages = None
+        if page_in is not None and page_out is not None:
+            pages = {
+                tensor.name: PageCost(Cost(*map(float, into)), Cost(*map(float, out)))
+                for tensor, into, out in zip(graph.tensors, page_in, page_out, strict=True)
+            }
+        return cls(compute=compute, pages=pages, device=device)
+
+    def table(self, graph: Graph) -> CostTable:
+        """Put the costs in a graph's order.
+
+        Raises
+        ------
+        CostError
+            If a node or tensor has no costs, or costs name something that the graph lacks.
+        """
+        faults = list(_mismatch(self, graph))
+        if faults:
+            raise CostError(f"{self.source}: {fault}" if self.source else fault for fault in faults)
+        compute = [self.compute[node.name] for node in graph.nodes]
+        pages = [] if self.pages is None else [self.pages[t.name] for t in graph.tensors]
+        return CostTable(
+            compute_time_s=tuple(cost.time_s for cost in compute),
+            compute_energy_j=tuple(cost.energy_j for cost in compute),
+            page_in_time_s=tuple(cost.page_in.time_s for cost in pages),
+            page_in_energy_j=tuple(cost.page_in.energy_j for cost in pages),
+            page_out_time_s=tuple(cost.page_out.time_s for cost in pages),
+            page_out_energy_j=tuple(cost.page_out.energy_j for cost in pages),
+            has_storage=self.pages is not None,
+        )
+
+
+def _rebuild(
+    compute: dict[str, Cost], pages: dict[str, PageCost] | None, device: Device | None, source: str
+) -> Costs:
+    return Costs(compute=compute, pages=pages, device=device, source=source)
+
+
+def _estimate_node(graph: Graph, k: int, device: Device) -> Cost:
+    node = graph.nodes[k]
+    compute = device.compute
+    time_s = node.flops / compute.flops_per_s
+    if compute.bytes_per_s is not None:
+        time_s = max(time_s, bytes_moved(graph, k, node) / compute.bytes_per_s)
+    if compute.flops_per_j is not None:
+        return Cost(time_s, node.flops / compute.flops_per_j)
+    return Cost(time_s, time_s * (compute.power_w or 0.0))
+
+
+def bytes_moved(graph: Graph, k: int, node: Node) -> int:
+    """Return the memory traffic of one execution of node `k` [B]."""
+    if node.bytes_moved is not None:
+        return node.bytes_moved
+    return node.output_bytes + sum(graph.tensor_bytes[i] for i in graph.inputs_of[k])
+
+
+def _faults(costs: Costs) -> Iterator[str]:
+    for name, cost in costs.compute.items():
+        yield from _cost_fault(f"{name}: compute", cost)
+    for name, page in (costs.pages or {}).items():
+        yield from _cost_fault(f"{name}: page_in", page.page_in)
+        yield from _cost_fault(f"{name}: page_out", page.page_out)
+
+
+def _cost_fault(where: str, cost: Cost) -> Iterator[str]:
+    for quantity, value in (("time_s", cost.time_s), ("energy_j", cost.energy_j)):
+        if not _is_amount(value):
+            yield f"{where}_{quantity}: expected a finite number >= 0, got {shown(value)}"
+
+
+def _is_amount(value: object) -> bool:
+    good = isinstance(value, Real) and not isinstance(value, bool)
+    return good and 0 <= value < math.inf  # type: ignore[operator]
+
+
+def _mismatch(costs: Costs, graph: Graph) -> Iterator[str]:
+    nodes = [node.name for node in graph.nodes]
+    tensors = [tensor.name for tensor in graph.tensors]
+    missing = [name for name in nodes if name not in costs.compute]
+    if missing:
+        yield (
+            f"no compute costs for {_some(missing)} of graph {graph.name!r}; "
+            "every node needs a row with the compute columns"
+        )
+    extra = [name for name in costs.compute if name not in graph.node_index]
+    if extra:
+        yield f"compute costs for {_some(extra)}, which graph {graph.name!r} does not have"
+    if costs.pages is None:
+        return
+    missing = [name for name in tensors if name not in costs.pages]
+    if missing:
+        yield (
+            f"no page costs for {_some(missing)} of graph {graph.name!r}; "
+            "every tensor needs a row with the page columns"
+        )
+    extra = [name for name in costs.pages if name not in graph.tensor_index]
+    if extra:
+        yield f"page costs for {_some(extra)}, which graph {graph.name!r} does not have"
+
+
+def _some(names: Iterable[str]) -> str:
+    words = [shown(name) for name in names]
+    if len(words) > _MAX_NAMED:
+        words[_MAX_NAMED:] = [f"{len(words) - _MAX_NAMED} more"]
+        return f"{', '.join(words[:-1])} and {words[-1]}"
+    return ", ".join(words)

@@ -1,0 +1,167 @@
+"""The devices that come with the package."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from poetmodel.data import shipped
+from poetmodel.device import Costs, Device, StorageMode
+from poetmodel.device.io import device_names, load_device
+from poetmodel.device.sanity import sanity_warnings
+from poetmodel.graph import Graph, operation
+
+TABLE_2 = {"mkr1000": 2**15, "nrf52840": 2**18, "rpi4b": 2**31, "jetson-tx2": 2**33}
+"""RAM of the boards of POET (ICML 2022), table 2 [B]."""
+
+PAPER = {"paper-m0": 2**15, "paper-m4": 2**18, "paper-a72": 2**31, "paper-a72-nocache": 2**31}
+"""RAM of the boards whose constants the POET authors published [B]."""
+
+FIGURES = re.compile(r"^(\w+) = ", re.MULTILINE)
+
+# A dense layer of the published code with float32 elements: 1000 elements out, 2 MFLOP.
+FLOPS = 2_000_000
+SIZE_BYTES = 4_000
+LAYER = Graph(name="layer", nodes=(operation("fc", output_bytes=SIZE_BYTES, flops=FLOPS),))
+
+
+def test_shipped_devices_are_those_of_the_paper() -> None:
+    """The four boards of table 2, and the published constants of three of them (two for one)."""
+    assert set(device_names()) == TABLE_2.keys() | PAPER.keys()
+
+
+@pytest.mark.parametrize("name", sorted(TABLE_2 | PAPER))
+def test_memory_is_that_of_the_paper(name: str) -> None:
+    """RAM is as in table 2, and there are at least 32 GB of storage."""
+    device = load_device(name)
+    assert device.ram_bytes == (TABLE_2 | PAPER)[name]
+    assert device.aux_bytes is not None
+    assert device.aux_bytes >= 32_000_000_000
+    assert device.key == name
+
+
+@pytest.mark.parametrize("name", sorted(TABLE_2 | PAPER))
+def test_every_figure_has_a_source(name: str) -> None:
+    """The source text of a device speaks of every figure in its file."""
+    source = load_device(name).source
+    text = (shipped("devices") / f"{name}.toml").read_text(encoding="utf-8")
+    keys = set(FIGURES.findall(text.replace(source, "")))
+    for key in keys - {"name", "core", "source", "idle_power_w"}:
+        assert key in source, key
+    for table in ("[compute]", "[storage]", "[storage.page_in]", "[storage.page_out]"):
+        assert table in source
+
+
+@pytest.mark.parametrize("name", sorted(TABLE_2))
+def test_our_own_devices_raise_no_eyebrow(name: str) -> None:
+    """The figures of the four boards hold together."""
+    assert sanity_warnings(load_device(name)) == ()
+
+
+def test_only_the_tx2_pages_beside_computing() -> None:
+    """The TX2 has DMA; the others wait for their SD card."""
+    modes = {name: load_device(name).storage for name in device_names()}
+    with_dma = {name for name, storage in modes.items() if storage and storage.mode == "dma"}
+    assert with_dma == {"jetson-tx2"}
+    assert {storage.mode for storage in modes.values() if storage} == set(StorageMode)
+
+
+def test_the_pi_has_the_figures_of_its_example() -> None:
+    """The Raspberry Pi 4B: 2 GFLOP/s at 3 W, 45.5 MB/s in, 24.5 MB/s out, 0.15 W."""
+    device = load_device("rpi4b")
+    assert (device.compute.flops_per_s, device.compute.power_w) == (2.0e9, 3.0)
+    assert (device.compute.flops_per_j, device.compute.bytes_per_s) == (None, None)
+    assert device.storage is not None
+    into, out = device.storage.page_in, device.storage.page_out
+    assert (into.latency_s, into.bytes_per_s, into.power_w) == (5.1e-6, 45.5e6, 0.15)
+    assert (out.latency_s, out.bytes_per_s, out.power_w) == (1.85e-5, 24.5e6, 0.15)
+
+
+@pytest.mark.parametrize(
+    ("name", "compute_s", "compute_j", "page_in_s", "page_in_j", "page_out_s", "page_out_j"),
+    [
+        # 2 MFLOP at 2000 FLOP per 12 ms: 12 s, at 20 mA * 3.3 V = 66 mW: 0.792 J.
+        # In: 109 us + 4000 B / 4616.51 kB/s = 109 + 866.455396 us; out: 113 us + 900.900901 us;
+        # both at 100 mA * 3.3 V = 330 mW.
+        ("paper-m0", 12.0, 0.792, 975.455396e-6, 321.900281e-6, 1013.900901e-6, 334.587297e-6),
+        # 2 MFLOP at 1628.3 MFLOP per 255.6237 s: 0.313976171 s, at 3.328 mA * 3.3 V = 10.9824 mW.
+        (
+            "paper-m4",
+            0.313976171,
+            3.448211900e-3,
+            975.455396e-6,
+            321.900281e-6,
+            1013.900901e-6,
+            334.587297e-6,
+        ),
+        # 2 MFLOP at 2 GFLOP/s: 1 ms; but energy as if at 1628.3 MFLOP per 13.53 s (16.618559 ms)
+        # and 0.6 A * 5 V = 3 W. In: 5.09561 us + 4000 B / 45.5 MB/s = 5.09561 + 87.912088 us;
+        # out: 18.5314 us + 163.265306 us; both at 30 mA * 5 V = 150 mW.
+        (
+            "paper-a72",
+            1e-3,
+            49.855678e-3,
+            93.007698e-6,
+            13.951155e-6,
+            181.796706e-6,
+            27.269506e-6,
+        ),
+        # As before, but the time agrees with the energy; out: 4.23532 ms + 4000 B / 17.1 MB/s.
+        (
+            "paper-a72-nocache",
+            16.618559e-3,
+            49.855678e-3,
+            93.007698e-6,
+            13.951155e-6,
+            4469.238129e-6,
+            670.385719e-6,
+        ),
+    ],
+)
+def test_published_constants_give_the_published_costs(
+    name: str,
+    compute_s: float,
+    compute_j: float,
+    page_in_s: float,
+    page_in_j: float,
+    page_out_s: float,
+    page_out_j: float,
+) -> None:
+    """Costs of a layer are what the published code's rules give for it, by hand to seven digits."""
+    table = Costs.estimate(LAYER, load_device(name)).table(LAYER)
+    assert table.compute_time_s[0] == pytest.approx(compute_s, rel=1e-7)
+    assert table.compute_energy_j[0] == pytest.approx(compute_j, rel=1e-7)
+    assert table.page_in_time_s[0] == pytest.approx(page_in_s, rel=1e-7)
+    assert table.page_in_energy_j[0] == pytest.approx(page_in_j, rel=1e-7)
+    assert table.page_out_time_s[0] == pytest.approx(page_out_s, rel=1e-7)
+    assert table.page_out_energy_j[0] == pytest.approx(page_out_j, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "flops_per_s", "flops_per_j"),
+    [
+        ("paper-m0", 2000 / 0.012, 2000 / (0.012 * 0.020 * 3.3)),
+        ("paper-m4", 1_628_300_000 / 255.6237, 1_628_300_000 / (255.6237 * 0.003328 * 3.3)),
+        ("paper-a72", 2e9, 1_628_300_000 / (13.53 * 0.6 * 5)),
+        ("paper-a72-nocache", 1_628_300_000 / 13.53, 1_628_300_000 / (13.53 * 0.6 * 5)),
+    ],
+)
+def test_published_rates_are_exact(name: str, flops_per_s: float, flops_per_j: float) -> None:
+    """The two compute rates are the quotients that the published constants state."""
+    compute = load_device(name).compute
+    assert compute.flops_per_s == pytest.approx(flops_per_s, rel=1e-14)
+    assert compute.flops_per_j == pytest.approx(flops_per_j, rel=1e-14)
+
+
+def test_the_published_a72_contradicts_itself() -> None:
+    """Its rates imply 49.9 W against 3 W, and the sanity check says so; the others agree."""
+    (warning,) = sanity_warnings(load_device("paper-a72"))
+    assert "implies 49.9 W, but power_w says 3 W" in warning
+    for name in PAPER.keys() - {"paper-a72"}:
+        assert sanity_warnings(load_device(name)) == ()
+
+
+def test_devices_load_through_the_class() -> None:
+    """`Device.load` takes the same names."""
+    assert Device.load("paper-m4") == load_device("paper-m4")
