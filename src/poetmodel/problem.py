@@ -1,0 +1,282 @@
+"""The stated problem: a graph, its costs, what is limited and what is minimized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.device import StorageMode
+from poetmodel.errors import BudgetError, InputError, shown
+from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.units import parse_energy, parse_size, parse_time
+
+if TYPE_CHECKING:
+    from poetmodel.device import Costs, CostTable
+    from poetmodel.graph import Graph
+
+RELATIVE_TOLERANCE: Final = 1e-9
+"""Times and energies that differ by less than this, relatively, count as equal."""
+
+
+class DeadlineCounts(StrEnum):
+    """Which time a deadline limits."""
+
+    COMPUTE = "compute"
+    """Compute time alone (POET, ICML 2022, constraint 1e and equation 3)."""
+    SERIAL = "serial"
+    """Compute plus transfer time: storage that blocks the core."""
+    OVERLAP = "overlap"
+    """The makespan when one DMA channel moves tensors while the core computes."""
+
+
+class Quantity(StrEnum):
+    """What a problem minimizes."""
+
+    ENERGY = "energy"
+    """Energy of one training step [J]."""
+    TIME = "time"
+    """Time of one training step, in the meaning of the deadline [s]."""
+    RAM = "ram"
+    """Peak RAM [B]."""
+    WRITES = "writes"
+    """Bytes paged out [B]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What to decide, within which limits, and what for.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    costs : Costs
+        Time and energy of everything in it; may carry the device that gives the defaults below.
+    ram : str or int, optional
+        RAM budget: bytes, a size such as ``256KiB``, or a percentage of the checkpoint-all peak
+        (with `count_parameters` of peak plus resident bytes). Default: the device's RAM.
+    deadline : str or float, optional
+        Time limit of a step: seconds, a time such as ``20ms``, or a percentage of one computation
+        of every node. Default: none.
+    deadline_counts : {'compute', 'serial', 'overlap'}, optional
+        Which time counts. Default: by the storage mode of the device, else ``serial``.
+    aux_bytes : str or int, optional
+        Auxiliary storage for paged-out tensors. Default: the device's, else unlimited.
+    recompute, paging : bool
+        Whether tensors may be recomputed, and paged.
+    minimize : {'energy', 'time', 'ram', 'writes'}
+        The objective; the other quantities stay limits.
+    energy_budget : str or float, optional
+        Energy limit of a step: joules, an energy such as ``1.2Wh``, or a percentage of the
+        baseline. Default: none.
+    count_parameters : bool
+        Whether parameters, gradients and optimizer state take room in the RAM budget.
+
+    Raises
+    ------
+    BudgetError
+        If a limit is not usable.
+    CostError
+        If the costs do not fit the graph.
+
+    Examples
+    --------
+    >>> from poetmodel.graph import Graph, operation
+    >>> from poetmodel.device import Costs
+    >>> graph = Graph(name="pair", nodes=(operation("a", output_bytes=8),
+    ...                                   operation("b", output_bytes=4, inputs=("a",))))
+    >>> costs = Costs.from_arrays(graph, compute_time_s=[1, 1], compute_energy_j=[2, 3])
+    >>> problem = Problem(graph, costs, ram="100%", deadline="150%")
+    >>> problem.ram_budget_bytes, problem.deadline_s, problem.baseline_energy_j
+    (12, 3.0, 5.0)
+    """
+
+    graph: Graph
+    costs: Costs
+    ram: str | int | None = None
+    deadline: str | float | None = None
+    deadline_counts: str | None = None
+    aux_bytes: str | int | None = None
+    recompute: bool = True
+    paging: bool = True
+    minimize: str = "energy"
+    energy_budget: str | float | None = None
+    count_parameters: bool = False
+
+    table: CostTable = field(init=False, repr=False)
+    """The costs in the graph's order."""
+    ram_budget_bytes: int = field(init=False)
+    """The RAM budget as given [B]."""
+    deadline_s: float | None = field(init=False)
+    """The deadline [s], if any."""
+    aux_limit_bytes: int | None = field(init=False)
+    """Room for paged-out tensors [B]; None means unlimited."""
+    energy_budget_j: float | None = field(init=False)
+    """The energy limit [J], if any."""
+
+    def __post_init__(self) -> None:
+        _set(self, table=self.costs.table(self.graph))
+        faults: list[str] = []
+        for name, choices in (("minimize", Quantity), ("deadline_counts", DeadlineCounts)):
+            value = getattr(self, name)
+            if name == "deadline_counts" and value is None:
+                value = self._default_meaning()
+            if value not in tuple(choices):
+                faults.append(f"{name}: expected one of {', '.join(choices)}, got {shown(value)}")
+            else:
+                _set(self, **{name: choices(value)})
+        for name in ("recompute", "paging", "count_parameters"):
+            if not isinstance(getattr(self, name), bool):
+                faults.append(f"{name}: expected True or False, got {shown(getattr(self, name))}")
+        if faults:
+            raise InputError(faults)
+        for setter in (self._set_ram, self._set_deadline, self._set_storage, self._set_energy):
+            try:
+                setter()
+            except BudgetError as error:
+                faults.extend(error.faults)
+        if faults:
+            raise BudgetError(faults)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = ("graph", "costs", "ram", "deadline", "deadline_counts", "aux_bytes", "recompute")
+        rest = ("paging", "minimize", "energy_budget", "count_parameters")
+        return (Problem, tuple(getattr(self, name) for name in given + rest))
+
+    # -- what is allowed ---------------------------------------------------------------------
+
+    @property
+    def can_page(self) -> bool:
+        """Whether tensors can be paged: allowed, and there is storage.
+
+        Storage of 0 bytes takes no page-out, but samples that lie there can still be paged in.
+        """
+        return self.paging and self.table.has_storage
+
+    @property
+    def usable_ram_bytes(self) -> int:
+        """RAM for tensors and workspaces: the budget less what is resident [B]; may be negative."""
+        resident = self.graph.total_resident_bytes if self.count_parameters else 0
+        return self.ram_budget_bytes - resident
+
+    def may_recompute(self, k: int) -> bool:
+        """Return whether node `k` may be computed a second time."""
+        return self.recompute and self.graph.nodes[k].recomputable
+
+    # -- figures -----------------------------------------------------------------------------
+
+    @property
+    def idle_power_w(self) -> float:
+        """Power drawn over the time that counts [W]."""
+        return self.costs.device.idle_power_w if self.costs.device is not None else 0.0
+
+    @property
+    def pass_time_s(self) -> float:
+        """Compute time of one computation of every node [s]."""
+        return sum(self.table.compute_time_s)
+
+    @property
+    def baseline_energy_j(self) -> float:
+        """Energy of one computation of every node, idle power included [J]."""
+        return sum(self.table.compute_energy_j) + self.idle_power_w * self.pass_time_s
+
+    @property
+    def counts_transfers(self) -> bool:
+        """Whether transfers take time that counts one by one (meaning ``serial``)."""
+        return self.deadline_counts == DeadlineCounts.SERIAL
+
+    def compute_charge_j(self, k: int) -> float:
+        """Return what one more computation of node `k` adds to the objective [J]."""
+        idle = 0.0 if self.deadline_counts == DeadlineCounts.OVERLAP else self.idle_power_w
+        return self.table.compute_energy_j[k] + idle * self.table.compute_time_s[k]
+
+    def page_in_charge_j(self, i: int) -> float:
+        """Return what paging tensor `i` in adds to the objective [J]."""
+        idle = self.idle_power_w if self.counts_transfers else 0.0
+        return self.table.page_in_energy_j[i] + idle * self.table.page_in_time_s[i]
+
+    def page_out_charge_j(self, i: int) -> float:
+        """Return what paging tensor `i` out adds to the objective [J]."""
+        idle = self.idle_power_w if self.counts_transfers else 0.0
+        return self.table.page_out_energy_j[i] + idle * self.table.page_out_time_s[i]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the stated limits and choices as plain values, SI."""
+        return {
+            "ram_budget_bytes": self.ram_budget_bytes,
+            "deadline_s": self.deadline_s,
+            "deadline_counts": str(self.deadline_counts),
+            "recompute": self.recompute,
+            "paging": self.paging,
+            "minimize": str(self.minimize),
+            "energy_budget_j": self.energy_budget_j,
+            "aux_bytes": self.aux_limit_bytes,
+            "count_parameters": self.count_parameters,
+        }
+
+    # -- parsing -----------------------------------------------------------------------------
+
+    def _default_meaning(self) -> DeadlineCounts:
+        device = self.costs.device
+        storage = device.storage if device is not None else None
+        if storage is not None and storage.mode == StorageMode.DMA:
+            return DeadlineCounts.OVERLAP
+        return DeadlineCounts.SERIAL
+
+    def _set_ram(self) -> None:
+        whole = checkpoint_all_peak_bytes(self.graph)
+        if self.count_parameters:
+            whole += self.graph.total_resident_bytes
+        value = self.ram
+        if value is None:
+            if self.costs.device is None:
+                msg = "ram: a budget is needed where no device gives one, such as 256KiB or 50%"
+                raise BudgetError(msg)
+            value = self.costs.device.ram_bytes
+        size = parse_size(value, field="ram", whole_bytes=whole)
+        if size == 0:
+            msg = f"ram: expected at least 1 byte, got {value!r}"
+            raise BudgetError(msg)
+        _set(self, ram_budget_bytes=size)
+
+    def _set_deadline(self) -> None:
+        if self.deadline is None:
+            _set(self, deadline_s=None)
+            return
+        time_s = parse_time(self.deadline, field="deadline", whole_s=self.pass_time_s)
+        if time_s == 0 and self.pass_time_s > 0:
+            msg = f"deadline: expected a time above 0, got {self.deadline!r}"
+            raise BudgetError(msg)
+        _set(self, deadline_s=time_s)
+
+    def _set_storage(self) -> None:
+        device = self.costs.device
+        if self.aux_bytes is not None:
+            whole = checkpoint_all_peak_bytes(self.graph)
+            limit: int | None = parse_size(self.aux_bytes, field="aux", whole_bytes=whole)
+        else:
+            limit = device.aux_bytes if device is not None else None
+        _set(self, aux_limit_bytes=limit)
+
+    def _set_energy(self) -> None:
+        if self.energy_budget is None:
+            _set(self, energy_budget_j=None)
+            return
+        energy_j = parse_energy(
+            self.energy_budget, field="energy budget", whole_j=self.baseline_energy_j
+        )
+        if energy_j == 0 and self.baseline_energy_j > 0:
+            msg = f"energy budget: expected an energy above 0, got {self.energy_budget!r}"
+            raise BudgetError(msg)
+        _set(self, energy_budget_j=energy_j)
+
+
+def within(value: float, limit: float | None) -> bool:
+    """Return whether a time or energy keeps its limit, to the relative tolerance."""
+    return limit is None or value <= limit + RELATIVE_TOLERANCE * abs(limit)
+
+
+def _set(problem: Problem, **values: object) -> None:
+    for name, value in values.items():
+        object.__setattr__(problem, name, value)

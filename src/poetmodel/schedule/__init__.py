@@ -1,0 +1,24 @@
+"""Schedules and their judge, which shares no code with the formulations or the solvers."""
+
+from poetmodel.schedule.relations import RELATIONS, GraphIdentity, Schedule, checkpoint_all
+from poetmodel.schedule.simulation import MemoryPoint, Simulation, simulate
+from poetmodel.schedule.verification import (
+    Verdict,
+    check_deadline_meaning,
+    check_identity,
+    verify,
+)
+
+__all__ = [
+    "RELATIONS",
+    "GraphIdentity",
+    "MemoryPoint",
+    "Schedule",
+    "Simulation",
+    "Verdict",
+    "check_deadline_meaning",
+    "check_identity",
+    "checkpoint_all",
+    "simulate",
+    "verify",
+]

@@ -1,0 +1,273 @@
+"""Schedule files, ``*.schedule.json``, in and out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from poetmodel.data import read_text, write_text
+from poetmodel.errors import InputError, ScheduleError, shown
+from poetmodel.schedule.relations import RELATIONS, GraphIdentity, Schedule
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT: Final = "poetmodel-schedule"
+VERSION: Final = 1
+
+MOST_FAULTS: Final = 20
+"""Faults of one file that are told; more are counted."""
+
+STATED: Final = (
+    "energy_j",
+    "bound_j",
+    "baseline_energy_j",
+    "overhead_j",
+    "overhead_bound_j",
+    "gap",
+    "peak_ram_bytes",
+    "compute_s",
+    "transfer_s",
+    "makespan_s",
+    "build_s",
+    "solve_s",
+)
+"""The figures of a schedule file."""
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Index = Annotated[int, Field(ge=0)]
+Pair = Annotated[list[Index], Field(min_length=2, max_length=2)]
+Pairs = list[Pair]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+def _is_version(value: object) -> object:
+    """Refuse what only equals the version number, such as ``true``."""
+    if value != VERSION or isinstance(value, bool | float):
+        raise PydanticCustomError("version", f"expected {VERSION}")
+    return value
+
+
+class _GraphEntry(_Strict):
+    name: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class ProblemEntry(_Strict):
+    """The stated problem of a schedule file."""
+
+    ram_budget_bytes: Annotated[int, Field(ge=1)]
+    deadline_s: Finite | None = None
+    deadline_counts: Literal["compute", "serial", "overlap"]
+    recompute: bool
+    paging: bool
+    minimize: Literal["energy", "time", "ram", "writes"] = "energy"
+    energy_budget_j: Finite | None = None
+    aux_bytes: Index | None = None
+    count_parameters: bool = False
+    method: str = "optimal"
+    formulation: str | None = None
+    backend: str | None = None
+    time_limit_s: Finite | None = None
+    gap: Finite | None = None
+
+
+class _Objective(_Strict):
+    minimize: Literal["energy", "time", "ram", "writes"]
+    value: Finite | None
+    bound: Finite | None
+    gap: Finite | None
+
+
+class _File(_Strict):
+    format: Literal["poetmodel-schedule"]
+    version: Annotated[int, BeforeValidator(_is_version)]
+    graph: _GraphEntry
+    device: str | None = None
+    problem: ProblemEntry | None = None
+    status: Literal["optimal", "feasible", "infeasible", "unknown"] | None = None
+    violations: list[str] = []
+    objective: _Objective | None = None
+    energy_j: Finite | None = None
+    bound_j: Finite | None = None
+    baseline_energy_j: Finite | None = None
+    overhead_j: Finite | None = None
+    overhead_bound_j: Finite | None = None
+    gap: Finite | None = None
+    peak_ram_bytes: Index | None = None
+    compute_s: Finite | None = None
+    transfer_s: Finite | None = None
+    makespan_s: Finite | None = None
+    build_s: Finite | None = None
+    solve_s: Finite | None = None
+    nodes: list[str]
+    tensors: list[str]
+    R: Pairs | None = None
+    S_RAM: Pairs | None = None
+    S_AUX: Pairs | None = None
+    M_in: Pairs | None = None
+    M_out: Pairs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleDocument:
+    """A whole schedule file: the schedule, what it was asked for, and the figures it states."""
+
+    schedule: Schedule
+    """The relations, with the identity of their graph."""
+    device: str | None
+    """The device named in the file."""
+    problem: ProblemEntry | None
+    """The stated problem; None in a file of bare relations."""
+    status: str | None
+    """``optimal`` or ``feasible``; None in a file of bare relations."""
+    stated: dict[str, float | None]
+    """The figures, by key."""
+
+
+def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
+    """Return relations, names and the identity of the graph as plain values."""
+    identity = schedule.identity
+    relations = {name: [list(pair) for pair in getattr(schedule, name)] for name in RELATIONS}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "graph": identity and {"name": identity.name, "sha256": identity.sha256},
+        "nodes": list(identity.nodes) if identity else None,
+        "tensors": list(identity.tensors) if identity else None,
+        **relations,
+    }
+
+
+def save_schedule(schedule: Schedule, path: str | Path) -> None:
+    """Write a file of bare relations.
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule does not say which graph it belongs to.
+    """
+    if schedule.identity is None:
+        msg = "the schedule names no graph; make it with identity=GraphIdentity.of(graph)"
+        raise ScheduleError(msg)
+    write_text(path, dump(schedule_to_dict(schedule)))
+
+
+def dump(document: dict[str, Any]) -> str:
+    """Return the JSON text of a schedule file: one key a line, relations on one line each."""
+    lines = [
+        f"{json.dumps(key)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}"
+        for key, value in document.items()
+    ]
+    return "{" + ",\n ".join(lines) + "}\n"
+
+
+def load_schedule(path: str | Path) -> Schedule:
+    """Read the relations of a schedule file."""
+    return load_document(path).schedule
+
+
+def load_document(path: str | Path) -> ScheduleDocument:
+    """Read a schedule file.
+
+    Raises
+    ------
+    ScheduleError
+        If the file cannot be read, with every fault found, and for a file without a schedule.
+    """
+    try:
+        text = read_text(path)
+    except InputError as error:
+        raise ScheduleError(error.faults) from None
+    return parse_document(text, source=str(path))
+
+
+def parse_document(text: str, *, source: str) -> ScheduleDocument:
+    """Read the text of a schedule file; `source` names it in errors."""
+    try:
+        document = _File.model_validate(_parse(text))
+    except ScheduleError as error:
+        raise error.within(source) from None
+    except ValidationError as error:
+        raise ScheduleError(_faults(error)).within(source) from None
+    if document.R is None:
+        msg = f"{source}: R: the file holds no schedule (status {document.status or 'unknown'})"
+        raise ScheduleError(msg)
+    missing = [name for name in RELATIONS if getattr(document, name) is None]
+    if missing:
+        raise ScheduleError(f"{name}: missing" for name in missing).within(source)
+    relations = {name: _pairs(getattr(document, name)) for name in RELATIONS}
+    identity = GraphIdentity(
+        name=document.graph.name,
+        sha256=document.graph.sha256,
+        nodes=tuple(document.nodes),
+        tensors=tuple(document.tensors),
+    )
+    return ScheduleDocument(
+        schedule=Schedule(**relations, identity=identity),
+        device=document.device,
+        problem=document.problem,
+        status=document.status,
+        stated={key: getattr(document, key) for key in STATED},
+    )
+
+
+def _pairs(found: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((t, k) for t, k in found)
+
+
+def _parse(text: str) -> object:
+    """Return the JSON value in a text; NaN and infinities become floats, which no key accepts."""
+    if not text.strip():
+        msg = f"expected a {FORMAT} file (a JSON object), got an empty file"
+        raise ScheduleError(msg)
+    try:
+        return json.loads(text, object_pairs_hook=_unrepeated)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
+            msg = f"{where}: the file ends in the middle of its JSON; is it cut off?"
+        else:
+            msg = f"{where}: not valid JSON ({error.msg})"
+        raise ScheduleError(msg) from None
+    except RecursionError:
+        msg = f"its JSON is nested too deeply to be a {FORMAT} file"
+        raise ScheduleError(msg) from None
+    except ScheduleError:
+        raise
+    except ValueError:  # an integer with more digits than Python reads
+        msg = "it holds a number with too many digits"
+        raise ScheduleError(msg) from None
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of the file; a key that comes twice would hide what stands first."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ScheduleError(f"{repeated}: the key comes twice in one object")
+    return found
+
+
+def _faults(error: ValidationError) -> list[str]:
+    faults = []
+    found = error.errors(include_url=False, include_context=False)
+    for fault in found[:MOST_FAULTS]:
+        place = ".".join(str(part) for part in fault["loc"]) or "document"
+        if fault["type"] == "extra_forbidden":
+            faults.append(f"{place}: unknown key; accepted are the keys of a schedule file")
+        elif fault["type"] == "missing":
+            faults.append(f"{place}: missing")
+        else:
+            faults.append(f"{place}: {fault['msg']}, got {shown(fault['input'])}")
+    if len(found) > MOST_FAULTS:
+        faults.append(f"and {len(found) - MOST_FAULTS} faults more")
+    return faults

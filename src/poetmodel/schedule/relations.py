@@ -1,0 +1,121 @@
+"""A schedule: the five relations of the paper, and the graph they speak of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from operator import index
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from poetmodel.graph import Graph
+
+RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out")
+"""The relations of a schedule, as the paper names them (POET, ICML 2022, section 5.2)."""
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphIdentity:
+    """Which graph a schedule belongs to."""
+
+    name: str
+    """The graph's name."""
+    sha256: str
+    """SHA-256 of its canonical JSON."""
+    nodes: tuple[str, ...] = field(repr=False)
+    """Names of its nodes, in order."""
+    tensors: tuple[str, ...] = field(repr=False)
+    """Names of its tensors, in order."""
+
+    @classmethod
+    def of(cls, graph: Graph) -> GraphIdentity:
+        """Return the identity of a graph."""
+        return cls(
+            name=graph.name,
+            sha256=graph.sha256,
+            nodes=tuple(node.name for node in graph.nodes),
+            tensors=tuple(tensor.name for tensor in graph.tensors),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What is computed, kept, stored and moved in every stage.
+
+    Each relation is a sorted tuple of pairs ``(t, k)``: stage and node for `R`, stage and tensor
+    for the others. Pairs given in any order, or twice, are put in order.
+
+    Raises
+    ------
+    ScheduleError
+        If a relation is anything but pairs of whole numbers.
+    """
+
+    R: tuple[Pair, ...]
+    """Node `k` is computed in stage `t`; `k < t` is a recomputation."""
+    S_RAM: tuple[Pair, ...] = ()
+    """Tensor `i` is in RAM when stage `t` begins."""
+    S_AUX: tuple[Pair, ...] = ()
+    """Tensor `i` is on auxiliary storage when stage `t` begins."""
+    M_in: tuple[Pair, ...] = ()
+    """Tensor `i` is paged in, storage to RAM, in stage `t`."""
+    M_out: tuple[Pair, ...] = ()
+    """Tensor `i` is paged out, RAM to storage, in stage `t`."""
+    identity: GraphIdentity | None = field(default=None, compare=False, repr=False)
+    """The graph it was made for, where known."""
+
+    def __post_init__(self) -> None:
+        for name in RELATIONS:
+            pairs: Iterable[Pair] = getattr(self, name)
+            try:
+                ordered = sorted({(index(t), index(k)) for t, k in pairs})
+            except (TypeError, ValueError):
+                msg = f"{name}: expected pairs of whole numbers (stage, index)"
+                raise ScheduleError(msg) from None
+            object.__setattr__(self, name, tuple(ordered))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the schedule as plain values: format, graph, names, relations."""
+        from poetmodel.schedule.io import schedule_to_dict
+
+        return schedule_to_dict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write a ``*.schedule.json`` file with the relations and the graph's identity."""
+        from poetmodel.schedule.io import save_schedule
+
+        save_schedule(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Schedule:
+        """Read the relations of a ``*.schedule.json`` file; figures in it are left aside."""
+        from poetmodel.schedule.io import load_schedule
+
+        return load_schedule(path)
+
+
+def checkpoint_all(graph: Graph) -> Schedule:
+    """Return the schedule that computes every node once and keeps tensors to their last use."""
+    kept = (
+        (t, i)
+        for i, users in enumerate(graph.users_of)
+        for t in range(graph.node_of[i] + 1, (users[-1] if users else 0) + 1)
+    )
+    on_aux = (
+        (t, i)
+        for i, k in enumerate(graph.node_of)
+        if graph.nodes[k].on_aux
+        for t in range(k + 1, len(graph.nodes))
+    )
+    return Schedule(
+        R=tuple((t, t) for t in range(len(graph.nodes))),
+        S_RAM=tuple(kept),
+        S_AUX=tuple(on_aux),
+        identity=GraphIdentity.of(graph),
+    )

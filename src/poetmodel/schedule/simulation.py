@@ -1,0 +1,373 @@
+"""The judge: walks a schedule step by step and reports what it does and what it breaks.
+
+Nothing else decides whether a schedule is valid. This module knows no formulation and no solver.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from poetmodel.problem import DeadlineCounts
+from poetmodel.schedule.relations import RELATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from poetmodel.device import Costs, Device
+    from poetmodel.graph import Graph
+    from poetmodel.schedule.relations import Schedule
+
+
+class MemoryPoint(NamedTuple):
+    """RAM in use at one step that executes something."""
+
+    stage: int
+    """Stage `t`."""
+    node: int
+    """Step `k` of the stage."""
+    ram_bytes: int
+    """Highest use during the step, workspace included [B]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What a schedule does, as the walk found it; with violations, figures mean little."""
+
+    violations: tuple[str, ...]
+    """Every rule that the walk found broken, in words."""
+    curve: tuple[MemoryPoint, ...]
+    """RAM at every executed step, in order."""
+    peak: MemoryPoint
+    """The highest point of the curve (the first, where several tie)."""
+    peak_tensors: tuple[int, ...]
+    """Tensors in RAM at the peak, the step's own outputs included, ascending."""
+    aux_used_bytes: int
+    """All tensors ever paged out together [B]; tensors that start on storage do not count."""
+    written_bytes: int
+    """Bytes paged out, each time counted [B]."""
+    read_bytes: int
+    """Bytes paged in, each time counted [B]."""
+    compute_s: float | None
+    """Compute time [s]; None without costs."""
+    transfer_s: float | None
+    """Transfer time [s]; None without costs."""
+    time_s: float | None
+    """Time that the deadline counts [s]; None without costs."""
+    energy_j: float | None
+    """Energy of the step, idle power over the counted time included [J]; None without costs."""
+    baseline_energy_j: float | None
+    """Energy of one computation of every node [J]; None without costs."""
+    overhead_j: float | None
+    """Energy beyond the baseline, added up by itself so that small ones keep their digits [J]."""
+    overtime_s: float | None
+    """Counted time beyond one pass, added up by itself likewise [s]."""
+
+    @property
+    def peak_ram_bytes(self) -> int:
+        """Highest RAM use [B]."""
+        return self.peak.ram_bytes
+
+    @cached_property
+    def valid(self) -> bool:
+        """Whether the walk found nothing broken."""
+        return not self.violations
+
+
+def simulate(
+    graph: Graph,
+    costs: Costs | None,
+    schedule: Schedule,
+    *,
+    deadline_counts: str | None = None,
+) -> Simulation:
+    """Walk a schedule and report figures and every violation.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    costs : Costs or None
+        For time and energy; without them only memory and validity are reported.
+    schedule : Schedule
+        The relations.
+    deadline_counts : {'compute', 'serial', 'overlap'}, optional
+        Which time counts, for `Simulation.time_s` and idle power. Default: ``overlap`` for a device
+        whose storage has DMA, else ``serial``.
+
+    Returns
+    -------
+    Simulation
+        Peak, curve, storage, times, energy and violations. It never raises on a bad schedule.
+
+    Notes
+    -----
+    Runs in time proportional to the pairs of the schedule times the number of inputs, not to the
+    square of the graph: stages are walked through the steps that execute something.
+    """
+    walk = _Walk(graph, schedule)
+    walk.run()
+    figures = _Figures.of(graph, costs, schedule, deadline_counts)
+    if costs is not None and costs.pages is None and (schedule.M_in or schedule.M_out):
+        walk.violations.append("tensors are paged, but the costs know of no auxiliary storage")
+    sizes = graph.tensor_bytes
+    moved_in = [i for _, i in schedule.M_in if 0 <= i < len(sizes)]
+    moved_out = [i for _, i in schedule.M_out if 0 <= i < len(sizes)]
+    return Simulation(
+        violations=tuple(walk.violations),
+        curve=tuple(walk.curve),
+        peak=walk.peak if walk.curve else MemoryPoint(0, 0, 0),
+        peak_tensors=walk.tensors_at_peak(),
+        aux_used_bytes=sum(sizes[i] for i in set(moved_out) - walk.aux_from_start),
+        written_bytes=sum(sizes[i] for i in moved_out),
+        read_bytes=sum(sizes[i] for i in moved_in),
+        compute_s=figures.compute_s,
+        transfer_s=figures.transfer_s,
+        time_s=figures.time_s,
+        energy_j=figures.energy_j,
+        baseline_energy_j=figures.baseline_j,
+        overhead_j=figures.overhead_j,
+        overtime_s=figures.overtime_s,
+    )
+
+
+class _Walk:
+    """The state of one walk: what is in RAM and on storage now."""
+
+    def __init__(self, graph: Graph, schedule: Schedule) -> None:
+        self.graph = graph
+        self.sizes = graph.tensor_bytes
+        self.inputs = graph.inputs_of
+        self.outputs = graph.outputs_of
+        self.node_of = graph.node_of
+        self.step_bytes = [node.output_bytes + node.workspace_bytes for node in graph.nodes]
+        self.aux_from_start = {i for i, k in enumerate(self.node_of) if graph.nodes[k].on_aux}
+        self.violations: list[str] = []
+        self.curve: list[MemoryPoint] = []
+        self.peak = MemoryPoint(0, 0, -1)
+        self._peak_start: tuple[set[int], set[int]] = (set(), set())
+        self.ram: set[int] = set()
+        self.ram_bytes = 0
+        self.aux = set(self.aux_from_start)
+        self.stages: dict[str, list[list[int]]] = {}
+        for name in RELATIONS:
+            rows: list[list[int]] = [[] for _ in range(len(graph.nodes) + 1)]
+            for t, k in self._in_range(name, getattr(schedule, name)):
+                rows[t].append(k)
+            self.stages[name] = rows
+
+    def _in_range(self, name: str, pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        nodes, of_nodes = self.graph.nodes, name == "R"
+        made_by = range(len(nodes)) if of_nodes else self.node_of
+        n, limit = len(nodes), len(made_by)
+        in_own_stage = name in ("R", "M_out")
+        for t, k in pairs:
+            if not (0 <= t < n and 0 <= k < limit):
+                self.violations.append(f"{name}[{t},{k}]: the graph has no such stage or index")
+                continue
+            node = made_by[k]
+            if node > t or (node == t and not in_own_stage):
+                what = f"node {nodes[k].name!r}" if of_nodes else self._tensor(k)
+                self.violations.append(f"{name}[{t},{k}]: {what} is first made in stage {node}")
+                continue
+            if of_nodes and k < t and not nodes[k].recomputable:
+                self.violations.append(
+                    f"R[{t},{k}]: node {nodes[k].name!r} must not be computed again"
+                )
+            yield t, k
+
+    def _tensor(self, i: int) -> str:
+        return f"tensor {self.graph.tensors[i].name!r}"
+
+    def run(self) -> None:
+        for t in range(len(self.graph.nodes)):
+            self._begin(t)
+            start = (set(self.ram), set(self.aux))
+            self._steps(t)
+            if self.peak.stage == t:
+                self._peak_start = start
+
+    def tensors_at_peak(self) -> tuple[int, ...]:
+        """Walk the stage of the peak once more, up to its step, and return what is in RAM."""
+        if not self.curve:
+            return ()
+        again = copy(self)
+        again.violations, again.curve = [], []
+        again.ram, again.aux = map(set, self._peak_start)
+        again.ram_bytes = sum(self.sizes[i] for i in again.ram)
+        again._steps(self.peak.stage, stop=self.peak.node)  # noqa: SLF001 - of the same class
+        return tuple(sorted(again.ram))
+
+    def _begin(self, t: int) -> None:
+        kept = set(self.stages["S_RAM"][t])
+        for i in sorted(kept - self.ram):
+            self.violations.append(
+                f"S_RAM[{t},{i}]: {self._tensor(i)} is not in RAM when stage {t} begins"
+            )
+        for i in sorted(set(self.stages["S_AUX"][t]) - self.aux):
+            self.violations.append(
+                f"S_AUX[{t},{i}]: {self._tensor(i)} is not on storage when stage {t} begins"
+            )
+        # What the violations say is missing stays missing.
+        self.ram = kept & self.ram
+        self.ram_bytes = sum(self.sizes[i] for i in self.ram)
+
+    def _steps(self, t: int, *, stop: int | None = None) -> None:
+        computed = set(self.stages["R"][t])
+        if t not in computed:
+            self.violations.append(
+                f"R[{t},{t}]: node {self.graph.nodes[t].name!r} is not computed in its own stage"
+            )
+        page_in = self._by_node(self.stages["M_in"][t])
+        page_out = self._by_node(self.stages["M_out"][t])
+        done_with = self._done_with(t)
+        for k in sorted(computed | page_in.keys() | page_out.keys() | done_with.keys()):
+            for i in page_in.get(k, ()):
+                self._page_in(t, k, i)
+            if k in computed:
+                self._compute(t, k)
+            for i in page_out.get(k, ()):
+                self._page_out(t, k, i)
+            if k == stop:
+                return
+            for i in done_with.get(k, ()):
+                if i in self.ram:
+                    self.ram.remove(i)
+                    self.ram_bytes -= self.sizes[i]
+
+    def _by_node(self, tensors: Iterable[int]) -> dict[int, list[int]]:
+        made_by: dict[int, list[int]] = {}
+        for i in tensors:
+            made_by.setdefault(self.node_of[i], []).append(i)
+        return made_by
+
+    def _done_with(self, t: int) -> dict[int, list[int]]:
+        """Return for each step of stage `t` the tensors that may go after it.
+
+        Of all that the stage may hold and the next one does not begin with, each at its last use,
+        or at its own step where nothing in the stage uses it.
+        """
+        computed = self.stages["R"][t]
+        held = self.ram.union(self.stages["M_in"][t])
+        last_use: dict[int, int] = {}
+        for k in computed:  # ascending, so that the last use stays
+            held.update(self.outputs[k])
+            for i in self.inputs[k]:
+                last_use[i] = k
+        done: dict[int, list[int]] = {}
+        for i in held.difference(self.stages["S_RAM"][t + 1]):
+            done.setdefault(last_use.get(i, self.node_of[i]), []).append(i)
+        return done
+
+    def _page_in(self, t: int, k: int, i: int) -> None:
+        listed = self.stages["S_AUX"][t]
+        if i not in self.aux or not _contains(listed, i):
+            self.violations.append(
+                f"M_in[{t},{i}]: {self._tensor(i)} is not on storage when stage {t} begins"
+            )
+        elif i in self.ram:
+            self.violations.append(f"M_in[{t},{i}]: {self._tensor(i)} is in RAM already")
+        else:
+            self.ram.add(i)
+            self.ram_bytes += self.sizes[i]
+            self._record(t, k, self.ram_bytes)
+
+    def _compute(self, t: int, k: int) -> None:
+        ram = self.ram
+        if not ram.issuperset(self.inputs[k]):
+            tensors = self.graph.tensors
+            missing = ", ".join(repr(tensors[i].name) for i in self.inputs[k] if i not in ram)
+            node = self.graph.nodes[k].name
+            self.violations.append(f"R[{t},{k}]: node {node!r} needs {missing} in RAM")
+        self._record(t, k, self.ram_bytes + self.step_bytes[k])
+        for i in self.outputs[k]:
+            if i not in ram:
+                ram.add(i)
+                self.ram_bytes += self.sizes[i]
+
+    def _page_out(self, t: int, k: int, i: int) -> None:
+        if i not in self.ram:
+            self.violations.append(f"M_out[{t},{i}]: {self._tensor(i)} is not in RAM at step {k}")
+            return
+        self.aux.add(i)
+        self._record(t, k, self.ram_bytes)
+
+    def _record(self, t: int, k: int, ram_bytes: int) -> None:
+        point = MemoryPoint(t, k, ram_bytes)
+        if ram_bytes > self.peak.ram_bytes:
+            self.peak = point
+        curve = self.curve
+        if curve and curve[-1].node == k and curve[-1].stage == t:
+            if ram_bytes > curve[-1].ram_bytes:
+                curve[-1] = point
+        else:
+            curve.append(point)
+
+
+def _contains(ordered: list[int], i: int) -> bool:
+    place = bisect_left(ordered, i)
+    return place < len(ordered) and ordered[place] == i
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    compute_s: float | None = None
+    transfer_s: float | None = None
+    time_s: float | None = None
+    energy_j: float | None = None
+    baseline_j: float | None = None
+    overhead_j: float | None = None
+    overtime_s: float | None = None
+
+    @classmethod
+    def of(
+        cls, graph: Graph, costs: Costs | None, schedule: Schedule, deadline_counts: str | None
+    ) -> _Figures:
+        if costs is None:
+            return cls()
+        table = costs.table(graph)
+        device = costs.device
+        idle_w = device.idle_power_w if device is not None else 0.0
+        compute_only = (deadline_counts or _meaning(device)) == DeadlineCounts.COMPUTE
+        computed = _counts(schedule.R, len(graph.nodes))
+        again = [count - 1 for count in computed]
+        transfer_s = transfer_j = 0.0
+        if table.has_storage:
+            into = _counts(schedule.M_in, len(graph.tensors))
+            out = _counts(schedule.M_out, len(graph.tensors))
+            transfer_s = _total(into, table.page_in_time_s) + _total(out, table.page_out_time_s)
+            transfer_j = _total(into, table.page_in_energy_j)
+            transfer_j += _total(out, table.page_out_energy_j)
+        compute_s = _total(computed, table.compute_time_s)
+        time_s = compute_s if compute_only else compute_s + transfer_s
+        extra_s = _total(again, table.compute_time_s) + (0.0 if compute_only else transfer_s)
+        return cls(
+            compute_s=compute_s,
+            transfer_s=transfer_s,
+            time_s=time_s,
+            energy_j=_total(computed, table.compute_energy_j) + transfer_j + idle_w * time_s,
+            baseline_j=sum(table.compute_energy_j) + idle_w * sum(table.compute_time_s),
+            overhead_j=_total(again, table.compute_energy_j) + transfer_j + idle_w * extra_s,
+            overtime_s=extra_s,
+        )
+
+
+def _meaning(device: Device | None) -> DeadlineCounts:
+    if device is not None and device.storage is not None and device.storage.mode == "dma":
+        return DeadlineCounts.OVERLAP
+    return DeadlineCounts.SERIAL
+
+
+def _counts(pairs: Iterable[tuple[int, int]], length: int) -> list[int]:
+    count = [0] * length
+    for _, k in pairs:
+        if 0 <= k < length:
+            count[k] += 1
+    return count
+
+
+def _total(counts: list[int], values: tuple[float, ...]) -> float:
+    return sum(count * value for count, value in zip(counts, values, strict=True) if count)

@@ -1,0 +1,158 @@
+"""The verdict on a schedule: the walk's findings, the problem's limits, a file's own figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from poetmodel.errors import InputError, ScheduleError
+from poetmodel.problem import RELATIVE_TOLERANCE, DeadlineCounts, within
+from poetmodel.schedule.simulation import Simulation, simulate
+from poetmodel.units import format_bytes, format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+    from poetmodel.schedule.relations import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the judge says of a schedule for a problem."""
+
+    simulation: Simulation
+    """Figures of the walk."""
+    violations: tuple[str, ...]
+    """Every rule and limit that is broken, in words; empty for a valid schedule."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether nothing is broken."""
+        return not self.violations
+
+
+def verify(
+    problem: Problem, schedule: Schedule, *, stated: Mapping[str, float | None] | None = None
+) -> Verdict:
+    """Judge a schedule against the rules of execution and the limits of a problem.
+
+    Parameters
+    ----------
+    problem : Problem
+        Graph, costs and limits.
+    schedule : Schedule
+        The relations.
+    stated : mapping of str to number, optional
+        Figures that a file claims, such as ``energy_j`` and ``peak_ram_bytes``; each is compared
+        with the simulated one.
+
+    Returns
+    -------
+    Verdict
+        Figures and every violation.
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule was made for another graph.
+    InputError
+        For a deadline in the meaning ``overlap``, which needs a plan of transfers.
+    """
+    check_identity(problem.graph, schedule)
+    check_deadline_meaning(problem)
+    simulation = simulate(
+        problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts
+    )
+    violations = [
+        *simulation.violations,
+        *_choices(problem, schedule),
+        *_limits(problem, simulation),
+        *_claims(simulation, stated or {}),
+    ]
+    return Verdict(simulation=simulation, violations=tuple(violations))
+
+
+def check_identity(graph: Graph, schedule: Schedule) -> None:
+    """Raise `ScheduleError` if the schedule names another graph than this one."""
+    identity = schedule.identity
+    if identity is not None and identity.sha256 != graph.sha256:
+        msg = (
+            f"the schedule was made for graph {identity.name!r} (sha256 {identity.sha256[:12]}...),"
+            f" not for this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was "
+            "made for"
+        )
+        raise ScheduleError(msg)
+
+
+def check_deadline_meaning(problem: Problem) -> None:
+    """Raise `InputError` for a deadline that only a plan of transfers can be held against."""
+    if problem.deadline_s is not None and problem.deadline_counts == DeadlineCounts.OVERLAP:
+        msg = (
+            "deadline: a deadline that counts 'overlap' needs a transfer plan, which this version "
+            "does not make; use --deadline-counts serial (safe: transfers one after the other) or "
+            "compute"
+        )
+        raise InputError(msg)
+
+
+def _choices(problem: Problem, schedule: Schedule) -> Iterator[str]:
+    if not problem.recompute:
+        for t, k in schedule.R:
+            if k < t:
+                yield f"R[{t},{k}]: the problem allows no recomputation"
+    if not problem.can_page:
+        for name in ("M_in", "M_out"):
+            for t, i in getattr(schedule, name):
+                yield f"{name}[{t},{i}]: the problem allows no paging"
+
+
+def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
+    usable = problem.usable_ram_bytes
+    peak = simulation.peak
+    if peak.ram_bytes > usable:
+        node = problem.graph.nodes[peak.node].name
+        yield (
+            f"peak RAM {peak.ram_bytes:,} B at stage {peak.stage}, step {peak.node} ({node!r}) is "
+            f"{format_bytes(peak.ram_bytes - usable)} above the {usable:,} B that tensors may use"
+        )
+    limit = problem.aux_limit_bytes
+    if limit is not None and simulation.aux_used_bytes > limit:
+        yield f"storage used {simulation.aux_used_bytes:,} B is above the limit of {limit:,} B"
+    if simulation.time_s is not None and not within(simulation.time_s, problem.deadline_s):
+        yield (
+            f"time {format_seconds(simulation.time_s)} ({problem.deadline_counts}) is above the "
+            f"deadline of {format_seconds(problem.deadline_s or 0.0)}"
+        )
+    if simulation.energy_j is not None and not within(simulation.energy_j, problem.energy_budget_j):
+        yield (
+            f"energy {format_joules(simulation.energy_j)} is above the budget of "
+            f"{format_joules(problem.energy_budget_j or 0.0)}"
+        )
+
+
+def _claims(simulation: Simulation, stated: Mapping[str, float | None]) -> Iterator[str]:
+    transfer_s, compute_s = simulation.transfer_s, simulation.compute_s
+    makespan_s = None if transfer_s is None or compute_s is None else compute_s + transfer_s
+    found: dict[str, float | None] = {
+        "energy_j": simulation.energy_j,
+        "baseline_energy_j": simulation.baseline_energy_j,
+        "overhead_j": simulation.overhead_j,
+        "peak_ram_bytes": simulation.peak_ram_bytes,
+        "compute_s": compute_s,
+        "transfer_s": transfer_s,
+        "makespan_s": makespan_s,
+    }
+    for key, claim in stated.items():
+        value = found.get(key)
+        if claim is None or value is None:
+            continue
+        # An overhead is a difference of energies: it is as exact as they are.
+        scale = simulation.energy_j if key == "overhead_j" else value
+        slack = 0.0 if key == "peak_ram_bytes" else RELATIVE_TOLERANCE * abs(scale or 0.0)
+        if abs(claim - value) > slack:
+            yield f"{key}: the file says {claim!r}, the simulation gives {value!r}"
+    bound_j, energy_j = stated.get("bound_j"), simulation.energy_j
+    if bound_j is not None and energy_j is not None and not within(bound_j, energy_j):
+        yield f"bound_j: the stated bound {bound_j!r} is above the simulated energy {energy_j!r}"

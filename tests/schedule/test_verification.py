@@ -1,0 +1,338 @@
+"""The verdict: limits of the problem, switches, claims of a file, and whose schedule it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instances import bench_device, random_instance, random_schedule, seeded
+from poetmodel.device import Costs
+from poetmodel.errors import InputError, ScheduleError
+from poetmodel.graph import Graph, operation
+from poetmodel.problem import Problem
+from poetmodel.schedule import (
+    Schedule,
+    check_deadline_meaning,
+    check_identity,
+    checkpoint_all,
+    simulate,
+    verify,
+)
+
+
+@pytest.fixture
+def graph() -> Graph:
+    """Return x(8), y(x; 8), z(y; 8), w(z, x; 1), with 100 resident bytes."""
+    return Graph(
+        name="skip",
+        nodes=(
+            operation("x", output_bytes=8),
+            operation("y", output_bytes=8, inputs=("x",)),
+            operation("z", output_bytes=8, inputs=("y",)),
+            operation("w", output_bytes=1, inputs=("z", "x")),
+        ),
+        resident_bytes={"parameters": 60, "gradients": 40},
+    )
+
+
+@pytest.fixture
+def costs(graph: Graph) -> Costs:
+    """Return 1 s and 2 J per node, 0.5 s and 1 J per transfer."""
+    return Costs.from_arrays(
+        graph,
+        compute_time_s=[1.0] * 4,
+        compute_energy_j=[2.0] * 4,
+        page_in=[(0.5, 1.0)] * 4,
+        page_out=[(0.5, 1.0)] * 4,
+    )
+
+
+@pytest.fixture
+def paged(graph: Graph) -> Schedule:
+    """Return x paged out and in: peak 17 B, 8 B on storage, 4 s and 1 s, 8 J and 2 J."""
+    return replace(
+        checkpoint_all(graph),
+        S_RAM=((1, 0), (2, 1), (3, 2)),
+        S_AUX=((1, 0), (2, 0), (3, 0)),
+        M_in=((3, 0),),
+        M_out=((0, 0),),
+    )
+
+
+@pytest.fixture
+def recomputed(graph: Graph) -> Schedule:
+    """Return x computed again in stage 3: peak 17 B, 5 s, 10 J."""
+    return replace(
+        checkpoint_all(graph),
+        R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)),
+        S_RAM=((1, 0), (2, 1), (3, 2)),
+    )
+
+
+def test_valid_schedule_has_no_violations(graph: Graph, costs: Costs, paged: Schedule) -> None:
+    """Within every limit, a schedule is valid, and its figures are the simulation's."""
+    problem = Problem(
+        graph,
+        costs,
+        ram=17,
+        deadline=5.0,
+        deadline_counts="serial",
+        aux_bytes=8,
+        energy_budget=10.0,
+    )
+    verdict = verify(problem, paged)
+    assert verdict.valid
+    assert verdict.violations == ()
+    assert verdict.simulation == simulate(graph, costs, paged, deadline_counts="serial")
+
+
+@pytest.mark.parametrize(
+    ("limits", "violation"),
+    [
+        (
+            {"ram": 16},
+            "peak RAM 17 B at stage 3, step 3 ('w') is 1 B above the 16 B that tensors may use",
+        ),
+        ({"ram": 17}, None),
+        (
+            {"ram": 116, "count_parameters": True},
+            "peak RAM 17 B at stage 3, step 3 ('w') is 1 B above the 16 B that tensors may use",
+        ),
+        ({"ram": 117, "count_parameters": True}, None),
+        ({"aux_bytes": 7}, "storage used 8 B is above the limit of 7 B"),
+        ({"aux_bytes": 8}, None),
+        ({"deadline": 4.9}, "time 5 s (serial) is above the deadline of 4.9 s"),
+        ({"deadline": 5.0}, None),
+        ({"deadline": 4.0, "deadline_counts": "compute"}, None),
+        (
+            {"deadline": 3.9, "deadline_counts": "compute"},
+            "time 4 s (compute) is above the deadline of 3.9 s",
+        ),
+        ({"energy_budget": 9.5}, "energy 10 J is above the budget of 9.5 J"),
+        ({"energy_budget": 10.0}, None),
+    ],
+)
+def test_each_limit_is_judged(
+    graph: Graph, costs: Costs, paged: Schedule, limits: dict[str, Any], violation: str | None
+) -> None:
+    """A limit is kept up to its very value; beyond it the violation says both figures."""
+    verdict = verify(Problem(graph, costs, **{"ram": 100, **limits}), paged)
+    assert verdict.violations == (() if violation is None else (violation,))
+
+
+def test_bytes_compare_exactly() -> None:
+    """One byte of 2^50 is one too many: sizes have no tolerance."""
+    size = 2**50
+    nodes = (
+        operation("a", output_bytes=size),
+        operation("b", output_bytes=1, inputs=("a",)),
+    )
+    large = Graph(name="large", nodes=nodes)
+    costs = Costs.from_arrays(large, compute_time_s=[1, 1], compute_energy_j=[1, 1])
+    schedule = checkpoint_all(large)
+    assert verify(Problem(large, costs, ram=size + 1), schedule).valid
+    assert not verify(Problem(large, costs, ram=size), schedule).valid
+
+
+@pytest.mark.parametrize(("excess", "valid"), [(0.0, True), (9e-10, True), (1.2e-9, False)])
+@pytest.mark.parametrize("key", ["deadline", "energy_budget"])
+def test_times_and_energies_have_a_relative_tolerance(
+    graph: Graph, key: str, excess: float, *, valid: bool
+) -> None:
+    """A part in 1e9 above the limit is still within it, a little more is not."""
+    scale = 1e6 * (1 + excess)
+    costs = Costs.from_arrays(
+        graph, compute_time_s=[scale / 4] * 4, compute_energy_j=[scale / 4] * 4
+    )
+    limit: Any = {key: 1e6}
+    assert verify(Problem(graph, costs, ram=100, **limit), checkpoint_all(graph)).valid is valid
+
+
+def test_deadline_of_exactly_one_pass_is_feasible(graph: Graph) -> None:
+    """Times that have no exact sum do not make 100 % of one pass a violation."""
+    costs = Costs.from_arrays(graph, compute_time_s=[0.1, 0.2, 0.3, 1e-7], compute_energy_j=[1] * 4)
+    for deadline in ("100%", sum([1e-7, 0.3, 0.2, 0.1])):
+        assert verify(
+            Problem(graph, costs, ram=100, deadline=deadline), checkpoint_all(graph)
+        ).valid
+
+
+def test_recomputation_and_paging_can_be_forbidden(
+    graph: Graph, costs: Costs, paged: Schedule, recomputed: Schedule
+) -> None:
+    """What the problem switches off is named entry by entry."""
+    problem = Problem(graph, costs, ram=100, recompute=False)
+    assert verify(problem, recomputed).violations == (
+        "R[3,0]: the problem allows no recomputation",
+    )
+    assert verify(problem, paged).valid
+    problem = Problem(graph, costs, ram=100, paging=False)
+    assert verify(problem, recomputed).valid
+    assert verify(problem, paged).violations == (
+        "M_in[3,0]: the problem allows no paging",
+        "M_out[0,0]: the problem allows no paging",
+    )
+
+
+def test_storage_of_no_size_still_gives_its_samples(graph: Graph, costs: Costs) -> None:
+    """With room for no page-out, a tensor that starts on storage may still be paged in."""
+    nodes = (replace(graph.nodes[0], on_aux=True), *graph.nodes[1:])
+    sample = replace(graph, nodes=nodes)
+    schedule = Schedule(
+        R=((0, 0), (1, 1), (2, 2), (3, 3)),
+        S_RAM=((1, 0), (2, 1), (3, 2)),
+        S_AUX=((3, 0),),
+        M_in=((3, 0),),
+    )
+    problem = Problem(sample, costs, ram=17, aux_bytes=0)
+    assert problem.can_page
+    assert verify(problem, schedule).violations == ()
+    out = verify(problem, replace(schedule, M_out=((1, 1),)))
+    assert out.violations == ("storage used 8 B is above the limit of 0 B",)
+
+
+def test_storage_limit_counts_each_tensor_once(graph: Graph, costs: Costs, paged: Schedule) -> None:
+    """A tensor written twice takes its room once: 8 B of storage are enough for x."""
+    twice = replace(paged, M_out=((0, 0), (1, 0)))
+    assert simulate(graph, costs, twice).written_bytes == 16
+    assert verify(Problem(graph, costs, ram=100, aux_bytes=8), twice).valid
+
+
+def test_violations_of_the_walk_come_with_those_of_the_limits(
+    graph: Graph, costs: Costs, paged: Schedule
+) -> None:
+    """The judge reports everything, not the first of it."""
+    problem = Problem(
+        graph, costs, ram=16, deadline=1.0, aux_bytes=1, energy_budget=1.0, paging=False
+    )
+    broken = replace(paged, S_RAM=paged.S_RAM[1:])
+    verdict = verify(problem, broken)
+    kinds = [text.split(" ")[0].split("[")[0] for text in verdict.violations]
+    assert kinds == ["R", "M_in", "M_out", "peak", "storage", "time", "energy"]
+    assert not verdict.valid
+
+
+def test_schedule_of_another_graph_is_refused(graph: Graph, costs: Costs) -> None:
+    """A schedule that names another graph is not judged at all; the error names both."""
+    other = replace(graph, name="other")
+    schedule = checkpoint_all(other)
+    with pytest.raises(ScheduleError, match=r"made for graph 'other' .*not for this 'skip'"):
+        verify(Problem(graph, costs, ram=100), schedule)
+    with pytest.raises(ScheduleError):
+        check_identity(graph, schedule)
+    check_identity(graph, replace(schedule, identity=None))
+    check_identity(other, schedule)
+
+
+def test_overlap_deadline_is_refused(graph: Graph, costs: Costs, paged: Schedule) -> None:
+    """A makespan that only a plan tells is not judged by serial time behind the user's back."""
+    problem = Problem(graph, costs, ram=100, deadline=10, deadline_counts="overlap")
+    with pytest.raises(InputError, match="needs a transfer plan"):
+        verify(problem, paged)
+    with pytest.raises(InputError, match="deadline-counts serial"):
+        check_deadline_meaning(problem)
+    assert verify(Problem(graph, costs, ram=100, deadline_counts="overlap"), paged).valid
+
+
+def test_idle_power_counts_against_the_energy_budget(
+    graph: Graph, costs: Costs, paged: Schedule
+) -> None:
+    """2 W over 5 s of serial time, or over 4 s of compute."""
+    idle = replace(costs, device=bench_device(idle_power_w=2.0))
+    serial = Problem(graph, idle, ram=100, deadline_counts="serial", energy_budget=19.9)
+    assert verify(serial, paged).violations == ("energy 20 J is above the budget of 19.9 J",)
+    compute = Problem(graph, idle, ram=100, deadline_counts="compute", energy_budget=18.0)
+    assert verify(compute, paged).valid
+
+
+# -- claims of a file --------------------------------------------------------------------------
+
+TRUE = {
+    "energy_j": 10.0,
+    "baseline_energy_j": 8.0,
+    "overhead_j": 2.0,
+    "peak_ram_bytes": 17,
+    "compute_s": 4.0,
+    "transfer_s": 1.0,
+    "makespan_s": 5.0,
+    "bound_j": 9.0,
+    "build_s": 123.0,
+}
+
+
+def test_true_claims_pass(graph: Graph, costs: Costs, paged: Schedule) -> None:
+    """Figures that the simulation confirms, absent ones, and ones it cannot know all pass."""
+    problem = Problem(graph, costs, ram=100)
+    assert verify(problem, paged, stated=TRUE).valid
+    assert verify(problem, paged, stated=dict.fromkeys(TRUE)).valid
+    assert verify(problem, paged, stated={"energy_j": 10.0 * (1 + 9e-10)}).valid
+
+
+@pytest.mark.parametrize(
+    ("key", "claim"),
+    [
+        ("energy_j", 9.99),
+        ("energy_j", 10.0 * (1 + 1.1e-9)),
+        ("baseline_energy_j", 8.1),
+        ("overhead_j", 2.1),
+        ("peak_ram_bytes", 16),
+        ("peak_ram_bytes", 17.000000001),
+        ("compute_s", 4.1),
+        ("transfer_s", 0.0),
+        ("makespan_s", 4.0),
+    ],
+)
+def test_each_false_claim_is_named(
+    graph: Graph, costs: Costs, paged: Schedule, key: str, claim: float
+) -> None:
+    """A figure that the simulation does not confirm is a violation with both numbers."""
+    verdict = verify(Problem(graph, costs, ram=100), paged, stated={**TRUE, key: claim})
+    assert len(verdict.violations) == 1
+    assert verdict.violations[0].startswith(f"{key}: the file says {claim!r}, the simulation gives")
+
+
+def test_bound_above_the_energy_is_named(graph: Graph, costs: Costs, paged: Schedule) -> None:
+    """No bound can be above the energy of a schedule that exists."""
+    problem = Problem(graph, costs, ram=100)
+    verdict = verify(problem, paged, stated={"bound_j": 10.1})
+    assert verdict.violations == (
+        "bound_j: the stated bound 10.1 is above the simulated energy 10.0",
+    )
+    assert verify(problem, paged, stated={"bound_j": 10.0 * (1 + 5e-10)}).valid
+
+
+def test_overhead_is_compared_at_the_scale_of_the_energy(graph: Graph, costs: Costs) -> None:
+    """An overhead is a difference of energies: rounding of them is no false claim."""
+    problem = Problem(graph, costs, ram=100)
+    assert verify(problem, checkpoint_all(graph), stated={"overhead_j": 1e-9}).valid
+    assert not verify(problem, checkpoint_all(graph), stated={"overhead_j": 1e-7}).valid
+
+
+# -- properties --------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(min_value=0, max_value=2**32))
+@settings(deadline=None)
+def test_verdict_is_the_walk_plus_the_limits(seed: int) -> None:
+    """A valid walk is valid for a problem if and only if every figure keeps its limit."""
+    rng = seeded(seed)
+    problem = random_instance(rng, (2, 6))
+    schedule = random_schedule(rng, problem.graph)
+    verdict = verify(problem, schedule)
+    run = verdict.simulation
+    assert run.violations == ()
+    assert run.time_s is not None
+    assert run.energy_j is not None
+    kept = (
+        run.peak_ram_bytes <= problem.usable_ram_bytes
+        and (problem.aux_limit_bytes is None or run.aux_used_bytes <= problem.aux_limit_bytes)
+        and (problem.deadline_s is None or run.time_s <= problem.deadline_s)
+        and (problem.energy_budget_j is None or run.energy_j <= problem.energy_budget_j)
+        and (problem.recompute or len(schedule.R) == len(problem.graph.nodes))
+        and (problem.paging or not (schedule.M_in or schedule.M_out))
+    )
+    assert verdict.valid == kept, verdict.violations

@@ -1,0 +1,263 @@
+"""The exhaustive oracle against a dumber search: every relation there is, put before the judge."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from instances import bench_device, random_costs, random_graph, random_problem, seeded
+from oracle import optimum
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
+from poetmodel.problem import Problem
+from poetmodel.schedule import Schedule, simulate, verify
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+
+QUANTITIES = ("energy", "time", "ram", "writes")
+
+
+class Outcome(NamedTuple):
+    """What one valid schedule does."""
+
+    peak_bytes: int
+    aux_bytes: int
+    energy_j: dict[str, float]
+    time_s: dict[str, float]
+    writes_bytes: int
+    recomputes: bool
+    pages: bool
+
+
+def every_schedule(
+    graph: Graph, *, recompute: bool = True, paging: bool = True, storage: bool = False
+) -> Iterator[Schedule]:
+    """Yield every schedule of a graph; with `storage` also every choice of ``S_AUX``.
+
+    Without it ``S_AUX`` lists all that storage holds; an entry less can only forbid a page-in.
+    Left out, to save time, are those that page in what was kept or is not on storage.
+    """
+    n, made_by = len(graph.nodes), graph.node_of
+    again = [(t, k) for t in range(n) for k in range(t) if recompute]
+    carried = [(t, i) for t in range(n) for i, k in enumerate(made_by) if k < t]
+    into = carried if paging else []
+    out = [(t, i) for t in range(n) for i, k in enumerate(made_by) if k <= t and paging]
+    first = tuple((t, t) for t in range(n))
+    for computed, kept, read, written in itertools.product(
+        *map(_every_subset, (again, carried, into, out))
+    ):
+        held = {(t, i) for t, i in carried if graph.nodes[made_by[i]].on_aux}
+        held |= {(t, i) for s, i in written for t in range(s + 1, n)}
+        if not held.difference(kept).issuperset(read):
+            continue
+        for listed in _every_subset(sorted(held)) if storage else (tuple(held),):
+            yield Schedule(R=first + computed, S_RAM=kept, S_AUX=listed, M_in=read, M_out=written)
+
+
+def _every_subset(pairs: list[tuple[int, int]]) -> list[tuple[tuple[int, int], ...]]:
+    sizes = range(len(pairs) + 1)
+    return [subset for size in sizes for subset in itertools.combinations(pairs, size)]
+
+
+def outcomes(graph: Graph, costs: Costs, **choices: bool) -> list[Outcome]:
+    """Return what every valid schedule of a graph does, as the judge says, each outcome once."""
+    found: dict[str, Outcome] = {}
+    for schedule in every_schedule(graph, **choices):
+        if not simulate(graph, None, schedule).valid:
+            continue
+        both = {
+            counts: simulate(graph, costs, schedule, deadline_counts=counts)
+            for counts in ("compute", "serial")
+        }
+        one = both["serial"]
+        outcome = Outcome(
+            peak_bytes=one.peak_ram_bytes,
+            aux_bytes=one.aux_used_bytes,
+            energy_j={counts: run.energy_j or 0.0 for counts, run in both.items()},
+            time_s={counts: run.time_s or 0.0 for counts, run in both.items()},
+            writes_bytes=one.written_bytes,
+            recomputes=len(schedule.R) > len(graph.nodes),
+            pages=bool(schedule.M_in or schedule.M_out),
+        )
+        found[repr(outcome)] = outcome
+    return list(found.values())
+
+
+def best(problem: Problem, ways: list[Outcome]) -> float | None:
+    """Return the least value of the minimized quantity among the outcomes within the limits."""
+    counts = str(problem.deadline_counts)
+    values = []
+    for way in ways:
+        deadline_s, energy_j = problem.deadline_s, problem.energy_budget_j
+        if (
+            way.peak_bytes <= problem.usable_ram_bytes
+            and (problem.aux_limit_bytes is None or way.aux_bytes <= problem.aux_limit_bytes)
+            and (deadline_s is None or way.time_s[counts] <= deadline_s)
+            and (energy_j is None or way.energy_j[counts] <= energy_j)
+            and (problem.recompute or not way.recomputes)
+            and (problem.paging or not way.pages)
+        ):
+            by_name = (
+                way.energy_j[counts], way.time_s[counts], way.peak_bytes, way.writes_bytes
+            )  # fmt: skip
+            values.append(by_name[QUANTITIES.index(str(problem.minimize))])
+    return min(values, default=None)
+
+
+FAMILIES = {
+    "both": ((3, 3), {"two_outputs": False}, {}),
+    "paging": ((3, 3), {"two_outputs": False}, {"recompute": False}),
+    "recompute": ((3, 4), {}, {"paging": False}),
+    "storage": ((3, 3), {"two_outputs": False}, {"recompute": False, "storage": True}),
+}
+"""By name: nodes, choices of the graph, choices of the search."""
+
+
+def compare_with_every_relation(family: str, numbers: range) -> None:
+    """Compare oracle and every relation on random graphs, each with 32 problems over it."""
+    n, of_graph, of_search = FAMILIES[family]
+    switches = {key: value for key, value in of_search.items() if key != "storage"}
+    feasible = paid = 0
+    for number in numbers:
+        rng = seeded(f"{family}/{number}")
+        graph = _roomy_graph(rng, n, **of_graph)
+        costs = random_costs(rng, graph)
+        ways = outcomes(graph, costs, **of_search)
+        for minimize in QUANTITIES * 8:
+            problem = random_problem(
+                rng, graph, costs, minimize=minimize, below_floor=True, **switches
+            )
+            expected, found = best(problem, ways), optimum(problem)
+            assert (found.value if found else None) == expected, (number, problem)
+            feasible += found is not None
+            paid += found is not None and _pays(found.schedule)
+    assert feasible > 8 * len(numbers)
+    assert paid > 2 * len(numbers)
+
+
+def _pays(schedule: Schedule) -> bool:
+    """Return whether a schedule recomputes or pages."""
+    return bool(schedule.M_in) or any(k < t for t, k in schedule.R)
+
+
+@pytest.mark.parametrize(
+    ("family", "count"), [("both", 2), ("paging", 5), ("recompute", 4), ("storage", 2)]
+)
+def test_oracle_equals_trying_every_relation(family: str, count: int) -> None:
+    """For small graphs and many limits the oracle finds the value that trying everything finds."""
+    compare_with_every_relation(family, range(count))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "count"), [("both", 12), ("paging", 40), ("recompute", 40), ("storage", 12)]
+)
+def test_oracle_equals_trying_every_relation_often(family: str, count: int) -> None:
+    """The same over some thousand problems more."""
+    compare_with_every_relation(family, range(100, 100 + count))
+
+
+def _roomy_graph(rng: random.Random, n: tuple[int, int], **choices: bool) -> Graph:
+    """Draw graphs until one can do with less RAM than checkpoint-all takes."""
+    while True:
+        graph = random_graph(rng, n, **choices)
+        if len(graph.tensors) <= 4 and checkpoint_all_peak_bytes(graph) > floor(graph).bytes:
+            return graph
+
+
+@pytest.mark.parametrize("minimize", QUANTITIES)
+def test_oracle_schedules_pass_the_judge(minimize: str) -> None:
+    """What the oracle returns is valid, and the judge gives it the value that the oracle claims."""
+    checked = 0
+    for seed in range(150):
+        rng = seeded(f"judge/{minimize}/{seed}")
+        graph = random_graph(rng, (3, 6))
+        problem = random_problem(rng, graph, random_costs(rng, graph), minimize=minimize)
+        found = optimum(problem)
+        if found is None:
+            continue
+        verdict = verify(problem, found.schedule)
+        assert verdict.violations == (), (seed, problem)
+        run = verdict.simulation
+        values = (run.energy_j, run.time_s, run.peak_ram_bytes, run.written_bytes)
+        assert values[QUANTITIES.index(minimize)] == found.value, (seed, problem)
+        checked += 1
+    assert checked > 100
+
+
+def test_oracle_finds_the_early_recomputation_of_the_design_note() -> None:
+    """It can pay to recompute before any stage needs it; both published examples cost 1."""
+    first = _unit_graph(
+        [("", 10), ("0", 2), ("0", 9), ("2", 9), ("13", 1)], workspace={2: 2}, once={2}
+    )
+    second = _unit_graph(
+        [("", 10), ("0", 2), ("0", 9), ("", 1), ("3", 9), ("124", 0)], workspace={2: 4}
+    )
+    for graph, ram in ((first, 21), (second, 23)):
+        n = len(graph.nodes)
+        costs = Costs.from_arrays(graph, compute_time_s=[1] * n, compute_energy_j=[1] * n)
+        found = optimum(Problem(graph, costs, ram=ram))
+        assert found is not None
+        assert found.value == n + 1
+
+
+def _unit_graph(
+    nodes: list[tuple[str, int]],
+    *,
+    workspace: dict[int, int],
+    once: frozenset[int] | set[int] = frozenset(),
+) -> Graph:
+    return Graph(
+        name="example",
+        nodes=tuple(
+            operation(
+                f"n{k}",
+                output_bytes=size,
+                inputs=[f"n{u}" for u in inputs],
+                workspace_bytes=workspace.get(k, 0),
+                recomputable=k not in once,
+            )
+            for k, (inputs, size) in enumerate(nodes)
+        ),
+    )
+
+
+def test_oracle_refuses_what_needs_a_plan() -> None:
+    """A deadline or idle power in the meaning overlap has no answer without a plan."""
+    graph = _unit_graph([("", 1), ("0", 1)], workspace={})
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[1, 1],
+        compute_energy_j=[1, 1],
+        page_in=[(1, 1)] * 2,
+        page_out=[(1, 1)] * 2,
+    )
+    problem = Problem(graph, costs, ram=2, deadline=9, deadline_counts="overlap")
+    with pytest.raises(ValueError, match="overlap"):
+        optimum(problem)
+    idle = dataclasses.replace(costs, device=bench_device(idle_power_w=1.0))
+    with pytest.raises(ValueError, match="overlap"):
+        optimum(Problem(graph, idle, ram=2, deadline_counts="overlap"))
+    free = optimum(Problem(graph, costs, ram=2, deadline_counts="overlap"))
+    assert free is not None
+    assert free.value == 2
+
+
+def test_oracle_minimizes_another_quantity_on_request() -> None:
+    """`minimize` replaces the problem's own quantity and leaves its limits alone."""
+    graph = _unit_graph([("", 4), ("0", 4), ("1", 1), ("0", 1)], workspace={})
+    costs = Costs.from_arrays(graph, compute_time_s=[1] * 4, compute_energy_j=[1] * 4)
+    problem = Problem(graph, costs, ram="100%")
+    plain = optimum(problem)
+    least = optimum(problem, minimize="ram")
+    assert plain is not None
+    assert least is not None
+    assert (plain.value, least.value) == (4, 8)
+    # Keeping x to stage 3 takes x + y + z = 9 B in stage 2; computing it again there takes 8 B.
+    assert len(plain.schedule.R) == 4
+    assert len(least.schedule.R) > 4
