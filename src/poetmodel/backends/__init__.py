@@ -1,0 +1,32 @@
+"""Solvers behind one door: a linear model in, three separate facts out.
+
+`compile_model` (in `poetmodel.backends.compiler`) and `StandardForm` (in
+`poetmodel.backends.standard_form`) load numpy and scipy and are imported from their modules.
+"""
+
+from __future__ import annotations
+
+from poetmodel.backends.protocol import (
+    Backend,
+    Feature,
+    Limits,
+    OptionValue,
+    Progress,
+    RawSolution,
+    Termination,
+)
+from poetmodel.backends.registry import backend, backend_names
+from poetmodel.backends.worker import run_interruptibly
+
+__all__ = [
+    "Backend",
+    "Feature",
+    "Limits",
+    "OptionValue",
+    "Progress",
+    "RawSolution",
+    "Termination",
+    "backend",
+    "backend_names",
+    "run_interruptibly",
+]

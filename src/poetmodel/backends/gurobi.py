@@ -1,0 +1,239 @@
+"""Gurobi: an optional back end, from ``poetmodel[gurobi]``.
+
+Notes
+-----
+The package brings a licence that allows 2,000 variables and 2,000 constraints; whether a model
+fits is known only when the solve begins. A range row counts as two constraints.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from poetmodel.backends.protocol import Feature
+from poetmodel.backends.solver import Outcome, Solver, Status
+from poetmodel.backends.watch import finite
+from poetmodel.errors import BackendError, BackendUnavailableError, UnknownOptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from poetmodel.backends.protocol import Limits, OptionValue
+    from poetmodel.backends.standard_form import StandardForm
+    from poetmodel.backends.watch import Watch
+
+STATUS: Final[Mapping[str, Status]] = {
+    "LOADED": Status.FAILED,
+    "OPTIMAL": Status.OPTIMAL,
+    "INFEASIBLE": Status.INFEASIBLE,
+    "INF_OR_UNBD": Status.INFEASIBLE_OR_UNBOUNDED,
+    "UNBOUNDED": Status.INFEASIBLE_OR_UNBOUNDED,  # says nothing about feasibility
+    "CUTOFF": Status.CUTOFF,
+    "ITERATION_LIMIT": Status.OTHER_LIMIT,
+    "NODE_LIMIT": Status.OTHER_LIMIT,
+    "TIME_LIMIT": Status.TIME_LIMIT,
+    "SOLUTION_LIMIT": Status.OTHER_LIMIT,
+    "INTERRUPTED": Status.INTERRUPTED,
+    "NUMERIC": Status.FAILED,
+    "SUBOPTIMAL": Status.OTHER_LIMIT,
+    "INPROGRESS": Status.FAILED,
+    "USER_OBJ_LIMIT": Status.OBJECTIVE_STOP,
+    "WORK_LIMIT": Status.OTHER_LIMIT,
+    "MEM_LIMIT": Status.OTHER_LIMIT,
+    "LOCALLY_OPTIMAL": Status.FAILED,  # of nonlinear models only
+    "LOCALLY_INFEASIBLE": Status.FAILED,
+}
+"""What each member of ``GRB.Status`` means here."""
+
+_LICENCE_ERRORS: Final = ("NO_LICENSE", "NETWORK", "JOB_REJECTED", "CSWORKER", "CLOUD")
+
+
+class Gurobi(Solver):
+    """Solves with Gurobi, in this process."""
+
+    name = "gurobi"
+    features = frozenset({Feature.THREADS})
+    package = "gurobipy"
+    remedy = 'pip install "poetmodel[gurobi]"'
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the versions of Gurobi and of gurobipy."""
+        number = self.module().gurobi.version()
+        return {"gurobi": ".".join(map(str, number)), "gurobipy": version("gurobipy")}
+
+    def run(
+        self,
+        form: StandardForm,
+        limits: Limits,
+        watch: Watch,
+        start: NDArray[np.float64] | None,
+    ) -> Outcome:
+        """Solve a model that has columns and no trivial contradiction."""
+        gurobipy = self.module()
+        with _model(gurobipy, quiet=not watch.wants_log) as model:
+            try:
+                return self._solve(gurobipy, model, form, limits, watch, start)
+            except gurobipy.GurobiError as error:
+                raise _failure(gurobipy, error, model) from error
+
+    def _solve(
+        self,
+        gurobipy: Any,
+        model: Any,
+        form: StandardForm,
+        limits: Limits,
+        watch: Watch,
+        start: NDArray[np.float64] | None,
+    ) -> Outcome:
+        columns = _load(gurobipy, model, form)
+        _configure(gurobipy, model, limits)
+        if start is not None:
+            columns.Start = np.where(np.isnan(start), gurobipy.GRB.UNDEFINED, start)
+        model.update()
+        remaining_s = watch.remaining_s
+        if remaining_s == 0.0:
+            return Outcome(status=Status.TIME_LIMIT, build_s=watch.elapsed_s)
+        if remaining_s is not None and "TimeLimit" not in limits.options:
+            _set(gurobipy, model, "TimeLimit", remaining_s)
+        build_s = watch.elapsed_s
+        model.optimize(_listener(gurobipy, columns, watch))
+        names = {getattr(gurobipy.GRB.Status, name): name for name in STATUS}
+        status = self.translate(names.get(model.Status, model.Status), STATUS)
+        return _collect(model, columns, form, status, build_s)
+
+
+@contextmanager
+def _model(gurobipy: Any, *, quiet: bool) -> Iterator[Any]:
+    """Give an empty model in an environment that prints nothing, and free both afterwards.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If Gurobi finds no licence that it may use.
+    """
+    settings = {"LogToConsole": 0} | ({"OutputFlag": 0} if quiet else {})
+    try:
+        environment = gurobipy.Env(params=settings)
+    except gurobipy.GurobiError as error:
+        msg = (
+            f"backend 'gurobi': cannot start ({error}); "
+            "check the licence, or choose --backend highs"
+        )
+        raise BackendUnavailableError(msg) from error
+    try:
+        model = gurobipy.Model(env=environment)
+        try:
+            yield model
+        finally:
+            model.dispose()
+    finally:
+        environment.dispose()
+
+
+def _configure(gurobipy: Any, model: Any, limits: Limits) -> None:
+    settings: dict[str, OptionValue] = {
+        "Threads": int(limits.threads),
+        "Seed": int(limits.seed),
+        "MIPGap": float(limits.rel_gap),
+        "MIPGapAbs": float(limits.abs_gap),
+        "FeasibilityTol": float(limits.tolerance),
+        "IntFeasTol": float(limits.tolerance),
+    }
+    if limits.objective_stop is not None:
+        settings["BestObjStop"] = float(limits.objective_stop)
+    if limits.objective_cutoff is not None:
+        settings["Cutoff"] = float(limits.objective_cutoff)
+    for name, value in (settings | dict(limits.options)).items():
+        _set(gurobipy, model, name, value)
+
+
+def _set(gurobipy: Any, model: Any, name: str, value: OptionValue) -> None:
+    try:
+        model.setParam(name, value)
+    except (gurobipy.GurobiError, TypeError) as error:
+        msg = (
+            f"backend 'gurobi': does not know the option {name!r}, or refuses {value!r} for it "
+            f"({error}); see https://docs.gurobi.com/projects/optimizer/en/current/reference/"
+            "parameters.html"
+        )
+        raise UnknownOptionError(msg) from error
+
+
+def _load(gurobipy: Any, model: Any, form: StandardForm) -> Any:
+    """Add columns and rows; a row with two different sides becomes two constraints."""
+    columns = model.addMVar(
+        form.n_columns,
+        lb=form.lower,
+        ub=form.upper,
+        obj=form.objective,
+        vtype=np.where(form.integer, gurobipy.GRB.INTEGER, gurobipy.GRB.CONTINUOUS),
+    )
+    model.ModelSense = form.sense
+    model.ObjCon = form.offset
+    equal = form.row_lower == form.row_upper
+    for sense, chosen, side in (
+        ("=", equal, form.row_upper),
+        ("<", ~equal & np.isfinite(form.row_upper), form.row_upper),
+        (">", ~equal & np.isfinite(form.row_lower), form.row_lower),
+    ):
+        if chosen.any():
+            model.addMConstr(form.matrix[chosen], columns, sense, side[chosen])
+    return columns
+
+
+def _listener(gurobipy: Any, columns: Any, watch: Watch) -> Callable[[Any, int], None]:
+    """Return the callback that routes what Gurobi says during a solve to the watch."""
+    codes = gurobipy.GRB.Callback
+
+    def happened(model: Any, where: int) -> None:
+        if where == codes.MESSAGE:
+            watch.write(model.cbGet(codes.MSG_STRING))
+        elif where == codes.MIPSOL:
+            # not MIPSOL_OBJBST: during this event that is still the solution before
+            watch.solution(
+                model.cbGet(codes.MIPSOL_OBJ),
+                lambda: np.array(model.cbGetSolution(columns)),
+                finite(model.cbGet(codes.MIPSOL_OBJBND)),
+            )
+        elif where == codes.MIP:
+            watch.tick(finite(model.cbGet(codes.MIP_OBJBND)))
+        else:
+            watch.tick()
+        if watch.stopping:
+            model.terminate()
+
+    return happened
+
+
+def _failure(gurobipy: Any, error: Any, model: Any) -> BackendError:
+    """Return our error for one of Gurobi's during a solve."""
+    codes = gurobipy.GRB.Error
+    if error.errno == codes.SIZE_LIMIT_EXCEEDED:
+        return BackendUnavailableError(
+            "backend 'gurobi': the size-limited licence allows 2,000 variables and 2,000 "
+            f"constraints, this model has {model.NumVars:,} and {model.NumConstrs:,}; "
+            "choose --backend highs, or install a full licence"
+        )
+    if error.errno in {getattr(codes, name) for name in _LICENCE_ERRORS}:
+        return BackendUnavailableError(
+            f"backend 'gurobi': the licence refuses the solve ({error}); choose --backend highs"
+        )
+    return BackendError(f"backend 'gurobi': failed ({error})")
+
+
+def _collect(
+    model: Any, columns: Any, form: StandardForm, status: Status, build_s: float
+) -> Outcome:
+    x = np.array(columns.X) if model.SolCount else None
+    if form.is_mip:
+        bound, nodes = finite(model.ObjBound), int(model.NodeCount)
+    else:
+        done = status is Status.OPTIMAL
+        bound, nodes = (finite(model.ObjVal) if done else None), None
+    return Outcome(status=status, x=x, bound=bound, nodes=nodes, build_s=build_s)

@@ -1,0 +1,244 @@
+"""HiGHS: the default back end, always installed.
+
+Notes
+-----
+HiGHS looks at its time limit and at callbacks only between steps; the root of a model with
+hundreds of thousands of rows can overrun the limit by several seconds. Setting the option
+``mip_heuristic_run_feasibility_jump`` to False has helped on some models. A solve started from
+inside a callback of another one uses as many threads as that one.
+"""
+
+from __future__ import annotations
+
+import threading
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from poetmodel.backends.protocol import Feature
+from poetmodel.backends.solver import Outcome, Solver, Status
+from poetmodel.backends.watch import finite
+from poetmodel.errors import BackendError, UnknownOptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from poetmodel.backends.protocol import Limits, OptionValue
+    from poetmodel.backends.standard_form import StandardForm
+    from poetmodel.backends.watch import Watch
+
+STATUS: Final[Mapping[str, Status]] = {
+    "kNotset": Status.FAILED,
+    "kLoadError": Status.FAILED,
+    "kModelError": Status.FAILED,
+    "kPresolveError": Status.FAILED,
+    "kSolveError": Status.FAILED,
+    "kPostsolveError": Status.FAILED,
+    "kModelEmpty": Status.FAILED,  # a model without columns never gets here
+    "kOptimal": Status.OPTIMAL,
+    "kInfeasible": Status.INFEASIBLE,
+    "kUnboundedOrInfeasible": Status.INFEASIBLE_OR_UNBOUNDED,
+    "kUnbounded": Status.UNBOUNDED,
+    "kObjectiveBound": Status.CUTOFF,
+    "kObjectiveTarget": Status.OBJECTIVE_STOP,
+    "kTimeLimit": Status.TIME_LIMIT,
+    "kIterationLimit": Status.OTHER_LIMIT,
+    "kUnknown": Status.FAILED,
+    "kSolutionLimit": Status.OTHER_LIMIT,
+    "kInterrupt": Status.INTERRUPTED,
+    "kHighsInterrupt": Status.OTHER_LIMIT,  # by HiGHS itself, not by the user
+    "kMemoryLimit": Status.OTHER_LIMIT,
+}
+"""What each member of ``HighsModelStatus`` means here."""
+
+_BY_ROW: Final = 2
+_SMALLEST_COEFFICIENT: Final = 1e-12
+_FEASIBLE: Final = 2
+
+_callback = threading.local()
+"""Per thread: `threads`, while a callback of a solve with that many threads is running in it."""
+
+
+class Highs(Solver):
+    """Solves with HiGHS, in this process."""
+
+    name = "highs"
+    features = frozenset({Feature.THREADS})
+    package = "highspy"
+    remedy = 'pip install "highspy>=1.15"'
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the versions of HiGHS and of highspy."""
+        return {"highs": str(self.module().Highs().version()), "highspy": version("highspy")}
+
+    def run(
+        self,
+        form: StandardForm,
+        limits: Limits,
+        watch: Watch,
+        start: NDArray[np.float64] | None,
+    ) -> Outcome:
+        """Solve a model that has columns and no trivial contradiction."""
+        highspy = self.module()
+        highs = highspy.Highs()
+        _configure(highspy, highs, form, limits, quiet=not watch.wants_log)
+        _listen(highs, limits, watch)
+        _load(highspy, highs, form)
+        if start is not None:
+            given = np.flatnonzero(~np.isnan(start)).astype(np.int32)
+            done = highs.setSolution(given.size, given, start[given])
+            _check(highspy, done, "refused the start")
+        remaining_s = watch.remaining_s
+        if remaining_s == 0.0:
+            return Outcome(status=Status.TIME_LIMIT, build_s=watch.elapsed_s)
+        if remaining_s is not None and "time_limit" not in limits.options:
+            _set(highspy, highs, "time_limit", remaining_s)
+        build_s = watch.elapsed_s
+        _fresh_scheduler(highspy)
+        done = highs.run()
+        status = self.translate(highs.getModelStatus().name, STATUS)
+        if done == highspy.HighsStatus.kError and not watch.stopping:
+            msg = f"backend 'highs': stopped with an error ({highs.getModelStatus().name})"
+            raise BackendError(msg)
+        return _collect(highs, form, status, build_s)
+
+
+def _fresh_scheduler(highspy: Any) -> None:
+    """Give this thread a fresh task scheduler.
+
+    HiGHS keeps one scheduler per thread of the process, and a run that asks for another number of
+    threads than the first one did fails without a word. Resetting concerns the calling thread
+    only, so that solves in other threads are safe; but a solve started from a callback must not
+    pull the scheduler away from the solve around it.
+    """
+    if _outer_threads() is None:
+        highspy.Highs.resetGlobalScheduler(True)  # noqa: FBT003 - takes no keyword
+
+
+def _outer_threads() -> int | None:
+    """Return the number of threads of the solve whose callback is running here, if one is."""
+    threads: int | None = getattr(_callback, "threads", None)
+    return threads
+
+
+def _configure(
+    highspy: Any, highs: Any, form: StandardForm, limits: Limits, *, quiet: bool
+) -> None:
+    settings: dict[str, OptionValue] = {
+        "output_flag": not quiet,
+        "log_to_console": False,
+        "threads": _outer_threads() or int(limits.threads),
+        "random_seed": int(limits.seed),
+        "mip_rel_gap": float(limits.rel_gap),
+        "mip_abs_gap": float(limits.abs_gap),
+        "mip_feasibility_tolerance": float(limits.tolerance),
+        "primal_feasibility_tolerance": float(limits.tolerance),
+        "small_matrix_value": _SMALLEST_COEFFICIENT,
+    }
+    if limits.objective_stop is not None:
+        settings["objective_target"] = float(limits.objective_stop)
+    if limits.objective_cutoff is not None:  # HiGHS reads this one as of a minimisation
+        settings["objective_bound"] = form.sense * float(limits.objective_cutoff)
+    for name, value in (settings | dict(limits.options)).items():
+        _set(highspy, highs, name, value)
+
+
+def _set(highspy: Any, highs: Any, name: str, value: OptionValue) -> None:
+    if highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:
+        msg = (
+            f"backend 'highs': does not know the option {name!r}, or refuses {value!r} for it; "
+            "see https://ergo-code.github.io/HiGHS/stable/options/definitions/"
+        )
+        raise UnknownOptionError(msg)
+
+
+def _load(highspy: Any, highs: Any, form: StandardForm) -> None:
+    matrix = form.matrix
+    done = highs.passModel(
+        form.n_columns,
+        form.n_rows,
+        matrix.nnz,
+        _BY_ROW,
+        form.sense,
+        form.offset,
+        form.objective,
+        form.lower,
+        form.upper,
+        form.row_lower,
+        form.row_upper,
+        matrix.indptr.astype(np.int32),
+        matrix.indices.astype(np.int32),
+        matrix.data,
+        form.integer.astype(np.int32),
+    )
+    _check(highspy, done, "refused the model; are there coefficients of 1e15 or more?")
+
+
+def _listen(highs: Any, limits: Limits, watch: Watch) -> None:
+    """Route what HiGHS says during a run to the watch."""
+
+    def improved(event: Any) -> None:
+        data = event.data_out
+        watch.solution(
+            data.objective_function_value,
+            lambda: np.array(data.mip_solution),
+            finite(data.mip_dual_bound),
+        )
+
+    def mip_asked(event: Any) -> None:
+        if watch.tick(finite(event.data_out.mip_dual_bound)):
+            event.interrupt()
+
+    def lp_asked(event: Any) -> None:
+        if watch.tick():
+            event.interrupt()
+
+    def printed(event: Any) -> None:
+        watch.write(event.message)
+
+    def marked(handle: Callable[[Any], None]) -> Callable[[Any], None]:
+        return _marked(handle, limits.threads)
+
+    highs.cbMipInterrupt.subscribe(marked(mip_asked))
+    highs.cbSimplexInterrupt.subscribe(marked(lp_asked))
+    highs.cbIpmInterrupt.subscribe(marked(lp_asked))
+    if watch.wants_solutions:
+        highs.cbMipImprovingSolution.subscribe(marked(improved))
+        highs.cbMipLogging.subscribe(marked(mip_asked))
+    if watch.wants_log:
+        highs.cbLogging.subscribe(marked(printed))
+
+
+def _marked(handle: Callable[[Any], None], threads: int) -> Callable[[Any], None]:
+    """Return a callback that tells solves started from it that they are."""
+
+    def call(event: Any) -> None:
+        before = _outer_threads()
+        _callback.threads = before or threads
+        try:
+            handle(event)
+        finally:
+            _callback.threads = before
+
+    return call
+
+
+def _collect(highs: Any, form: StandardForm, status: Status, build_s: float) -> Outcome:
+    info = highs.getInfo()
+    held = info.valid and info.primal_solution_status == _FEASIBLE
+    x = np.array(highs.getSolution().col_value) if held else None
+    if form.is_mip:
+        bound, nodes = finite(info.mip_dual_bound), max(0, int(info.mip_node_count))
+    else:
+        done = status is Status.OPTIMAL
+        bound, nodes = (finite(info.objective_function_value) if done else None), None
+    return Outcome(status=status, x=x, bound=bound, nodes=nodes, build_s=build_s)
+
+
+def _check(highspy: Any, done: Any, what: str) -> None:
+    if done == highspy.HighsStatus.kError:
+        msg = f"backend 'highs': {what}"
+        raise BackendError(msg)

@@ -1,0 +1,247 @@
+"""SCIP: the second back end, from ``poetmodel[scip]``.
+
+Notes
+-----
+SCIP searches with one thread; `Limits.threads` changes nothing. Its relative gap is measured
+against the smaller of objective and bound, so that it never stops earlier than the others.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+
+from poetmodel.backends.solver import Outcome, Solver, Status
+from poetmodel.backends.standard_form import MAXIMIZE
+from poetmodel.backends.watch import finite
+from poetmodel.errors import BackendError, UnknownOptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from poetmodel.backends.protocol import Feature, Limits, OptionValue
+    from poetmodel.backends.standard_form import StandardForm
+    from poetmodel.backends.watch import Watch
+
+STATUS: Final[Mapping[str, Status]] = {
+    "unknown": Status.FAILED,
+    "userinterrupt": Status.INTERRUPTED,
+    "nodelimit": Status.OTHER_LIMIT,
+    "totalnodelimit": Status.OTHER_LIMIT,
+    "stallnodelimit": Status.OTHER_LIMIT,
+    "timelimit": Status.TIME_LIMIT,
+    "memlimit": Status.OTHER_LIMIT,
+    "gaplimit": Status.OPTIMAL,
+    "primallimit": Status.OBJECTIVE_STOP,
+    "duallimit": Status.OTHER_LIMIT,
+    "sollimit": Status.OTHER_LIMIT,
+    "bestsollimit": Status.OTHER_LIMIT,
+    "restartlimit": Status.OTHER_LIMIT,
+    "optimal": Status.OPTIMAL,
+    "infeasible": Status.INFEASIBLE,
+    "unbounded": Status.UNBOUNDED,
+    "inforunbd": Status.INFEASIBLE_OR_UNBOUNDED,
+}
+"""What each status that ``Model.getStatus`` returns means here."""
+
+
+class Scip(Solver):
+    """Solves with SCIP, in this process."""
+
+    name = "scip"
+    features: ClassVar[frozenset[Feature]] = frozenset()
+    package = "pyscipopt"
+    remedy = 'pip install "poetmodel[scip]"'
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the versions of SCIP and of PySCIPOpt."""
+        pyscipopt = self.module()
+        model = pyscipopt.Model()
+        number = (model.getMajorVersion(), model.getMinorVersion(), model.getTechVersion())
+        return {"scip": ".".join(map(str, number)), "pyscipopt": str(pyscipopt.__version__)}
+
+    def run(
+        self,
+        form: StandardForm,
+        limits: Limits,
+        watch: Watch,
+        start: NDArray[np.float64] | None,
+    ) -> Outcome:
+        """Solve a model that has columns and no trivial contradiction."""
+        pyscipopt = self.module()
+        model = pyscipopt.Model()
+        model.hideOutput()
+        variables = _load(pyscipopt, model, form)
+        _configure(model, limits)
+        if start is not None:
+            _offer(model, variables, start)
+        with _log(model, watch) as pass_on:
+            _listen(pyscipopt, model, variables, watch, pass_on)
+            remaining_s = watch.remaining_s
+            if remaining_s == 0.0:
+                return Outcome(status=Status.TIME_LIMIT, build_s=watch.elapsed_s)
+            if remaining_s is not None and "limits/time" not in limits.options:
+                _set(model, "limits/time", remaining_s)
+            build_s = watch.elapsed_s
+            _optimize(model)
+        status = self.translate(model.getStatus(), STATUS)
+        outcome = _collect(model, variables, form, status, build_s)
+        model.freeProb()
+        return outcome
+
+
+@contextmanager
+def _log(model: Any, watch: Watch) -> Iterator[Callable[[], None]]:
+    """Give a function that passes on what SCIP has logged since it was last called.
+
+    SCIP's log goes through a file: redirecting its output to Python crashes the process when a
+    solve without the GIL writes to it.
+    """
+    if not watch.wants_log:
+        yield lambda: None
+        return
+    with tempfile.TemporaryDirectory(prefix="poetmodel-") as folder:
+        path = Path(folder) / "scip.log"
+        model.setLogfile(str(path))
+        with path.open("rb") as stream:
+
+            def pass_on() -> None:
+                watch.write(stream.read().decode("utf-8", errors="replace"))
+
+            try:
+                yield pass_on
+            finally:
+                model.setLogfile(None)
+                pass_on()
+
+
+def _optimize(model: Any) -> None:
+    """Solve without the GIL, which ``optimize`` would keep from all other threads."""
+    try:
+        model.optimizeNogil()
+    except Exception as error:  # PySCIPOpt knows nothing more specific
+        msg = f"backend 'scip': failed ({error})"
+        raise BackendError(msg) from error
+
+
+def _configure(model: Any, limits: Limits) -> None:
+    settings: dict[str, OptionValue] = {
+        "misc/catchctrlc": False,
+        "limits/gap": float(limits.rel_gap),
+        "limits/absgap": float(limits.abs_gap),
+        "numerics/feastol": float(limits.tolerance),
+        "randomization/randomseedshift": int(limits.seed),
+    }
+    if limits.objective_stop is not None:
+        settings["limits/primal"] = float(limits.objective_stop)
+    if limits.objective_cutoff is not None:
+        model.setObjlimit(float(limits.objective_cutoff))
+    for name, value in (settings | dict(limits.options)).items():
+        _set(model, name, value)
+
+
+def _set(model: Any, name: str, value: OptionValue) -> None:
+    try:
+        model.setParam(name, value)
+    except (KeyError, ValueError, TypeError) as error:
+        msg = (
+            f"backend 'scip': does not know the option {name!r}, or refuses {value!r} for it; "
+            "see https://www.scipopt.org/doc/html/PARAMETERS.php"
+        )
+        raise UnknownOptionError(msg) from error
+
+
+def _load(pyscipopt: Any, model: Any, form: StandardForm) -> list[Any]:
+    """Add columns and rows; rows go in coefficient by coefficient, which is the quickest way."""
+    infinity = model.infinity()
+    bounds = zip(form.lower.tolist(), form.upper.tolist(), strict=True)
+    kinds = zip(form.integer.tolist(), form.objective.tolist(), strict=True)
+    variables = [
+        model.addVar(
+            name=f"x{j}",
+            vtype="I" if whole else "C",
+            lb=max(low, -infinity),
+            ub=min(up, infinity),
+            obj=cost,
+        )
+        for j, ((low, up), (whole, cost)) in enumerate(zip(bounds, kinds, strict=True))
+    ]
+    ends = form.matrix.indptr.tolist()
+    indices, data = form.matrix.indices.tolist(), form.matrix.data.tolist()
+    sides = zip(form.row_lower.tolist(), form.row_upper.tolist(), strict=True)
+    for i, (low, up) in enumerate(sides):
+        begin, end = ends[i], ends[i + 1]
+        least, most = (None if abs(side) >= infinity else side for side in (low, up))
+        if begin == end or (least is None and most is None):
+            continue
+        head = data[begin] * variables[indices[begin]]
+        row = model.addCons(pyscipopt.ExprCons(head, least, most), name=f"c{i}")
+        for k in range(begin + 1, end):
+            model.addCoefLinear(row, variables[indices[k]], data[k])
+    if form.sense == MAXIMIZE:
+        model.setMaximize()
+    model.addObjoffset(form.offset)
+    return variables
+
+
+def _offer(model: Any, variables: list[Any], start: NDArray[np.float64]) -> None:
+    """Add the start to SCIP's solutions; SCIP completes a partial one if it can."""
+    partial = bool(np.isnan(start).any())
+    solution = model.createPartialSol() if partial else model.createSol()
+    for variable, value in zip(variables, start.tolist(), strict=True):
+        if not math.isnan(value):
+            model.setSolVal(solution, variable, value)
+    model.addSol(solution)
+
+
+def _listen(
+    pyscipopt: Any, model: Any, variables: list[Any], watch: Watch, pass_on: Callable[[], None]
+) -> None:
+    """Route SCIP's events to the watch."""
+    kinds = pyscipopt.SCIP_EVENTTYPE
+
+    def values() -> NDArray[np.float64]:
+        best = model.getBestSol()
+        return np.array([model.getSolVal(best, variable) for variable in variables])
+
+    def happened(_: Any, event: Any) -> None:
+        bound = finite(model.getDualbound())
+        if event.getType() == kinds.BESTSOLFOUND:
+            # during this event SCIP's primal bound is still that of the solution before
+            halt = watch.solution(model.getSolObjVal(model.getBestSol()), values, bound)
+        else:
+            halt = watch.tick(bound)
+        pass_on()
+        if halt or watch.stopping:
+            model.interruptSolve()
+
+    model.attachEventHandlerCallback(
+        happened,
+        [
+            kinds.BESTSOLFOUND,
+            kinds.PRESOLVEROUND,
+            kinds.FIRSTLPSOLVED,
+            kinds.LPSOLVED,
+            kinds.NODEFOCUSED,
+        ],
+    )
+
+
+def _collect(
+    model: Any, variables: list[Any], form: StandardForm, status: Status, build_s: float
+) -> Outcome:
+    x = None
+    if model.getNSols() and status is not Status.UNBOUNDED:
+        best = model.getBestSol()
+        x = np.array([model.getSolVal(best, variable) for variable in variables])
+    nodes = int(model.getNTotalNodes()) if form.is_mip else None
+    return Outcome(
+        status=status, x=x, bound=finite(model.getDualbound()), nodes=nodes, build_s=build_s
+    )

@@ -1,0 +1,170 @@
+"""The eyes and ears of one solve: clock, progress, stop signal, log, guarded callbacks."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.backends.protocol import Progress
+from poetmodel.backends.standard_form import round_binaries
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from poetmodel.backends.protocol import Limits, OnProgress
+    from poetmodel.backends.standard_form import StandardForm
+
+_TICK_S: Final = 0.1
+"""Shortest time between two reports without a new solution [s]."""
+_INFINITE: Final = 1e20
+"""Solvers write "none" as this or more."""
+
+
+def finite(value: float) -> float | None:
+    """Return a solver's number, None where it stands for *none*."""
+    return float(value) if math.isfinite(value) and abs(value) < _INFINITE else None
+
+
+class Watch:
+    """What back ends call from inside a running solver.
+
+    No exception leaves it: one from the user's callbacks is kept, the solver is told to stop, and
+    `raise_failure` raises it once the solver is out of the way. Solvers, left alone with one,
+    crash, swallow it, or carry on to their limit.
+
+    Parameters
+    ----------
+    form : StandardForm
+        The model being solved.
+    limits : Limits
+        Its limits.
+    on_progress, stop : optional
+        As in `Backend.solve`.
+    """
+
+    def __init__(
+        self,
+        form: StandardForm,
+        limits: Limits,
+        on_progress: OnProgress | None,
+        stop: threading.Event | None,
+    ) -> None:
+        self._form = form
+        self._limits = limits
+        self._on_progress = on_progress
+        self._stop = stop
+        self._failure: BaseException | None = None
+        self._refused = False
+        self._incumbent: float | None = None
+        self._bound: float | None = None
+        self._log: list[str] = []
+        self._began = time.perf_counter()
+        self._reported = self._began
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time since the call began [s]."""
+        return time.perf_counter() - self._began
+
+    @property
+    def remaining_s(self) -> float | None:
+        """What is left of the time limit [s], 0 or more; None without a limit."""
+        limit_s = self._limits.time_s
+        return None if limit_s is None else max(0.0, limit_s - self.elapsed_s)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the solver has been told to stop."""
+        return self._refused or (self._stop is not None and self._stop.is_set())
+
+    @property
+    def wants_solutions(self) -> bool:
+        """Whether anybody looks at solutions on the way."""
+        return self._on_progress is not None
+
+    @property
+    def wants_log(self) -> bool:
+        """Whether anybody reads the log."""
+        return self._limits.log is not None
+
+    @property
+    def log(self) -> str | None:
+        """The whole log so far; None where nobody reads it."""
+        return "".join(self._log) if self.wants_log else None
+
+    def solution(
+        self, objective: float, x: Callable[[], NDArray[np.float64]], bound: float | None = None
+    ) -> bool:
+        """Report a solution; return whether the solver has to stop.
+
+        Parameters
+        ----------
+        objective : float
+            Its objective, in the model's sense.
+        x : callable
+            Returns its values; called only if it is the best so far and somebody looks.
+        bound : float or None
+            The bound at that moment.
+        """
+        self._raise_bound(bound)
+        known = self._incumbent
+        if known is None or self._form.sense * (known - objective) > 0:
+            self._incumbent = objective
+            if self._on_progress is not None:
+                self._guard(lambda: self._report(round_binaries(x(), self._form)))
+        return self.stopping
+
+    def tick(self, bound: float | None = None) -> bool:
+        """Report that the solver is alive; return whether it has to stop."""
+        self._raise_bound(bound)
+        if self._on_progress is not None and time.perf_counter() - self._reported > _TICK_S:
+            self._guard(lambda: self._report(None))
+        return self.stopping
+
+    def write(self, text: str) -> None:
+        """Pass on a piece of the solver's log."""
+        listener = self._limits.log
+        if listener is not None and text:
+            self._log.append(text)
+            self._guard(lambda: listener(text))
+
+    def raise_failure(self) -> None:
+        """Raise what a callback raised during the solve, if one did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _report(self, x: NDArray[np.float64] | None) -> None:
+        if self._refused:
+            return
+        self._reported = time.perf_counter()
+        progress = Progress(
+            elapsed_s=self.elapsed_s, incumbent=self._incumbent, bound=self._bound, x=x
+        )
+        if self._on_progress is not None and self._on_progress(progress) is False:
+            self._refused = True
+
+    def _raise_bound(self, bound: float | None) -> None:
+        """Keep the best bound seen, never one beyond the cutoff, which solvers take for proven."""
+        sense = self._form.sense
+        if bound is None:
+            return
+        cutoff = self._limits.objective_cutoff
+        if cutoff is not None:
+            bound = sense * min(sense * bound, sense * cutoff)
+        if self._bound is None or sense * (bound - self._bound) > 0:
+            self._bound = bound
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        """Make a call to the user's code; none after one that failed."""
+        if self._failure is not None:
+            return
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, raised again after the solve
+            self._failure = error
+            self._refused = True

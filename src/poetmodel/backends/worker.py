@@ -1,0 +1,78 @@
+"""Solving in a thread, so that Ctrl-C stops the solver and keeps what it has found."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_POLL_S: Final = 0.1
+"""How long Ctrl-C may go unnoticed [s]."""
+
+
+def run_interruptibly(solve: Callable[[], T], stop: threading.Event) -> T:
+    """Run a solve in a thread of its own and return what it returns.
+
+    Parameters
+    ----------
+    solve : callable
+        Takes nothing; must end soon after `stop` is set, as `Backend.solve` does if it was
+        given the same event.
+    stop : threading.Event
+        Set on the first Ctrl-C, after which the result is still waited for.
+
+    Returns
+    -------
+    object
+        What `solve` returned; after Ctrl-C, what it had by then.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        On a second Ctrl-C, or on one before the solve has begun; the solver is left behind to
+        notice `stop` by itself.
+
+    Notes
+    -----
+    While a solver runs, Python handles no signal in the thread that called it, and each solver
+    deals with signals in its own way. The main thread therefore only waits. It waits for an
+    event because an interrupted ``Thread.join`` of Python 3.11 takes a live thread for finished.
+    """
+    done = threading.Event()
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(solve())
+        except BaseException as error:  # noqa: BLE001 - handed over to the waiting thread
+            failures.append(error)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=work, name="poetmodel-solve", daemon=True)
+    try:
+        thread.start()
+        _wait(done)
+    except KeyboardInterrupt:
+        stop.set()
+        if not (thread.is_alive() or done.is_set()):  # Ctrl-C came before the thread did
+            raise
+        _wait(done)
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+def _wait(done: threading.Event) -> None:
+    """Wait, and keep Ctrl-C: Gurobi takes it over for a solve, and prints where JSON should be."""
+    handler = signal.getsignal(signal.SIGINT)
+    mine = handler is not None and threading.current_thread() is threading.main_thread()
+    while not done.wait(_POLL_S):
+        if mine:
+            signal.signal(signal.SIGINT, handler)

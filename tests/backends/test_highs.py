@@ -1,0 +1,69 @@
+"""HiGHS alone: its statuses and its scheduler."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import highspy
+import numpy as np
+import pytest
+
+from poetmodel.backends import Limits, Termination
+from poetmodel.backends.highs import STATUS, Highs, _fresh_scheduler
+from poetmodel.backends.solver import Status
+from poetmodel.backends.standard_form import StandardForm
+from poetmodel.errors import BackendError
+
+
+def test_every_status_has_a_meaning() -> None:
+    """A new release cannot add a status unseen."""
+    assert set(STATUS) == set(highspy.HighsModelStatus.__members__)
+    assert STATUS["kOptimal"] is Status.OPTIMAL
+
+
+def test_unknown_status_is_an_error() -> None:
+    """A status outside the table is never guessed at."""
+    with pytest.raises(BackendError, match="'highs': returned the unknown status 'kNew'"):
+        Highs().translate("kNew", STATUS)
+
+
+def test_cutoff_below_the_optimum_is_not_an_optimum() -> None:
+    """What HiGHS calls optimal under a cutoff that nothing meets is not passed on as optimal."""
+    rng = np.random.default_rng(0)
+    weights = rng.integers(1, 100, (5, 40))
+    form = StandardForm.from_arrays(
+        weights,
+        rng.integers(1, 100, 40),
+        upper=1.0,
+        row_lower=weights.sum(1) // 2,
+        integer=True,
+    )
+    result = Highs().solve(form, Limits(time_s=60.0, objective_cutoff=500.0))
+    assert result.termination is Termination.CUTOFF  # the optimum is 503
+    assert (result.x, result.bound) == (None, 500.0)
+
+
+def test_small_coefficients_count() -> None:
+    """Coefficients below 1e-9, which HiGHS drops by default, are kept."""
+    form = StandardForm.from_arrays([[1e-10]], [1.0], row_lower=1e-3, upper=1e8)
+    assert Highs().solve(form, Limits()).objective == pytest.approx(1e7, rel=1e-3)
+
+
+def test_refused_model_is_an_error() -> None:
+    """A coefficient that HiGHS cannot take is an error, not a wrong answer."""
+    form = StandardForm.from_arrays([[1e16]], [1.0], row_lower=1.0)
+    with pytest.raises(BackendError, match="refused the model"):
+        Highs().solve(form, Limits())
+
+
+def test_scheduler_is_renewed_but_not_from_a_callback() -> None:
+    """Every solve gets a fresh scheduler, except one inside another's callback."""
+    resets: list[bool] = []
+    fake = SimpleNamespace(Highs=SimpleNamespace(resetGlobalScheduler=resets.append))
+    _fresh_scheduler(fake)
+    assert resets == [True]
+    form = StandardForm.from_arrays([[3.0, 5.0]], [4.0, 6.0], row_lower=7.0, integer=True)
+    Highs().solve(form, Limits(), on_progress=lambda _: _fresh_scheduler(fake))
+    assert resets == [True]
+    _fresh_scheduler(fake)
+    assert resets == [True, True]

@@ -1,0 +1,126 @@
+"""What solvers report during a solve, and what becomes of it."""
+
+from __future__ import annotations
+
+import threading
+from typing import NoReturn
+
+import numpy as np
+import pytest
+
+from poetmodel.backends import Limits, Progress
+from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
+from poetmodel.backends.watch import Watch, finite
+
+
+def form(sense: int = MINIMIZE) -> StandardForm:
+    """Return a form of one integer column."""
+    return StandardForm.from_arrays([[1.0]], [1.0], integer=True, sense=sense)
+
+
+def at(value: float) -> np.ndarray:
+    """Return a solution of `form`."""
+    return np.array([value])
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [(1.5, 1.5), (-1e19, -1e19), (1e20, None), (-1e100, None), (np.inf, None), (np.nan, None)],
+)
+def test_finite(value: float, kept: float | None) -> None:
+    """Solvers' ways to say none all become None."""
+    assert finite(value) == kept
+
+
+@pytest.mark.parametrize(("sense", "values"), [(MINIMIZE, [5, 6, 4, 4]), (MAXIMIZE, [5, 4, 6, 6])])
+def test_only_better_solutions_are_reported(sense: int, values: list[float]) -> None:
+    """Solvers repeat and deteriorate; listeners see improvements, rounded."""
+    seen: list[Progress] = []
+    watch = Watch(form(sense), Limits(), seen.append, None)
+    for value in values:
+        watch.solution(value, lambda value=value: at(value + 1e-7))
+    assert [news.incumbent for news in seen] == [values[0], values[2]]
+    assert [None if news.x is None else news.x[0] for news in seen] == [values[0], values[2]]
+
+
+def test_bounds_never_slacken() -> None:
+    """A listener sees the best bound so far."""
+    seen: list[Progress] = []
+    watch = Watch(form(), Limits(), seen.append, None)
+    for bound, objective in ((1.0, 9.0), (0.5, 8.0), (None, 7.0), (2.0, 6.0)):
+        watch.solution(objective, lambda: at(0.0), bound)
+    assert [news.bound for news in seen] == [1.0, 1.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(("sense", "bound"), [(MINIMIZE, 7.0), (MAXIMIZE, 3.0)])
+def test_bounds_beyond_the_cutoff_prove_the_cutoff(sense: int, bound: float) -> None:
+    """With a cutoff, no bound says more than that nothing is better than it."""
+    seen: list[Progress] = []
+    watch = Watch(form(sense), Limits(objective_cutoff=5.0), seen.append, None)
+    watch.solution(9.0, lambda: at(0.0), bound)
+    assert seen[0].bound == 5.0
+
+
+def test_ticks_are_thinned_out() -> None:
+    """News without a solution comes at most a few times a second."""
+    seen: list[Progress] = []
+    watch = Watch(form(), Limits(), seen.append, None)
+    for _ in range(100):
+        watch.tick(1.0)
+    assert len(seen) < 10
+    threading.Event().wait(0.15)
+    watch.tick(2.0)
+    assert (seen[-1].bound, seen[-1].x) == (2.0, None)
+
+
+def test_refusal_stops_and_silences() -> None:
+    """After False nothing more is reported, and every answer is to stop."""
+    seen: list[Progress] = []
+    watch = Watch(form(), Limits(), lambda news: bool(seen.append(news)), None)
+    assert watch.solution(5.0, lambda: at(5.0))
+    assert watch.solution(4.0, lambda: at(4.0))
+    assert watch.tick()
+    assert len(seen) == 1
+    watch.raise_failure()
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
+def test_failure_is_kept(error: BaseException) -> None:
+    """An exception of a callback, Ctrl-C among them, is kept for after the solve."""
+
+    def fail(_: Progress) -> NoReturn:
+        raise error
+
+    watch = Watch(form(), Limits(), fail, None)
+    assert watch.solution(5.0, lambda: at(5.0))
+    assert watch.stopping
+    with pytest.raises(type(error)):
+        watch.raise_failure()
+
+
+def test_stop_event() -> None:
+    """The stop event is looked at whenever the solver reports."""
+    stop = threading.Event()
+    watch = Watch(form(), Limits(), None, stop)
+    assert not watch.tick()
+    stop.set()
+    assert watch.tick()
+
+
+def test_time() -> None:
+    """Without a limit time does not run out; with one, it does."""
+    assert Watch(form(), Limits(), None, None).remaining_s is None
+    watch = Watch(form(), Limits(time_s=1e-9), None, None)
+    assert watch.elapsed_s > 0
+    assert watch.remaining_s == 0.0
+
+
+def test_log() -> None:
+    """The log is kept and passed on, if anybody wants it."""
+    pieces: list[str] = []
+    watch = Watch(form(), Limits(log=pieces.append), None, None)
+    for text in ("one\n", "", "two\n"):
+        watch.write(text)
+    assert pieces == ["one\n", "two\n"]
+    assert watch.log == "one\ntwo\n"
+    assert Watch(form(), Limits(), None, None).log is None

@@ -1,0 +1,95 @@
+"""Solving in a thread, and Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from poetmodel.backends import run_interruptibly
+
+
+def test_result_comes_back() -> None:
+    """What the solve returns is returned, from a thread of its own."""
+    stop = threading.Event()
+    thread = run_interruptibly(threading.current_thread, stop)
+    assert thread is not threading.current_thread()
+    assert not stop.is_set()
+
+
+def test_exception_comes_back() -> None:
+    """What the solve raises is raised."""
+
+    def fail() -> None:
+        msg = "no"
+        raise LookupError(msg)
+
+    with pytest.raises(LookupError, match="no"):
+        run_interruptibly(fail, threading.Event())
+
+
+def test_signal_handler_is_left_as_it_was() -> None:
+    """Whatever the solver does to Ctrl-C, Python's handler is the same afterwards."""
+    before = signal.getsignal(signal.SIGINT)
+    run_interruptibly(lambda: threading.Event().wait(0.3), threading.Event())
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_outside_the_main_thread() -> None:
+    """It works in threads that may not touch signals."""
+    results: list[int] = []
+
+    def slow() -> int:
+        threading.Event().wait(0.2)
+        return 7
+
+    thread = threading.Thread(
+        target=lambda: results.append(run_interruptibly(slow, threading.Event()))
+    )
+    thread.start()
+    thread.join()
+    assert results == [7]
+
+
+STUBBORN = """
+import os, threading
+from poetmodel.backends import run_interruptibly
+stop = threading.Event()
+def solve():
+    print("running", flush=True)
+    stop.wait()
+    print("asked to stop", flush=True)
+    if {obedient}:
+        return "what there is"
+    threading.Event().wait(60.0)
+try:
+    print(run_interruptibly(solve, stop), flush=True)
+except KeyboardInterrupt:
+    print("gave up", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("obedient", "end"),
+    [(True, "what there is\n"), (False, "gave up\n")],
+    ids=["obeys", "stubborn"],
+)
+def test_ctrl_c(*, obedient: bool, end: str) -> None:
+    """The first Ctrl-C asks the solver to stop and waits for it; a second one does not wait."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN.format(obedient=obedient)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "running\n"
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.readline() == "asked to stop\n"
+        if not obedient:
+            child.send_signal(signal.SIGINT)
+        assert child.stdout.read() == end
