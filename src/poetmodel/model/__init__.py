@@ -1,0 +1,6 @@
+"""Formulations of the problem as Pyomo models; symbols of the paper live here."""
+
+from poetmodel.model.building import FORMULATIONS, build, read_schedule
+from poetmodel.model.component import Component, Formulation
+
+__all__ = ["FORMULATIONS", "Component", "Formulation", "build", "read_schedule"]

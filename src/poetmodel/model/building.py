@@ -1,0 +1,143 @@
+"""From a problem to a Pyomo model, and from a solved model to a schedule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyomo.environ as pyo
+
+from poetmodel.errors import InputError
+from poetmodel.model.compact import COMPACT, CompactRelations
+from poetmodel.model.events import find_events, recomputable_nodes
+from poetmodel.model.paper import PAPER, check_fits
+from poetmodel.model.relations import Relation
+from poetmodel.model.triangle import TriangleRelations
+from poetmodel.model.unreduced import UNREDUCED
+from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from poetmodel.model.component import Formulation
+    from poetmodel.problem import Problem
+
+FORMULATIONS: Final[Mapping[str, Formulation]] = {"compact": COMPACT, "paper": PAPER}
+"""The formulations that `build` knows by name."""
+
+
+def build(
+    problem: Problem,
+    formulation: str | Formulation = "compact",
+    *,
+    reductions: bool = True,
+    stages: str = "all",
+) -> pyo.ConcreteModel:
+    """Return a Pyomo model of a problem, to be solved or extended.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to state.
+    formulation : {'compact', 'paper'} or Formulation
+        ``compact`` is exact and small; ``paper`` is Algorithm 1 as published; an own `Formulation`
+        (an ablation) is built over the variables of ``compact``.
+    reductions : bool
+        Without them ``compact`` leaves every choice of the contract open (page-outs at any stage,
+        dominated recomputations, page-ins that nobody needs), for constraints that need them.
+    stages : {'all', 'events'}
+        Where ``compact`` offers recomputations: at every stage (exact), or at use stages and their
+        closure only: smaller, and a restriction, so its own bound does not hold for the problem.
+
+    Returns
+    -------
+    pyomo.environ.ConcreteModel
+        With ``model.problem``, and ``model.R[t, k]``, ``model.S_RAM[t, i]``, ``model.S_AUX[t, i]``,
+        ``model.M_in[t, i]``, ``model.M_out[t, i]`` for every entry of the triangle: a variable, or
+        an expression where the formulation has decided it. ``model.exact`` says whether its bound
+        holds for the problem.
+
+    Raises
+    ------
+    ModelError
+        If ``paper`` cannot state the problem.
+    InputError
+        For an unknown formulation or choice of stages.
+
+    Examples
+    --------
+    >>> import poetmodel as pm
+    >>> graph = pm.Graph(name="pair", nodes=(pm.operation("a", output_bytes=8),
+    ...                                      pm.operation("b", output_bytes=4, inputs=("a",))))
+    >>> costs = pm.Costs.from_arrays(graph, compute_time_s=[1, 1], compute_energy_j=[2, 3])
+    >>> model = build(pm.Problem(graph, costs, ram=12))
+    >>> sorted(model.S_RAM)
+    [(1, 0)]
+    """
+    chosen, exact = _choose(formulation, reductions=reductions, stages=stages)
+    m = pyo.ConcreteModel(name=f"{problem.graph.name} ({chosen.name})")
+    m.problem = problem
+    m.formulation = chosen
+    m.exact = exact
+    if chosen is PAPER:
+        check_fits(problem)
+    if chosen in (PAPER, UNREDUCED):
+        chosen.populate(m)
+        m.relations = TriangleRelations(m)
+        return m
+    m.events = find_events(
+        problem,
+        range(len(problem.graph.nodes)),
+        recomputable=recomputable_nodes(problem),
+        stages="events" if stages == "events" else "all",
+    )
+    chosen.populate(m)
+    m.zero = pyo.Expression(expr=0.0)
+    m.one = pyo.Expression(expr=1.0)
+    m.relations = CompactRelations(m)
+    for name in RELATIONS:
+        setattr(m, name, Relation(name, problem.graph, getattr(m.relations, name)))
+    return m
+
+
+def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = None) -> Schedule:
+    """Return the schedule that the values of a model's variables state.
+
+    Parameters
+    ----------
+    m : ConcreteModel
+        From `build`, solved.
+    value : callable, optional
+        Says whether a binary variable is 1; by default from its Pyomo value.
+    """
+    entries: dict[str, list[tuple[int, int]]] = {name: [] for name in RELATIONS}
+    for name, t, k in m.relations.chosen(value or _is_one):
+        entries[name].append((t, k))
+    return Schedule(
+        **{name: tuple(pairs) for name, pairs in entries.items()},
+        identity=GraphIdentity.of(m.problem.graph),
+    )
+
+
+def _is_one(variable: Any) -> bool:
+    return round(pyo.value(variable, exception=False) or 0) == 1
+
+
+def _choose(
+    formulation: str | Formulation, *, reductions: bool, stages: str
+) -> tuple[Formulation, bool]:
+    if stages not in ("all", "events"):
+        msg = f"stages: expected 'all' or 'events', got {stages!r}"
+        raise InputError(msg)
+    if not isinstance(formulation, str):
+        exact = formulation == UNREDUCED or (formulation == COMPACT and stages == "all")
+        return formulation, exact
+    if formulation not in FORMULATIONS:
+        hint = "; 'lazy' builds a series of models: pass the problem to solve" * (
+            formulation == "lazy"
+        )
+        msg = f"formulation: expected one of {', '.join(FORMULATIONS)}, got {formulation!r}{hint}"
+        raise InputError(msg)
+    if formulation == "compact" and not reductions:
+        return UNREDUCED, True
+    chosen = FORMULATIONS[formulation]
+    return chosen, chosen is COMPACT and stages == "all"

@@ -1,0 +1,298 @@
+"""``compact``: the exact model with few binaries and no big-M.
+
+Written over `Events`: decisions exist only where they can matter. Memory is stated step by step
+without a recurrence; see `docs/formulations.md` for the argument that nothing is lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyomo.environ as pyo
+
+from poetmodel.model.component import Component, Formulation
+from poetmodel.model.linear import byte_row, entry, linear
+from poetmodel.model.memory import MEMORY, assign_memory
+from poetmodel.model.quantities import DEADLINE, ENERGY_BUDGET, OBJECTIVE, Decisions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.schedule import Schedule
+
+
+def _variables(m: pyo.ConcreteModel) -> None:
+    """Declare the decisions, all binary.
+
+    ::
+
+        kept[i,a]        tensor i stays in RAM from event e_a to e_(a+1):
+                         S_RAM[t,i] for e_a < t <= e_(a+1)
+        recomputed[t,k]  node k is recomputed in stage t: R[t,k]
+        paged_in[t,i]    tensor i is paged in, in stage t: M_in[t,i]
+        paged_out[i]     tensor i is paged out right after its first computation; S_AUX from then on
+    """
+    graph, events = m.problem.graph, m.events
+    kept = [(i, a) for i, stages in enumerate(events.events) for a in range(len(stages))]
+    recomputed = [(t, k) for k, stages in enumerate(events.recompute) for t in stages]
+    paged_in = [(t, i) for i, stages in enumerate(events.page_in) for t in stages]
+    paged_out = [
+        i
+        for i, stages in enumerate(events.page_in)
+        if stages and not graph.nodes[graph.node_of[i]].on_aux
+    ]
+    m.kept = pyo.Var(kept, domain=pyo.Binary)
+    m.recomputed = pyo.Var(recomputed, domain=pyo.Binary)
+    m.paged_in = pyo.Var(paged_in, domain=pyo.Binary)
+    m.paged_out = pyo.Var(paged_out, domain=pyo.Binary)
+    m.decisions = Decisions(
+        recomputations=[(k, m.recomputed[t, k]) for t, k in recomputed],
+        page_ins=[(i, m.paged_in[t, i]) for t, i in paged_in],
+        page_outs=[(i, m.paged_out[i]) for i in paged_out],
+    )
+
+
+VARIABLES = Component(
+    "variables", _variables, source="POET (ICML 2022), section 5.2; events: poetmodel"
+)
+
+
+def sources(m: pyo.ConcreteModel, t: int, i: int) -> list[Any]:
+    """Return the variables that put tensor `i` into RAM in stage (or group) `t`, an event of it."""
+    k = m.problem.graph.node_of[i]
+    segment = m.events.segment(i, m.events.group_of[k], t)
+    found = [] if segment is None else [m.kept[i, segment]]
+    if (t, k) in m.recomputed:
+        found.append(m.recomputed[t, k])
+    if (t, i) in m.paged_in:
+        found.append(m.paged_in[t, i])
+    return found
+
+
+def _once(m: pyo.ConcreteModel) -> None:
+    """Put a tensor into RAM at most once a stage.
+
+    Paging in what is in RAM is not allowed; recomputing it is waste where the node makes nothing
+    else::
+
+        S_RAM[t,i] + M_in[t,i] + R[t,node(i)] <= 1    node(i) has one output
+        S_RAM[t,i] + M_in[t,i] <= 1                   otherwise
+    """
+    graph = m.problem.graph
+
+    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
+        k = graph.node_of[i]
+        again = entry(m.recomputed, (t, k))
+        several = len(graph.outputs_of[k]) > 1
+        found = [var for var in sources(m, t, i) if not (several and var is again)]
+        if len(found) <= 1:
+            return pyo.Constraint.Skip
+        return (None, linear((1, var) for var in found), 1)
+
+    index = [(t, i) for i, stages in enumerate(m.events.events) for t in stages]
+    m.once = pyo.Constraint(index, rule=rule)
+
+
+ONCE = Component(
+    "once",
+    _once,
+    source="poetmodel: section 5.2 of POET with page-ins that count at once",
+    requires=frozenset({"variables"}),
+)
+
+
+def _keeping(m: pyo.ConcreteModel) -> None:
+    """Keep on only what is in RAM.
+
+    For every event ``t = e_a`` of a tensor after its first computation::
+
+        kept[i,a] <= S_RAM[t,i] + R[t,node(i)] + M_in[t,i]
+    """
+
+    def rule(m: pyo.ConcreteModel, i: int, a: int) -> Any:
+        found = sources(m, m.events.events[i][a - 1], i)
+        return (None, linear([(1, m.kept[i, a]), *((-1, var) for var in found)]), 0)
+
+    m.keeping = pyo.Constraint([(i, a) for i, a in m.kept if a > 0], rule=rule)
+
+
+KEEPING = Component(
+    "keeping",
+    _keeping,
+    source="POET (ICML 2022), constraint 1c",
+    requires=frozenset({"variables"}),
+)
+
+
+def _from_storage(m: pyo.ConcreteModel) -> None:
+    """Page in only what was paged out.
+
+    ::
+
+        M_in[t,i] <= paged_out[i]
+    """
+
+    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
+        if i not in m.paged_out:
+            return pyo.Constraint.Skip
+        return (None, linear([(1, m.paged_in[t, i]), (-1, m.paged_out[i])]), 0)
+
+    m.from_storage = pyo.Constraint(list(m.paged_in), rule=rule)
+
+
+FROM_STORAGE = Component(
+    "from_storage",
+    _from_storage,
+    source="POET (ICML 2022), constraints 1d and 1e",
+    requires=frozenset({"variables"}),
+)
+
+
+def _inputs(m: pyo.ConcreteModel) -> None:
+    """Compute a node only when its inputs are in RAM.
+
+    For every input `i` of node `j`, in its own stage and where it may be recomputed::
+
+        1      <= S_RAM[j,i] + R[j,node(i)] + M_in[j,i]
+        R[t,j] <= S_RAM[t,i] + R[t,node(i)] + M_in[t,i]
+    """
+    graph, group_of = m.problem.graph, m.events.group_of
+
+    def first(m: pyo.ConcreteModel, j: int, i: int) -> Any:
+        return (1, linear((1, var) for var in sources(m, group_of[j], i)), None)
+
+    def again(m: pyo.ConcreteModel, t: int, j: int, i: int) -> Any:
+        found = sources(m, t, i)
+        return (None, linear([(1, m.recomputed[t, j]), *((-1, var) for var in found)]), 0)
+
+    reads = [(j, i) for j, inputs in enumerate(graph.inputs_of) for i in inputs]
+    m.inputs = pyo.Constraint(
+        [(j, i) for j, i in reads if group_of[graph.node_of[i]] < group_of[j]], rule=first
+    )
+    m.inputs_again = pyo.Constraint(
+        [(t, j, i) for j, i in reads for t in m.events.recompute[j]], rule=again
+    )
+
+
+INPUTS = Component(
+    "inputs",
+    _inputs,
+    source="POET (ICML 2022), constraint 1b; Checkmate (MLSys 2020), equation 1b",
+    requires=frozenset({"variables"}),
+)
+
+
+def _storage(m: pyo.ConcreteModel) -> None:
+    """Keep within the auxiliary storage; its space is not reused.
+
+    ::
+
+        sum(bytes[i] * paged_out[i]) <= aux_bytes
+    """
+    limit = m.problem.aux_limit_bytes
+    if limit is None:
+        return
+    sizes = m.problem.graph.tensor_bytes
+    row = byte_row([(sizes[i], m.paged_out[i]) for i in m.paged_out], limit)
+    if row is not None:
+        scaled, right = row
+        m.storage = pyo.Constraint(expr=(None, linear(scaled), right))
+
+
+STORAGE = Component(
+    "storage",
+    _storage,
+    source="poetmodel: auxiliary storage is finite and not reused within a step",
+    requires=frozenset({"variables"}),
+)
+
+COMPACT = Formulation(
+    "compact",
+    (
+        VARIABLES,
+        ONCE,
+        KEEPING,
+        FROM_STORAGE,
+        INPUTS,
+        MEMORY,
+        STORAGE,
+        DEADLINE,
+        ENERGY_BUDGET,
+        OBJECTIVE,
+    ),
+)
+
+
+class CompactRelations:
+    """Values of the paper's relations in terms of the variables of ``compact``."""
+
+    def __init__(self, m: pyo.ConcreteModel) -> None:
+        self._m = m
+
+    def R(self, t: int, k: int) -> Any:
+        """``R[t,k]``."""
+        return self._m.one if t == k else self._found(self._m.recomputed, (t, k))
+
+    def S_RAM(self, t: int, i: int) -> Any:
+        """``S_RAM[t,i]``."""
+        m = self._m
+        segment = m.events.segment(i, m.problem.graph.node_of[i], t)
+        return m.zero if segment is None else m.kept[i, segment]
+
+    def S_AUX(self, t: int, i: int) -> Any:  # noqa: ARG002  # on storage from the first stage on
+        """``S_AUX[t,i]``."""
+        graph = self._m.problem.graph
+        if graph.nodes[graph.node_of[i]].on_aux:
+            return self._m.one
+        return self._found(self._m.paged_out, i)
+
+    def M_in(self, t: int, i: int) -> Any:
+        """``M_in[t,i]``."""
+        return self._found(self._m.paged_in, (t, i))
+
+    def M_out(self, t: int, i: int) -> Any:
+        """``M_out[t,i]``."""
+        first = self._m.problem.graph.node_of[i]
+        return self._found(self._m.paged_out, i) if t == first else self._m.zero
+
+    def _found(self, variables: Any, index: Any) -> Any:
+        return entry(variables, index, self._m.zero)
+
+    def chosen(self, value: Any) -> Iterator[tuple[str, int, int]]:
+        """Yield (relation, stage, index) of every entry that holds, given a variable's value."""
+        m, graph = self._m, self._m.problem.graph
+        yield from (("R", t, t) for t in range(len(graph.nodes)))
+        yield from (("R", t, k) for (t, k), var in m.recomputed.items() if value(var))
+        yield from (("M_in", t, i) for (t, i), var in m.paged_in.items() if value(var))
+        for (i, a), var in m.kept.items():
+            if value(var):
+                yield from (("S_RAM", t, i) for t in self._stages(i, a))
+        for i, k in enumerate(graph.node_of):
+            out = i in m.paged_out and value(m.paged_out[i])
+            if out:
+                yield "M_out", k, i
+            if out or graph.nodes[k].on_aux:
+                yield from (("S_AUX", t, i) for t in range(k + 1, len(graph.nodes)))
+
+    def assign(self, schedule: Schedule) -> Iterator[tuple[Any, float]]:
+        """Yield (variable, value) of what a schedule says, as far as the variables can say it."""
+        m = self._m
+        entries = {name: set(getattr(schedule, name)) for name in ("R", "S_RAM", "M_in")}
+        out = {i for _, i in schedule.M_out}
+        values: dict[int, float] = {}
+        for index, var in m.recomputed.items():
+            values[id(var)] = float(index in entries["R"])
+            yield var, values[id(var)]
+        for (i, a), var in m.kept.items():
+            held = all((t, i) in entries["S_RAM"] for t in self._stages(i, a))
+            values[id(var)] = float(held)
+            yield var, values[id(var)]
+        yield from ((var, float(index in entries["M_in"])) for index, var in m.paged_in.items())
+        yield from ((var, float(i in out)) for i, var in m.paged_out.items())
+        yield from assign_memory(m, schedule, values)
+
+    def _stages(self, i: int, a: int) -> range:
+        """Return the stages at whose beginning segment `a` of tensor `i` has it in RAM."""
+        stages = self._m.events.events[i]
+        begin = self._m.problem.graph.node_of[i] if a == 0 else stages[a - 1]
+        return range(begin + 1, stages[a] + 1)

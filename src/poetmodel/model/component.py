@@ -1,0 +1,86 @@
+"""Formulations are values: a tuple of components, one constraint family each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from poetmodel.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyomo.environ as pyo
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One family of variables or constraints."""
+
+    name: str
+    """Name of what it adds to the model."""
+    build: Callable[[pyo.ConcreteModel], None]
+    """Adds it to a model; the docstring states the inequality."""
+    source: str
+    """Paper and equation, or ``poetmodel:`` and the reason why it holds."""
+    requires: frozenset[str] = frozenset()
+    """Components that must come before."""
+
+    @property
+    def statement(self) -> str:
+        """The docstring of the builder: what it says, with the inequality."""
+        return self.build.__doc__ or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Formulation:
+    """An ordered choice of components.
+
+    Raises
+    ------
+    InputError
+        If a component lacks one that it requires, or comes twice.
+    """
+
+    name: str
+    """What people call it."""
+    components: tuple[Component, ...]
+    """In the order in which they are built."""
+
+    def __post_init__(self) -> None:
+        built: set[str] = set()
+        for component in self.components:
+            missing = component.requires - built
+            if missing:
+                msg = (
+                    f"formulation {self.name!r}: component {component.name!r} requires "
+                    f"{', '.join(sorted(missing))} before it"
+                )
+                raise InputError(msg)
+            if component.name in built:
+                msg = f"formulation {self.name!r}: component {component.name!r} comes twice"
+                raise InputError(msg)
+            built.add(component.name)
+
+    def swap(self, component: Component, *, name: str) -> Formulation:
+        """Return a formulation in which `component` takes the place of the one of its name."""
+        if component.name not in {part.name for part in self.components}:
+            msg = f"formulation {self.name!r} has no component {component.name!r} to swap"
+            raise InputError(msg)
+        parts = tuple(
+            component if part.name == component.name else part for part in self.components
+        )
+        return replace(self, name=name, components=parts)
+
+    def without(self, component: str, *, name: str) -> Formulation:
+        """Return a formulation that lacks the component of this name."""
+        if component not in {part.name for part in self.components}:
+            msg = f"formulation {self.name!r} has no component {component!r} to leave out"
+            raise InputError(msg)
+        parts = tuple(part for part in self.components if part.name != component)
+        return replace(self, name=name, components=parts)
+
+    def populate(self, model: pyo.ConcreteModel) -> None:
+        """Build every component into a model, in order."""
+        for component in self.components:
+            component.build(model)

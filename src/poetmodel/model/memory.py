@@ -1,0 +1,238 @@
+"""Memory rows: the bytes that are live at every step that may execute, without a recurrence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyomo.environ as pyo
+
+from poetmodel.graph import floor
+from poetmodel.model.component import Component
+from poetmodel.model.linear import byte_row, entry, linear, merged
+from poetmodel.model.quantities import never
+from poetmodel.problem import Quantity
+from poetmodel.schedule import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from poetmodel.graph import Graph
+    from poetmodel.model.linear import Term
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+
+
+class StepView:
+    """What a formulation must tell so that its memory rows can be stated.
+
+    Every method returns a list of variables whose sum is the relation's entry, empty for a constant
+    zero.
+    """
+
+    def __init__(self, m: pyo.ConcreteModel) -> None:
+        self.m = m
+        self.problem: Problem = m.problem
+        self.graph: Graph = m.problem.graph
+
+    def in_ram(self, t: int, i: int) -> Any | None:
+        """Return the variable of ``S_RAM[t,i]``, or None where it is zero."""
+        if t >= len(self.graph.nodes):
+            return None
+        segment = self.m.events.segment(i, self.graph.node_of[i], t)
+        return None if segment is None else self.m.kept[i, segment]
+
+    def computed(self, t: int, k: int) -> Any | None:
+        """Return the variable of ``R[t,k]``, ``k < t``, or None where it is zero."""
+        return entry(self.m.recomputed, (t, k))
+
+    def paged_in(self, t: int, i: int) -> Any | None:
+        """Return the variable of ``M_in[t,i]``, or None where it is zero."""
+        return entry(self.m.paged_in, (t, i))
+
+
+class MemoryRows:
+    """Generates the rows of all steps of a model, and the liveness columns that they need."""
+
+    def __init__(self, view: StepView) -> None:
+        self.view = view
+        self.graph = view.graph
+        self.sizes = self.graph.tensor_bytes
+        self.live: dict[tuple[int, ...], tuple[list[Any], int]] = {}
+        """For each set of variables (by id) that make a tensor live: the set, and its number."""
+
+    def rows(
+        self, steps: Mapping[int, Collection[int]] | None = None
+    ) -> Iterator[tuple[int, int, list[Any], int]]:
+        """Yield (stage, step, terms, constant bytes); a term is on a variable or a live column.
+
+        Parameters
+        ----------
+        steps : mapping of int to collection of int, optional
+            For each stage the steps whose rows are wanted; by default all that may execute.
+        """
+        for t in range(len(self.graph.nodes)) if steps is None else sorted(steps):
+            yield from self._stage(t, None if steps is None else steps[t])
+
+    def _stage(
+        self, t: int, wanted: Collection[int] | None
+    ) -> Iterator[tuple[int, int, list[Any], int]]:
+        view, graph = self.view, self.graph
+        node_of, sizes = graph.node_of, self.sizes
+        before: list[tuple[int, int, Any]] = []
+        older: list[tuple[int, int]] = []
+        for i, k in enumerate(node_of):
+            if k >= t:
+                break
+            if sizes[i]:
+                older.append((i, k))
+                var = view.in_ram(t, i)
+                if var is not None:
+                    before.append((k, sizes[i], var))
+        for k in range(t + 1):
+            if wanted is not None and k not in wanted:
+                continue
+            if k < t and not self._may_execute(t, k):
+                continue
+            terms: list[Any] = [(size, var) for j, size, var in before if j > k]
+            constant = self._own_step(t, k, terms)
+            for i, made in older:
+                if made < k:
+                    constant += self._live(t, i, k, terms)
+            yield t, k, terms, constant
+
+    def _may_execute(self, t: int, k: int) -> bool:
+        view = self.view
+        return view.computed(t, k) is not None or any(
+            view.paged_in(t, i) is not None for i in self.graph.outputs_of[k]
+        )
+
+    def _own_step(self, t: int, k: int, terms: list[Any]) -> int:
+        """Add outputs and workspace of step `k` itself; return their constant part [B]."""
+        view, graph = self.view, self.graph
+        if k == t:
+            return graph.nodes[k].output_bytes + graph.nodes[k].workspace_bytes
+        computed = view.computed(t, k)
+        if computed is not None:
+            made = graph.nodes[k].output_bytes + graph.nodes[k].workspace_bytes
+            terms.append((made, computed))
+        for i in graph.outputs_of[k]:
+            for var in (view.in_ram(t, i), view.paged_in(t, i)):
+                if var is not None:
+                    terms.append((self.sizes[i], var))
+        return 0
+
+    def _live(self, t: int, i: int, k: int, terms: list[Any]) -> int:
+        """Add tensor `i`, made before step `k`, if a later use in stage `t` or `t+1` needs it."""
+        view = self.view
+        needed = []
+        for j in self.graph.users_of[i]:
+            if j == t:
+                return self.sizes[i]
+            if k <= j < t:
+                var = view.computed(t, j)
+                if var is not None:
+                    needed.append(var)
+        var = view.in_ram(t + 1, i)
+        if var is not None:
+            needed.append(var)
+        if len(needed) == 1:
+            terms.append((self.sizes[i], needed[0]))
+        elif needed:
+            key = tuple(id(var) for var in needed)
+            _, number = self.live.setdefault(key, (needed, len(self.live)))
+            terms.append((self.sizes[i], number))
+        return 0
+
+
+def _memory(m: pyo.ConcreteModel) -> None:
+    """Keep within RAM at every step that may execute.
+
+    At step ``(t,k)``, tensors whose step is still to come count if they were in RAM at the
+    beginning of the stage, the step's own outputs with every copy, and older ones while somebody
+    needs them::
+
+        sum(bytes[i] * S_RAM[t,i],  node(i) > k)
+        + sum(bytes[i] * (S_RAM[t,i] + M_in[t,i] + R[t,k]),  i in out(k))
+        + sum(bytes[i] * live[t,i,k],  node(i) < k) + workspace[k] * R[t,k]  <=  budget
+
+        live[t,i,k] >= S_RAM[t+1,i],  live[t,i,k] >= R[t,j] for every reader j >= k of i
+    """
+    state_memory(m, StepView(m))
+
+
+def state_memory(
+    m: pyo.ConcreteModel, view: StepView, steps: Mapping[int, Collection[int]] | None = None
+) -> None:
+    """Add memory rows and liveness columns for any formulation that offers a `StepView`.
+
+    With `steps`, only for these steps of these stages.
+    """
+    problem = m.problem
+    limit = problem.usable_ram_bytes
+    least = floor(problem.graph).bytes
+    if problem.minimize == Quantity.RAM:
+        m.peak = pyo.Var(bounds=(min(least / max(limit, 1), 1), 1))
+    if least > limit:
+        m.memory = never(m)
+        return
+    generator = MemoryRows(view)
+    rows = list(generator.rows(steps))
+    m.live = pyo.Var(range(len(generator.live)), bounds=(0, 1))
+    m.live_for = tuple(needed for needed, _ in generator.live.values())
+    m.liveness = pyo.ConstraintList()
+    for needed, number in generator.live.values():
+        for var in needed:
+            m.liveness.add((None, linear([(1, var), (-1, m.live[number])]), 0))
+    stated = {}
+    for t, k, terms, constant in rows:
+        named = [(size, m.live[v] if isinstance(v, int) else v) for size, v in terms]
+        row = _row(m, named, constant, limit)
+        if row is not None:
+            stated[t, k] = row
+    m.memory = pyo.Constraint(list(stated), rule=lambda _, t, k: stated[t, k])
+
+
+def assign_memory(
+    m: pyo.ConcreteModel, schedule: Schedule, values: Mapping[int, float]
+) -> Iterator[tuple[Any, float]]:
+    """Yield (variable, value) of the liveness columns and of the peak, for a start.
+
+    Parameters
+    ----------
+    m : ConcreteModel
+        With its memory rows stated.
+    schedule : Schedule
+        The start.
+    values : mapping of int to float
+        Values of the other variables, by `id`.
+    """
+    for number, needed in enumerate(getattr(m, "live_for", ())):
+        yield m.live[number], max(values[id(var)] for var in needed)
+    if hasattr(m, "peak"):
+        problem = m.problem
+        peak = simulate(problem.graph, None, schedule).peak_ram_bytes
+        yield m.peak, peak / max(problem.usable_ram_bytes, 1)
+
+
+def _row(m: pyo.ConcreteModel, terms: Iterable[Term], constant: int, limit: int) -> Any | None:
+    if m.problem.minimize != Quantity.RAM:
+        row = byte_row(list(terms), limit - constant)
+        if row is None:
+            return None
+        scaled, right = row
+        return (None, linear(scaled), right)
+    total = merged(terms)
+    scale = max([limit, 1, *(size for size, _ in total)])
+    return (
+        None,
+        linear([*((size / scale, var) for size, var in total), (-limit / scale, m.peak)]),
+        -constant / scale,
+    )
+
+
+MEMORY = Component(
+    "memory",
+    _memory,
+    source="Checkmate (MLSys 2020), equations 2 and 3, stated per step without the recurrence",
+    requires=frozenset({"variables"}),
+)

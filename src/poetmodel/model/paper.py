@@ -1,0 +1,213 @@
+"""``paper``: Algorithm 1 of POET as published, for comparison and teaching.
+
+Its memory recurrence misses what the judge sees: a page-in's destination counts one stage late, and
+a tensor that nobody reads is never freed. Its schedules are judged like any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyomo.environ as pyo
+
+from poetmodel.errors import ModelError
+from poetmodel.model.component import Component, Formulation
+from poetmodel.model.linear import linear
+from poetmodel.model.quantities import DEADLINE, OBJECTIVE
+from poetmodel.model.triangle import TRIANGLE
+from poetmodel.problem import Problem, Quantity
+
+_VARIABLES = frozenset({"variables"})
+
+
+def check_fits(problem: Problem) -> None:
+    """Raise `ModelError` for a problem that Algorithm 1 cannot state."""
+    graph = problem.graph
+    faults = []
+    several = [node.name for node in graph.nodes if len(node.outputs) != 1]
+    if several:
+        faults.append(
+            f"formulation 'paper' takes graphs whose nodes have one output each; "
+            f"{several[0]!r} does not ({len(several)} such nodes); use lazy or compact"
+        )
+    stored = [node.name for node in graph.nodes if node.on_aux]
+    if stored:
+        faults.append(
+            f"formulation 'paper' knows no nodes on auxiliary storage such as {stored[0]!r}; "
+            "use lazy or compact"
+        )
+    if problem.minimize != Quantity.ENERGY:
+        faults.append(
+            f"formulation 'paper' minimizes energy only, not {problem.minimize}; "
+            "use lazy or compact"
+        )
+    if problem.energy_budget_j is not None:
+        faults.append("formulation 'paper' has no energy budget; use lazy or compact")
+    if faults:
+        raise ModelError(faults)
+
+
+def _inputs_resident(m: pyo.ConcreteModel) -> None:
+    """Compute a node only when its inputs are in RAM.
+
+    For every edge ``(i, j)`` and stage ``t``::
+
+        R[t,j] <= R[t,i] + S_RAM[t,i]
+    """
+
+    def rule(m: pyo.ConcreteModel, t: int, i: int, j: int) -> Any:
+        found = [m.R[t, i]] + ([m.S_RAM[t, i]] if i < t else [])
+        return linear([(1, m.R[t, j]), *((-1, var) for var in found)]) <= 0
+
+    graph = m.problem.graph
+    n = len(graph.nodes)
+    index = [(t, i, j) for j, ins in enumerate(graph.inputs_of) for i in ins for t in range(j, n)]
+    m.inputs_resident = pyo.Constraint(index, rule=rule)
+
+
+def _ram_continuity(m: pyo.ConcreteModel) -> None:
+    """Hold in RAM only what was there, was computed, or was paged in.
+
+    ::
+
+        S_RAM[t+1,i] <= R[t,i] + S_RAM[t,i] + M_in[t,i]
+    """
+
+    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
+        found = [m.R[t - 1, i]]
+        if i < t - 1:
+            found += [m.S_RAM[t - 1, i], m.M_in[t - 1, i]]
+        return linear([(1, m.S_RAM[t, i]), *((-1, var) for var in found)]) <= 0
+
+    m.ram_continuity = pyo.Constraint(list(m.S_RAM), rule=rule)
+
+
+def _aux_continuity(m: pyo.ConcreteModel) -> None:
+    """Hold on storage only what was there or was paged out.
+
+    ::
+
+        S_AUX[t+1,i] <= S_AUX[t,i] + M_out[t,i]
+    """
+
+    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
+        found = [m.M_out[t - 1, i]] + ([m.S_AUX[t - 1, i]] if i < t - 1 else [])
+        return linear([(1, m.S_AUX[t, i]), *((-1, var) for var in found)]) <= 0
+
+    m.aux_continuity = pyo.Constraint(list(m.S_AUX), rule=rule)
+
+
+def _page_in_source(m: pyo.ConcreteModel) -> None:
+    """Page in only what is on storage.
+
+    ::
+
+        M_in[t,i] <= S_AUX[t,i]
+    """
+    m.page_in_source = pyo.Constraint(
+        list(m.M_in), rule=lambda m, t, i: m.M_in[t, i] <= m.S_AUX[t, i]
+    )
+
+
+def _page_out_source(m: pyo.ConcreteModel) -> None:
+    """Page out only what was in RAM when the stage began.
+
+    ::
+
+        M_out[t,i] <= S_RAM[t,i]    (so M_out[t,t] = 0)
+    """
+
+    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
+        if i == t:
+            return m.M_out[t, i] <= 0
+        return m.M_out[t, i] <= m.S_RAM[t, i]
+
+    m.page_out_source = pyo.Constraint(
+        [index for index, var in m.M_out.items() if not var.fixed], rule=rule
+    )
+
+
+def _freeing(m: pyo.ConcreteModel) -> None:
+    """Free a tensor after the last step of a stage that reads it.
+
+    For every edge ``(i, k)`` and stage ``t >= k``, with the hazards ``H`` that forbid freeing `i`
+    after step `k`, and their number `h_max`::
+
+        H[t,i,k] = (1 - R[t,k]) + S_RAM[t+1,i] + sum(R[t,j] for readers j > k of i, j <= t)
+        1 - FREE[t,i,k] <= H[t,i,k] <= h_max * (1 - FREE[t,i,k])
+
+    `h_max` is one for each summand: the largest value that `H` can take.
+    """
+    graph = m.problem.graph
+    n = len(graph.nodes)
+    edges = [(i, k) for k, inputs in enumerate(graph.inputs_of) for i in inputs]
+    index = [(t, i, k) for i, k in edges for t in range(k, n)]
+    m.FREE = pyo.Var(index, domain=pyo.Binary)
+
+    def hazards(m: pyo.ConcreteModel, t: int, i: int, k: int) -> tuple[list[Any], int]:
+        terms = [(-1, m.R[t, k])]
+        if t + 1 < n:
+            terms.append((1, m.S_RAM[t + 1, i]))
+        terms += [(1, m.R[t, j]) for j in graph.users_of[i] if k < j <= t]
+        return terms, len(terms)
+
+    def lower(m: pyo.ConcreteModel, t: int, i: int, k: int) -> Any:
+        terms, _ = hazards(m, t, i, k)
+        return linear([*terms, (1, m.FREE[t, i, k])]) >= 0
+
+    def upper(m: pyo.ConcreteModel, t: int, i: int, k: int) -> Any:
+        terms, most = hazards(m, t, i, k)
+        return linear([*terms, (most, m.FREE[t, i, k])]) <= most - 1
+
+    m.freeing_lower = pyo.Constraint(index, rule=lower)
+    m.freeing_upper = pyo.Constraint(index, rule=upper)
+
+
+def _memory(m: pyo.ConcreteModel) -> None:
+    """Follow the memory in use through the steps of a stage, and bound it.
+
+    In units of the budget, over the steps ``k <= t``::
+
+        U[t,0]   = sum(bytes[i] * S_RAM[t,i]) + bytes[0] * R[t,0]
+        U[t,k+1] = U[t,k] - sum(bytes[i] * FREE[t,i,k] for inputs i of k) + bytes[k+1] * R[t,k+1]
+        U[t,k]  <= budget
+    """
+    graph, limit = m.problem.graph, m.problem.usable_ram_bytes
+    # A budget that leaves nothing is infeasible, which U >= 0 with this bound still says.
+    unit = max(limit, 1)
+    size = [bytes_ / unit for bytes_ in graph.tensor_bytes]
+    index = list(m.R)
+    m.U = pyo.Var(index, bounds=(0, min(limit, unit) / unit if limit > 0 else 0))
+
+    def rule(m: pyo.ConcreteModel, t: int, k: int) -> Any:
+        terms = [(-1, m.U[t, k]), (size[k], m.R[t, k])]
+        if k == 0:
+            terms += [(size[i], m.S_RAM[t, i]) for i in range(t)]
+        else:
+            terms.append((1, m.U[t, k - 1]))
+            terms += [(-size[i], m.FREE[t, i, k - 1]) for i in graph.inputs_of[k - 1]]
+        return linear(terms) == 0
+
+    m.memory = pyo.Constraint(index, rule=rule)
+
+
+PAPER = Formulation(
+    "paper",
+    (
+        TRIANGLE,
+        Component("inputs_resident", _inputs_resident, "POET (ICML 2022), 1b", _VARIABLES),
+        Component("ram_continuity", _ram_continuity, "POET (ICML 2022), 1c", _VARIABLES),
+        Component("aux_continuity", _aux_continuity, "POET (ICML 2022), 1d", _VARIABLES),
+        Component("page_in_source", _page_in_source, "POET (ICML 2022), 1e", _VARIABLES),
+        Component("page_out_source", _page_out_source, "POET (ICML 2022), 1f", _VARIABLES),
+        Component("freeing", _freeing, "Checkmate (MLSys 2020), equation 3", _VARIABLES),
+        Component(
+            "memory",
+            _memory,
+            "Checkmate (MLSys 2020), equation 2",
+            frozenset({"variables", "freeing"}),
+        ),
+        DEADLINE,
+        OBJECTIVE,
+    ),
+)

@@ -1,0 +1,187 @@
+"""Energy, time, writes and RAM over the decisions of any formulation: objective and limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyomo.environ as pyo
+
+from poetmodel.model.component import Component
+from poetmodel.model.linear import linear, merged, real_row
+from poetmodel.problem import RELATIVE_TOLERANCE, DeadlineCounts, Quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poetmodel.model.linear import Term
+    from poetmodel.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """What a formulation decides beyond the one computation of every node."""
+
+    recomputations: Sequence[tuple[int, Any]]
+    """(node, variable that counts one more computation of it)."""
+    page_ins: Sequence[tuple[int, Any]]
+    """(tensor, variable that counts one page-in of it)."""
+    page_outs: Sequence[tuple[int, Any]]
+    """(tensor, variable that counts one page-out of it)."""
+
+
+def energy_terms(problem: Problem, decisions: Decisions) -> list[Term]:
+    """Return the energy beyond the baseline [J] (POET, ICML 2022, equation 2)."""
+    return merged(
+        [
+            *((problem.compute_charge_j(k), var) for k, var in decisions.recomputations),
+            *((problem.page_in_charge_j(i), var) for i, var in decisions.page_ins),
+            *((problem.page_out_charge_j(i), var) for i, var in decisions.page_outs),
+        ]
+    )
+
+
+def time_terms(problem: Problem, decisions: Decisions) -> list[Term]:
+    """Return the counted time beyond one pass [s] (POET, ICML 2022, equation 3, and transfers)."""
+    table = problem.table
+    terms = [(table.compute_time_s[k], var) for k, var in decisions.recomputations]
+    if problem.deadline_counts != DeadlineCounts.COMPUTE:
+        terms += [(table.page_in_time_s[i], var) for i, var in decisions.page_ins]
+        terms += [(table.page_out_time_s[i], var) for i, var in decisions.page_outs]
+    return merged(terms)
+
+
+def write_terms(problem: Problem, decisions: Decisions) -> list[Term]:
+    """Return the bytes paged out [B]."""
+    return merged((problem.graph.tensor_bytes[i], var) for i, var in decisions.page_outs)
+
+
+def quantity_terms(problem: Problem, decisions: Decisions) -> list[Term]:
+    """Return what the problem minimizes beyond the unavoidable, in its own unit; not for RAM."""
+    if problem.minimize == Quantity.TIME:
+        return time_terms(problem, decisions)
+    if problem.minimize == Quantity.WRITES:
+        return write_terms(problem, decisions)
+    return energy_terms(problem, decisions)
+
+
+def objective_unit(problem: Problem, terms: Sequence[Term]) -> float:
+    """Return how much of the minimized quantity one unit of a model's objective is.
+
+    A thousandth of the baseline (energy, time) or of the RAM budget, so that gaps that matter are
+    far above a solver's absolute tolerances.
+    """
+    if problem.minimize == Quantity.RAM:
+        unit = max(problem.usable_ram_bytes, 1) / 1000
+    elif problem.minimize == Quantity.ENERGY:
+        unit = problem.baseline_energy_j / 1000
+    elif problem.minimize == Quantity.TIME:
+        unit = problem.pass_time_s / 1000
+    else:
+        unit = 0.0
+    if unit <= 0:
+        unit = max((coefficient for coefficient, _ in terms), default=1.0)
+    return unit
+
+
+def _objective(m: pyo.ConcreteModel) -> None:
+    """Minimize what decisions add to the one computation of every node.
+
+    In units of a thousandth of the baseline, without the constant::
+
+        sum(R * compute) + sum(M_in * page_in) + sum(M_out * page_out)
+
+    with energies, times or bytes written; or the peak RAM variable.
+    """
+    problem = m.problem
+    if problem.minimize == Quantity.RAM:
+        m.objective_unit = objective_unit(problem, ())
+        stated = 1000 * m.peak
+    else:
+        terms = quantity_terms(problem, m.decisions)
+        m.objective_unit = objective_unit(problem, terms)
+        stated = linear((coefficient / m.objective_unit, var) for coefficient, var in terms)
+    m.objective = pyo.Objective(expr=stated)
+    # A bound of this model is one of the problem only while nobody changes the objective.
+    m.stated_objective = m.objective.expr
+
+
+OBJECTIVE = Component(
+    "objective",
+    _objective,
+    source="POET (ICML 2022), equation 2",
+    requires=frozenset({"variables"}),
+)
+
+
+def deadline_slack_s(problem: Problem) -> float | None:
+    """Return the time that decisions may add to one pass [s], tolerance included; None if free."""
+    if problem.deadline_s is None:
+        return None
+    return problem.deadline_s * (1 + RELATIVE_TOLERANCE) - problem.pass_time_s
+
+
+def energy_slack_j(problem: Problem) -> float | None:
+    """Return the energy that decisions may add to the baseline [J], tolerance included."""
+    if problem.energy_budget_j is None:
+        return None
+    return problem.energy_budget_j * (1 + RELATIVE_TOLERANCE) - problem.baseline_energy_j
+
+
+def _deadline(m: pyo.ConcreteModel) -> None:
+    """Keep the deadline.
+
+    With page times only where the deadline counts them::
+
+        sum(R * compute_time) + sum(M_in * page_in_time) + sum(M_out * page_out_time) <= deadline
+    """
+    slack = deadline_slack_s(m.problem)
+    if slack is not None:
+        add_limit(m, "deadline", time_terms(m.problem, m.decisions), slack)
+
+
+DEADLINE = Component(
+    "deadline",
+    _deadline,
+    source="POET (ICML 2022), constraint 1e and equation 3; transfers: poetmodel, blocking storage",
+    requires=frozenset({"variables"}),
+)
+
+
+def _energy_budget(m: pyo.ConcreteModel) -> None:
+    """Keep the energy budget.
+
+    ::
+
+        sum(R * compute_energy) + sum(M_in * page_in_energy) + sum(M_out * page_out_energy)
+        <=  budget
+    """
+    slack = energy_slack_j(m.problem)
+    if slack is not None:
+        add_limit(m, "energy_budget", energy_terms(m.problem, m.decisions), slack)
+
+
+ENERGY_BUDGET = Component(
+    "energy_budget",
+    _energy_budget,
+    source="poetmodel: the objective of POET as a limit, for other objectives",
+    requires=frozenset({"variables"}),
+)
+
+
+def add_limit(m: pyo.ConcreteModel, name: str, terms: Sequence[Term], slack: float) -> None:
+    """Add ``sum of terms <= slack`` under a name, or a row that nothing satisfies if slack < 0."""
+    if slack < 0:
+        setattr(m, name, never(m))
+        return
+    row = real_row(terms, slack)
+    if row is not None:
+        scaled, right = row
+        setattr(m, name, pyo.Constraint(expr=(None, linear(scaled), right)))
+
+
+def never(m: pyo.ConcreteModel) -> pyo.Constraint:
+    """Return a constraint that no values satisfy, stated so that every solver proves it."""
+    if not hasattr(m, "nothing"):
+        m.nothing = pyo.Var(bounds=(0, 0))
+    return pyo.Constraint(expr=m.nothing >= 1)

@@ -1,0 +1,160 @@
+"""``compact`` without its reductions: every choice of the contract open, memory rows as exact.
+
+For constraints of a user's own that make a choice matter which the reductions drop, such as a
+page-out later than the first computation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyomo.environ as pyo
+
+from poetmodel.model.component import Component, Formulation
+from poetmodel.model.linear import byte_row, linear
+from poetmodel.model.memory import state_memory
+from poetmodel.model.quantities import DEADLINE, ENERGY_BUDGET, OBJECTIVE
+from poetmodel.model.triangle import TRIANGLE, TriangleView
+
+_VARIABLES = frozenset({"variables"})
+
+
+def _present(m: pyo.ConcreteModel, t: int, i: int) -> list[Any]:
+    """Return the variables of which one must hold for tensor `i` to be in RAM in stage `t`."""
+    found = [m.R[t, m.problem.graph.node_of[i]]]
+    if (t, i) in m.S_RAM:
+        found += [m.S_RAM[t, i], m.M_in[t, i]]
+    return found
+
+
+def _inputs(m: pyo.ConcreteModel) -> None:
+    """Compute a node only when its inputs are in RAM.
+
+    For every input `i` of node `j` and every stage::
+
+        R[t,j] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
+    """
+
+    def rule(m: pyo.ConcreteModel, t: int, j: int, i: int) -> Any:
+        return linear([(1, m.R[t, j]), *((-1, var) for var in _present(m, t, i))]) <= 0
+
+    n = len(m.problem.graph.nodes)
+    index = [
+        (t, j, i)
+        for j, inputs in enumerate(m.problem.graph.inputs_of)
+        for i in inputs
+        for t in range(j, n)
+    ]
+    m.inputs = pyo.Constraint(index, rule=rule)
+
+
+def _keeping(m: pyo.ConcreteModel) -> None:
+    """Keep on only what is in RAM.
+
+    ::
+
+        S_RAM[t+1,i] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
+    """
+
+    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
+        return linear([(1, m.S_RAM[t, i]), *((-1, var) for var in _present(m, t - 1, i))]) <= 0
+
+    m.keeping = pyo.Constraint(list(m.S_RAM), rule=rule)
+
+
+def _on_storage(m: pyo.ConcreteModel) -> None:
+    """Have on storage only what was paged out, or lay there from the start.
+
+    ::
+
+        S_AUX[t+1,i] <= S_AUX[t,i] + M_out[t,i]
+    """
+    graph = m.problem.graph
+
+    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
+        if graph.nodes[graph.node_of[i]].on_aux:
+            return pyo.Constraint.Skip
+        before = [m.S_AUX[t - 1, i]] if (t - 1, i) in m.S_AUX else []
+        found = [*before, m.M_out[t - 1, i]]
+        return linear([(1, m.S_AUX[t, i]), *((-1, var) for var in found)]) <= 0
+
+    m.on_storage = pyo.Constraint(list(m.S_AUX), rule=rule)
+
+
+def _from_storage(m: pyo.ConcreteModel) -> None:
+    """Page in only what is on storage and not in RAM.
+
+    ::
+
+        M_in[t,i] <= S_AUX[t,i],    M_in[t,i] + S_RAM[t,i] <= 1
+    """
+    m.from_storage = pyo.Constraint(
+        list(m.M_in), rule=lambda m, t, i: m.M_in[t, i] <= m.S_AUX[t, i]
+    )
+    m.once = pyo.Constraint(list(m.M_in), rule=lambda m, t, i: m.M_in[t, i] + m.S_RAM[t, i] <= 1)
+
+
+def _page_out(m: pyo.ConcreteModel) -> None:
+    """Page out only what is in RAM.
+
+    ::
+
+        M_out[t,i] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
+    """
+
+    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
+        return linear([(1, m.M_out[t, i]), *((-1, var) for var in _present(m, t, i))]) <= 0
+
+    m.page_out = pyo.Constraint(list(m.M_out), rule=rule)
+
+
+def _memory(m: pyo.ConcreteModel) -> None:
+    """Keep within RAM at every step: the rows of ``compact`` over the whole triangle."""
+    state_memory(m, TriangleView(m))
+
+
+def _storage(m: pyo.ConcreteModel) -> None:
+    """Keep within the auxiliary storage; its space is not reused.
+
+    ::
+
+        sum(bytes[i] * stored[i]) <= aux_bytes,    stored[i] >= M_out[t,i]
+    """
+    problem = m.problem
+    limit = problem.aux_limit_bytes
+    if limit is None or not problem.can_page:
+        return
+    graph = problem.graph
+    written = [i for i, k in enumerate(graph.node_of) if not graph.nodes[k].on_aux]
+    m.stored = pyo.Var(written, bounds=(0, 1))
+    row = byte_row([(graph.tensor_bytes[i], m.stored[i]) for i in written], limit)
+    if row is None:
+        return
+    scaled, right = row
+    m.storage = pyo.Constraint(expr=(None, linear(scaled), right))
+    m.storing = pyo.Constraint(
+        [(t, i) for t, i in m.M_out if i in m.stored],
+        rule=lambda m, t, i: m.M_out[t, i] <= m.stored[i],
+    )
+
+
+UNREDUCED = Formulation(
+    "compact-unreduced",
+    (
+        TRIANGLE,
+        Component("inputs", _inputs, "POET (ICML 2022), constraint 1b, with M_in", _VARIABLES),
+        Component("keeping", _keeping, "POET (ICML 2022), constraint 1c", _VARIABLES),
+        Component("on_storage", _on_storage, "POET (ICML 2022), constraint 1d", _VARIABLES),
+        Component("from_storage", _from_storage, "POET (ICML 2022), constraint 1e", _VARIABLES),
+        Component(
+            "page_out", _page_out, "POET (ICML 2022), constraint 1f, at the step itself", _VARIABLES
+        ),
+        Component(
+            "memory", _memory, "Checkmate (MLSys 2020), equations 2 and 3, per step", _VARIABLES
+        ),
+        Component("storage", _storage, "poetmodel: storage is finite, not reused", _VARIABLES),
+        DEADLINE,
+        ENERGY_BUDGET,
+        OBJECTIVE,
+    ),
+)

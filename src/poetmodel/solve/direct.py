@@ -1,0 +1,319 @@
+"""Solve one Pyomo model as it was built: compile, solve, read, judge."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from pyomo.core import minimize
+
+from poetmodel.backends.compiler import compile_model, load_values
+from poetmodel.backends.protocol import Limits
+from poetmodel.backends.protocol import Termination as Stop
+from poetmodel.backends.registry import backend
+from poetmodel.backends.worker import run_interruptibly
+from poetmodel.errors import VerificationError
+from poetmodel.model import read_schedule
+from poetmodel.model.compact import COMPACT
+from poetmodel.model.paper import PAPER
+from poetmodel.model.unreduced import UNREDUCED
+from poetmodel.result import Termination
+from poetmodel.solve.covers import with_covers
+from poetmodel.solve.infeasibility import limits_in_words
+from poetmodel.solve.outcome import Candidate, Outcome, judge, least_value
+from poetmodel.solve.progress import SolveProgress
+from poetmodel.solve.trimming import trim
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyomo.environ as pyo
+    from numpy.typing import NDArray
+
+    from poetmodel.backends.protocol import Progress, RawSolution
+    from poetmodel.backends.standard_form import StandardForm
+    from poetmodel.schedule import Schedule
+    from poetmodel.solve.request import Request
+
+TERMINATIONS: Final[Mapping[Stop, Termination]] = {
+    Stop.PROVED: Termination.PROVED,
+    Stop.CUTOFF: Termination.PROVED,
+    Stop.OBJECTIVE_STOP: Termination.PROVED,
+    Stop.TIME_LIMIT: Termination.TIME_LIMIT,
+    Stop.INTERRUPTED: Termination.INTERRUPTED,
+    Stop.OTHER_LIMIT: Termination.STALLED,
+    Stop.UNBOUNDED: Termination.STALLED,
+}
+"""What each way of a back end to stop means for a solve."""
+
+ACCEPTED: Final = 1e-6
+"""Largest violation of a scaled row by a start that may stand for a model's solution."""
+_LIMITS: Final = frozenset({"memory", "storage", "deadline", "energy_budget"})
+"""Constraints of the exact formulations that state limits which the judge looks at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compiled:
+    model: pyo.ConcreteModel
+    form: StandardForm
+    build_s: float
+    as_stated: bool
+    """Whether the model still minimizes what `build` stated."""
+
+    @property
+    def bounds_problem(self) -> bool:
+        """Whether the model's bound holds for the problem."""
+        return bool(self.model.exact) and self.as_stated
+
+    def quantity(self, objective: float) -> float:
+        """Return a model's objective in the unit of the minimized quantity."""
+        return objective * float(self.model.objective_unit) if self.as_stated else objective
+
+
+def solve_model(
+    model: pyo.ConcreteModel,
+    request: Request,
+    *,
+    start: Candidate | None,
+    trimmed: bool,
+    build_s: float = 0.0,
+) -> Outcome:
+    """Solve a model and judge what comes out.
+
+    Parameters
+    ----------
+    model : ConcreteModel
+        From `build`, perhaps extended.
+    request : Request
+        Solver and limits.
+    start : Candidate or None
+        A valid schedule to begin from; returned if nothing better is found and the model admits it.
+    trimmed : bool
+        Whether entries that nothing needs may be dropped from the solution; not under a user's own
+        constraints.
+    build_s : float
+        Time that building took so far [s].
+
+    Raises
+    ------
+    VerificationError
+        If the judge rejects the solution of a formulation that claims to be exact.
+    """
+    begun = time.monotonic()
+    form = compile_model(model)
+    compiled = _Compiled(
+        model=model,
+        form=form,
+        build_s=build_s + time.monotonic() - begun,
+        as_stated=_minimizes_as_stated(model),
+    )
+    values = None if start is None else start_values(model, form, start.schedule)
+    fallback = start if values is not None and _admits(form, values) else None
+    raw, candidate = _search(compiled, request, values, trimmed=trimmed)
+    if fallback is not None and (
+        candidate is None or (trimmed and fallback.value < candidate.value)
+    ):
+        candidate = fallback
+    return _conclude(compiled, request, raw, candidate, trimmed=trimmed)
+
+
+def _minimizes_as_stated(model: pyo.ConcreteModel) -> bool:
+    """Return whether nobody replaced, changed or turned round the objective that `build` stated."""
+    objective = model.component("objective")
+    return (
+        getattr(objective, "active", False)
+        and getattr(objective, "sense", None) == minimize
+        and getattr(objective, "expr", None) is getattr(model, "stated_objective", None)
+    )
+
+
+def start_values(
+    model: pyo.ConcreteModel, form: StandardForm, schedule: Schedule
+) -> NDArray[np.float64] | None:
+    """Return the columns of a schedule, NaN for those it says nothing of; None for ``paper``."""
+    if model.formulation == PAPER:
+        return None
+    values = np.full(form.n_columns, np.nan)
+    column = {id(variable): j for j, variable in enumerate(form.columns)}
+    for variable, value in model.relations.assign(schedule):
+        j = column.get(id(variable))
+        if j is not None:
+            values[j] = value
+    return values
+
+
+def _admits(form: StandardForm, values: NDArray[np.float64]) -> bool:
+    return not np.isnan(values).any() and form.violation(values) <= ACCEPTED
+
+
+def _run(
+    compiled: _Compiled, request: Request, values: NDArray[np.float64] | None
+) -> RawSolution | None:
+    remaining = request.remaining_s()
+    if remaining <= 0:
+        return None
+    solver = backend(request.backend)
+    pieces: list[str] = []
+    limits = Limits(
+        time_s=remaining,
+        rel_gap=request.gap,
+        threads=request.threads,
+        seed=request.seed,
+        log=pieces.append,
+    )
+
+    def report(progress: Progress) -> bool | None:
+        return _report(compiled, request, progress)
+
+    def attempt(stop: threading.Event) -> RawSolution:
+        return solver.solve(compiled.form, limits, start=values, on_progress=report, stop=stop)
+
+    stop = threading.Event()
+    raw = run_interruptibly(lambda: attempt(stop), stop)
+    return replace(raw, log="".join(pieces) or raw.log)
+
+
+def _report(compiled: _Compiled, request: Request, progress: Progress) -> bool | None:
+    if request.on_progress is None:
+        return None
+    bound = None
+    if compiled.bounds_problem and progress.bound is not None:
+        bound = max(compiled.quantity(progress.bound), least_value(compiled.model.problem))
+    incumbent = None
+    if compiled.as_stated and progress.incumbent is not None:
+        incumbent = max(0.0, compiled.quantity(progress.incumbent))
+    return request.on_progress(
+        SolveProgress(seconds=request.elapsed_s(), incumbent=incumbent, bound=bound)
+    )
+
+
+def _search(
+    compiled: _Compiled,
+    request: Request,
+    values: NDArray[np.float64] | None,
+    *,
+    trimmed: bool,
+) -> tuple[RawSolution | None, Candidate | None]:
+    """Solve until the judge accepts what comes out.
+
+    A solver's tolerance can let a point through that exceeds a limit. It is excluded by cuts that
+    every schedule keeps, so that bounds and infeasibility proved with them hold.
+    """
+    model = compiled.model
+    raw = _run(compiled, request, values)
+    while raw is not None and raw.x is not None:
+        candidate = _read(compiled, raw.x, trimmed=trimmed)
+        if not candidate.violations or model.formulation == PAPER:
+            return raw, candidate
+        form = None
+        if model.formulation in (COMPACT, UNREDUCED):
+            form = with_covers(compiled.form, raw.x, _limit_rows(compiled.form))
+        if form is None:
+            raise VerificationError(candidate.violations)
+        compiled = replace(compiled, form=form)
+        raw = _joined(raw, _run(compiled, request, values), as_stated=compiled.as_stated)
+    return raw, None
+
+
+def _limit_rows(form: StandardForm) -> list[int]:
+    return [
+        r
+        for r, row in enumerate(form.rows)
+        if not isinstance(row, str) and row.parent_component().local_name in _LIMITS
+    ]
+
+
+def _joined(before: RawSolution, after: RawSolution | None, *, as_stated: bool) -> RawSolution:
+    """Return what two runs found together, the second one on a tighter model."""
+    if after is None:
+        return replace(before, termination=Stop.TIME_LIMIT, x=None, objective=None)
+    bounds = [raw.bound for raw in (before, after) if raw.bound is not None]
+    return replace(
+        after,
+        bound=max(bounds, default=None) if as_stated else after.bound,
+        build_s=before.build_s + after.build_s,
+        solve_s=before.solve_s + after.solve_s,
+    )
+
+
+def _conclude(
+    compiled: _Compiled,
+    request: Request,
+    raw: RawSolution | None,
+    candidate: Candidate | None,
+    *,
+    trimmed: bool,
+) -> Outcome:
+    if raw is None:
+        return Outcome(
+            termination=Termination.TIME_LIMIT,
+            candidate=candidate,
+            reason="the time limit passed while the model was built",
+            build_s=compiled.build_s,
+            statistics=_statistics(compiled, None),
+        )
+    bound = 0.0
+    if compiled.bounds_problem and raw.bound is not None:
+        bound = max(0.0, compiled.quantity(raw.bound))
+    proved_nothing = raw.infeasible and not compiled.model.exact
+    return Outcome(
+        termination=TERMINATIONS[raw.termination],
+        candidate=candidate,
+        bound=bound,
+        infeasible=raw.infeasible and not proved_nothing,
+        reason=_reason(compiled, raw, own_rows=not trimmed, proved_nothing=proved_nothing),
+        build_s=compiled.build_s + raw.build_s,
+        solve_s=raw.solve_s,
+        versions=backend(request.backend).versions(),
+        statistics=_statistics(compiled, raw),
+        log=raw.log or "",
+    )
+
+
+def _read(compiled: _Compiled, x: NDArray[np.float64], *, trimmed: bool) -> Candidate:
+    model = compiled.model
+    load_values(compiled.form, x)
+    schedule = read_schedule(model)
+    candidate = judge(model.problem, schedule)
+    if trimmed and not candidate.violations:
+        tidy = judge(model.problem, trim(model.problem.graph, schedule))
+        if not tidy.violations and tidy.value <= candidate.value:
+            return tidy
+    return candidate
+
+
+def _reason(compiled: _Compiled, raw: RawSolution, *, own_rows: bool, proved_nothing: bool) -> str:
+    name = compiled.model.formulation.name
+    if proved_nothing:
+        return (
+            f"the model of {name!r} has no schedule, which proves nothing of the problem; "
+            "use lazy or compact"
+        )
+    if raw.infeasible:
+        reduced = own_rows and compiled.model.formulation == COMPACT
+        hint = "; the reductions may drop what they need: try reductions=False" * reduced
+        contradiction = compiled.form.contradiction()
+        if contradiction is not None:
+            return f"proved: {contradiction}{hint}"
+        limits = limits_in_words(compiled.model.problem)
+        if not own_rows:
+            return f"proved: no schedule keeps {limits} together"
+        return f"proved: no schedule keeps {limits} and the constraints added to the model{hint}"
+    return f"no schedule was found within {raw.solve_s:.3g} s"
+
+
+def _statistics(compiled: _Compiled, raw: RawSolution | None) -> dict[str, Any]:
+    form = compiled.form
+    statistics: dict[str, Any] = {
+        "columns": form.n_columns,
+        "rows": form.n_rows,
+        "nonzeros": int(form.matrix.nnz),
+        "nodes": None if raw is None else raw.nodes,
+    }
+    if raw is not None and raw.objective is not None and raw.bound is not None:
+        statistics["model_value"] = compiled.quantity(raw.objective)
+        statistics["model_bound"] = compiled.quantity(raw.bound)
+    return statistics

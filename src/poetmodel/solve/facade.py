@@ -1,0 +1,228 @@
+"""`solve`: the one way in."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.errors import InputError
+from poetmodel.model import FORMULATIONS, build
+from poetmodel.model.size import estimated_build_s
+from poetmodel.problem import Problem, Quantity
+from poetmodel.result import Termination
+from poetmodel.schedule import check_deadline_meaning, check_identity
+from poetmodel.solve.constructive import construct, offload_all, trivial
+from poetmodel.solve.direct import solve_model
+from poetmodel.solve.infeasibility import obstacle
+from poetmodel.solve.lazy import solve_lazily
+from poetmodel.solve.outcome import Candidate, Outcome, finish, judge, least_value, same
+from poetmodel.solve.progress import SolveProgress
+from poetmodel.solve.request import Request
+
+if TYPE_CHECKING:
+    import pyomo.environ as pyo
+
+    from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule
+    from poetmodel.solve.request import OnProgress
+
+_CUT_SHORT: Final = frozenset({Termination.TIME_LIMIT, Termination.INTERRUPTED})
+"""After these a greedy schedule stands in for one that the solver did not find."""
+DEFAULT: Final = "lazy"
+"""The formulation by which a problem is solved unless another is asked for."""
+
+
+def solve(
+    problem_or_model: Problem | pyo.ConcreteModel,
+    *,
+    formulation: str | None = None,
+    backend: str = "highs",
+    time_limit: float = 60.0,
+    gap: float = 1e-4,
+    threads: int = 1,
+    seed: int = 0,
+    start: Schedule | None = None,
+    on_progress: OnProgress | None = None,
+) -> SolveResult:
+    """Find the best schedule, and prove how good it is.
+
+    Parameters
+    ----------
+    problem_or_model : Problem or ConcreteModel
+        A problem, or a model that `build` made, with whatever was added to it.
+    formulation : {'lazy', 'compact', 'paper'}, optional
+        For a problem: how to solve it, by default ``lazy``. A model is solved as it was built.
+    backend : {'highs', 'scip', 'gurobi'}
+        The solver.
+    time_limit : float
+        Wall time for everything, building included [s].
+    gap : float
+        Stop when the gap of what can be decided (the overhead, for energy) is at most this.
+    threads : int
+        Threads that the solver may use.
+    seed : int
+        Seed of the solver.
+    start : Schedule, optional
+        A schedule to begin from, valid for the problem; a greedy one is tried beside it.
+    on_progress : callable, optional
+        Called with a `SolveProgress` now and then; returning False stops the solve.
+
+    Returns
+    -------
+    SolveResult
+        The schedule, judged, with its bound; without one, why.
+
+    Raises
+    ------
+    InputError
+        If the problem, the limits or the start cannot be used.
+    BackendUnavailableError
+        If the solver is missing, or its licence refuses the model.
+    VerificationError
+        If the judge rejects a solution of an exact formulation.
+
+    Notes
+    -----
+    Ctrl-C ends the solve with the best schedule so far.
+    """
+    from poetmodel.backends.registry import backend as find_backend
+
+    request = Request(
+        backend=backend,
+        time_limit_s=time_limit,
+        gap=gap,
+        threads=threads,
+        seed=seed,
+        on_progress=on_progress,
+    )
+    find_backend(backend).versions()
+    if isinstance(problem_or_model, Problem):
+        return _solve_problem(problem_or_model, request, formulation or DEFAULT, start)
+    return _solve_own_model(problem_or_model, request, formulation, start)
+
+
+def _solve_problem(
+    problem: Problem, request: Request, formulation: str, start: Schedule | None
+) -> SolveResult:
+    check_deadline_meaning(problem)
+    _check_formulation(formulation)
+    paper = formulation == "paper"
+    if paper:
+        from poetmodel.model.paper import check_fits
+
+        check_fits(problem)
+    ruled_out = _ruled_out(problem)
+    if ruled_out is not None:
+        return finish(problem, request, ruled_out, formulation=formulation)
+    best = _given(problem, start)
+    try:
+        best = _better(best, _valid(problem, offload_all(problem)))
+        best = _better(best, _greedy(problem))
+        if best is not None and not paper and same(problem, best.value, least_value(problem)):
+            done = Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
+            return finish(problem, request, done, formulation=formulation)
+        # What `paper` finds is its own: nothing is announced or given to it to begin from.
+        if not paper and _announce(request, problem, best) is False:
+            outcome = Outcome(termination=Termination.INTERRUPTED)
+        else:
+            outcome = _state_and_solve(problem, request, formulation, None if paper else best)
+    except KeyboardInterrupt:
+        outcome = Outcome(termination=Termination.INTERRUPTED)
+    if outcome.candidate is None and outcome.termination in _CUT_SHORT:
+        outcome = replace(outcome, candidate=best)
+    return finish(problem, request, outcome, formulation=formulation)
+
+
+def _state_and_solve(
+    problem: Problem, request: Request, formulation: str, best: Candidate | None
+) -> Outcome:
+    if formulation == "lazy":
+        return solve_lazily(problem, request, start=best)
+    expected_s = estimated_build_s(problem, formulation)
+    if expected_s > request.remaining_s():
+        return Outcome(
+            termination=Termination.TIME_LIMIT,
+            candidate=best,
+            reason=(
+                f"building the model of {formulation!r} takes about {expected_s:.0f} s, "
+                "more than the time limit"
+            ),
+        )
+    begun = time.monotonic()
+    model = build(problem, formulation)
+    return solve_model(model, request, start=best, trimmed=True, build_s=time.monotonic() - begun)
+
+
+def _solve_own_model(
+    model: pyo.ConcreteModel, request: Request, formulation: str | None, start: Schedule | None
+) -> SolveResult:
+    problem = getattr(model, "problem", None)
+    if not isinstance(problem, Problem):
+        msg = "solve takes a Problem or a model made by build(problem), which carries its problem"
+        raise InputError(msg)
+    built_as = model.formulation.name
+    if formulation is not None and not built_as.startswith(formulation):
+        msg = f"formulation: the model was built as {built_as!r}; leave it out, or pass the problem"
+        raise InputError(msg)
+    check_deadline_meaning(problem)
+    ruled_out = _ruled_out(problem)
+    if ruled_out is not None:
+        return finish(problem, request, ruled_out, formulation=built_as)
+    best = _given(problem, start)
+    try:
+        best = _better(best, _greedy(problem))
+        outcome = solve_model(model, request, start=best, trimmed=False)
+    except KeyboardInterrupt:
+        outcome = Outcome(termination=Termination.INTERRUPTED)
+    return finish(problem, request, outcome, formulation=built_as)
+
+
+def _check_formulation(formulation: str) -> None:
+    if formulation != "lazy" and formulation not in FORMULATIONS:
+        msg = f"formulation: expected lazy, {' or '.join(FORMULATIONS)}, got {formulation!r}"
+        raise InputError(msg)
+
+
+def _ruled_out(problem: Problem) -> Outcome | None:
+    reason = obstacle(problem)
+    if reason is None:
+        return None
+    return Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
+
+
+def _given(problem: Problem, start: Schedule | None) -> Candidate | None:
+    """Judge the caller's start; one that breaks the problem's limits is left aside."""
+    if start is not None:
+        check_identity(problem.graph, start)
+    return _valid(problem, start)
+
+
+def _valid(problem: Problem, schedule: Schedule | None) -> Candidate | None:
+    if schedule is None:
+        return None
+    candidate = judge(problem, schedule)
+    return None if candidate.violations else candidate
+
+
+def _greedy(problem: Problem) -> Candidate | None:
+    """Return checkpoint-all if it is valid and cannot be beaten, else what is built greedily."""
+    plain = _valid(problem, trivial(problem))
+    if plain is not None and problem.minimize != Quantity.RAM:
+        return plain
+    return _better(plain, _valid(problem, construct(problem)))
+
+
+def _better(one: Candidate | None, other: Candidate | None) -> Candidate | None:
+    if one is None or other is None:
+        return one or other
+    return one if one.value <= other.value else other
+
+
+def _announce(request: Request, problem: Problem, best: Candidate | None) -> bool | None:
+    """Tell of the schedule to begin with; return what the caller's callback answers."""
+    if request.on_progress is None or best is None:
+        return None
+    return request.on_progress(
+        SolveProgress(seconds=request.elapsed_s(), incumbent=best.value, bound=least_value(problem))
+    )

@@ -1,0 +1,84 @@
+"""What rules a problem out before any solver is asked, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from poetmodel.graph import floor
+from poetmodel.problem import DeadlineCounts, within
+from poetmodel.units import format_bytes, format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from poetmodel.problem import Problem
+
+
+def obstacle(problem: Problem) -> str | None:
+    """Return why no schedule can keep the limits, or None if that is not obvious.
+
+    Looks at what every schedule pays: the floor of RAM, one pass of compute, the baseline energy.
+    """
+    return _ram(problem) or _time(problem) or _energy(problem)
+
+
+def limits_in_words(problem: Problem) -> str:
+    """Return the limits of a problem as a phrase."""
+    parts = [f"the RAM budget of {problem.ram_budget_bytes:,} B"]
+    if problem.deadline_s is not None:
+        parts.append(f"the deadline of {problem.deadline_s:.6g} s ({problem.deadline_counts})")
+    if problem.energy_budget_j is not None:
+        parts.append(f"the energy budget of {problem.energy_budget_j:.6g} J")
+    if problem.aux_limit_bytes is not None and problem.can_page:
+        parts.append(f"the storage of {problem.aux_limit_bytes:,} B")
+    if not problem.recompute:
+        parts.append("no recomputation")
+    if not problem.can_page:
+        parts.append("no paging")
+    return ", ".join(parts)
+
+
+def _ram(problem: Problem) -> str | None:
+    graph = problem.graph
+    least = floor(graph)
+    usable = problem.usable_ram_bytes
+    if least.bytes <= usable:
+        return None
+    node = graph.nodes[least.node]
+    tensors = [
+        f"{graph.tensors[i].name} ({graph.tensor_bytes[i]:,} B)"
+        for i in (*graph.inputs_of[least.node], *graph.outputs_of[least.node])
+    ]
+    if node.workspace_bytes:
+        tensors.append(f"workspace ({node.workspace_bytes:,} B)")
+    needed = least.bytes + problem.ram_budget_bytes - usable
+    resident = ""
+    if usable != problem.ram_budget_bytes:
+        resident = (
+            f", of which parameters, gradients and optimizer take "
+            f"{problem.ram_budget_bytes - usable:,} B"
+        )
+    return (
+        f"RAM budget {problem.ram_budget_bytes:,} B{resident}: step {node.name!r} alone needs the "
+        f"floor of {least.bytes:,} B ({format_bytes(least.bytes)}) for {', '.join(tensors)}; "
+        f"feasible budgets begin at {needed:,} B"
+    )
+
+
+def _time(problem: Problem) -> str | None:
+    if within(problem.pass_time_s, problem.deadline_s):
+        return None
+    extra = "" if problem.deadline_counts == DeadlineCounts.COMPUTE else ", without any transfer"
+    return (
+        f"deadline {format_seconds(problem.deadline_s or 0.0)}: one computation of every node "
+        f"already takes {format_seconds(problem.pass_time_s)}{extra}; "
+        f"give at least that ({problem.pass_time_s:.9g}s or 100%)"
+    )
+
+
+def _energy(problem: Problem) -> str | None:
+    if within(problem.baseline_energy_j, problem.energy_budget_j):
+        return None
+    return (
+        f"energy budget {format_joules(problem.energy_budget_j or 0.0)}: one computation of every "
+        f"node already takes {format_joules(problem.baseline_energy_j)}; give at least that "
+        f"({problem.baseline_energy_j:.9g}J or 100%)"
+    )

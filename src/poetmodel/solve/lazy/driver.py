@@ -1,0 +1,216 @@
+"""``lazy``: enforce few memory rows, solve, place, judge; add the rows that are broken; repeat.
+
+Every round is a relaxation of the problem, so its proven bound is a lower bound; every placed
+schedule that the judge accepts is an upper bound.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.backends.protocol import Termination as Stop
+from poetmodel.backends.worker import run_interruptibly
+from poetmodel.graph import checkpoint_all_profile
+from poetmodel.model.grouping import Grouping
+from poetmodel.result import Termination
+from poetmodel.solve.infeasibility import limits_in_words
+from poetmodel.solve.lazy.linear import grow, tighten
+from poetmodel.solve.lazy.session import Session
+from poetmodel.solve.lazy.upper import ScheduleSearch, examine, start_point
+from poetmodel.solve.outcome import Candidate, Outcome
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from poetmodel.backends.protocol import Progress, RawSolution
+    from poetmodel.problem import Problem
+    from poetmodel.solve.lazy.relaxation import Relaxation
+    from poetmodel.solve.request import Request
+
+FIRST_SLICE_S: Final = 5.0
+"""Least time of an integer solve; each that ends by time doubles it [s]."""
+SHARE: Final = 0.5
+"""Most of the time that is left for one integer solve."""
+
+
+def solve_lazily(
+    problem: Problem,
+    request: Request,
+    *,
+    start: Candidate | None,
+    first: Grouping | None = None,
+) -> Outcome:
+    """Solve a problem by row generation over groups of stages.
+
+    Parameters
+    ----------
+    problem : Problem
+        Any problem of the contract.
+    request : Request
+        Solver and limits; with two threads or more, schedules are searched beside the proof.
+    start : Candidate or None
+        A valid schedule to begin from.
+    first : Grouping, optional
+        Rows to enforce from the beginning; by default the stage row that checkpoint-all loads most.
+
+    Returns
+    -------
+    Outcome
+        The best judged schedule and the best bound of all rounds; after Ctrl-C those so far.
+
+    Notes
+    -----
+    ``docs/lazy.md`` holds the argument why each reduction is exact. With one thread and no time
+    limit reached the course is determined by the problem and the seed.
+    """
+    session = Session(problem, request, start)
+    if first is None:
+        loads = checkpoint_all_profile(problem.graph)
+        worst = max(range(len(loads)), key=loads.__getitem__)
+        first = Grouping(len(loads)).add([worst])
+    rounds = _Rounds(session, first)
+    infeasible = run_interruptibly(rounds.run, session.stop)
+    return _outcome(session, rounds, infeasible=infeasible)
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """The integer phase, and the linear one before it."""
+
+    session: Session
+    grouping: Grouping
+    count: int = 0
+    """Integer rounds so far."""
+    slice_s: float = FIRST_SLICE_S
+    search: ScheduleSearch = field(init=False)
+    pool: ThreadPoolExecutor | None = None
+    searching: Future[None] | None = None
+
+    def run(self) -> bool:
+        """Run all phases; return whether the problem is proved infeasible."""
+        self.search = ScheduleSearch(self.session, self.grouping)
+        if self.session.request.threads > 1:
+            self.pool = ThreadPoolExecutor(1, thread_name_prefix="poetmodel-search")
+        try:
+            return self._phases()
+        finally:
+            if self.pool is not None:
+                self.session.stop.set()
+                self.pool.shutdown(wait=True)
+
+    def _phases(self) -> bool:
+        session = self.session
+        relaxation, answer, self.search.grouping = grow(session, self.grouping)
+        if answer.infeasible:
+            return True
+        if answer.x is not None and not session.done():
+            self._search(relaxation, answer.x)
+        while not session.done():
+            self.count += 1
+            following = self._round(relaxation)
+            if following is None:
+                return session.best is None and session.stopped is None
+            relaxation = following
+        return False
+
+    def _round(self, relaxation: Relaxation) -> Relaxation | None:
+        """Solve one integer relaxation; return the next, or None where nothing better exists."""
+        session = self.session
+        before = (session.bound, session.best)
+        raw = self._solve(relaxation)
+        if raw is None:
+            return relaxation
+        if raw.bound is not None:
+            session.raise_bound(raw.bound * relaxation.unit)
+        if raw.infeasible or raw.termination == Stop.CUTOFF:
+            if session.best is not None:
+                session.raise_bound(session.best.value)
+            return None
+        if raw.x is None:
+            self.slice_s *= 2
+            return relaxation
+        rows, steps = examine(session, relaxation, raw.x)
+        stuck = not rows and not steps and raw.termination == Stop.PROVED
+        if not session.done():
+            self._search(relaxation, raw.x, force=stuck)
+        if rows or steps:
+            following = session.build(relaxation.grouping.add(rows, steps), relaxation)
+            if not session.done():
+                tighten(session, following)
+            return following
+        self.slice_s *= 2
+        if stuck and (session.bound, session.best) == before and not session.done():
+            # Solved to its end and nothing moved: the rest is below the solver's tolerances.
+            session.stopped = Termination.STALLED
+        return relaxation
+
+    def _solve(self, relaxation: Relaxation) -> RawSolution | None:
+        session = self.session
+        targets = session.cutoff(relaxation)
+        gap = session.request.gap / 2
+        if session.bound > 0 and gap < 1:
+            targets["objective_stop"] = session.bound / (1 - gap) / relaxation.unit
+        return session.solve(
+            relaxation.with_cuts(relaxation.cuts),
+            most_s=max(self.slice_s, session.request.remaining_s() * SHARE),
+            targets=targets,
+            start=start_point(session, relaxation),
+            watch=lambda progress: self._watch(relaxation, progress),
+        )
+
+    def _watch(self, relaxation: Relaxation, progress: Progress) -> bool:
+        """Follow a running solve; return whether it should go on.
+
+        It should not once its bound closes the gap.
+        """
+        session = self.session
+        if progress.bound is not None:
+            session.raise_bound(progress.bound * relaxation.unit)
+        if session.done():
+            return False
+        if progress.x is not None and progress.incumbent is not None:
+            value = progress.incumbent * relaxation.unit
+            if session.best is None or value < session.best.value:
+                examine(session, relaxation, progress.x)
+        return True
+
+    def _search(self, relaxation: Relaxation, x: NDArray[Any], *, force: bool = False) -> None:
+        """Search for schedules: now, or beside the proof where there is a thread for it."""
+        if self.pool is None:
+            self.search.run(relaxation, x, force=force)
+            return
+        if self.searching is not None and self.searching.done():
+            self.searching.result()
+            self.searching = None
+        if self.searching is None:
+            self.searching = self.pool.submit(self.search.run, relaxation, x, force=force)
+
+
+def _outcome(session: Session, rounds: _Rounds, *, infeasible: bool) -> Outcome:
+    proved = infeasible or session.proved()
+    if infeasible:
+        limits = limits_in_words(session.problem)
+        reason = f"proved: no schedule keeps {limits} together"
+    else:
+        reason = f"no schedule was found within {session.request.elapsed_s():.3g} s"
+    stopped = session.stopped or Termination.STALLED
+    grouping = rounds.search.grouping
+    return Outcome(
+        termination=Termination.PROVED if proved else stopped,
+        candidate=session.best,
+        bound=session.bound,
+        infeasible=infeasible,
+        reason=reason,
+        build_s=session.build_s,
+        solve_s=session.solve_s,
+        versions=session.solver.versions(),
+        statistics={
+            "rounds": rounds.count,
+            "enforced_rows": len(grouping.stage_rows) + len(grouping.step_rows),
+            "columns": session.columns,
+            "rows": session.rows,
+        },
+        log="".join(session.log),
+    )

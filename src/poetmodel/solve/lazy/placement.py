@@ -1,0 +1,245 @@
+"""From decisions per group to a schedule per stage, and the memory rows that it breaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from poetmodel.schedule import GraphIdentity, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.graph import Graph
+    from poetmodel.model.events import Events
+    from poetmodel.model.grouping import Grouping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDecisions:
+    """What a solution of a grouped relaxation decides."""
+
+    kept: frozenset[tuple[int, int]]
+    """(tensor, segment) that stays in RAM."""
+    recomputed: frozenset[tuple[int, int]]
+    """(group, node) that is recomputed."""
+    paged_in: frozenset[tuple[int, int]]
+    """(group, tensor) that is paged in."""
+
+
+@dataclass(slots=True)
+class Placement:
+    """A schedule as spans: each tensor in RAM at the beginning of a range of stages."""
+
+    graph: Graph
+    spans: list[tuple[int, int, int]] = field(default_factory=list)
+    """(tensor, first stage, last stage) at whose beginning it is in RAM."""
+    recomputed: list[tuple[int, int]] = field(default_factory=list)
+    """(stage, node)."""
+    paged_in: list[tuple[int, int]] = field(default_factory=list)
+    """(stage, tensor)."""
+
+    def schedule(self) -> Schedule:
+        """Return the schedule."""
+        graph = self.graph
+        n = len(graph.nodes)
+        stored = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
+        out = {i for _, i in self.paged_in} - stored
+        return Schedule(
+            R=(*((t, t) for t in range(n)), *self.recomputed),
+            S_RAM=tuple((t, i) for i, begin, end in self.spans for t in range(begin, end + 1)),
+            S_AUX=tuple(
+                (t, i) for i in sorted(out | stored) for t in range(graph.node_of[i] + 1, n)
+            ),
+            M_in=tuple(self.paged_in),
+            M_out=tuple((graph.node_of[i], i) for i in out),
+            identity=GraphIdentity.of(graph),
+        )
+
+    def stage_loads(self) -> list[int]:
+        """Return the bytes of every stage row ``(t, t)``."""
+        graph = self.graph
+        sizes = graph.tensor_bytes
+        n = len(graph.nodes)
+        change = [0] * (n + 1)
+        for i, begin, end in self.spans:
+            # A tensor at the beginning of stage t + 1 crosses the end of stage t.
+            change[begin - 1] += sizes[i]
+            change[end] -= sizes[i]
+        for i, begin, end in self.spans:
+            for q in (graph.node_of[i], *graph.users_of[i]):
+                if begin - 1 <= q < end:
+                    change[q] -= sizes[i]
+                    change[q + 1] += sizes[i]
+        loads = []
+        crossing = 0
+        for t, node in enumerate(graph.nodes):
+            crossing += change[t]
+            own = sum(sizes[i] for i in graph.inputs_of[t])
+            loads.append(crossing + own + node.output_bytes + node.workspace_bytes)
+        return loads
+
+    def step_loads(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (stage, step, bytes) of every step before its stage's own that does something."""
+        again: dict[int, list[int]] = {}
+        arrive: dict[int, list[int]] = {}
+        for t, k in self.recomputed:
+            again.setdefault(t, []).append(k)
+        for t, i in self.paged_in:
+            arrive.setdefault(t, []).append(i)
+        stages = sorted(again.keys() | arrive.keys())
+        held = self._held(stages)
+        for t in stages:
+            yield from self._stage_steps(t, again.get(t, []), arrive.get(t, []), held[t])
+
+    def _held(self, stages: list[int]) -> dict[int, tuple[set[int], set[int]]]:
+        """Return for each of some stages what is in RAM when it begins, and when the next does."""
+        wanted = sorted({*stages, *(t + 1 for t in stages)})
+        begins: dict[int, list[int]] = {}
+        ends: dict[int, list[int]] = {}
+        for i, begin, end in self.spans:
+            begins.setdefault(begin, []).append(i)
+            ends.setdefault(end + 1, []).append(i)
+        found: dict[int, set[int]] = {}
+        present: set[int] = set()
+        following = 0
+        for t in range(len(self.graph.nodes) + 1):
+            present.difference_update(ends.get(t, ()))
+            present.update(begins.get(t, ()))
+            if following < len(wanted) and wanted[following] == t:
+                found[t] = set(present)
+                following += 1
+        return {t: (found[t], found[t + 1]) for t in stages}
+
+    def _stage_steps(
+        self, t: int, again: list[int], arrive: list[int], held: tuple[set[int], set[int]]
+    ) -> Iterator[tuple[int, int, int]]:
+        graph, sizes = self.graph, self.graph.tensor_bytes
+        before, after = held
+        computed = set(again)
+        made = {i for k in again for i in graph.outputs_of[k]}
+        last: dict[int, int] = {}
+        for i in before | made | set(arrive):
+            uses = [j for j in graph.users_of[i] if j == t or j in computed]
+            last[i] = len(graph.nodes) if i in after else max([graph.node_of[i], *uses])
+        for k in sorted({*again, *(graph.node_of[i] for i in arrive)}):
+            total = 0
+            for i, end in last.items():
+                maker = graph.node_of[i]
+                copies = (i in before) + (i in arrive and maker <= k)
+                if maker < k:
+                    total += sizes[i] if end >= k and (copies or maker in computed) else 0
+                else:
+                    total += sizes[i] * copies
+            if k in computed:
+                total += graph.nodes[k].output_bytes + graph.nodes[k].workspace_bytes
+            yield t, k, total
+
+
+def place(graph: Graph, grouping: Grouping, events: Events, decisions: GroupDecisions) -> Placement:
+    """Put the decisions of groups on stages.
+
+    A recomputation or page-in happens at its earliest need in the group: the first stage of the
+    group that reads it, or the stage of the first recomputation that does, or the group's last
+    stage if it is only kept on. A tensor goes after its last need.
+    """
+    return _Placer(graph, grouping, events, decisions).run()
+
+
+class _Placer:
+    def __init__(
+        self, graph: Graph, grouping: Grouping, events: Events, decisions: GroupDecisions
+    ) -> None:
+        self.graph = graph
+        self.grouping = grouping
+        self.placement = Placement(graph)
+        n_groups = len(grouping.last_stage)
+        self.again: list[list[int]] = [[] for _ in range(n_groups)]
+        self.arrive: list[set[int]] = [set() for _ in range(n_groups)]
+        self.enter: list[set[int]] = [set() for _ in range(n_groups + 1)]
+        """For each group the tensors in RAM when it begins."""
+        for group, k in decisions.recomputed:
+            self.again[group].append(k)
+        for group, i in decisions.paged_in:
+            self.arrive[group].add(i)
+        for i, a in decisions.kept:
+            stages = events.events[i]
+            begin = grouping.group_of[graph.node_of[i]] if a == 0 else stages[a - 1]
+            for group in range(begin + 1, stages[a] + 1):
+                self.enter[group].add(i)
+
+    def run(self) -> Placement:
+        for group in range(len(self.grouping.last_stage)):
+            self._group(group)
+        self._join()
+        return self.placement
+
+    def _group(self, group: int) -> None:
+        graph = self.graph
+        stages = range(self.grouping.first_stage[group], self.grouping.last_stage[group] + 1)
+        readers: dict[int, list[int]] = {}
+        for t in stages:
+            for i in graph.inputs_of[t]:
+                readers.setdefault(i, []).append(t)
+        made = self._recompute(group, readers)
+        for i in self.arrive[group]:
+            stage = self._need(group, i, readers)
+            if stage is not None:
+                self.placement.paged_in.append((stage, i))
+                self._hold(group, i, stage, readers)
+        for i, stage in made.items():
+            self._hold(group, i, stage, readers)
+        for i in self.enter[group]:
+            self._hold(group, i, stages[0] - 1, readers)
+        for t in stages:
+            for i in graph.outputs_of[t]:
+                self._hold(group, i, t, readers)
+
+    def _recompute(self, group: int, readers: dict[int, list[int]]) -> dict[int, int]:
+        """Place the recomputations of a group, last node first; return the stage of what they make.
+
+        Their stages join the readers of their inputs.
+        """
+        graph = self.graph
+        made: dict[int, int] = {}
+        for k in sorted(self.again[group], reverse=True):
+            missing = [
+                i
+                for i in graph.outputs_of[k]
+                if i not in self.arrive[group] and i not in self.enter[group]
+            ]
+            needs = [self._need(group, i, readers) for i in missing]
+            stage = min((need for need in needs if need is not None), default=None)
+            if stage is None:
+                continue  # nobody needs what it makes
+            self.placement.recomputed.append((stage, k))
+            made.update((i, stage) for i in missing)
+            for i in graph.inputs_of[k]:
+                readers.setdefault(i, []).append(stage)
+        return made
+
+    def _need(self, group: int, i: int, readers: dict[int, list[int]]) -> int | None:
+        """Return the stage of the group that needs tensor `i` first, or None."""
+        if readers.get(i):
+            return min(readers[i])
+        return self.grouping.last_stage[group] if i in self.enter[group + 1] else None
+
+    def _hold(self, group: int, i: int, stage: int, readers: dict[int, list[int]]) -> None:
+        """Keep tensor `i`, there in `stage`, to its last reader in the group, or across its end."""
+        if i in self.enter[group + 1]:
+            end = self.grouping.last_stage[group] + 1
+        else:
+            end = max([stage, *readers.get(i, ())])
+        if end > stage:
+            self.placement.spans.append((i, stage + 1, end))
+
+    def _join(self) -> None:
+        """Join the spans of a tensor that touch."""
+        spans: list[tuple[int, int, int]] = []
+        for i, begin, end in sorted(self.placement.spans):
+            if spans and spans[-1][0] == i and spans[-1][2] + 1 >= begin:
+                joined = spans.pop()
+                spans.append((i, joined[1], max(end, joined[2])))
+            else:
+                spans.append((i, begin, end))
+        self.placement.spans = spans

@@ -1,0 +1,278 @@
+"""One relaxation, compiled: its columns by meaning, its rows and cuts as arrays."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from scipy.sparse import csr_array, vstack
+
+from poetmodel.backends.compiler import compile_model
+from poetmodel.model.lazy import build_relaxation
+from poetmodel.model.memory import assign_memory
+from poetmodel.solve.lazy.placement import GroupDecisions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyomo.environ as pyo
+    from numpy.typing import NDArray
+
+    from poetmodel.backends.standard_form import StandardForm
+    from poetmodel.model.events import Events
+    from poetmodel.model.grouping import Grouping
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+
+REAL_LIMITS: Final = frozenset({"deadline", "energy_budget"})
+"""Rows over real numbers, which a solver keeps to its tolerance only."""
+MARGIN: Final = 2e-6
+"""How much such a scaled row is tightened."""
+ADMITTED: Final = 1e-6
+"""Largest violation of a scaled row by a start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """An interval cut in terms of the graph, so that a finer relaxation can state it again."""
+
+    first_stage: int
+    """First stage of the interval."""
+    last_stage: int
+    """Last stage of the interval."""
+    reader: int
+    """The node that needs the first tensor of the chain."""
+    again: bool
+    """Whether the reader's recomputation needs it, not its first computation."""
+    chain: tuple[tuple[int, bool], ...]
+    """(tensor, whether its page-out stands for its page-ins): each but the last is made from the
+    next one."""
+    ends_in_recomputation: bool
+    """Whether the recomputations of the last tensor's node stand for its inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A valid row ``sum of coefficients >= right``."""
+
+    terms: tuple[tuple[int, float], ...]
+    """(column, coefficient)."""
+    right: float
+    """Right-hand side."""
+    origin: Origin
+    """Where it comes from."""
+
+
+@dataclass(kw_only=True)
+class Relaxation:
+    """A grouped relaxation, ready to be solved."""
+
+    problem: Problem
+    grouping: Grouping
+    model: pyo.ConcreteModel
+    form: StandardForm
+    build_s: float
+    cuts: list[Cut] = field(default_factory=list)
+    """Valid rows found so far, in columns of `form`."""
+
+    @classmethod
+    def build(
+        cls, problem: Problem, grouping: Grouping, recomputable: Sequence[bool]
+    ) -> Relaxation:
+        """State and compile the relaxation that enforces the rows of `grouping`."""
+        begun = time.monotonic()
+        model = build_relaxation(problem, grouping, recomputable)
+        form = compile_model(model)
+        return cls(
+            problem=problem,
+            grouping=grouping,
+            model=model,
+            form=form,
+            build_s=time.monotonic() - begun,
+        )
+
+    @property
+    def events(self) -> Events:
+        """Where its decisions lie."""
+        return self.model.events  # type: ignore[no-any-return]
+
+    @property
+    def unit(self) -> float:
+        """How much of the minimized quantity one unit of the objective is."""
+        return float(self.model.objective_unit)
+
+    @cached_property
+    def column(self) -> dict[int, int]:
+        """Column of each variable, by `id`."""
+        return {id(variable): j for j, variable in enumerate(self.form.columns)}
+
+    def columns_of(self, variables: Any) -> dict[Any, int]:
+        """Return the column of each entry of an indexed variable that has one."""
+        return {
+            index: self.column[id(variable)]
+            for index, variable in variables.items()
+            if id(variable) in self.column
+        }
+
+    @cached_property
+    def kept(self) -> dict[tuple[int, int], int]:
+        """Column of ``kept[i, a]``."""
+        return self.columns_of(self.model.kept)
+
+    @cached_property
+    def recomputed(self) -> dict[tuple[int, int], int]:
+        """Column of ``recomputed[group, k]``."""
+        return self.columns_of(self.model.recomputed)
+
+    @cached_property
+    def paged_in(self) -> dict[tuple[int, int], int]:
+        """Column of ``paged_in[group, i]``."""
+        return self.columns_of(self.model.paged_in)
+
+    @cached_property
+    def paged_out(self) -> dict[int, int]:
+        """Column of ``paged_out[i]``."""
+        return self.columns_of(self.model.paged_out)
+
+    def with_cuts(self, cuts: Sequence[Cut]) -> StandardForm:
+        """Return the form with cuts as further rows."""
+        form = self.form
+        if not cuts:
+            return form
+        counts = [len(cut.terms) for cut in cuts]
+        block = csr_array(
+            (
+                np.array([value for cut in cuts for _, value in cut.terms], dtype=np.float64),
+                np.array([column for cut in cuts for column, _ in cut.terms], dtype=np.int64),
+                np.concatenate(([0], np.cumsum(counts))),
+            ),
+            shape=(len(cuts), form.n_columns),
+        )
+        matrix = csr_array(vstack([form.matrix, block]))
+        matrix.sum_duplicates()
+        right = np.array([cut.right for cut in cuts])
+        return replace(
+            form,
+            matrix=matrix,
+            row_lower=np.concatenate([form.row_lower, right]),
+            row_upper=np.concatenate([form.row_upper, np.full(len(cuts), np.inf)]),
+            rows=[*form.rows, *(f"cut {c}" for c in range(len(cuts)))],
+        )
+
+    def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
+        """Return what a solution decides."""
+        kept = {index for index, column in self.kept.items() if x[column] > 0.5}  # noqa: PLR2004
+        return GroupDecisions(
+            kept=frozenset(kept | self.model.group_events.kept),
+            recomputed=_chosen(self.recomputed, x),
+            paged_in=_chosen(self.paged_in, x),
+        )
+
+    def start(self, schedule: Schedule) -> NDArray[np.float64] | None:
+        """Return the point of a schedule, or None where the reductions have no room for it."""
+        events, grouping = self.events, self.grouping
+        group_of = grouping.group_of
+        node_of = self.problem.graph.node_of
+        x = np.full(self.form.n_columns, np.nan)
+        held = set(schedule.S_RAM)
+        for (i, a), column in self.kept.items():
+            stages = events.events[i]
+            begin = group_of[node_of[i]] if a == 0 else stages[a - 1]
+            crossed = range(begin + 1, stages[a] + 1)
+            x[column] = all((grouping.first_stage[group], i) in held for group in crossed)
+        again = {(group_of[t], k) for t, k in schedule.R}
+        for index, column in self.recomputed.items():
+            x[column] = index in again
+        paged = {(group_of[t], i) for t, i in schedule.M_in}
+        for index, column in self.paged_in.items():
+            x[column] = index in paged
+        out = {i for _, i in schedule.M_out}
+        for i, column in self.paged_out.items():
+            x[column] = i in out
+        values = {id(variable): x[j] for j, variable in enumerate(self.form.columns)}
+        for variable, value in assign_memory(self.model, schedule, _WithFixed(values)):
+            column = self.column.get(id(variable), -1)
+            if column >= 0:
+                x[column] = value
+        good = not np.isnan(x).any() and self.form.violation(x) <= ADMITTED
+        return x if good else None
+
+    def restricted(self, allowed: Allowed) -> StandardForm:
+        """Return the form, without cuts, in which only some decisions may be taken.
+
+        Its time and energy rows are tightened beyond a solver's tolerance, so that what it finds
+        keeps the limits exactly. Its bound holds for nothing.
+        """
+        form, grouping = self.form, self.grouping
+        upper = form.upper.copy()
+        for columns, spans in (
+            (self.recomputed, allowed.recomputed),
+            (self.paged_in, allowed.paged_in),
+        ):
+            for (group, index), column in columns.items():
+                first, last = grouping.first_stage[group], grouping.last_stage[group]
+                if not any(a <= last and first <= b for a, b in spans.get(index, ())):
+                    upper[column] = 0.0
+        row_upper = form.row_upper.copy()
+        for r, row in enumerate(form.rows):
+            if getattr(row, "local_name", "") in REAL_LIMITS:
+                row_upper[r] -= MARGIN
+        return replace(form, upper=upper, row_upper=row_upper)
+
+
+class _WithFixed(dict[int, float]):
+    """Values by `id`; a variable that is no column is fixed to one."""
+
+    def __missing__(self, key: int) -> float:
+        return 1.0
+
+
+@dataclass(slots=True)
+class Allowed:
+    """Recomputations and page-ins that answers so far used: spans of stages."""
+
+    recomputed: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
+    """For each node."""
+    paged_in: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
+    """For each tensor."""
+
+    def add_point(self, relaxation: Relaxation, x: NDArray[np.float64], least: float) -> bool:
+        """Allow what a point uses by at least `least`; return whether any of it is new."""
+        grouping = relaxation.grouping
+        new = False
+        for columns, spans in (
+            (relaxation.recomputed, self.recomputed),
+            (relaxation.paged_in, self.paged_in),
+        ):
+            for (group, index), column in columns.items():
+                if x[column] >= least:
+                    span = (grouping.first_stage[group], grouping.last_stage[group])
+                    found = spans.setdefault(index, set())
+                    new |= not any(a <= span[0] and span[1] <= b for a, b in found)
+                    found.add(span)
+        return new
+
+    def add_schedule(self, schedule: Schedule) -> None:
+        """Allow what a schedule does."""
+        for t, k in schedule.R:
+            if k < t:
+                self.recomputed.setdefault(k, set()).add((t, t))
+        for t, i in schedule.M_in:
+            self.paged_in.setdefault(i, set()).add((t, t))
+
+    def widen(self, stages: int) -> None:
+        """Allow everything a few stages earlier and later too."""
+        for spans in (*self.recomputed.values(), *self.paged_in.values()):
+            wider = {(a - stages, b + stages) for a, b in spans}
+            spans.clear()
+            spans.update(wider)
+
+
+def _chosen(
+    columns: dict[tuple[int, int], int], x: NDArray[np.float64]
+) -> frozenset[tuple[int, int]]:
+    """Return the entries whose (rounded) value is 1."""
+    return frozenset(index for index, column in columns.items() if x[column] > 0.5)  # noqa: PLR2004

@@ -1,0 +1,192 @@
+"""What all parts of a lazy solve share: bounds, the best schedule, the solver, the clock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.backends.protocol import Limits
+from poetmodel.backends.protocol import Termination as Stop
+from poetmodel.backends.registry import backend
+from poetmodel.model.events import recomputable_nodes
+from poetmodel.result import Termination, relative_gap
+from poetmodel.solve.lazy.cuts import restate
+from poetmodel.solve.lazy.relaxation import Relaxation
+from poetmodel.solve.outcome import Candidate, judge, least_value, same
+from poetmodel.solve.progress import SolveProgress
+from poetmodel.solve.trimming import trim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from poetmodel.backends.protocol import Backend, Progress, RawSolution
+    from poetmodel.backends.standard_form import StandardForm
+    from poetmodel.model.grouping import Grouping
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+    from poetmodel.solve.request import Request
+
+ALLOWANCE: Final = 1e-7
+"""How far a cutoff lies above a value, relatively, so that rounding errors do not cut it off."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One lazy solve; several threads may use it at once."""
+
+    problem: Problem
+    request: Request
+    best: Candidate | None
+    """Best schedule that the judge accepts."""
+    bound: float = 0.0
+    """Best lower bound, in the unit of the minimized quantity."""
+    stopped: Termination | None = None
+    """Why to stop, once there is a reason."""
+    build_s: float = 0.0
+    solve_s: float = 0.0
+    columns: int = 0
+    """Most columns of a relaxation."""
+    rows: int = 0
+    """Most rows of a relaxation."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set to end every solve that runs."""
+    log: list[str] = field(default_factory=list)
+    solver: Backend = field(init=False)
+    recomputable: tuple[bool, ...] = field(init=False)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self.solver = backend(self.request.backend)
+        self.recomputable = recomputable_nodes(self.problem)
+        self.bound = least_value(self.problem)
+
+    # -- what is known -------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """Return whether there is nothing left to do, or no time for it."""
+        if self.stopped is None and self.stop.is_set():
+            self.stopped = Termination.INTERRUPTED
+        if self.stopped is None and self.request.remaining_s() <= 0:
+            self.stopped = Termination.TIME_LIMIT
+        return self.stopped is not None or self.proved()
+
+    def proved(self) -> bool:
+        """Return whether the best schedule is within the gap asked for."""
+        with self.lock:
+            if self.best is None:
+                return False
+            if same(self.problem, self.best.value, self.bound):
+                return True
+            return relative_gap(self.best.value, self.bound) <= self.request.gap
+
+    def raise_bound(self, bound: float) -> None:
+        """Take note of a proven lower bound."""
+        with self.lock:
+            better = bound > self.bound
+            self.bound = max(bound, self.bound)
+        if better:
+            self.tell()
+
+    def offer(self, schedule: Schedule) -> bool:
+        """Put a schedule before the judge and keep it if it is the best; return whether valid."""
+        tidy = judge(self.problem, trim(self.problem.graph, schedule))
+        if tidy.violations:
+            return False
+        with self.lock:
+            better = self.best is None or tidy.value < self.best.value
+            if better:
+                self.best = tidy
+        if better:
+            self.tell()
+        return True
+
+    def tell(self) -> None:
+        """Report where the solve stands to whoever watches; stop if told to."""
+        watcher = self.request.on_progress
+        if watcher is None:
+            return
+        state = SolveProgress(
+            seconds=self.request.elapsed_s(),
+            incumbent=None if self.best is None else self.best.value,
+            bound=self.bound,
+        )
+        if watcher(state) is False:
+            self.stopped = self.stopped or Termination.INTERRUPTED
+
+    # -- models and solver ---------------------------------------------------------------------
+
+    def build(self, grouping: Grouping, previous: Relaxation | None = None) -> Relaxation:
+        """State the relaxation of a grouping, with the cuts of a coarser one."""
+        relaxation = Relaxation.build(self.problem, grouping, self.recomputable)
+        for cut in previous.cuts if previous is not None else ():
+            again = restate(relaxation, cut.origin)
+            if again is not None:
+                relaxation.cuts.append(again)
+        with self.lock:
+            self.build_s += relaxation.build_s
+            self.columns = max(self.columns, relaxation.form.n_columns)
+            self.rows = max(self.rows, relaxation.form.n_rows + len(relaxation.cuts))
+        return relaxation
+
+    def cutoff(self, relaxation: Relaxation) -> dict[str, float]:
+        """Return the limit by which a solve looks only for better schedules."""
+        if self.best is None:
+            return {}
+        value = self.best.value / relaxation.unit
+        return {"objective_cutoff": value + ALLOWANCE * (1.0 + abs(value))}
+
+    def solve(
+        self,
+        form: StandardForm,
+        *,
+        most_s: float | None = None,
+        targets: dict[str, float] | None = None,
+        start: NDArray | None = None,  # type: ignore[type-arg]
+        watch: Callable[[Progress], bool] | None = None,
+    ) -> RawSolution | None:
+        """Solve within the time that is left; None if there is none.
+
+        Parameters
+        ----------
+        form : StandardForm
+            The model.
+        most_s : float, optional
+            Time for this solve [s].
+        targets : dict, optional
+            Further `Limits`.
+        start : ndarray, optional
+            A point to begin from.
+        watch : callable, optional
+            Told of progress; returning False ends this solve only.
+        """
+        remaining = self.request.remaining_s()
+        if remaining <= 0 or self.stopped is not None:
+            self.done()
+            return None
+        targets = targets or {}
+        limits = Limits(
+            time_s=remaining if most_s is None else min(most_s, remaining),
+            rel_gap=self.request.gap / 2,
+            seed=self.request.seed,
+            log=self.log.append,
+            objective_stop=targets.get("objective_stop"),
+            objective_cutoff=targets.get("objective_cutoff"),
+        )
+
+        def on_progress(progress: Progress) -> bool:
+            if watch is not None and not watch(progress):
+                return False
+            self.tell()
+            return self.stopped is None
+
+        begun = time.monotonic()
+        raw = self.solver.solve(form, limits, start=start, on_progress=on_progress, stop=self.stop)
+        with self.lock:
+            self.solve_s += time.monotonic() - begun
+        if raw.termination == Stop.INTERRUPTED and self.stop.is_set():
+            self.stopped = Termination.INTERRUPTED
+        return raw

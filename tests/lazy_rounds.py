@@ -1,0 +1,203 @@
+"""Bare rounds of ``lazy``: solve a relaxation, place its answer, enforce what it breaks, again.
+
+Without a start, cuts, a search for schedules or first rows from elsewhere, so that merged stages
+and rows within stages are what makes the answer right. The driver's own loop has all of these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from instances import random_costs, random_problem, seeded
+from poetmodel.backends.protocol import Limits
+from poetmodel.backends.registry import backend
+from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor
+from poetmodel.model.events import recomputable_nodes
+from poetmodel.model.grouping import Grouping
+from poetmodel.problem import Quantity
+from poetmodel.solve.lazy.placement import place
+from poetmodel.solve.lazy.relaxation import Relaxation
+from poetmodel.solve.outcome import judge
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from poetmodel.backends.protocol import RawSolution
+    from poetmodel.problem import Problem
+    from poetmodel.solve.lazy.placement import Placement
+
+CLOSE = 1e-6
+"""By how much a solver's figures may be off; everything in the instances is a small integer."""
+
+
+def varied_graph(rng: random.Random, n: int) -> Graph:
+    """Make a graph that is, at random, rich in workspaces, outputs, zero bytes, or nothing."""
+    several, empty = rng.choice((0, 0, 0.3)), rng.choice((0, 0.2))
+    spaces, once = rng.choice((0, 0.4, 1)), rng.choice((0, 0.3))
+    density, most = rng.choice((0.15, 0.25, 0.4)), rng.choice((2, 4, 9))
+    stored = rng.choice((0, 0, 0.6))
+    nodes: list[Node] = []
+    tensors: list[str] = []
+    for k in range(n):
+        inputs = [name for name in tensors if rng.random() < density]
+        if not inputs and tensors and rng.random() < 0.7:
+            inputs = [tensors[-1]]
+        names = [f"n{k}", *(f"n{k}.b" for _ in range(rng.random() < several))]
+        sizes = [0 if rng.random() < empty else rng.randint(1, most) for _ in names]
+        nodes.append(
+            Node(
+                name=f"n{k}",
+                op="op",
+                phase="forward",
+                inputs=tuple(inputs),
+                outputs=tuple(Tensor(name=n, bytes=b) for n, b in zip(names, sizes, strict=True)),
+                workspace_bytes=rng.randint(1, most) if rng.random() < spaces else 0,
+                recomputable=rng.random() >= once,
+                on_aux=not inputs and rng.random() < stored,
+            )
+        )
+        tensors += names
+    return Graph(name="varied", nodes=tuple(nodes))
+
+
+def scarce_problem(seed: str, n: int | tuple[int, int], **fixed: Any) -> Problem:
+    """Make a problem whose RAM does not hold everything, half the times little above the floor.
+
+    Of small random graphs most have a step that needs all the RAM there is in use at any time, so
+    that a budget is either below the floor or no limit at all; those are drawn again.
+    """
+    rng = seeded(seed)
+    while True:
+        graph = varied_graph(rng, n if isinstance(n, int) else rng.randint(*n))
+        low, high = max(1, floor(graph).bytes), checkpoint_all_peak_bytes(graph)
+        if low < high:
+            break
+    ram = rng.randint(low, min(high - 1, low + rng.choice((2, high))))
+    costs = random_costs(rng, graph)
+    free = {name: rng.random() < 0.5 for name in ("deadline", "energy_budget", "aux_limit")}
+    switches = rng.random() < 0.4
+    return random_problem(rng, graph, costs, **{"ram": ram, "switches": switches, **free, **fixed})
+
+
+class Found(NamedTuple):
+    """What the rounds came to."""
+
+    value: float | None
+    """The least value beyond what every schedule pays; None if there is no schedule."""
+    rounds: int
+    """Relaxations that were solved."""
+    grouping: Grouping
+    """The rows enforced in the end."""
+
+
+class RoundsError(Exception):
+    """A promise of the rounds is broken."""
+
+
+def no_rows(problem: Problem) -> Grouping:
+    """Return the grouping in which all stages are one."""
+    return Grouping(len(problem.graph.nodes))
+
+
+def random_rows(rng: random.Random, problem: Problem, chance: float = 0.3) -> Grouping:
+    """Return a grouping with random rows of stages, and half the times of steps."""
+    n = len(problem.graph.nodes)
+    stages = [t for t in range(n) if rng.random() < chance]
+    of_steps = chance / 3 if rng.random() < 0.5 else 0.0
+    steps = [(t, k) for t in range(n) for k in range(t) if rng.random() < of_steps]
+    return Grouping(n, frozenset(stages), frozenset(steps))
+
+
+def relaxation_of(problem: Problem, grouping: Grouping) -> Relaxation:
+    """Build the relaxation of a grouping."""
+    return Relaxation.build(problem, grouping, recomputable_nodes(problem))
+
+
+def solved(relaxation: Relaxation) -> RawSolution:
+    """Solve a relaxation to the end."""
+    form = relaxation.with_cuts(relaxation.cuts)
+    return backend("highs").solve(form, Limits(rel_gap=0.0, time_s=120.0))
+
+
+def ram_limit(relaxation: Relaxation, x: NDArray[np.float64]) -> float:
+    """Return the bytes that a point must not exceed: the budget, or the peak that it claims."""
+    usable = relaxation.problem.usable_ram_bytes
+    if relaxation.problem.minimize != Quantity.RAM:
+        return usable
+    return float(x[relaxation.column[id(relaxation.model.peak)]]) * usable + CLOSE
+
+
+def placed(relaxation: Relaxation, x: NDArray[np.float64]) -> Placement:
+    """Put a point on stages."""
+    graph = relaxation.problem.graph
+    return place(graph, relaxation.grouping, relaxation.events, relaxation.decisions(x))
+
+
+def broken(placement: Placement, limit: float) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return every row of stages, and of steps, that a placement breaks."""
+    stages = [t for t, load in enumerate(placement.stage_loads()) if load > limit]
+    return stages, [(t, k) for t, k, load in placement.step_loads() if load > limit]
+
+
+def run_rounds(problem: Problem, grouping: Grouping | None = None) -> Found:
+    """Add rows, one run at a time, until an answer placed on stages is a schedule.
+
+    Raises
+    ------
+    RoundsError
+        If an enforced row is broken by the placed answer, a bound falls, or the judge does not find
+        what the relaxation says.
+    """
+    current = no_rows(problem) if grouping is None else grouping
+    count, bound = 0, 0.0
+    while True:
+        relaxation = relaxation_of(problem, current)
+        raw = solved(relaxation)
+        count += 1
+        if raw.x is None or raw.objective is None:
+            if not raw.infeasible:
+                msg = f"the solver stopped with {raw.termination}"
+                raise RoundsError(msg)
+            return Found(None, count, current)
+        value = raw.objective * relaxation.unit
+        if value < bound - CLOSE:
+            msg = f"round {count}: the bound falls from {bound} to {value}"
+            raise RoundsError(msg)
+        bound = value
+        placement = placed(relaxation, raw.x)
+        stages, steps = broken(placement, ram_limit(relaxation, raw.x))
+        if set(stages) & current.stage_rows or set(steps) & current.step_rows:
+            msg = f"round {count}: {stages} and {steps} are broken, and {current} enforced"
+            raise RoundsError(msg)
+        if not stages and not steps:
+            _compare(problem, placement, value)
+            return Found(value, count, current)
+        # The steps only where all stage rows hold, as the driver does.
+        current = current.add(stages[:1], () if stages else steps[:1])
+
+
+def _compare(problem: Problem, placement: Placement, value: float) -> None:
+    candidate = judge(problem, placement.schedule())
+    if candidate.violations:
+        msg = f"the judge rejects the placed answer: {candidate.violations}"
+        raise RoundsError(msg)
+    # The answer of a relaxation may hold decisions that placing drops; it costs what is left.
+    if abs(candidate.value - value) > CLOSE and problem.minimize != Quantity.RAM:
+        msg = f"the relaxation says {value}, the judge {candidate.value}"
+        raise RoundsError(msg)
+    if candidate.value > value + CLOSE:
+        msg = f"the relaxation says {value}, the judge {candidate.value}"
+        raise RoundsError(msg)
+
+
+def groupings_between(problem: Problem, rng: random.Random, count: int) -> Iterator[Grouping]:
+    """Yield ever finer groupings, from none of the rows on."""
+    grouping = no_rows(problem)
+    for _ in range(count):
+        yield grouping
+        more = random_rows(rng, problem, 0.25)
+        grouping = grouping.add(tuple(more.stage_rows), tuple(more.step_rows))

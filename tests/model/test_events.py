@@ -1,0 +1,357 @@
+"""Where decisions can matter: events by hand, dominance, and how far event stages are enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from instances import bench_device, random_instances
+from oracle import optimum
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, Node, Tensor, operation
+from poetmodel.model import build
+from poetmodel.model.events import (
+    Events,
+    Stages,
+    dominated,
+    find_events,
+    recomputable_nodes,
+    storage_is_limiting,
+)
+from poetmodel.problem import Problem
+from poetmodel.result import Status, Termination
+from poetmodel.solve import solve
+from worked import early_recomputation, even_costs, skip_graph, skip_problem
+
+
+def events_of(problem: Problem, stages: Stages = "all", *, dominance: bool = True) -> Events:
+    """Return the events of a problem, one stage a group."""
+    n = len(problem.graph.nodes)
+    chosen = recomputable_nodes(problem, dominance=dominance)
+    return find_events(problem, range(n), recomputable=chosen, stages=stages)
+
+
+# -- events by hand ----------------------------------------------------------------------------
+
+
+def test_events_of_a_skip_connection() -> None:
+    """Every recomputation of a reader is a use of what it reads, back to the first node.
+
+    ``d`` is read by nobody. ``c`` is used in 3. ``b`` is used in 2, and in 3 where `c` may be
+    recomputed; so `b` may be, in 2 and 3. ``a`` is used in 1 and 3, and where `b` may be.
+    """
+    found = events_of(skip_problem(paging=False))
+    assert found.uses == ((1, 2, 3), (2, 3), (3,), ())
+    assert found.recompute == ((1, 2, 3), (2, 3), (3,), ())
+    assert found.events == found.uses
+    assert found.page_in == ((),) * 4
+
+
+def test_events_where_only_paging_is_left() -> None:
+    """A tensor that is not recomputed has events at its uses only, and page-ins there."""
+    found = events_of(skip_problem(recompute=False))
+    assert found.recompute == ((),) * 4
+    assert found.uses == found.events == found.page_in == ((1, 3), (2,), (3,), ())
+
+
+def test_a_node_that_must_not_be_recomputed_ends_the_chain() -> None:
+    """Where `b` cannot be made again, `a` is not needed for that."""
+    graph = skip_graph()
+    nodes = [replace(node, recomputable=node.name != "b") for node in graph.nodes]
+    graph = Graph(name="once", nodes=tuple(nodes))
+    problem = Problem(graph, even_costs(graph, page_in=None, page_out=None), ram=13)
+    found = events_of(problem)
+    assert found.recompute == ((1, 2, 3), (), (3,), ())
+    assert found.uses == ((1, 3), (2, 3), (3,), ())
+    # Stage 2 uses nothing of `a`, but it may be recomputed there.
+    assert found.events == ((1, 2, 3), (2, 3), (3,), ())
+
+
+def test_event_stages_leave_out_stages_without_a_use() -> None:
+    """With ``stages="events"`` the same `a` may be recomputed in its use stages alone."""
+    graph = skip_graph()
+    nodes = [replace(node, recomputable=node.name != "b") for node in graph.nodes]
+    graph = Graph(name="once", nodes=tuple(nodes))
+    problem = Problem(graph, even_costs(graph, page_in=None, page_out=None), ram=13)
+    found = events_of(problem, "events")
+    assert found.recompute == ((1, 3), (), (3,), ())
+    assert found.events == ((1, 3), (2, 3), (3,), ())
+
+
+def test_event_stages_are_closed_over_the_uses_of_inputs() -> None:
+    """A node may also be recomputed where a reader of its input has that input in RAM.
+
+    ``p`` is read by ``k`` (1), by ``r`` (2) and by nobody else; ``k`` is used in 4 only. Stage 2
+    comes from the closure, stage 3 is left out.
+    """
+    graph = Graph(
+        name="closure",
+        nodes=(
+            operation("p", output_bytes=9),
+            operation("k", output_bytes=1, inputs=("p",)),
+            operation("r", output_bytes=1, inputs=("p",), recomputable=False),
+            operation("s", output_bytes=1, recomputable=False),
+            operation("t", output_bytes=1, inputs=("k", "s", "r")),
+        ),
+    )
+    problem = Problem(graph, even_costs(graph, page_in=None, page_out=None), ram=20)
+    assert events_of(problem, "events").recompute[1] == (2, 4)
+    assert events_of(problem, "all").recompute[1] == (2, 3, 4)
+
+
+@pytest.mark.parametrize("stages", ["all", "events"])
+def test_events_are_consistent_on_random_problems(stages: Stages) -> None:
+    """Uses, recomputations and events fit together, and event stages are closed and fewer."""
+    for problem in random_instances(150, (3, 9), seed=41):
+        graph = problem.graph
+        found, whole = events_of(problem, stages), events_of(problem)
+        for k, again in enumerate(found.recompute):
+            assert set(again) <= set(whole.recompute[k])
+            assert list(again) == sorted(set(again))
+            assert all(k < t for t in again)
+            for p in graph.inputs_of[k]:
+                assert set(again) <= set(found.uses[p])
+                inside = {e for e in found.uses[p] if again and k < e < again[-1]}
+                assert inside <= set(again)
+        for i, k in enumerate(graph.node_of):
+            readers = set(graph.users_of[i]).union(*(found.recompute[j] for j in graph.users_of[i]))
+            assert set(found.uses[i]) == readers
+            last = max(readers, default=-1)
+            expected = readers | {t for t in found.recompute[k] if t <= last}
+            assert found.events[i] == tuple(sorted(expected))
+            assert found.page_in[i] == (found.uses[i] if problem.can_page else ())
+
+
+def test_uses_within_the_own_group_are_no_events() -> None:
+    """With stages merged, a tensor needs no decision before the end of its own group."""
+    problem = skip_problem(recompute=False)
+    found = find_events(problem, (0, 0, 1, 1), recomputable=[False] * 4)
+    assert found.uses == ((1,), (1,), (), ())
+    again = skip_problem(paging=False)
+    merged = find_events(again, (0, 0, 1, 1), recomputable=recomputable_nodes(again))
+    assert merged.recompute == merged.uses == ((1,), (1,), (), ())
+
+
+def test_segments_number_what_is_kept_between_events() -> None:
+    """Segment `a` reaches into every stage after event ``a - 1`` up to event `a`."""
+    events = Events(
+        group_of=(0, 1, 2, 3, 4, 5, 6),
+        uses=((2, 5),),
+        events=((2, 5),),
+        recompute=((),),
+        page_in=((),),
+    )
+    assert [events.segment(0, 0, t) for t in range(7)] == [None, 0, 0, 1, 1, 1, None]
+
+
+def test_a_tensor_without_uses_has_no_segment() -> None:
+    """Nothing is kept for nobody."""
+    found = events_of(skip_problem())
+    assert found.segment(3, 3, 3) is None
+    assert found.events[3] == ()
+
+
+# -- dominance ---------------------------------------------------------------------------------
+
+
+def one_node(
+    *,
+    compute: tuple[float, float] = (5.0, 2.0),
+    page: tuple[float, float] = (1.0, 1.0),
+    idle_power_w: float = 0.0,
+    on_aux: bool = False,
+    unread: bool = False,
+    storage: bool = True,
+    **limits: Any,
+) -> Problem:
+    """State a problem whose first node has these costs of computing and of one transfer.
+
+    By default computing takes 5 s and 2 J, paging out and in 1 + 1 s and 1 + 1 J: as dear in
+    energy, less in time. With `unread`, a second output that nobody reads costs 100 to page.
+    """
+    outputs = [Tensor(name="a", bytes=4)]
+    outputs += [Tensor(name="a.b", bytes=4)] if unread else []
+    first = Node(name="a", op="op", phase="input", outputs=tuple(outputs), on_aux=on_aux)
+    graph = Graph(
+        name="one",
+        nodes=(
+            first,
+            operation("b", output_bytes=4),
+            operation("c", output_bytes=1, inputs=("a", "b")),
+        ),
+    )
+    pages = [page, *([(100.0, 100.0)] if unread else []), (9.0, 9.0), (9.0, 9.0)]
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[compute[0], 1, 1],
+        compute_energy_j=[compute[1], 1, 1],
+        page_in=pages if storage else None,
+        page_out=pages if storage else None,
+        device=bench_device(idle_power_w=idle_power_w, storage=storage),
+    )
+    return Problem(graph, costs, **{"ram": 20, **limits})
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [
+        pytest.param({}, True, id="as dear as paging"),
+        pytest.param({"compute": (5.0, 1.99)}, False, id="cheaper than paging"),
+        pytest.param({"paging": False}, False, id="no paging"),
+        pytest.param({"storage": False}, False, id="no storage"),
+        pytest.param({"minimize": "writes"}, False, id="writes are minimized"),
+        pytest.param({"aux_bytes": 8}, True, id="storage for every read tensor"),
+        pytest.param({"aux_bytes": 7}, False, id="storage is limiting"),
+        pytest.param({"compute": (1.0, 2.0)}, True, id="time without a deadline"),
+        pytest.param({"compute": (1.0, 2.0), "deadline": 99}, False, id="slower, serial deadline"),
+        pytest.param({"deadline": 99}, True, id="quicker, serial deadline"),
+        pytest.param(
+            {"compute": (1.0, 2.0), "deadline": 99, "deadline_counts": "compute"},
+            True,
+            id="transfers do not count",
+        ),
+        pytest.param({"deadline": 99, "deadline_counts": "overlap"}, False, id="overlap deadline"),
+        pytest.param({"deadline_counts": "overlap"}, True, id="overlap without a deadline"),
+        pytest.param({"minimize": "time", "compute": (2.0, 0.0)}, True, id="time alone counts"),
+        pytest.param({"minimize": "time", "compute": (1.9, 9.0)}, False, id="slower to page"),
+        pytest.param(
+            {"minimize": "time", "compute": (0.0, 0.0), "deadline_counts": "compute"},
+            True,
+            id="paging takes no counted time",
+        ),
+        pytest.param(
+            {"minimize": "time", "compute": (5.0, 1.0), "energy_budget": 99},
+            False,
+            id="energy is limited",
+        ),
+        pytest.param({"minimize": "ram", "compute": (0.0, 0.0)}, True, id="only RAM counts"),
+        pytest.param(
+            {"minimize": "ram", "compute": (0.0, 2.0), "deadline": 99}, False, id="RAM and time"
+        ),
+        pytest.param(
+            {"minimize": "ram", "compute": (5.0, 1.0), "energy_budget": 99},
+            False,
+            id="RAM and energy",
+        ),
+        pytest.param({"on_aux": True, "compute": (5.0, 1.0)}, True, id="lies on storage"),
+        pytest.param({"on_aux": True, "compute": (5.0, 0.9)}, False, id="lies there, but cheap"),
+        pytest.param({"unread": True}, True, id="pages of unread outputs do not count"),
+        pytest.param({"idle_power_w": 1.0}, True, id="idle power over 5 s against 2 s"),
+        pytest.param(
+            {"idle_power_w": 1.0, "compute": (1.0, 2.5)}, False, id="idle power over 1 s and 2 s"
+        ),
+        pytest.param(
+            {"idle_power_w": 1.0, "compute": (1.0, 1.0), "deadline_counts": "compute"},
+            True,
+            id="idle power over compute time only",
+        ),
+        pytest.param(
+            {"idle_power_w": 1.0, "compute": (9.0, 1.9), "deadline_counts": "overlap"},
+            False,
+            id="no idle power in the objective of overlap",
+        ),
+    ],
+)
+def test_dominance(choices: dict[str, Any], expected: bool) -> None:
+    """Paging replaces recomputation only where it is no worse in all that counts."""
+    problem = one_node(**choices)
+    assert dominated(problem, 0) is expected
+    assert recomputable_nodes(problem)[0] is not expected
+
+
+def test_dominance_can_be_left_aside() -> None:
+    """Without it every node that may be recomputed and is read stays."""
+    problem = one_node()
+    assert recomputable_nodes(problem, dominance=False) == (True, True, False)
+    assert recomputable_nodes(problem)[0] is False
+
+
+def test_recomputable_nodes_keep_what_the_problem_and_the_graph_forbid() -> None:
+    """Neither a problem without recomputation nor a node that runs once is offered."""
+    assert recomputable_nodes(skip_problem(recompute=False)) == (False,) * 4
+    graph = skip_graph(recomputable=False)
+    problem = Problem(graph, even_costs(graph, page_in=(9, 9)), ram=13)
+    assert recomputable_nodes(problem) == (False, True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"aux_bytes": 14}, True),
+        ({"aux_bytes": 15}, False),
+        ({}, False),
+        ({"aux_bytes": 0, "paging": False}, False),
+    ],
+)
+def test_storage_is_limiting_below_all_read_tensors(limits: dict[str, Any], expected: bool) -> None:
+    """`a`, `b` and `c` (4 + 6 + 5 bytes) can be wanted on storage at once; `d` is never read."""
+    assert storage_is_limiting(skip_problem(**limits)) is expected
+
+
+def test_tensors_that_lie_on_storage_take_no_room_there() -> None:
+    """An input that is on storage from the start is never written."""
+    graph = skip_graph(on_aux=True)
+    costs = even_costs(graph)
+    assert not storage_is_limiting(Problem(graph, costs, ram=13, aux_bytes=11))
+    assert storage_is_limiting(Problem(graph, costs, ram=13, aux_bytes=10))
+
+
+# -- which stages are enough -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_early_recomputation_is_found_with_all_stages(number: int) -> None:
+    """Recomputing a small tensor before it is needed pays; all stages offer that."""
+    problem = early_recomputation(number)
+    best = optimum(problem)
+    assert best is not None
+    assert best.value - problem.baseline_energy_j == 1.0
+    result = solve(build(problem), gap=0.0)
+    assert (result.status, result.overhead_j, result.gap) == (Status.OPTIMAL, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(("number", "overhead_j"), [(1, 2.0), (2, 3.0)])
+def test_event_stages_miss_it_and_claim_no_bound(number: int, overhead_j: float) -> None:
+    """Use stages with closure are a restriction: worse here, and their bound proves nothing."""
+    problem = early_recomputation(number)
+    model = build(problem, stages="events")
+    assert not model.exact
+    result = solve(model, gap=0.0)
+    assert result.overhead_j == overhead_j
+    assert result.bound_j == problem.baseline_energy_j
+    assert (result.status, result.gap) == (Status.FEASIBLE, 1.0)
+    assert result.termination == Termination.STALLED
+
+
+def test_event_stages_with_no_overhead_are_optimal() -> None:
+    """Nothing costs less than no overhead, whatever the model leaves out."""
+    result = solve(build(skip_problem(ram=15), stages="events"), gap=0.0)
+    assert (result.status, result.overhead_j, result.gap) == (Status.OPTIMAL, 0.0, 0.0)
+
+
+def test_event_stages_without_a_schedule_prove_nothing() -> None:
+    """A restriction that is infeasible leaves the problem open."""
+    for problem in random_instances(400, (4, 5), seed=43, paging=False, minimize="energy"):
+        result = solve(build(problem, stages="events"), gap=0.0)
+        if result.schedule is None:
+            assert result.status == Status.UNKNOWN
+            assert "proves nothing" in result.reason
+            break
+    else:
+        pytest.fail("every problem had a schedule")
+
+
+def test_event_stages_are_never_better_than_the_optimum() -> None:
+    """What they find is a schedule of the problem, so never below the best one."""
+    worse = 0
+    for problem in random_instances(60, (3, 5), seed=42, minimize="energy"):
+        best = optimum(problem)
+        result = solve(build(problem, stages="events"), gap=0.0)
+        if best is None:
+            assert result.schedule is None
+        elif result.energy_j is not None:
+            assert result.energy_j >= best.value - 1e-9
+            worse += result.energy_j > best.value + 1e-9
+    assert worse < 5

@@ -1,0 +1,166 @@
+"""Every component of every formulation states on one small problem what a file here says.
+
+Files are ``golden/<formulation>.<component>.lp``: one line for each variable, constraint and
+objective that the component adds, in a plain form of our own, compared up to order. After a change
+that is meant, write them anew and read the difference::
+
+    POETMODEL_WRITE_GOLDEN=1 python -m pytest tests/model/test_golden.py
+
+The problem is `worked.skip_graph` with a workspace of 1 byte at `b`, with two outputs of `c` except
+for ``paper``, costs that rise from node to node, and every limit there is, each of which binds::
+
+    RAM 13 B (all kept: 15)   storage 9 B of 15   deadline 12 s of 10 s   energy budget 12 J of 10 J
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyomo.environ as pyo
+import pytest
+from pyomo.repn import generate_standard_repn
+
+from poetmodel.model import FORMULATIONS, build
+from poetmodel.model.compact import COMPACT
+from poetmodel.model.events import find_events, recomputable_nodes
+from poetmodel.model.paper import PAPER
+from poetmodel.model.unreduced import UNREDUCED
+from poetmodel.problem import Problem
+from worked import even_costs, skip_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from poetmodel.model import Formulation
+
+FOLDER = Path(__file__).parent / "golden"
+SHIPPED = (*FORMULATIONS.values(), UNREDUCED)
+CASES = [
+    pytest.param(formulation, part.name, id=f"{formulation.name}.{part.name}")
+    for formulation in SHIPPED
+    for part in formulation.components
+]
+
+
+def golden_problem(formulation: Formulation) -> Problem:
+    """Return the problem that the files speak of."""
+    paper = formulation == PAPER
+    graph = skip_graph(mask=not paper, workspace=True)
+    limits: dict[str, Any] = {} if paper else {"aux_bytes": 9, "energy_budget": 12}
+    return Problem(graph, even_costs(graph), ram=13, deadline=12, **limits)
+
+
+def stated(formulation: Formulation) -> dict[str, list[str]]:
+    """Build a formulation component by component; return the lines that each one adds."""
+    problem = golden_problem(formulation)
+    m = pyo.ConcreteModel()
+    m.problem = problem
+    if formulation == COMPACT:
+        n = len(problem.graph.nodes)
+        m.events = find_events(problem, range(n), recomputable=recomputable_nodes(problem))
+    lines = {}
+    for part in formulation.components:
+        before = set(m.component_map())
+        part.build(m)
+        added = [m.component(name) for name in m.component_map() if name not in before]
+        lines[part.name] = sorted(line for item in added for line in written(item))
+    return lines
+
+
+def written(component: Any) -> Iterator[str]:
+    """Yield one line for each variable, constraint or objective; sets are not told."""
+    for item in component.values() if component.ctype is not pyo.Set else ():
+        if component.ctype is pyo.Var:
+            yield variable_line(item)
+        elif component.ctype is pyo.Objective:
+            yield f"{item.name}: minimize {terms(item.expr)}"
+        elif component.ctype is pyo.Constraint:
+            yield constraint_line(item)
+
+
+def variable_line(variable: Any) -> str:
+    """Return what a variable may be."""
+    if variable.fixed:
+        return f"{variable.name} = {number(variable.value)}"
+    kind = "binary" if variable.is_binary() else "real"
+    return f"{variable.name} {kind} from {number(variable.lb)} to {number(variable.ub)}"
+
+
+def constraint_line(constraint: Any) -> str:
+    """Return a constraint with its variables, in any order given, on the left."""
+    lower, body, upper = constraint.to_bounded_expression(evaluate_bounds=True)
+    repn = generate_standard_repn(body, compute_values=False)
+    shift = pyo.value(repn.constant)
+    sides = [
+        f"{sign} {number(side - shift)}"
+        for sign, side in ((">=", lower), ("<=", upper))
+        if side is not None
+    ]
+    if len(sides) == 2 and lower == upper:
+        sides = [f"= {number(upper - shift)}"]
+    assert len(sides) == 1, constraint.name
+    return f"{constraint.name}: {terms(body, constant=False)} {sides[0]}"
+
+
+def terms(expression: Any, *, constant: bool = True) -> str:
+    """Return a linear expression with its terms in the order of their names."""
+    repn = generate_standard_repn(expression, compute_values=False)
+    assert repn.is_linear(), expression
+    parts = [
+        f"{number(pyo.value(coefficient))} {variable.name}"
+        for coefficient, variable in zip(repn.linear_coefs, repn.linear_vars, strict=True)
+    ]
+    shift = pyo.value(repn.constant)
+    parts = sorted(parts, key=lambda part: part.split(" ", 1)[1])
+    if constant and shift:
+        parts.append(number(shift))
+    return " + ".join(parts).replace("+ -", "- ") or "0"
+
+
+def number(value: float) -> str:
+    """Return a number short enough to compare on any machine."""
+    return f"{value + 0.0:.9g}"
+
+
+def file_of(formulation: Formulation, component: str) -> Path:
+    """Return the file of a component."""
+    return FOLDER / f"{formulation.name}.{component}.lp"
+
+
+def same_lines(found: Iterable[str], expected: Iterable[str]) -> bool:
+    """Return whether two statements agree up to order."""
+    return sorted(found) == sorted(expected)
+
+
+@pytest.mark.parametrize(("formulation", "component"), CASES)
+def test_component_states_what_its_file_says(formulation: Formulation, component: str) -> None:
+    """No variable, row or coefficient changes unseen."""
+    lines = stated(formulation)[component]
+    path = file_of(formulation, component)
+    if os.environ.get("POETMODEL_WRITE_GOLDEN"):
+        path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    assert lines, "the problem must make the component state something"
+    assert path.exists(), f"{path.name} is missing; the docstring of this file says how to write it"
+    assert same_lines(lines, path.read_text(encoding="utf-8").splitlines())
+
+
+def test_every_file_belongs_to_a_component() -> None:
+    """A renamed component leaves no file behind that nothing is compared with."""
+    expected = {file_of(form, part.name).name for form in SHIPPED for part in form.components}
+    assert {path.name for path in FOLDER.iterdir()} == expected
+
+
+@pytest.mark.parametrize("formulation", SHIPPED, ids=lambda formulation: formulation.name)
+def test_build_states_nothing_beside_the_components(formulation: Formulation) -> None:
+    """What `build` returns has the rows and columns of the files, and no others."""
+    problem = golden_problem(formulation)
+    if formulation == UNREDUCED:
+        model = build(problem, reductions=False)
+    else:
+        model = build(problem, formulation.name)
+    kinds = (pyo.Var, pyo.Constraint, pyo.Objective)
+    built = [line for item in model.component_objects(kinds) for line in written(item)]
+    expected = [line for lines in stated(formulation).values() for line in lines]
+    assert same_lines(built, expected)

@@ -1,0 +1,334 @@
+"""``paper``: Algorithm 1 as published, what it refuses, what the judge says of its schedules."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from instances import random_instances
+from oracle import optimum
+from poetmodel.device import Costs
+from poetmodel.errors import ModelError
+from poetmodel.graph import Graph, operation
+from poetmodel.model import build
+from poetmodel.problem import Problem
+from poetmodel.result import Status, Termination
+from poetmodel.schedule import verify
+from poetmodel.solve import solve
+from worked import even_costs, skip_graph, skip_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def chain(n: int = 4, **limits: Any) -> Problem:
+    """State a chain of `n` nodes of 2 bytes each."""
+    graph = Graph(
+        name="chain",
+        nodes=tuple(
+            operation(f"n{k}", output_bytes=2, inputs=(f"n{k - 1}",) if k else ()) for k in range(n)
+        ),
+    )
+    return Problem(graph, even_costs(graph), **{"ram": 4, **limits})
+
+
+# -- what it is made of ------------------------------------------------------------------------
+
+
+def test_columns_of_a_chain() -> None:
+    """Five triangles, the memory in use at each step, and one FREE per edge and later stage.
+
+    With 4 nodes: R and M_out with their diagonal have 4 * 5 / 2 = 10, S_RAM, S_AUX and M_in
+    without it 6; U has 10; the edges into 1, 2 and 3 have 3, 2 and 1 stages.
+    """
+    model = build(chain(), "paper")
+    sizes = {name: len(getattr(model, name)) for name in ("R", "S_RAM", "S_AUX", "M_in", "M_out")}
+    assert sizes == {"R": 10, "S_RAM": 6, "S_AUX": 6, "M_in": 6, "M_out": 10}
+    assert (len(model.U), len(model.FREE)) == (10, 6)
+    assert all(var.is_binary() for var in (*model.R.values(), *model.FREE.values()))
+
+
+def test_first_computations_are_fixed() -> None:
+    """``R[t,t] = 1``, and recomputations are free."""
+    model = build(chain(), "paper")
+    fixed = {index: var.value for index, var in model.R.items() if var.fixed}
+    assert fixed == {(t, t): 1 for t in range(4)}
+
+
+def test_nodes_that_run_once_are_not_recomputed() -> None:
+    """``R`` is fixed to 0 for them, and only for them."""
+    graph = skip_graph(recomputable=False)
+    model = build(Problem(graph, even_costs(graph), ram=13), "paper")
+    fixed = {index: var.value for index, var in model.R.items() if var.fixed}
+    assert fixed == {(t, t): 1 for t in range(4)} | {(t, 0): 0 for t in range(1, 4)}
+
+
+def test_without_storage_nothing_is_paged() -> None:
+    """It falls back to recomputation: every page variable is fixed to 0."""
+    model = build(chain(paging=False), "paper")
+    pages = (*model.M_in.values(), *model.M_out.values())
+    assert all(var.fixed and var.value == 0 for var in pages)
+
+
+@pytest.mark.parametrize(("ram", "bound"), [(4, 1), (10, 1)])
+def test_memory_is_counted_in_units_of_the_budget(ram: int, bound: float) -> None:
+    """``U`` is bounded by the budget, which is its unit."""
+    model = build(chain(ram=ram), "paper")
+    assert {var.bounds for var in model.U.values()} == {(0, bound)}
+
+
+# -- what it refuses ---------------------------------------------------------------------------
+
+
+def two_outputs() -> Problem:
+    """State a problem with a node of two outputs."""
+    graph = skip_graph(mask=True)
+    return Problem(graph, even_costs(graph), ram=13)
+
+
+def on_storage() -> Problem:
+    """State a problem whose first tensor lies on storage from the start."""
+    graph = skip_graph(on_aux=True)
+    return Problem(graph, even_costs(graph), ram=13)
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (two_outputs(), "one output each; 'c' does not \\(1 such nodes\\); use lazy or compact"),
+        (on_storage(), "no nodes on auxiliary storage such as 'a'"),
+        (skip_problem(minimize="time"), "minimizes energy only, not time"),
+        (skip_problem(minimize="ram"), "minimizes energy only, not ram"),
+        (skip_problem(energy_budget=20), "has no energy budget"),
+    ],
+)
+def test_what_it_cannot_state_is_refused(problem: Problem, message: str) -> None:
+    """Building and solving both say what is wrong and which formulation to use."""
+    with pytest.raises(ModelError, match=message):
+        build(problem, "paper")
+    with pytest.raises(ModelError, match=message):
+        solve(problem, formulation="paper")
+
+
+def test_all_that_it_cannot_state_is_told_at_once() -> None:
+    """One error carries every reason."""
+    graph = skip_graph(mask=True, on_aux=True)
+    problem = Problem(graph, even_costs(graph), ram=13, minimize="writes", energy_budget=20)
+    with pytest.raises(ModelError) as caught:
+        build(problem, "paper")
+    assert len(caught.value.faults) == 4
+
+
+# -- what it says ------------------------------------------------------------------------------
+
+
+def three_nodes() -> Graph:
+    """Make ``a -> b -> c`` with a skip from `a` to `c`, of 3, 2 and 1 bytes."""
+    return Graph(
+        name="three",
+        nodes=(
+            operation("a", output_bytes=3),
+            operation("b", output_bytes=2, inputs=("a",)),
+            operation("c", output_bytes=1, inputs=("a", "b")),
+        ),
+    )
+
+
+COMPUTE_J = (1.0, 4.0, 1.0)
+PAGE_J = ((1.0, 0.5), (0.25, 0.5), (9.0, 9.0))
+"""Energy to page each tensor in, and out."""
+
+
+def algorithm_1() -> Iterator[tuple[int, float, float]]:
+    """Yield memory, compute time and overhead of everything that Algorithm 1 admits.
+
+    An independent reading of the paper, by trying all values of the relations on three nodes; the
+    recurrence of ``U`` is followed, ``FREE`` is 1 exactly where no hazard forbids it.
+    """
+    sizes, inputs, users = (3, 2, 1), ((), (0,), (0, 1)), ((1, 2), (2,), ())
+    lower = ((1, 0), (2, 0), (2, 1))
+    cells = dict.fromkeys(("R", "S", "A", "I", "O"), lower)
+    keys = [(name, cell) for name, found in cells.items() for cell in found]
+    for bits in product((0, 1), repeat=len(keys)):
+        value = dict(zip(keys, bits, strict=True))
+        value |= {("R", (t, t)): 1 for t in range(3)}
+
+        def x(name: str, t: int, i: int, value: dict[Any, int] = value) -> int:
+            return value.get((name, (t, i)), 0)
+
+        stages = [(t, i) for t in range(3) for i in range(t + 1)]
+        if any(x("R", t, j) > x("R", t, i) + x("S", t, i) for t, j in stages for i in inputs[j]):
+            continue
+        if any(
+            x("S", t, i) > x("R", t - 1, i) + x("S", t - 1, i) + x("I", t - 1, i)
+            or x("A", t, i) > x("A", t - 1, i) + x("O", t - 1, i)
+            or x("I", t, i) > x("A", t, i)
+            or x("O", t, i) > x("S", t, i)
+            for t, i in lower
+        ):
+            continue
+        peak = 0
+        for t in range(3):
+            used = sum(sizes[i] * x("S", t, i) for i in range(t))
+            for k in range(t + 1):
+                used += sizes[k] * x("R", t, k)
+                peak = max(peak, used)
+                for i in inputs[k]:
+                    later = any(x("R", t, j) for j in users[i] if k < j <= t)
+                    if x("R", t, k) and not x("S", t + 1, i) and not later:
+                        used -= sizes[i]
+        again = [sum(x("R", t, k) for t in range(k + 1, 3)) for k in range(3)]
+        overhead = sum(count * cost for count, cost in zip(again, COMPUTE_J, strict=True))
+        for i, (into, out) in enumerate(PAGE_J):
+            overhead += into * sum(x("I", t, i) for t in range(3))
+            overhead += out * sum(x("O", t, i) for t in range(3))
+        yield peak, sum(COMPUTE_J) + sum(map(float.__mul__, map(float, again), COMPUTE_J)), overhead
+
+
+@cache
+def admitted() -> tuple[tuple[int, float, float], ...]:
+    """Return what `algorithm_1` yields, each once."""
+    return tuple(set(algorithm_1()))
+
+
+@pytest.mark.parametrize("ram", range(4, 9))
+@pytest.mark.parametrize("deadline", [None, 6.0, 7.0])
+def test_it_states_algorithm_1(ram: int, deadline: float | None) -> None:
+    """The optimum is that of an independent, exhaustive reading of the paper."""
+    graph = three_nodes()
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=COMPUTE_J,
+        compute_energy_j=COMPUTE_J,
+        page_in=[(1.0, into) for into, _ in PAGE_J],
+        page_out=[(1.0, out) for _, out in PAGE_J],
+    )
+    problem = Problem(graph, costs, ram=ram, deadline=deadline, deadline_counts="compute")
+    expected = [
+        overhead
+        for peak, time_s, overhead in admitted()
+        if peak <= ram and (deadline is None or time_s <= deadline)
+    ]
+    result = solve(build(problem, "paper"), gap=0.0)
+    if not expected:
+        assert result.schedule is None
+    else:
+        assert result.statistics["model_value"] == pytest.approx(min(expected), abs=1e-6)
+
+
+def test_the_exhaustive_reading_tells_budgets_apart() -> None:
+    """The comparison above is worth something: budgets change what is admitted."""
+    best = [
+        min((cost for peak, _, cost in admitted() if peak <= ram), default=None)
+        for ram in range(4, 8)
+    ]
+    assert len(set(best)) > 1
+
+
+# -- what the judge says of it -----------------------------------------------------------------
+
+
+def accepted_problem() -> Problem:
+    """State a problem where its schedule is valid: `a` is recomputed for `d`, nothing is paged."""
+    return skip_problem(paging=False)
+
+
+def rejected_problem() -> Problem:
+    """State a problem where its schedule is not valid.
+
+    Only `a` can leave while `c` is computed. ``paper`` pages it in in stage 2, to have it in stage
+    3; its ``U`` counts the 4 bytes from stage 3 on, the judge at once, beside 11 of `b` and `c`.
+    """
+    return skip_problem(recompute=False)
+
+
+def test_an_accepted_schedule() -> None:
+    """It is a schedule like any other, but nothing is claimed of its bound."""
+    problem = accepted_problem()
+    result = solve(problem, formulation="paper", gap=0.0)
+    assert result.violations == ()
+    assert result.overhead_j == 1.0
+    assert not verify(problem, result.require_schedule()).violations
+    assert (result.bound_j, result.gap) == (problem.baseline_energy_j, 1.0)
+    assert (result.status, result.termination) == (Status.FEASIBLE, Termination.STALLED)
+
+
+def test_a_rejected_schedule() -> None:
+    """The result lists what the judge objects to, without an exception, and claims nothing."""
+    problem = rejected_problem()
+    result = solve(problem, formulation="paper", gap=0.0)
+    assert result.status == Status.FEASIBLE
+    assert any("peak RAM 15 B" in violation for violation in result.violations)
+    assert result.violations == verify(problem, result.require_schedule()).violations
+    assert (result.bound_j, result.gap) == (problem.baseline_energy_j, 1.0)
+    assert "rejected by the judge" in result.summary()
+
+
+def test_a_model_behaves_like_the_problem() -> None:
+    """Building it first changes nothing."""
+    result = solve(build(rejected_problem(), "paper"), gap=0.0)
+    assert result.formulation == "paper"
+    assert any("peak RAM 15 B" in violation for violation in result.violations)
+
+
+def late_page_out(**limits: Any) -> Problem:
+    """State a problem that needs a page-out in the stage of the first computation.
+
+    ``z`` is computed beside ``x`` (9 + 5 B of 20), so ``y`` (7 B) must be out of RAM before; it can
+    go to storage when it is made, but ``paper`` pages out only what a stage begins with.
+    """
+    graph = Graph(
+        name="late",
+        nodes=(
+            operation("x", output_bytes=9),
+            operation("y", output_bytes=7, inputs=("x",)),
+            operation("z", output_bytes=5, inputs=("x",)),
+            operation("w", output_bytes=2, inputs=("x", "y")),
+        ),
+    )
+    cheap = (0.25, 0.25)
+    return Problem(graph, even_costs(graph, page_in=cheap, page_out=cheap), ram=20, **limits)
+
+
+def test_its_bound_does_not_hold_for_the_problem() -> None:
+    """Paging `y` costs 0.5 J; its model can only recompute it, for 2 J, and proves 2 J."""
+    problem = late_page_out()
+    assert solve(problem, formulation="compact", gap=0.0).overhead_j == 0.5
+    result = solve(problem, formulation="paper", gap=0.0)
+    assert result.violations == ()
+    assert result.overhead_j == 2.0
+    assert result.statistics["model_bound"] == pytest.approx(2.0)
+    assert (result.overhead_bound_j, result.bound_j) == (0.0, problem.baseline_energy_j)
+
+
+def test_a_model_without_a_schedule_proves_nothing() -> None:
+    """Where `y` may not be recomputed its model is infeasible, the problem is not."""
+    problem = late_page_out(recompute=False)
+    assert solve(problem, formulation="compact").overhead_j == 0.5
+    result = solve(problem, formulation="paper")
+    assert (result.status, result.schedule) == (Status.UNKNOWN, None)
+    assert result.termination == Termination.STALLED
+    assert "'paper' has no schedule, which proves nothing of the problem" in result.reason
+
+
+def test_its_bound_is_never_reported() -> None:
+    """Whatever it finds, the bound is the baseline, and no valid schedule beats the optimum."""
+    counts = {"valid": 0, "rejected": 0}
+    choices = ("two_outputs", "no_outputs", "on_aux", "energy_budget")
+    for problem in random_instances(
+        60, (3, 5), seed=3, minimize="energy", **dict.fromkeys(choices, False)
+    ):
+        result = solve(problem, formulation="paper", gap=0.0)
+        if result.schedule is None:
+            continue
+        assert result.bound_j == problem.baseline_energy_j
+        counts["rejected" if result.violations else "valid"] += 1
+        if not result.violations:
+            best = optimum(problem)
+            assert best is not None
+            assert result.energy_j is not None
+            assert result.energy_j >= best.value - 1e-9
+    assert min(counts.values()) > 3, counts

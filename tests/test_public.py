@@ -1,0 +1,61 @@
+"""The names that `import poetmodel` offers."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import poetmodel as pm
+
+
+@pytest.mark.parametrize("name", pm.__all__)
+def test_public_name_loads(name: str) -> None:
+    """Every name of ``__all__`` is there, and listed by ``dir``."""
+    assert getattr(pm, name) is not None
+    assert name in dir(pm)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    """A misspelt name says so."""
+    with pytest.raises(AttributeError, match="no attribute 'slove'"):
+        pm.slove  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "before", ["", "import poetmodel.solve.facade\n", "pm.solve\nimport poetmodel.solve\n"]
+)
+def test_solve_is_called_whatever_was_imported_before(before: str) -> None:
+    """``pm.solve`` works as a function although a package has its name."""
+    script = f"""
+import poetmodel as pm
+{before}
+graph = pm.Graph(name="pair", nodes=(pm.operation("a", output_bytes=8),
+                                     pm.operation("b", output_bytes=4, inputs=("a",))))
+costs = pm.Costs.from_arrays(graph, compute_time_s=[1, 1], compute_energy_j=[2, 3])
+print(pm.solve(pm.Problem(graph, costs, ram=12)).status)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "optimal"
+
+
+def test_signatures_are_those_of_the_contract() -> None:
+    """Keyword names that users write down in scripts."""
+    assert list(inspect.signature(pm.solve).parameters) == [
+        "problem_or_model", "formulation", "backend", "time_limit", "gap", "threads", "seed",
+        "start", "on_progress",
+    ]  # fmt: skip
+    assert {
+        "graph",
+        "costs",
+        "ram",
+        "deadline",
+        "deadline_counts",
+        "aux_bytes",
+        "recompute",
+    } <= set(inspect.signature(pm.Problem).parameters)
+    assert {"formulation", "reductions"} <= set(inspect.signature(pm.build).parameters)

@@ -1,0 +1,324 @@
+"""Results: the file they become, the figures that are the simulator's, and what absent means."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from instances import bench_device, random_instances
+from poetmodel.errors import NoScheduleError
+from poetmodel.problem import Problem
+from poetmodel.result import (
+    SolveResult,
+    Status,
+    Termination,
+    measured,
+    relative_gap,
+    unavoidable,
+)
+from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, simulate, verify
+from poetmodel.schedule.io import STATED, load_document
+from poetmodel.solve import solve
+from worked import even_costs, skip_graph, skip_problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEYS = [
+    "format",
+    "version",
+    "graph",
+    "device",
+    "problem",
+    "status",
+    "violations",
+    "objective",
+    "energy_j",
+    "bound_j",
+    "baseline_energy_j",
+    "overhead_j",
+    "overhead_bound_j",
+    "gap",
+    "peak_ram_bytes",
+    "compute_s",
+    "transfer_s",
+    "makespan_s",
+    "build_s",
+    "solve_s",
+    "nodes",
+    "tensors",
+]
+RELATION_KEYS = ["R", "S_RAM", "S_AUX", "M_in", "M_out"]
+PROBLEM_KEYS = {
+    "ram_budget_bytes",
+    "deadline_s",
+    "deadline_counts",
+    "recompute",
+    "paging",
+    "minimize",
+    "energy_budget_j",
+    "aux_bytes",
+    "count_parameters",
+    "method",
+    "formulation",
+    "backend",
+    "time_limit_s",
+    "gap",
+}
+
+
+def without_schedule(status: Status = Status.INFEASIBLE, **more: Any) -> SolveResult:
+    """Return a result that holds no schedule."""
+    return SolveResult(
+        problem=skip_problem(), status=status, termination=Termination.PROVED, **more
+    )
+
+
+# -- the file ----------------------------------------------------------------------------------
+
+
+def test_a_result_has_the_keys_of_a_schedule_file() -> None:
+    """Every key and no other, in the order of the contract."""
+    document = solve(skip_problem()).to_dict()
+    assert list(document) == KEYS + RELATION_KEYS
+    assert set(document["problem"]) == PROBLEM_KEYS
+    assert set(document["objective"]) == {"minimize", "value", "bound", "gap"}
+    assert set(document["graph"]) == {"name", "sha256"}
+
+
+def test_the_figures_of_the_worked_example() -> None:
+    """Each figure under its key, in SI units."""
+    problem = skip_problem(deadline=20, energy_budget=30, aux_bytes=100)
+    document = solve(problem, time_limit=30, gap=0.25, formulation="compact").to_dict()
+    assert (document["format"], document["version"]) == ("poetmodel-schedule", 1)
+    assert document["graph"] == {"name": "skip", "sha256": problem.graph.sha256}
+    assert document["problem"] == {
+        "ram_budget_bytes": 13,
+        "deadline_s": 20.0,
+        "deadline_counts": "serial",
+        "recompute": True,
+        "paging": True,
+        "minimize": "energy",
+        "energy_budget_j": 30.0,
+        "aux_bytes": 100,
+        "count_parameters": False,
+        "method": "optimal",
+        "formulation": "compact",
+        "backend": "highs",
+        "time_limit_s": 30.0,
+        "gap": 0.25,
+    }
+    assert (document["status"], document["violations"]) == ("optimal", [])
+    assert document["objective"] == {"minimize": "energy", "value": 11, "bound": 11, "gap": 0}
+    figures = {key: document[key] for key in STATED if key not in ("build_s", "solve_s")}
+    assert figures == {
+        "energy_j": 11.0,
+        "bound_j": 11.0,
+        "baseline_energy_j": 10.0,
+        "overhead_j": 1.0,
+        "overhead_bound_j": 1.0,
+        "gap": 0.0,
+        "peak_ram_bytes": 12,
+        "compute_s": 11.0,
+        "transfer_s": 0.0,
+        "makespan_s": 11.0,
+    }
+    assert document["nodes"] == document["tensors"] == ["a", "b", "c", "d"]
+    assert document["R"] == [[0, 0], [1, 1], [2, 2], [3, 0], [3, 3]]
+    assert document["S_RAM"] == [[1, 0], [2, 1], [3, 2]]
+    assert document["S_AUX"] == document["M_in"] == document["M_out"] == []
+
+
+def test_transfers_are_in_the_makespan() -> None:
+    """Compute and transfer time are told apart, and added up."""
+    document = solve(skip_problem(recompute=False)).to_dict()
+    times = [document[key] for key in ("compute_s", "transfer_s", "makespan_s")]
+    assert times == [10.0, 2.0, 12.0]
+
+
+@pytest.mark.parametrize("status", [Status.INFEASIBLE, Status.UNKNOWN])
+def test_without_a_schedule_figures_are_null_and_relations_absent(status: Status) -> None:
+    """Absent, not empty; null, not 0."""
+    document = without_schedule(status).to_dict()
+    assert list(document) == KEYS
+    assert document["status"] == status.value
+    assert all(document[key] is None for key in STATED)
+    assert document["objective"] == {
+        "minimize": "energy",
+        "value": None,
+        "bound": None,
+        "gap": None,
+    }
+    json.dumps(document, allow_nan=False)
+
+
+def test_infeasible_problems_end_so() -> None:
+    """The same from a real solve."""
+    document = solve(skip_problem(ram=11)).to_dict()
+    assert document["status"] == "infeasible"
+    assert document["energy_j"] is None
+    assert "R" not in document
+
+
+@pytest.mark.parametrize(
+    ("minimize", "value", "bound"), [("time", 11.0, 11.0), ("ram", 12, 12), ("writes", 0, 0)]
+)
+def test_the_objective_speaks_of_the_minimized_quantity(
+    minimize: str, value: float, bound: float
+) -> None:
+    """The energy bound stays one of the energy: the baseline."""
+    document = solve(skip_problem(minimize=minimize)).to_dict()
+    assert document["objective"] == {
+        "minimize": minimize,
+        "value": value,
+        "bound": bound,
+        "gap": 0.0,
+    }
+    assert (document["bound_j"], document["overhead_bound_j"]) == (10.0, 0.0)
+
+
+def test_the_device_is_named_by_its_key() -> None:
+    """A shipped device by its short name, another one by its own; none is null."""
+    graph = skip_graph()
+    named = Problem(graph, even_costs(graph, device=bench_device()), ram=13)
+    assert solve(named).to_dict()["device"] == "bench"
+    assert solve(skip_problem()).to_dict()["device"] is None
+
+
+def test_results_are_written_and_read_back(tmp_path: Path) -> None:
+    """A file of a random problem holds the schedule, what was asked, and true figures."""
+    for number, problem in enumerate(random_instances(20, (3, 5), seed=71)):
+        result = solve(problem, formulation="compact")
+        if result.schedule is None:
+            continue
+        path = tmp_path / f"{number}.schedule.json"
+        result.save(path)
+        document = load_document(path)
+        assert document.schedule == result.schedule
+        assert document.schedule.identity == GraphIdentity.of(problem.graph)
+        assert document.status == result.status
+        assert document.device == "bench"
+        assert document.problem is not None
+        assert document.problem.model_dump() == result.to_dict()["problem"]
+        assert document.stated == {key: result.to_dict()[key] for key in STATED}
+        assert not verify(problem, document.schedule, stated=document.stated).violations
+
+
+def test_the_text_of_a_file_is_its_object(tmp_path: Path) -> None:
+    """Plain JSON, whatever reads it."""
+    result = solve(skip_problem())
+    result.save(tmp_path / "a.schedule.json")
+    assert json.loads((tmp_path / "a.schedule.json").read_text("utf-8")) == result.to_dict()
+
+
+def test_violations_are_listed() -> None:
+    """A schedule of ``paper`` that the judge rejects carries its objections into the file."""
+    result = solve(skip_problem(recompute=False), formulation="paper")
+    document = result.to_dict()
+    assert document["status"] == "feasible"
+    assert document["violations"] == list(result.violations) != []
+
+
+# -- what a result says ------------------------------------------------------------------------
+
+
+def test_require_schedule_returns_the_schedule() -> None:
+    """Where there is one."""
+    result = solve(skip_problem())
+    assert result.require_schedule() is result.schedule
+
+
+def test_require_schedule_raises_with_the_result() -> None:
+    """The error says why there is none, and carries everything else."""
+    result = without_schedule(reason="the sky fell")
+    with pytest.raises(NoScheduleError, match="infeasible: the sky fell") as caught:
+        result.require_schedule()
+    assert caught.value.result is result
+
+
+def test_summary_of_a_schedule() -> None:
+    """Status, energy, bound and gap."""
+    assert solve(skip_problem()).summary() == ("optimal: energy 11 J, bound 11 J, gap 0.00%")
+
+
+def test_summary_without_a_schedule() -> None:
+    """The reason, or at least that none was found."""
+    assert without_schedule().summary() == "infeasible: no schedule was found"
+    assert without_schedule(Status.UNKNOWN, reason="late").summary() == "unknown: late"
+
+
+def test_absent_figures_are_none() -> None:
+    """Never 0, -1, inf or nan."""
+    result = without_schedule()
+    assert (result.energy_j, result.overhead_j, result.bound_j, result.gap) == (None,) * 4
+    assert (result.objective_value, result.objective_gap) == (None, None)
+    assert result.baseline_energy_j == 10.0
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "gap"),
+    [(2.0, 1.0, 0.5), (2.0, 2.0, 0.0), (2.0, 3.0, 0.0), (0.0, 0.0, 0.0), (1.0, 0.0, 1.0)],
+)
+def test_gaps_are_fractions_of_the_value(value: float, bound: float, gap: float) -> None:
+    """0 where both are 0, 1 where nothing is proved."""
+    assert relative_gap(value, bound) == gap
+
+
+def test_the_gap_is_of_the_overhead() -> None:
+    """Bound 0.5 J of 1 J overhead is 50 %, whatever the baseline."""
+    problem = skip_problem()
+    schedule = solve(problem).require_schedule()
+    result = SolveResult(
+        problem=problem,
+        status=Status.FEASIBLE,
+        termination=Termination.TIME_LIMIT,
+        schedule=schedule,
+        simulation=simulate(problem.graph, problem.costs, schedule),
+        overhead_bound_j=0.5,
+        objective_bound=10.5,
+    )
+    assert (result.gap, result.objective_gap, result.bound_j) == (0.5, 0.5, 10.5)
+
+
+@pytest.mark.parametrize(
+    ("minimize", "paid", "value"),
+    [("energy", 10.0, 10.0), ("time", 10.0, 10.0), ("ram", 0.0, 15), ("writes", 0.0, 0)],
+)
+def test_what_every_schedule_pays(minimize: str, paid: float, value: float) -> None:
+    """One pass of energy or time; RAM and writes have no such part."""
+    problem = skip_problem(minimize=minimize, ram=15)
+    simulation = simulate(problem.graph, problem.costs, checkpoint_all(problem.graph))
+    assert unavoidable(problem) == paid
+    assert measured(problem, simulation) == value
+
+
+def test_idle_power_is_in_the_baseline() -> None:
+    """It is drawn over one pass of compute, and over what the schedule adds in counted time."""
+    graph = skip_graph()
+    costs = even_costs(graph, device=bench_device(idle_power_w=2.0))
+    result = solve(Problem(graph, costs, ram=13), gap=0.0)
+    assert (result.baseline_energy_j, result.overhead_j, result.energy_j) == (30.0, 3.0, 33.0)
+    assert result.bound_j == 33.0
+
+
+def test_figures_are_those_of_the_simulator() -> None:
+    """Not of the solver: they are simulated from the relations, to the last digit."""
+    for problem in random_instances(30, (3, 5), seed=72):
+        result = solve(problem, formulation="compact", gap=0.0)
+        if result.schedule is None:
+            continue
+        again = simulate(
+            problem.graph, problem.costs, result.schedule, deadline_counts=problem.deadline_counts
+        )
+        assert result.energy_j == again.energy_j
+        assert result.to_dict()["peak_ram_bytes"] == again.peak_ram_bytes
+
+
+def test_a_result_is_frozen() -> None:
+    """What was proved cannot be edited."""
+    result = solve(skip_problem())
+    assert isinstance(result.schedule, Schedule)
+    with pytest.raises(AttributeError):
+        result.status = Status.UNKNOWN  # type: ignore[misc]
