@@ -1,0 +1,105 @@
+"""The application: its commands, and how failures become sentences and exit statuses."""
+
+import sys
+from typing import Annotated, Any, Final, cast
+
+import typer
+from typer.core import TyperGroup
+
+from poetmodel import __version__
+from poetmodel.cli import devices, inspect, models, solve, verify
+from poetmodel.cli.failures import Status, mute_stdout, print_faults, report
+from poetmodel.errors import PoetModelError
+
+USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
+"""Base class of all usage errors; typer brings click along or imports it, by version."""
+
+WELCOME: Final = """\
+poetmodel finds training schedules that need the least energy within a RAM budget.
+
+Try this first: a real network on a Raspberry Pi, in 40 % of the memory it would take.
+
+  poetmodel solve resnet18-cifar --device rpi4b --ram 40%
+
+Then look around:
+
+  poetmodel models                  the networks that come along
+  poetmodel devices                 the devices that come along
+  poetmodel inspect resnet18-cifar  what a network needs before anything is decided
+  poetmodel solve --help            all limits and choices
+"""
+
+
+class Application(TyperGroup):
+    """The command group; ends every failure with a plain sentence and an exit status."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run, and exit with the status of the command."""
+        extra["standalone_mode"] = False
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+            status = super().main(*args, **extra)
+            sys.stdout.flush()
+        except USAGE_ERROR as error:
+            print_faults([_usage_sentence(error)])
+            status = Status.BAD_INPUT
+        except (KeyboardInterrupt, typer.Abort):
+            status = Status.INTERRUPTED
+        except BrokenPipeError:
+            mute_stdout()
+            status = Status.CLOSED_PIPE
+        except (PoetModelError, OSError) as error:
+            status = report(error)
+            _flush_or_mute()
+        sys.exit(int(status or 0))
+
+
+app = typer.Typer(
+    name="poetmodel",
+    cls=Application,
+    help="Train neural networks on devices with too little memory, provably at least energy.",
+    epilog="Example: poetmodel solve resnet18-cifar --device rpi4b --ram 40%",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"poetmodel {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context,
+    *,
+    version: Annotated[  # noqa: ARG001 - acts while the arguments are parsed
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(WELCOME, end="")
+
+
+for _command in (solve, inspect, verify, models, devices):
+    _command.register(app)
+
+
+def _usage_sentence(error: Exception) -> str:
+    words = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+    message = words.replace("Value error, ", "").rstrip(".?")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "poetmodel"
+    return f"{message}; '{command} --help' says what there is"
+
+
+def _flush_or_mute() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        mute_stdout()

@@ -1,0 +1,96 @@
+"""Exit statuses, and every failure as plain sentences on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.cli.entry import INTERRUPTED
+from poetmodel.cli.output import printable
+from poetmodel.errors import (
+    BackendUnavailableError,
+    InputError,
+    PoetModelError,
+    VerificationError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_FAULTS: Final = 8
+"""Most faults of one input that are printed."""
+
+
+class Status(IntEnum):
+    """What a command's exit status says."""
+
+    SUCCESS = 0
+    """Done; for ``solve`` a schedule was found."""
+    FAILURE = 1
+    """Something inside went wrong."""
+    BAD_INPUT = 2
+    """Bad usage or bad input."""
+    INFEASIBLE = 3
+    """Proven infeasible; for ``verify`` the schedule is not valid."""
+    NO_SCHEDULE = 4
+    """No schedule within the limit."""
+    NO_BACKEND = 5
+    """The back end is missing, or its licence refuses the model."""
+    REJECTED = 6
+    """A schedule was found and the judge rejects it."""
+    INTERRUPTED = INTERRUPTED
+    """Ctrl-C where there is nothing to keep."""
+    CLOSED_PIPE = 141
+    """Whoever read the output went away."""
+
+
+def report(error: PoetModelError | OSError) -> Status:
+    """Print an error on stderr and return the exit status it asks for."""
+    if isinstance(error, InputError):
+        print_faults(error.faults)
+        return Status.BAD_INPUT
+    if isinstance(error, BackendUnavailableError):
+        print_faults([str(error)])
+        return Status.NO_BACKEND
+    if isinstance(error, VerificationError):
+        print_faults(
+            [
+                "the solver's schedule breaks a rule and was thrown away; this is a bug to report",
+                *error.violations,
+            ]
+        )
+        return Status.FAILURE
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        print_faults([f"{place}{error.strerror or error}"])
+        return Status.BAD_INPUT
+    print_faults([str(error)])
+    return Status.FAILURE
+
+
+def print_faults(faults: Iterable[str]) -> None:
+    """Print the first few faults on stderr, one a line, and how many more there are."""
+    sentences = [printable(" ".join(fault.split())) for fault in faults]
+    for sentence in sentences[:MAX_FAULTS]:
+        print(f"error: {sentence}", file=sys.stderr)
+    if len(sentences) > MAX_FAULTS:
+        print(f"and {len(sentences) - MAX_FAULTS} more", file=sys.stderr)
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Print warnings on stderr, one a line."""
+    for warning in warnings:
+        print(f"warning: {printable(' '.join(warning.split()))}", file=sys.stderr)
+
+
+def mute_stdout() -> None:
+    """Send what is left of stdout nowhere, so that the interpreter ends without complaint."""
+    try:
+        target = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, target)
+    os.close(nowhere)

@@ -1,0 +1,356 @@
+"""The options that commands share, and how graphs and costs are read from them."""
+
+from __future__ import annotations
+
+import math
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from poetmodel.errors import InputError
+from poetmodel.problem import DeadlineCounts, Quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from poetmodel.device import Costs, Device
+    from poetmodel.graph import Graph
+
+WHAT: Final = "What to schedule"
+LIMITS: Final = "Limits"
+HOW: Final = "How to solve"
+OUTPUT: Final = "Output"
+
+MAX_THREADS: Final = 1024
+"""Most threads that may be asked for."""
+
+
+class Backend(StrEnum):
+    """The solvers that ``--backend`` names."""
+
+    HIGHS = "highs"
+    """HiGHS, which comes along."""
+    SCIP = "scip"
+    """SCIP, with ``poetmodel[scip]``."""
+    GUROBI = "gurobi"
+    """Gurobi, with ``poetmodel[gurobi]`` and its licence."""
+
+
+class Formulation(StrEnum):
+    """The formulations that ``--formulation`` names."""
+
+    LAZY = "lazy"
+    """Exact, small models in rounds."""
+    COMPACT = "compact"
+    """Exact, one model."""
+    PAPER = "paper"
+    """Algorithm 1 of the paper as published, which is looser than the rules of execution."""
+
+
+def _number_of_seconds(text: str | float) -> float:
+    return _number(text, "a number of seconds above 0, such as 60", strict=True)
+
+
+def _fraction(text: str | float) -> float:
+    return _number(text, "a fraction from 0, such as 0.01 for 1 %", strict=False)
+
+
+def _number(text: str | float, wanted: str, *, strict: bool) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0 or (strict and value == 0):
+        msg = f"expected {wanted}, got {str(text)!r}"
+        raise typer.BadParameter(msg)
+    return value
+
+
+def _count(text: str | int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= MAX_THREADS:
+        msg = f"expected a whole number from 1 to {MAX_THREADS}, got {str(text)!r}"
+        raise typer.BadParameter(msg)
+    return value
+
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A network that comes along (see 'poetmodel models'), or a graph file.",
+        show_default=False,
+    ),
+]
+GraphOption = Annotated[
+    str | None,
+    typer.Option(
+        "--graph",
+        metavar="FILE",
+        help="A graph file, *.graph.json.",
+        rich_help_panel=WHAT,
+        show_default=False,
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME|FILE",
+        help="A device that comes along (see 'poetmodel devices'), or a device file, *.toml.",
+        rich_help_panel=WHAT,
+        show_default=False,
+    ),
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="FILE",
+        help="Measured costs, *.csv; they replace the device's estimates.",
+        rich_help_panel=WHAT,
+        show_default=False,
+    ),
+]
+RamOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ram",
+        metavar="SIZE",
+        help="RAM budget: 256KiB, 1.5MB, or 50% of the checkpoint-all peak. Default: the device's.",
+        rich_help_panel=LIMITS,
+        show_default=False,
+    ),
+]
+AuxOption = Annotated[
+    str | None,
+    typer.Option(
+        "--aux",
+        metavar="SIZE",
+        help="Auxiliary storage for paged tensors. Default: the device's, else unlimited.",
+        rich_help_panel=LIMITS,
+        show_default=False,
+    ),
+]
+DeadlineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--deadline",
+        metavar="TIME",
+        help="Time limit of a step: 1.5s, 20ms, or 110% of one computation of every node.",
+        rich_help_panel=LIMITS,
+        show_default=False,
+    ),
+]
+DeadlineCountsOption = Annotated[
+    DeadlineCounts | None,
+    typer.Option(
+        "--deadline-counts",
+        help="Which time counts. Default: by the device's storage mode, else serial.",
+        rich_help_panel=LIMITS,
+        show_default=False,
+    ),
+]
+EnergyBudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--energy-budget",
+        metavar="ENERGY",
+        help="Energy limit of a step: 2.5J, 1.2Wh, or 105% of the baseline.",
+        rich_help_panel=LIMITS,
+        show_default=False,
+    ),
+]
+MinimizeOption = Annotated[
+    Quantity,
+    typer.Option("--minimize", help="What to minimize.", rich_help_panel=LIMITS),
+]
+NoPagingOption = Annotated[
+    bool,
+    typer.Option("--no-paging", help="Page nothing, only recompute.", rich_help_panel=LIMITS),
+]
+NoRecomputeOption = Annotated[
+    bool,
+    typer.Option("--no-recompute", help="Recompute nothing, only page.", rich_help_panel=LIMITS),
+]
+CountParametersOption = Annotated[
+    bool,
+    typer.Option(
+        "--count-parameters",
+        help="Let parameters, gradients and optimizer state take room in the RAM budget.",
+        rich_help_panel=LIMITS,
+    ),
+]
+FormulationOption = Annotated[
+    Formulation | None,
+    typer.Option(
+        "--formulation",
+        help="How to solve it. Default: lazy.",
+        rich_help_panel=HOW,
+        show_default=False,
+    ),
+]
+BackendOption = Annotated[
+    Backend, typer.Option("--backend", help="Which solver.", rich_help_panel=HOW)
+]
+TimeLimitOption = Annotated[
+    float,
+    typer.Option(
+        "--time-limit",
+        metavar="SECONDS",
+        parser=_number_of_seconds,
+        help="Wall time, building included.",
+        rich_help_panel=HOW,
+    ),
+]
+GapOption = Annotated[
+    float,
+    typer.Option(
+        "--gap",
+        metavar="FRACTION",
+        parser=_fraction,
+        help="Stop when the proven gap, as a fraction of the overhead, is at most this.",
+        rich_help_panel=HOW,
+    ),
+]
+ThreadsOption = Annotated[
+    int,
+    typer.Option(
+        "--threads", metavar="N", parser=_count, help="Threads to use.", rich_help_panel=HOW
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Write the schedule file, *.schedule.json, where a schedule was found.",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="Print JSON on stdout, and nothing else.", rich_help_panel=OUTPUT),
+]
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", help="No live line and no warnings.", rich_help_panel=OUTPUT),
+]
+VerboseOption = Annotated[
+    bool,
+    typer.Option("--verbose", help="Print the solver's log on stderr.", rich_help_panel=OUTPUT),
+]
+
+
+def read_graph(model: str | None, graph: str | None) -> Graph:
+    """Return the graph of a MODEL argument or a ``--graph`` option.
+
+    Parameters
+    ----------
+    model : str, optional
+        Name of a shipped model, or a graph file.
+    graph : str, optional
+        A graph file.
+
+    Raises
+    ------
+    InputError
+        If both or neither are given, or the graph cannot be read.
+    """
+    if model is not None and graph is not None:
+        msg = f"MODEL {model!r} and --graph {graph!r} exclude each other: give one of them"
+        raise InputError(msg)
+    if graph is not None:
+        return _read_file(graph)
+    if model is None:
+        msg = (
+            "no graph: give a MODEL such as resnet18-cifar ('poetmodel models' lists them) or "
+            "--graph FILE"
+        )
+        raise InputError(msg)
+    return read_model_or_file(model)
+
+
+def read_model_or_file(name: str) -> Graph:
+    """Return the shipped model of this name, else the graph in the file of this name."""
+    from poetmodel.graph.catalogue import load_model, model_names
+
+    if name not in model_names() and _looks_like_file(name):
+        return _read_file(name)
+    return load_model(name)
+
+
+def _looks_like_file(name: str) -> bool:
+    separated = os.sep in name and not name.startswith("paper/")
+    return separated or name.endswith(".json") or Path(name).exists()
+
+
+def _read_file(path: str) -> Graph:
+    from poetmodel.graph import Graph
+
+    return Graph.load(path)
+
+
+def read_device(device: str | None) -> Device | None:
+    """Return the device of a ``--device`` option: a shipped one, or a file."""
+    if device is None:
+        return None
+    from poetmodel.device.io import load_device
+
+    return load_device(device)
+
+
+def read_costs(graph: Graph, device: Device | None, profile: str | None) -> Costs:
+    """Return measured costs where there is a profile, else the device's estimates.
+
+    Raises
+    ------
+    InputError
+        If neither is given, or the profile cannot be read.
+    """
+    from poetmodel.device import Costs
+
+    if profile is not None:
+        from poetmodel.device.io import load_profile
+
+        return load_profile(profile, device=device)
+    if device is None:
+        msg = (
+            "no costs: give --device NAME|FILE ('poetmodel devices' lists the names) or "
+            "--profile FILE"
+        )
+        raise InputError(msg)
+    return Costs.estimate(graph, device)
+
+
+def device_warnings(device: Device) -> tuple[str, ...]:
+    """Return what looks wrong about a device, one sentence each."""
+    from poetmodel.device.sanity import sanity_warnings
+
+    return tuple(f"device {device.key or device.name}: {text}" for text in sanity_warnings(device))
+
+
+def check_output(out: Path | None, *, inputs: Iterable[str | None]) -> None:
+    """Raise unless `out` can be written and is none of the files that are read.
+
+    Raises
+    ------
+    InputError
+        If the folder is missing or read-only, or the file is an input.
+    """
+    if out is None:
+        return
+    from poetmodel.data import check_writable
+
+    for name in inputs:
+        if name is not None and out.exists() and Path(name).exists() and out.samefile(name):
+            msg = f"--out {out}: this is an input file; give another name"
+            raise InputError(msg)
+    check_writable(out)

@@ -1,0 +1,144 @@
+"""What goes to stdout: tables for people, or one JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console that prints names as they are: no markup, no highlighting."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+
+
+def print_json(document: dict[str, Any] | list[dict[str, Any]]) -> None:
+    """Print an object, one key a line, or a list, one object a line, as JSON on stdout.
+
+    It is ASCII, so that no setting of a terminal or pipe can break it.
+    """
+    if isinstance(document, dict):
+        lines = [f"{json.dumps(key)}: {_compact(value)}" for key, value in document.items()]
+        opening, closing = "{", "}"
+    else:
+        lines = [_compact(entry) for entry in document]
+        opening, closing = "[", "]"
+    sys.stdout.write(opening + ",\n ".join(lines) + closing + "\n")
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def print_text(*lines: str) -> None:
+    """Print lines on stdout as they are, not wrapped."""
+    for line in lines:
+        sys.stdout.write(printable(line) + "\n")
+
+
+def show(*renderables: RenderableType) -> None:
+    """Print tables on stdout."""
+    target = console()
+    for renderable in renderables:
+        target.print(renderable)
+
+
+def figures(title: str, rows: Iterable[tuple[str, str, str]]) -> Table:
+    """Make a table of figures: what, how much, and a remark on each."""
+    from rich.table import Table
+
+    table = Table(
+        title=printable(title),
+        title_style="bold",
+        title_justify="left",
+        box=None,
+        show_header=False,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(*(printable(cell.rstrip()) for cell in row))
+    return table
+
+
+def listing(
+    title: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: int = 1,
+    whole_names: bool = True,
+) -> Table:
+    """Make a table with heads.
+
+    Parameters
+    ----------
+    title : str
+        Stands above it.
+    heads : sequence of str
+        One per column.
+    rows : iterable of sequence of str
+        The cells.
+    left : int
+        How many columns, from the first, hold words; the others hold numbers.
+    whole_names : bool
+        Whether the first column must stay on one line, so that it can be copied.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=printable(title),
+        title_style="bold",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for place, head in enumerate(heads):
+        table.add_column(
+            head,
+            justify="left" if place < left else "right",
+            overflow="fold",
+            no_wrap=whole_names and place == 0,
+        )
+    for row in rows:
+        table.add_row(*(printable(cell.rstrip()) for cell in row))
+    return table
+
+
+def printable(text: str) -> str:
+    r"""Return a text with control characters spelled out, so that no name can steer a terminal.
+
+    Examples
+    --------
+    >>> print(printable("a\x1b[31m b"))
+    a\x1b[31m b
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def count(value: float | None) -> str:
+    """Return a count for people, ready for a unit: ``11.69 M``, ``512``.
+
+    Examples
+    --------
+    >>> count(11689512), count(512), count(None)
+    ('11.69 M', '512 ', 'unknown')
+    """
+    if value is None:
+        return "unknown"
+    for letter, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= factor:
+            return f"{value / factor:.4g} {letter}"
+    return f"{value:.4g} "

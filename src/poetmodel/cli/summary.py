@@ -1,0 +1,230 @@
+"""The table that tells people what a solve found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.cli.output import figures
+from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.problem import DeadlineCounts, Quantity
+from poetmodel.result import Termination
+from poetmodel.units import format_bytes, format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rich.table import Table
+
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+    from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule, Simulation
+
+Row = tuple[str, str, str]
+
+MEANINGS: Final = {
+    DeadlineCounts.COMPUTE: "compute time alone",
+    DeadlineCounts.SERIAL: "compute plus transfer time",
+    DeadlineCounts.OVERLAP: "the makespan with transfers beside the computing",
+}
+"""What the deadline counts, in words."""
+
+STOPPED: Final = {
+    Termination.PROVED: "the gap asked for is proved",
+    Termination.TIME_LIMIT: "stopped by the time limit before the gap asked for was proved",
+    Termination.INTERRUPTED: "interrupted; this is the best schedule found so far",
+    Termination.STALLED: "the solver ended before the gap asked for was proved",
+}
+"""Why a solve with a schedule stopped, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Treatment:
+    """How many tensors a schedule makes anew, moves and keeps, and their bytes."""
+
+    recomputed: int
+    """Recomputations of nodes."""
+    recomputed_bytes: int
+    """What they make anew [B]."""
+    paged_out: int
+    """Transfers to storage."""
+    paged_in: int
+    """Transfers from storage."""
+    kept: int
+    """Tensors with users that stay in RAM to their last use: computed once, never paged."""
+    kept_bytes: int
+    """All of them together [B]."""
+
+    @classmethod
+    def of(cls, graph: Graph, schedule: Schedule) -> Treatment:
+        """Count what a valid schedule does to the tensors of its graph."""
+        again = [k for t, k in schedule.R if k < t]
+        paged = {i for _, i in (*schedule.M_in, *schedule.M_out)}
+        made_anew = set(again)
+        kept = [
+            i
+            for i, users in enumerate(graph.users_of)
+            if users and i not in paged and graph.node_of[i] not in made_anew
+        ]
+        return cls(
+            recomputed=len(again),
+            recomputed_bytes=sum(graph.nodes[k].output_bytes for k in again),
+            paged_out=len(schedule.M_out),
+            paged_in=len(schedule.M_in),
+            kept=len(kept),
+            kept_bytes=sum(graph.tensor_bytes[i] for i in kept),
+        )
+
+
+def result_table(result: SolveResult) -> Table:
+    """Make the table of a result that has a schedule."""
+    schedule, simulation = result.require_schedule(), result.simulation
+    problem = result.problem
+    device = problem.costs.device
+    place = (device.key or device.name) if device is not None else problem.costs.source
+    rows = list(_proof(result))
+    if simulation is not None:
+        rows += _memory(problem, simulation)
+        rows += _treatment(problem.graph, schedule, simulation)
+        rows += _times(problem, simulation)
+    rows += _effort(result)
+    return figures(f"{problem.graph.name} on {place}" if place else problem.graph.name, rows)
+
+
+def _proof(result: SolveResult) -> Iterator[Row]:
+    reason = "the judge rejects it, see below" if result.violations else STOPPED[result.termination]
+    yield "status", str(result.status), reason
+    baseline_j, overhead_j = result.baseline_energy_j, result.overhead_j or 0.0
+    yield (
+        "energy",
+        format_joules(result.energy_j or 0.0),
+        f"baseline {format_joules(baseline_j)}: every node computed once",
+    )
+    share = f"{percent(overhead_j / baseline_j)} of the baseline" if baseline_j > 0 else ""
+    yield "overhead", format_joules(overhead_j), share
+    yield (
+        "proven bound",
+        format_joules(result.bound_j or 0.0),
+        f"no schedule has an overhead below {format_joules(result.overhead_bound_j)}",
+    )
+    gap, asked = percent(result.gap or 0.0, digits=3), f"asked for {percent(result.requested_gap)}"
+    if result.problem.minimize == Quantity.ENERGY:
+        yield "gap", gap, f"of the overhead; {asked}"
+        return
+    yield "gap", gap, "of the energy overhead, which was not minimized"
+    objective = result.to_dict()["objective"]
+    amount = _AMOUNTS[Quantity(result.problem.minimize)]
+    value = amount(objective["value"] or 0.0)
+    bound = amount(objective["bound"] or 0.0)
+    gap = percent(objective["gap"] or 0.0, digits=3)
+    yield f"minimized {result.problem.minimize}", value, f"bound {bound}, gap {gap}; {asked}"
+
+
+def _memory(problem: Problem, simulation: Simulation) -> Iterator[Row]:
+    graph, peak_bytes = problem.graph, simulation.peak_ram_bytes
+    resident_bytes = graph.total_resident_bytes
+    used_bytes = peak_bytes + (resident_bytes if problem.count_parameters else 0)
+    budget = format_bytes(problem.ram_budget_bytes)
+    share = percent(used_bytes / problem.ram_budget_bytes, digits=3)
+    whole = format_bytes(checkpoint_all_peak_bytes(graph))
+    beside = " with what is resident" if problem.count_parameters and resident_bytes else ""
+    yield (
+        "peak RAM",
+        format_bytes(peak_bytes),
+        f"{share} of the budget of {budget}{beside}; checkpoint-all takes {whole}",
+    )
+    if resident_bytes:
+        kinds = ", ".join(kind for kind, size in graph.resident_bytes.items() if size)
+        counted = (
+            "counted in the budget"
+            if problem.count_parameters
+            else "needed on top, not counted in the budget"
+        )
+        yield "resident RAM", format_bytes(resident_bytes), f"{kinds}: {counted}"
+
+
+def _treatment(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Row]:
+    done = Treatment.of(graph, schedule)
+    yield (
+        "recomputed",
+        _times_of(done.recomputed),
+        f"{format_bytes(done.recomputed_bytes)} made anew",
+    )
+    yield (
+        "paged out",
+        _times_of(done.paged_out),
+        f"{format_bytes(simulation.written_bytes)} written",
+    )
+    yield "paged in", _times_of(done.paged_in), f"{format_bytes(simulation.read_bytes)} read"
+    yield (
+        "kept",
+        f"{done.kept} tensor{'' if done.kept == 1 else 's'}",
+        f"{format_bytes(done.kept_bytes)} in RAM from first computation to last use",
+    )
+
+
+def _times(problem: Problem, simulation: Simulation) -> Iterator[Row]:
+    one_pass = f"one computation of every node takes {format_seconds(problem.pass_time_s)}"
+    yield "compute time", format_seconds(simulation.compute_s or 0.0), one_pass
+    yield "transfer time", format_seconds(simulation.transfer_s or 0.0), ""
+    if problem.deadline_s is not None:
+        used_s = simulation.time_s or 0.0
+        counts = DeadlineCounts(problem.deadline_counts or DeadlineCounts.SERIAL)
+        share = f", {percent(used_s / problem.deadline_s, digits=3)}" if problem.deadline_s else ""
+        yield (
+            "deadline",
+            format_seconds(problem.deadline_s),
+            f"{counts}: {MEANINGS[counts]}; {format_seconds(used_s)} used{share}",
+        )
+    if problem.energy_budget_j is not None:
+        yield "energy budget", format_joules(problem.energy_budget_j), ""
+
+
+def _effort(result: SolveResult) -> Iterator[Row]:
+    build, solver = format_seconds(result.build_s), format_seconds(result.solve_s)
+    limit = f"; limit {format_seconds(result.time_limit_s)}" if result.time_limit_s else ""
+    total = format_seconds(result.build_s + result.solve_s)
+    yield "solve time", total, f"building {build}, solver {solver}{limit}"
+    sizes = list(_sizes(result.statistics))
+    if sizes:
+        yield "solver's model", sizes[0], ", ".join(sizes[1:])
+    versions = ", ".join(
+        f"{name} {version}" for name, version in result.versions.items() if name != "poetmodel"
+    )
+    yield (
+        "solved by",
+        result.backend,
+        "; ".join(part for part in (f"formulation {result.formulation}", versions) if part),
+    )
+
+
+def _sizes(statistics: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a back end was given, as far as the formulation tells."""
+    for key in ("columns", "rows", "nonzeros", "rounds", "enforced_rows"):
+        value = statistics.get(key)
+        if value is not None:
+            name = key.replace("_", " ")
+            yield f"{value:,} {name.removesuffix('s') if value == 1 else name}"
+
+
+def percent(ratio: float, *, digits: int = 5) -> str:
+    """Return a ratio as a percentage for people: ``12.5 %``.
+
+    Examples
+    --------
+    >>> percent(0.125), percent(3e-15)
+    ('12.5 %', '0 %')
+    """
+    return f"{round(100 * ratio, 5):.{digits}g} %"
+
+
+def _times_of(count: int) -> str:
+    return "once" if count == 1 else f"{count} times" if count else "nothing"
+
+
+_AMOUNTS: Final = {
+    Quantity.TIME: format_seconds,
+    Quantity.RAM: format_bytes,
+    Quantity.WRITES: format_bytes,
+}

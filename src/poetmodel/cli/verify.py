@@ -1,0 +1,264 @@
+"""``poetmodel verify``: the judge on a schedule file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from poetmodel.cli import options
+from poetmodel.cli.failures import Status, print_warnings
+from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.errors import InputError, ScheduleError
+from poetmodel.units import MAX_BYTES, format_bytes, format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.device import Costs
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Verdict
+    from poetmodel.schedule.io import ScheduleDocument
+
+EPILOG: Final = "Example: poetmodel verify mlp.json --graph mlp"
+
+MEMORY_FIGURES: Final = ("peak_ram_bytes",)
+"""The figures of a file that need no costs."""
+
+ScheduleArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SCHEDULE", help="A schedule file, *.schedule.json.", show_default=False
+    ),
+]
+GraphOption = Annotated[
+    str | None,
+    typer.Option(
+        "--graph",
+        metavar="FILE|MODEL",
+        help="The graph that it was made for: a file, or a network that comes along.",
+        rich_help_panel=options.WHAT,
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A verdict, and what it could rely on."""
+
+    verdict: Verdict
+    """What the judge says."""
+    costs: Costs | None
+    """Costs that times and energies were checked with."""
+    notes: tuple[str, ...]
+    """What was not checked, or assumed."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("verify", epilog=EPILOG)(verify)
+
+
+def verify(
+    schedule: ScheduleArgument,
+    *,
+    graph: GraphOption = None,
+    device: options.DeviceOption = None,
+    profile: options.ProfileOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Check a schedule file step by step: rules of execution, limits, and its own figures."""
+    from poetmodel.schedule.io import load_document
+
+    if graph is None:
+        msg = "no graph: give --graph FILE|MODEL, the graph that the schedule was made for"
+        raise InputError(msg)
+    document = load_document(schedule)
+    training_graph = options.read_model_or_file(graph)
+    try:
+        judgement = judge(document, training_graph, device=device, profile=profile)
+    except ScheduleError as error:
+        raise error.within(str(schedule)) from None
+    print_warnings(judgement.notes)
+    if json:
+        print_json(as_dict(judgement, training_graph))
+    else:
+        _print(judgement, training_graph)
+    raise typer.Exit(Status.SUCCESS if judgement.verdict.valid else Status.INFEASIBLE)
+
+
+def judge(
+    document: ScheduleDocument, graph: Graph, *, device: str | None, profile: str | None
+) -> Judgement:
+    """Judge a schedule file against the problem that it states.
+
+    Parameters
+    ----------
+    document : ScheduleDocument
+        The file.
+    graph : Graph
+        The graph that it should belong to.
+    device, profile : str, optional
+        As the options; without both, the device named in the file gives the costs where it can be
+        found.
+
+    Raises
+    ------
+    ScheduleError
+        If the file belongs to another graph.
+    """
+    from poetmodel.schedule import check_identity
+    from poetmodel.schedule import verify as verify_schedule
+
+    check_identity(graph, document.schedule)
+    _check_names(document, graph)
+    costs, notes = _find_costs(document, graph, device=device, profile=profile)
+    problem = _stated_problem(document, graph, costs)
+    if document.problem is None:
+        notes.append("the file states no problem: no budget and no deadline were checked")
+    stated = document.stated
+    if costs is None:
+        stated = {key: stated.get(key) for key in MEMORY_FIGURES}
+    verdict = verify_schedule(problem, document.schedule, stated=stated)
+    return Judgement(verdict=verdict, costs=costs, notes=tuple(notes))
+
+
+def _check_names(document: ScheduleDocument, graph: Graph) -> None:
+    identity = document.schedule.identity
+    if identity is None:
+        return
+    for key, found, wanted in (
+        ("nodes", identity.nodes, tuple(node.name for node in graph.nodes)),
+        ("tensors", identity.tensors, tuple(tensor.name for tensor in graph.tensors)),
+    ):
+        if found == wanted:
+            continue
+        if len(found) != len(wanted):
+            difference = f"expected {len(wanted)} names, got {len(found)}"
+        else:
+            k = next(k for k, name in enumerate(found) if name != wanted[k])
+            difference = f"entry {k}: expected {wanted[k]!r}, got {found[k]!r}"
+        msg = f"{key}: {difference}; the list must name the {key} of graph {graph.name!r} in order"
+        raise ScheduleError(msg)
+
+
+def _find_costs(
+    document: ScheduleDocument, graph: Graph, *, device: str | None, profile: str | None
+) -> tuple[Costs | None, list[str]]:
+    """Return the costs to judge with, and what should be said about them."""
+    from poetmodel.device.io import device_names
+
+    named = document.device
+    if named is not None and named not in device_names() and not Path(named).is_file():
+        named = None
+    chosen = device if device is not None else named
+    if chosen is None and profile is None:
+        note = "times and energies were not checked: give --device or --profile for the costs"
+        return None, [note]
+    notes = []
+    if device is None and profile is None:
+        notes.append(
+            f"costs are the estimates of device {named}, which the file names; give --profile if "
+            "it was solved with measured ones"
+        )
+    return options.read_costs(graph, options.read_device(chosen), profile), notes
+
+
+def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:
+    """Return the problem that a file states; without costs, all times and energies are 0."""
+    from poetmodel.problem import Problem
+
+    stated = document.problem
+    known = costs if costs is not None else _no_costs(graph)
+    if stated is None:
+        return Problem(graph, known, ram=MAX_BYTES, aux_bytes=MAX_BYTES)
+    timed = costs is not None
+    return Problem(
+        graph,
+        known,
+        ram=stated.ram_budget_bytes,
+        deadline=stated.deadline_s if timed else None,
+        deadline_counts=stated.deadline_counts,
+        aux_bytes=MAX_BYTES if stated.aux_bytes is None else stated.aux_bytes,
+        recompute=stated.recompute,
+        paging=stated.paging,
+        minimize=stated.minimize,
+        energy_budget=stated.energy_budget_j if timed else None,
+        count_parameters=stated.count_parameters,
+    )
+
+
+def _no_costs(graph: Graph) -> Costs:
+    from poetmodel.device import Costs
+
+    nothing = [0.0] * len(graph.nodes)
+    pages = [(0.0, 0.0)] * len(graph.tensors)
+    return Costs.from_arrays(
+        graph,
+        compute_time_s=nothing,
+        compute_energy_j=nothing,
+        page_in=pages,
+        page_out=pages,
+    )
+
+
+def as_dict(judgement: Judgement, graph: Graph) -> dict[str, Any]:
+    """Return a verdict as plain values; without costs, times and energies are None."""
+    simulation, costs = judgement.verdict.simulation, judgement.costs
+    timed = costs is not None
+    peak = simulation.peak
+    return {
+        "valid": judgement.verdict.valid,
+        "violations": list(judgement.verdict.violations),
+        "notes": list(judgement.notes),
+        "graph": {"name": graph.name, "sha256": graph.sha256},
+        "costs": costs.source if costs is not None else None,
+        "energy_j": simulation.energy_j if timed else None,
+        "baseline_energy_j": simulation.baseline_energy_j if timed else None,
+        "overhead_j": simulation.overhead_j if timed else None,
+        "compute_s": simulation.compute_s if timed else None,
+        "transfer_s": simulation.transfer_s if timed else None,
+        "time_s": simulation.time_s if timed else None,
+        "peak_ram_bytes": peak.ram_bytes,
+        "peak": {
+            "stage": peak.stage,
+            "node": graph.nodes[peak.node].name,
+            "tensors": [graph.tensors[i].name for i in simulation.peak_tensors],
+        },
+        "aux_used_bytes": simulation.aux_used_bytes,
+        "written_bytes": simulation.written_bytes,
+        "read_bytes": simulation.read_bytes,
+    }
+
+
+def _print(judgement: Judgement, graph: Graph) -> None:
+    violations = judgement.verdict.violations
+    if violations:
+        many = "1 violation" if len(violations) == 1 else f"{len(violations)} violations"
+        print_text(f"not valid: {many}", *violations, "")
+    else:
+        print_text("valid: every rule and every limit that was checked is kept", "")
+    show(figures(f"Schedule for {graph.name}", _rows(judgement, graph)))
+
+
+def _rows(judgement: Judgement, graph: Graph) -> Iterator[tuple[str, str, str]]:
+    simulation = judgement.verdict.simulation
+    peak = simulation.peak
+    if judgement.costs is not None:
+        overhead = format_joules(simulation.overhead_j or 0.0)
+        yield "energy", format_joules(simulation.energy_j or 0.0), f"overhead {overhead}"
+        yield "compute time", format_seconds(simulation.compute_s or 0.0), ""
+        yield "transfer time", format_seconds(simulation.transfer_s or 0.0), ""
+    yield (
+        "peak RAM",
+        format_bytes(peak.ram_bytes),
+        f"at stage {peak.stage}, step {peak.node} ({graph.nodes[peak.node].name}), "
+        f"with {len(simulation.peak_tensors)} tensors",
+    )
+    yield "paged out", format_bytes(simulation.written_bytes), ""
+    yield "paged in", format_bytes(simulation.read_bytes), ""
+    yield "storage used", format_bytes(simulation.aux_used_bytes), ""

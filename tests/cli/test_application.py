@@ -1,0 +1,231 @@
+"""The application: first steps, help, exit statuses, and streams that go away."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+
+import poetmodel
+from commands import invoke
+from poetmodel.cli import inspect
+from poetmodel.cli.application import app
+from poetmodel.errors import BackendError, BackendUnavailableError, VerificationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMANDS = ("solve", "inspect", "verify", "models", "devices")
+
+
+def start(
+    *arguments: object, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m poetmodel`` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "poetmodel", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, **environment},
+    )
+
+
+def test_no_arguments_show_what_to_type_next() -> None:
+    """A first run says which command to try, and that command names a shipped model and device."""
+    outcome = invoke()
+    assert outcome.status == 0
+    assert "poetmodel solve resnet18-cifar --device rpi4b --ram 40%" in outcome.out
+    assert outcome.err == ""
+
+
+def test_version_is_the_packages() -> None:
+    """--version prints the version and nothing else."""
+    outcome = invoke("--version")
+    assert (outcome.status, outcome.out) == (0, f"poetmodel {poetmodel.__version__}\n")
+
+
+def test_module_runs_as_the_command_does() -> None:
+    """``python -m poetmodel`` is the command, under its own name."""
+    process = start("solve")
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert process.stderr.startswith("error: no graph")
+
+
+def test_help_imports_no_solver_and_no_parser_library() -> None:
+    """--help needs none of the heavy libraries, so it is quick."""
+    script = (
+        "import sys\nfrom poetmodel.cli import main\nsys.argv = ['poetmodel', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'pyomo', 'highspy', 'networkx', 'pydantic', 'numpy', 'scipy'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert process.stderr == "[]\n"
+    assert all(command in process.stdout for command in COMMANDS)
+
+
+def examples(command: str) -> list[str]:
+    """Return the command lines that the help of a command gives as examples."""
+    return re.findall(r"Example: poetmodel (.*\S)", invoke(command, "--help").out)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_gives_an_example_of_its_command(command: str) -> None:
+    """The help of every command ends with one example, on one line, of that command."""
+    outcome = invoke(command, "--help")
+    assert outcome.status == 0
+    assert [line.split()[0] for line in examples(command)] == [command]
+    assert "--json" in outcome.out
+
+
+def test_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typed one after the other in an empty folder, the examples all succeed."""
+    monkeypatch.chdir(tmp_path)
+    for command in COMMANDS:
+        for line in examples(command):
+            outcome = invoke(*line.split())
+            assert outcome.status == 0, (line, outcome.err)
+            assert outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (["sovle"], ("'sovle'", "poetmodel --help")),
+        (["solve", "mlp", "extra"], ("extra", "poetmodel solve --help")),
+        (["solve", "--colour"], ("--colour",)),
+        (["verify"], ("SCHEDULE",)),
+    ],
+)
+def test_usage_errors_are_one_sentence(arguments: list[str], fragments: tuple[str, ...]) -> None:
+    """Wrong usage exits 2 with one line that names what is wrong and where help is."""
+    outcome = invoke(*arguments)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert len(outcome.err.splitlines()) == 1
+    assert outcome.err.startswith("error: ")
+    for fragment in fragments:
+        assert fragment in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "fragment"),
+    [
+        (BackendUnavailableError("scip is not installed"), 5, "scip is not installed"),
+        (BackendError("the solver broke down"), 1, "broke down"),
+        (VerificationError(["R[1,0]: no"]), 1, "R[1,0]: no"),
+        (PermissionError(13, "Permission denied", "secret.json"), 2, "secret.json: Permission"),
+        (KeyboardInterrupt(), 130, ""),
+        (typer.Abort(), 130, ""),
+    ],
+)
+def test_failures_have_their_exit_status(
+    error: BaseException, status: int, fragment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kind of failure ends with its status and its message on stderr, without traceback."""
+
+    def fail(_graph: object) -> None:
+        raise error
+
+    monkeypatch.setattr(inspect, "as_dict", fail)
+    outcome = invoke("inspect", "mlp", "--json")
+    assert (outcome.status, outcome.out) == (status, "")
+    assert fragment in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_programming_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that nobody raised on purpose comes through, to be reported."""
+
+    def fail(_graph: object) -> None:
+        msg = "a bug"
+        raise ZeroDivisionError(msg)
+
+    monkeypatch.setattr(inspect, "as_dict", fail)
+    with pytest.raises(ZeroDivisionError):
+        invoke("inspect", "mlp", "--json")
+
+
+@pytest.mark.parametrize("arguments", [("models", "--json"), ("models",), ()])
+def test_reader_that_goes_away_is_no_error(arguments: tuple[str, ...]) -> None:
+    """When whoever reads stdout leaves, the command ends without a word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "poetmodel", *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert process.stderr == ""
+    assert process.returncode in (1, 141)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+def test_full_disk_behind_stdout_is_told() -> None:
+    """When stdout takes no more, the command says so and fails."""
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        process = subprocess.run(
+            [sys.executable, "-m", "poetmodel", "models"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert process.returncode == 2
+    assert process.stderr == "error: No space left on device\n"
+
+
+def test_plain_terminal_gets_plain_output() -> None:
+    """In a pipe, or with NO_COLOR, there are no colours; in ASCII, no character breaks."""
+    for environment in ({"NO_COLOR": "1", "FORCE_COLOR": ""}, {"PYTHONIOENCODING": "ascii"}):
+        process = start("models", **environment)
+        assert process.returncode == 0, process.stderr
+        assert "\x1b" not in process.stdout
+        assert max(map(len, process.stdout.splitlines())) <= 80
+
+
+def test_completion_is_offered() -> None:
+    """The shell can complete commands and options."""
+    process = start(_POETMODEL_COMPLETE="complete_bash", COMP_WORDS="poetmodel so", COMP_CWORD="1")
+    assert "solve" in process.stdout
+
+
+def test_application_can_be_embedded() -> None:
+    """The application is an ordinary typer application with exactly these commands."""
+    names = [command.name for command in app.registered_commands]
+    assert names == list(COMMANDS)
+
+
+def test_ctrl_c_while_the_application_loads_is_no_traceback() -> None:
+    """Interrupted before anything is done, the command ends with status 130 and no word."""
+    script = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from poetmodel.cli import main\n"
+        "main()"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "")

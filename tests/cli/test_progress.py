@@ -1,0 +1,89 @@
+"""The live line."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from poetmodel.cli.progress import LiveLine, live_line
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, operation
+from poetmodel.problem import Problem
+from poetmodel.solve.progress import SolveProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def problem(minimize: str = "energy") -> Problem:
+    """Return a problem whose pass takes 4 s and 8 J."""
+    graph = Graph(
+        name="pair",
+        nodes=(operation("a", output_bytes=8), operation("b", output_bytes=4, inputs=("a",))),
+    )
+    costs = Costs.from_arrays(graph, compute_time_s=[2, 2], compute_energy_j=[4, 4])
+    return Problem(graph, costs, ram="100%", minimize=minimize)
+
+
+def progress(incumbent: float | None, bound: float | None) -> SolveProgress:
+    """Return the state of a solve after one second."""
+    return SolveProgress(seconds=1.0, incumbent=incumbent, bound=bound)
+
+
+@pytest.mark.parametrize(
+    ("minimize", "state", "fragments"),
+    [
+        (
+            "energy",
+            progress(0.08, 0.04),
+            ("overhead 1.0000%", "bound 0.5000%", "gap 50.00%"),
+        ),
+        ("time", progress(0.4, 0.4), ("time overhead 10.0000%", "gap 0.00%")),
+        ("ram", progress(2048, 1024), ("peak RAM 2.00 KiB", "bound 1.00 KiB", "gap 50.00%")),
+        ("writes", progress(100, 0), ("bytes paged out 100 B", "bound 0 B", "gap 100.00%")),
+        ("energy", progress(None, 0.04), ("energy overhead none yet", "bound 0.5000%")),
+        ("energy", progress(0.08, None), ("energy overhead 1.0000%", "bound none yet")),
+    ],
+)
+def test_line_says_incumbent_bound_gap_and_seconds(
+    minimize: str, state: SolveProgress, fragments: tuple[str, ...]
+) -> None:
+    """Energies and times are fractions of one pass, bytes are bytes; what is missing is said."""
+    line = LiveLine(problem(minimize))
+    assert "solving" in line.text()
+    line.update(state)
+    for fragment in (*fragments, " s"):
+        assert fragment in line.text()
+    assert ("gap" in line.text()) == (state.gap is not None)
+    assert len(line.text()) < 80
+
+
+class Terminal(io.StringIO):
+    """A stderr that is a terminal."""
+
+    def isatty(self) -> bool:
+        """Say so."""
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "wanted", "shown"),
+    [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)],
+)
+def test_line_is_shown_only_where_someone_sees_it(
+    stream: Callable[[], io.StringIO], wanted: bool, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs a terminal and somebody who wants it; it leaves nothing on stdout."""
+    stderr, stdout = stream(), io.StringIO()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    with live_line(problem(), wanted=wanted) as on_progress:
+        assert (on_progress is not None) == shown
+        if on_progress is not None:
+            on_progress(progress(0.08, 0.04))
+    assert ("energy overhead" in stderr.getvalue()) == shown
+    assert stdout.getvalue() == ""

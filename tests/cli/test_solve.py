@@ -1,0 +1,381 @@
+"""``poetmodel solve``: what it prints, writes and exits with."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from commands import BOARD, Outcome, chain, invoke, profile_rows, write_csv, write_graph
+from poetmodel.backends.registry import backend_names
+from poetmodel.cli.options import Backend, Formulation
+from poetmodel.errors import BackendUnavailableError, InputError
+from poetmodel.model import FORMULATIONS
+from poetmodel.result import SolveResult, Status, Termination
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from poetmodel.problem import Problem
+
+FIGURES = ("energy_j", "bound_j", "overhead_j", "gap", "peak_ram_bytes", "compute_s", "transfer_s")
+
+
+@pytest.fixture
+def solve(chain_file: Path, board_file: Path) -> Callable[..., Outcome]:
+    """Return the command on the chain and the board, with more options."""
+
+    def run(*arguments: object) -> Outcome:
+        return invoke("solve", "--graph", chain_file, "--device", board_file, *arguments)
+
+    return run
+
+
+def test_schedule_of_least_energy_is_found(solve: Callable[..., Outcome]) -> None:
+    """With 350 B the sample x has to leave, and paging it is cheaper than computing it again.
+
+    A transfer takes 1 ms + 100 B / 100 kB/s = 2 ms at 1 W, so paging x out and in adds 4 mJ to the
+    baseline of 6 J, and 4 ms to the pass of 6 s.
+    """
+    document = solve("--ram", "350", "--json").json
+    assert document["status"] == "optimal"
+    assert document["energy_j"] == pytest.approx(6.004, rel=1e-9)
+    assert document["overhead_j"] == pytest.approx(0.004, rel=1e-9)
+    assert document["transfer_s"] == pytest.approx(0.004, rel=1e-9)
+    assert document["peak_ram_bytes"] <= 350
+    assert document["problem"]["ram_budget_bytes"] == 350
+    assert len(document["M_out"]) == len(document["M_in"]) == 1
+
+
+def test_without_paging_the_sample_is_computed_again(solve: Callable[..., Outcome]) -> None:
+    """--no-paging leaves recomputing x: one more second and joule, 100 B made anew."""
+    document = solve("--ram", "350", "--no-paging", "--json").json
+    assert document["status"] == "optimal"
+    assert document["overhead_j"] == pytest.approx(1.0, rel=1e-9)
+    assert document["problem"]["paging"] is False
+    assert document["M_out"] == document["M_in"] == []
+
+
+def test_neither_paging_nor_recomputing_is_proven_infeasible(
+    solve: Callable[..., Outcome],
+) -> None:
+    """With both forbidden, less than the checkpoint-all peak is not enough: exit 3."""
+    outcome = solve("--ram", "350", "--no-paging", "--no-recompute")
+    assert (outcome.status, outcome.out) == (3, "")
+    assert outcome.err.startswith("error: infeasible")
+    assert solve("--ram", "404", "--no-paging", "--no-recompute").status == 0
+
+
+def test_json_on_stdout_is_the_object_in_the_file(
+    solve: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """--json prints the object that --out writes, and nothing else on stdout."""
+    out = tmp_path / "x.schedule.json"
+    outcome = solve("--ram", "350", "--out", out, "--json")
+    assert outcome.status == 0
+    assert outcome.json == json.loads(out.read_text())
+    assert outcome.json["format"] == "poetmodel-schedule"
+
+
+def test_table_says_what_people_ask(solve: Callable[..., Outcome]) -> None:
+    """The table has every figure of a result, in 80 columns without colours."""
+    outcome = solve("--ram", "350", "--deadline", "200%")
+    assert outcome.status == 0
+    assert outcome.err == ""
+    rows = dict(re.findall(r"^(\w[\w ]*?)  +(.*)$", outcome.out, flags=re.MULTILINE))
+    assert rows["status"].startswith("optimal")
+    assert rows["energy"].startswith("6.004 J")
+    assert rows["overhead"].startswith("4 mJ")
+    assert "0.06667 %" in rows["overhead"]
+    assert rows["proven bound"].startswith("6.004 J")
+    assert rows["gap"].startswith("0 %")
+    assert "of the budget of 350 B" in rows["peak RAM"]
+    assert rows["recomputed"].startswith("nothing")
+    assert re.match(r"once +100 B written", rows["paged out"])
+    assert re.match(r"once +100 B read", rows["paged in"])
+    assert re.match(r"4 tensors +304 B", rows["kept"])
+    assert rows["compute time"].startswith("6 s")
+    assert rows["transfer time"].startswith("4 ms")
+    assert re.match(r"12 s +serial", rows["deadline"])
+    assert "solve time" in rows
+    assert "lazy" in rows["solved by"]
+    assert max(map(len, outcome.out.splitlines())) <= 80
+    assert "\x1b" not in outcome.out
+
+
+def test_profile_replaces_the_devices_costs(
+    chain_file: Path, board_file: Path, profile_file: Path
+) -> None:
+    """With both, the profile gives costs and the device RAM; alone, the profile has no RAM limit.
+
+    In the profile a node costs 2 J and a transfer 1 J: a pass is 12 J, and computing x again (2 J)
+    is as dear as paging it out and in.
+    """
+    common = ("solve", chain_file, "--profile", profile_file, "--json")
+    both = invoke(*common, "--device", board_file).json
+    assert both["baseline_energy_j"] == pytest.approx(12.0)
+    assert both["problem"]["ram_budget_bytes"] == 1_000_000
+    assert both["problem"]["aux_bytes"] == 1_000_000
+    alone = invoke(*common, "--ram", "350").json
+    assert alone["overhead_j"] == pytest.approx(2.0)
+    assert alone["problem"]["aux_bytes"] is None
+    assert alone["device"] is None
+
+
+def test_every_limit_reaches_the_problem(solve: Callable[..., Outcome]) -> None:
+    """Each option arrives as the stated problem of the file, in SI units."""
+    outcome = solve(
+        *("--ram", "90%", "--aux", "1kB", "--deadline", "110%", "--deadline-counts", "compute"),
+        *("--minimize", "writes", "--energy-budget", "10mWh", "--no-recompute"),
+        *("--count-parameters", "--time-limit", "7", "--gap", "0.5", "--json"),
+    )
+    assert outcome.json["problem"] == {
+        "ram_budget_bytes": 363,
+        "deadline_s": pytest.approx(6.6),
+        "deadline_counts": "compute",
+        "recompute": False,
+        "paging": True,
+        "minimize": "writes",
+        "energy_budget_j": pytest.approx(36.0),
+        "aux_bytes": 1000,
+        "count_parameters": True,
+        "method": "optimal",
+        "formulation": "lazy",
+        "backend": "highs",
+        "time_limit_s": 7.0,
+        "gap": 0.5,
+    }
+
+
+@pytest.mark.parametrize("formulation", ["lazy", "compact"])
+def test_exact_formulations_agree(formulation: str, solve: Callable[..., Outcome]) -> None:
+    """--formulation chooses how, not what: the same optimum, and the file says which."""
+    document = solve("--ram", "350", "--formulation", formulation, "--json").json
+    assert document["problem"]["formulation"] == formulation
+    assert document["status"] == "optimal"
+    assert document["overhead_j"] == pytest.approx(0.004, rel=1e-9)
+
+
+@pytest.mark.parametrize("minimize", ["energy", "time", "ram", "writes"])
+def test_table_fits_for_every_quantity(minimize: str, solve: Callable[..., Outcome]) -> None:
+    """Whatever is minimized, the table says its value and bound in 80 columns."""
+    limits = ("--ram", "350", "--energy-budget", "200%", "--time-limit", "5")
+    outcome = solve(*limits, "--minimize", minimize)
+    assert outcome.status == 0
+    assert max(map(len, outcome.out.splitlines())) <= 80
+    assert (f"minimized {minimize}" in outcome.out) == (minimize != "energy")
+
+
+def test_what_is_resident_is_told(tmp_path: Path, board_file: Path) -> None:
+    """Parameters not counted in the budget are named as needed on top; counted ones as counted."""
+    document = chain() | {"resident_bytes": {"parameters": 4096, "gradients": 4096}}
+    path = write_graph(tmp_path / "g.json", document)
+    apart = invoke("solve", path, "--device", board_file, "--ram", "350").out
+    assert re.search(r"resident RAM +8.00 KiB +parameters, gradients: needed on top", apart)
+    counted = invoke(
+        "solve", path, "--device", board_file, "--ram", "8542B", "--count-parameters"
+    ).out
+    assert re.search(r"resident RAM +8.00 KiB +parameters, gradients: counted", counted)
+    assert re.search(r"peak RAM +304 B +99.5 % of the budget of 8.34 KiB", counted)
+    assert "resident" not in invoke("solve", "mlp", "--device", "rpi4b").out.splitlines()[0]
+
+
+def test_schedule_that_the_judge_rejects_exits_6_and_is_written(
+    solve: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """The paper's model does not see that g2's inputs and output are in RAM together with x."""
+    out = tmp_path / "x.schedule.json"
+    outcome = solve("--ram", "310", "--formulation", "paper", "--out", out)
+    assert outcome.status == 6
+    assert "peak RAM 404 B" in outcome.err
+    assert "'paper'" in outcome.err
+    assert "feasible" in outcome.out
+    written = json.loads(out.read_text())
+    assert written["violations"]
+    assert written["peak_ram_bytes"] == 404
+
+
+def test_implausible_device_is_warned_about_once(tmp_path: Path, chain_file: Path) -> None:
+    """What looks wrong in a device is one warning line on stderr; --quiet keeps it away."""
+    path = tmp_path / "odd.toml"
+    path.write_text(BOARD.replace("[storage]", "flops_per_j = 10\n[storage]"))
+    arguments = ("solve", chain_file, "--device", path, "--ram", "350")
+    outcome = invoke(*arguments)
+    assert outcome.status == 0
+    assert any(line.startswith("warning: device ") for line in outcome.err.splitlines())
+    assert "warning" not in outcome.out
+    assert invoke(*arguments, "--quiet").err == ""
+
+
+def test_verbose_prints_the_solvers_log_on_stderr(solve: Callable[..., Outcome]) -> None:
+    """The log goes to stderr, stdout stays the same table or object."""
+    outcome = solve("--ram", "350", "--verbose", "--json")
+    assert "HiGHS" in outcome.err
+    assert outcome.json["status"] == "optimal"
+
+
+def test_missing_backend_exits_5(
+    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A back end that is not installed exits 5 with its sentence, and writes nothing."""
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        msg = "SCIP is not installed; install poetmodel[scip]"
+        raise BackendUnavailableError(msg)
+
+    monkeypatch.setattr("poetmodel.solve.solve", refuse)
+    outcome = solve("--backend", "scip", "--out", tmp_path / "x.json")
+    assert (outcome.status, outcome.out) == (5, "")
+    assert outcome.err == "error: SCIP is not installed; install poetmodel[scip]\n"
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_no_schedule_within_the_limit_exits_4(
+    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a schedule the reason is told, --json prints the object, the file stays away."""
+
+    def find_nothing(problem: Problem, **_options: object) -> SolveResult:
+        return SolveResult(
+            problem=problem,
+            status=Status.UNKNOWN,
+            termination=Termination.TIME_LIMIT,
+            reason="no schedule was found within 1 s",
+        )
+
+    monkeypatch.setattr("poetmodel.solve.solve", find_nothing)
+    outcome = solve("--out", tmp_path / "x.json", "--json")
+    assert outcome.status == 4
+    assert outcome.err == "error: no schedule was found within 1 s\n"
+    assert outcome.json["status"] == "unknown"
+    assert [outcome.json[key] for key in FIGURES] == [None] * len(FIGURES)
+    assert "R" not in outcome.json
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_interrupted_solve_without_a_schedule_exits_4(
+    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A solve that was interrupted empty-handed says that, whatever the solver's reason."""
+
+    def find_nothing(problem: Problem, **_options: object) -> SolveResult:
+        return SolveResult(
+            problem=problem,
+            status=Status.UNKNOWN,
+            termination=Termination.INTERRUPTED,
+            reason="no schedule was found within 1 s",
+        )
+
+    monkeypatch.setattr("poetmodel.solve.solve", find_nothing)
+    outcome = solve()
+    assert (outcome.status, outcome.out) == (4, "")
+    assert outcome.err == "error: interrupted before a schedule was found\n"
+
+
+def test_interrupt_before_anything_is_found_exits_4(
+    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while there is nothing to keep says so."""
+
+    def interrupt(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("poetmodel.solve.solve", interrupt)
+    outcome = solve()
+    assert (outcome.status, outcome.out) == (4, "")
+    assert "interrupted" in outcome.err
+
+
+def test_result_is_shown_even_if_the_file_cannot_be_written(
+    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A disk that fills up while solving costs the file, not the result."""
+
+    def refuse(_result: SolveResult, path: Path) -> None:
+        msg = f"{path}: cannot be written (No space left on device)"
+        raise InputError(msg)
+
+    monkeypatch.setattr(SolveResult, "save", refuse)
+    outcome = solve("--ram", "350", "--out", tmp_path / "x.json", "--json")
+    assert outcome.status == 2
+    assert outcome.json["status"] == "optimal"
+    assert "No space left" in outcome.err
+
+
+def test_old_output_is_replaced_by_a_new_schedule(
+    solve: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """With a schedule found, the output file is the new one, and no draft stays behind."""
+    out = tmp_path / "new" / "x.schedule.json"
+    out.parent.mkdir()
+    out.write_text("old")
+    outcome = solve("--ram", "350", "--out", out)
+    assert outcome.err == f"wrote {out}\n"
+    assert json.loads(out.read_text())["status"] == "optimal"
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+def test_profile_columns_may_come_in_any_order(
+    chain_file: Path, tmp_path: Path, profile_file: Path
+) -> None:
+    """A profile with its columns reversed gives the same result."""
+    turned = write_csv(tmp_path / "turned.csv", [row[::-1] for row in profile_rows()])
+    results = [
+        invoke("solve", chain_file, "--profile", path, "--ram", "350", "--json").json
+        for path in (profile_file, turned)
+    ]
+    assert results[0]["energy_j"] == results[1]["energy_j"]
+
+
+def test_choices_are_those_of_the_library() -> None:
+    """--backend and --formulation name what the library has, no more and no less."""
+    assert tuple(Backend) == backend_names()
+    assert set(Formulation) == {"lazy", *FORMULATIONS}
+
+
+def watch(terminal: int, process: subprocess.Popen[str], text: str, patience_s: float = 60) -> str:
+    """Read a terminal until `text` appears."""
+    seen = ""
+    deadline_s = time.monotonic() + patience_s
+    while text not in seen and process.poll() is None and time.monotonic() < deadline_s:
+        seen += os.read(terminal, 4096).decode()
+    return seen
+
+
+@pytest.mark.parametrize("formulation", ["lazy", "compact"])
+def test_ctrl_c_keeps_and_writes_the_best_schedule(formulation: str, tmp_path: Path) -> None:
+    """On a terminal the live line runs; Ctrl-C ends the solve with what it has, exit 0."""
+    out = tmp_path / "x.schedule.json"
+    terminal, stderr = pty.openpty()
+    command = ("solve", "resnet18-cifar", "--device", "rpi4b", "--ram", "40%", "--gap", "0")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "poetmodel", *command, "--formulation", formulation, "--out", out],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(stderr)
+    try:
+        line = watch(terminal, process, "bound")
+        assert "energy overhead" in line
+        process.send_signal(signal.SIGINT)
+        table, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        os.close(terminal)
+    assert process.returncode == 0
+    assert "feasible" in table
+    assert "interrupted" in table
+    written = json.loads(out.read_text())
+    assert written["status"] == "feasible"
+    assert written["R"]

@@ -1,0 +1,279 @@
+"""``poetmodel verify``: valid, not valid, or not readable."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from commands import BOARD, Outcome, chain, invoke, write_graph
+from poetmodel.graph import Graph
+from poetmodel.schedule import checkpoint_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def solved(tmp_path: Path, chain_file: Path, board_file: Path) -> Path:
+    """Return the schedule file of the chain in 350 B, which pages x out and in."""
+    path = tmp_path / "x.schedule.json"
+    arguments = ("--device", board_file, "--ram", "350", "--deadline", "200%", "--out", path)
+    assert invoke("solve", chain_file, *arguments).status == 0
+    return path
+
+
+@pytest.fixture
+def verify(solved: Path, chain_file: Path) -> Callable[..., Outcome]:
+    """Return the command on that file, with keys changed and more options."""
+
+    def run(*options: object, **keys: Any) -> Outcome:
+        document = json.loads(solved.read_text())
+        for key, value in keys.items():
+            document[key] = document[key] | value if isinstance(value, dict) else value
+        solved.write_text(json.dumps(document))
+        return invoke("verify", solved, "--graph", chain_file, *options)
+
+    return run
+
+
+def test_solved_schedule_is_valid(verify: Callable[..., Outcome], board_file: Path) -> None:
+    """What solve writes, verify accepts, with the same figures."""
+    outcome = verify("--device", board_file, "--json")
+    assert outcome.status == 0
+    assert outcome.err == ""
+    assert outcome.json["valid"] is True
+    assert outcome.json["violations"] == []
+    assert outcome.json["energy_j"] == pytest.approx(6.004, rel=1e-9)
+    assert outcome.json["peak_ram_bytes"] == 304
+    assert outcome.json["written_bytes"] == outcome.json["read_bytes"] == 100
+    table = verify("--device", board_file)
+    assert table.status == 0
+    assert table.out.startswith("valid")
+    assert "6.004 J" in table.out
+
+
+def test_costs_default_to_the_device_in_the_file(
+    verify: Callable[..., Outcome], board_file: Path
+) -> None:
+    """The board that the file names gives the costs where it is found, and that is said."""
+    outcome = verify("--json")
+    assert outcome.status == 0
+    assert outcome.json["energy_j"] == pytest.approx(6.004, rel=1e-9)
+    assert str(board_file) in outcome.err
+
+
+def test_without_costs_the_rest_is_checked(verify: Callable[..., Outcome]) -> None:
+    """With no costs to be found, rules and bytes are judged, and it says what was not."""
+    outcome = verify("--json", device="gone.toml")
+    assert outcome.status == 0
+    assert "not checked" in outcome.err
+    assert outcome.json["energy_j"] is None
+    assert outcome.json["time_s"] is None
+    assert outcome.json["peak_ram_bytes"] == 304
+    tight = verify("--json", problem={"ram_budget_bytes": 303}, peak_ram_bytes=303)
+    assert tight.status == 3
+    assert len(tight.json["violations"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "fragments"),
+    [
+        ({"R": [[0, 0], [1, 1], [2, 2], [3, 3], [4, 4]]}, ("'g1'", "own stage")),
+        ({"M_in": []}, ("'g1'", "'x'")),
+        ({"M_out": []}, ("'x'", "storage")),
+        ({"problem": {"ram_budget_bytes": 303}}, ("peak RAM 304 B", "303 B", "'g2'")),
+        ({"problem": {"aux_bytes": 99}}, ("storage used 100 B", "99 B")),
+        ({"problem": {"paging": False}}, ("no paging",)),
+        ({"problem": {"deadline_s": 6.0}}, ("deadline of 6 s",)),
+        ({"problem": {"energy_budget_j": 6.0}}, ("budget of 6 J",)),
+        ({"energy_j": 6.0}, ("energy_j", "6.0")),
+        ({"overhead_j": 0.0}, ("overhead_j",)),
+        ({"peak_ram_bytes": 305}, ("peak_ram_bytes", "305", "304")),
+        ({"transfer_s": 1.0}, ("transfer_s",)),
+        ({"bound_j": 7.0}, ("bound_j", "7.0")),
+        ({"R": [[0, 0], [1, 1], [2, 2], [3, 3], [4, 4], [5, 5], [9, 0]]}, ("R[9,0]",)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_what_is_broken_is_named_and_exits_3(
+    keys: dict[str, Any],
+    fragments: tuple[str, ...],
+    verify: Callable[..., Outcome],
+    board_file: Path,
+) -> None:
+    """Each broken rule, limit and figure is a line in plain words."""
+    outcome = verify("--device", board_file, **keys)
+    assert outcome.status == 3
+    assert outcome.out.startswith("not valid: ")
+    for fragment in fragments:
+        assert fragment in outcome.out
+    found = verify("--device", board_file, "--json").json
+    assert found["valid"] is False
+    for violation in found["violations"]:
+        assert violation in outcome.out.splitlines()
+
+
+def test_recomputation_that_the_problem_forbids_is_named(
+    tmp_path: Path, chain_file: Path, board_file: Path
+) -> None:
+    """A schedule that recomputes is not one for a problem that allows none."""
+    path = tmp_path / "x.schedule.json"
+    limits = ("--ram", "350", "--no-paging")
+    arguments = ("--device", board_file, *limits, "--out", path)
+    assert invoke("solve", chain_file, *arguments).status == 0
+    document = json.loads(path.read_text())
+    document["problem"]["recompute"] = False
+    path.write_text(json.dumps(document))
+    outcome = invoke("verify", path, "--graph", chain_file)
+    assert outcome.status == 3
+    assert "no recomputation" in outcome.out
+
+
+def test_resident_bytes_count_where_the_file_says_so(tmp_path: Path, board_file: Path) -> None:
+    """A file solved with --count-parameters is judged with them."""
+    document = chain() | {"resident_bytes": {"parameters": 1000}}
+    graph = write_graph(tmp_path / "g.json", document)
+    path = tmp_path / "x.schedule.json"
+    arguments = ("--device", board_file, "--ram", "1350", "--count-parameters", "--out", path)
+    assert invoke("solve", graph, *arguments).status == 0
+    assert invoke("verify", path, "--graph", graph).status == 0
+    changed = json.loads(path.read_text())
+    changed["problem"]["ram_budget_bytes"] = 1303
+    path.write_text(json.dumps(changed))
+    assert invoke("verify", path, "--graph", graph).status == 3
+
+
+def test_measured_costs_are_checked_with_the_profile(
+    tmp_path: Path, chain_file: Path, board_file: Path, profile_file: Path
+) -> None:
+    """Solved with device and profile: the profile makes it valid, estimates alone do not."""
+    path = tmp_path / "x.schedule.json"
+    costs = ("--device", board_file, "--profile", profile_file)
+    assert invoke("solve", chain_file, *costs, "--ram", "350", "--out", path).status == 0
+    assert invoke("verify", path, "--graph", chain_file, *costs).status == 0
+    assert invoke("verify", path, "--graph", chain_file, "--profile", profile_file).status == 0
+    estimated = invoke("verify", path, "--graph", chain_file)
+    assert estimated.status == 3
+    assert "--profile" in estimated.err
+
+
+def test_idle_power_of_the_device_in_the_file_counts_beside_a_profile(
+    tmp_path: Path, chain_file: Path, profile_file: Path
+) -> None:
+    """With --profile alone, the device that the file names still gives the idle power."""
+    board = tmp_path / "idle.toml"
+    board.write_text(BOARD.replace("[compute]", "idle_power_w = 0.5\n[compute]"))
+    path = tmp_path / "x.schedule.json"
+    costs = ("--device", board, "--profile", profile_file)
+    assert invoke("solve", chain_file, *costs, "--ram", "350", "--out", path).status == 0
+    arguments = ("verify", path, "--graph", chain_file, "--profile", profile_file)
+    assert invoke(*arguments).status == 0
+    assert invoke(*arguments, "--json").json["baseline_energy_j"] == pytest.approx(15.0)
+
+
+def test_schedule_that_was_rejected_is_rejected_again(
+    tmp_path: Path, chain_file: Path, board_file: Path
+) -> None:
+    """A file with violations, from the paper's formulation, is not valid."""
+    path = tmp_path / "x.schedule.json"
+    options = ("--ram", "310", "--formulation", "paper", "--out", path)
+    assert invoke("solve", chain_file, "--device", board_file, *options).status == 6
+    assert invoke("verify", path, "--graph", chain_file).status == 3
+
+
+def test_bare_relations_are_judged_by_the_rules_alone(tmp_path: Path, chain_file: Path) -> None:
+    """A file without a problem has no limits; its rules are checked, and it says so."""
+    path = tmp_path / "bare.schedule.json"
+    checkpoint_all(Graph.load(chain_file)).save(path)
+    outcome = invoke("verify", path, "--graph", chain_file, "--json")
+    assert outcome.status == 0
+    assert outcome.json["peak_ram_bytes"] == 404
+    assert "no problem" in outcome.err
+
+
+def test_shipped_model_may_be_named_as_the_graph(tmp_path: Path) -> None:
+    """--graph takes the name of a shipped model too."""
+    path = tmp_path / "mlp.schedule.json"
+    assert invoke("solve", "mlp", "--device", "mkr1000", "--out", path).status == 0
+    assert invoke("verify", path, "--graph", "mlp").status == 0
+
+
+def test_another_graph_exits_2(solved: Path, tmp_path: Path) -> None:
+    """A schedule of another graph is refused: both graphs are named, by name and sha256."""
+    other = write_graph(tmp_path / "other.json", chain() | {"name": "other"})
+    outcome = invoke("verify", solved, "--graph", other)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert solved.name in outcome.err
+    assert "'chain'" in outcome.err
+    assert "'other'" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("keys", "fragments"),
+    [
+        ({"format": "poetmodel-graph"}, ("format",)),
+        ({"version": 2}, ("version",)),
+        ({"R": None}, ("R", "no schedule")),
+        ({"R": [[0, -1]]}, ("R",)),
+        ({"R": [[0, 0.5]]}, ("R",)),
+        ({"R": "all"}, ("R", "all")),
+        ({"problem": {"ram_budget_bytes": -1}}, ("ram_budget_bytes",)),
+        ({"problem": {"deadline_counts": "moon"}}, ("deadline_counts", "moon")),
+        ({"problem": {"colour": "red"}}, ("colour", "unknown key")),
+        ({"status": "splendid"}, ("status", "splendid")),
+        ({"energy_j": float("nan")}, ("energy_j",)),
+        ({"energy_j": "much"}, ("energy_j", "much")),
+        ({"graph": {"sha256": "0"}}, ("sha256",)),
+        ({"nodes": ["x"]}, ("nodes", "6 names", "got 1")),
+        ({"nodes": ["x", "h1", "h2", "loss", "G2", "g1"]}, ("nodes", "'g2'", "'G2'")),
+        ({"tensors": ["x", "h1", "h2", "loss", "g1", "g2"]}, ("tensors", "'g2'", "'g1'")),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_malformed_file_exits_2_and_names_the_field(
+    keys: dict[str, Any], fragments: tuple[str, ...], verify: Callable[..., Outcome]
+) -> None:
+    """A schedule file that breaks its format is refused with its name and the field."""
+    outcome = verify(**keys)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "x.schedule.json" in outcome.err
+    assert "Traceback" not in outcome.err
+    for fragment in fragments:
+        assert fragment in outcome.err
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00\xff", b'{"format": "poetmodel-sch', b"[" * 100_000]
+)
+def test_file_that_is_none_exits_2(content: bytes, tmp_path: Path, chain_file: Path) -> None:
+    """An empty, binary, truncated or absurd file is refused by name."""
+    path = tmp_path / "bad.schedule.json"
+    path.write_bytes(content)
+    outcome = invoke("verify", path, "--graph", chain_file)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "bad.schedule.json" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("options", "fragment"),
+    [
+        ((), "--graph"),
+        (("--graph", "nowhere.json"), "nowhere.json"),
+        (("--graph", "mpl"), "mlp"),
+        (("--graph", "mlp", "--device", "rpi5b"), "rpi4b"),
+        (("--graph", "mlp", "--profile", "nowhere.csv"), "nowhere.csv"),
+    ],
+)
+def test_missing_inputs_exit_2(options: tuple[str, ...], fragment: str, tmp_path: Path) -> None:
+    """Without the graph, or with files that do not exist, verify says what is missing."""
+    path = tmp_path / "bare.schedule.json"
+    checkpoint_all(Graph.load(write_graph(tmp_path / "g.json", chain()))).save(path)
+    if "mlp" in options:
+        assert invoke("solve", "mlp", "--device", "mkr1000", "--out", path).status == 0
+    outcome = invoke("verify", path, *options)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert fragment in outcome.err
