@@ -1,0 +1,211 @@
+"""What is measured: a frozen registry of cases, and small stand-ins for a smoke run.
+
+A case is one problem solved in one way. `CASES` leaves out budgets below a graph's floor, which no
+schedule can keep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.device import Costs, Device
+from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.graph.catalogue import load_model
+from poetmodel.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.graph import Graph
+
+LIMIT_S: Final = 60.0
+"""Wall time of a case, building included, unless it says otherwise [s]."""
+PAPER_LIMIT_S: Final = 120.0
+"""The same for the formulation ``paper`` [s]."""
+SMOKE_LIMIT_S: Final = 5.0
+"""The same for every case of a smoke run [s]."""
+GAP: Final = 1e-4
+"""Gap of the overhead at which a solve is done."""
+THREADS: Final = 1
+"""Threads that a solver may use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One way to solve a problem."""
+
+    name: str
+    """What tables call it."""
+    formulation: str | None = None
+    """Passed to `solve`; None takes what `solve` takes by itself."""
+    stages: str = "all"
+    """Passed to `build`; anything but ``all`` solves a model instead of a problem."""
+
+
+DEFAULT: Final = Method(name="default")
+EVENTS: Final = Method(name="compact, events", formulation="compact", stages="events")
+ALL: Final = Method(name="compact, all", formulation="compact")
+PAPER: Final = Method(name="paper", formulation="paper")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One problem, solved in one way."""
+
+    group: str
+    """Table that it belongs to: ``main``, ``reference``, ``paper`` or ``zoo``."""
+    model: str
+    """A shipped model."""
+    device: str
+    """A shipped device."""
+    ram: str
+    """RAM budget, as a share of the checkpoint-all peak."""
+    method: Method
+    """How it is solved."""
+    deadline_counts: str | None = None
+    """Which time counts; None takes the device's default. There is no deadline."""
+    limit_s: float = LIMIT_S
+    """Wall time, building included [s]."""
+    seed: int = 0
+    """Seed of the solver."""
+    expected_overhead_ratio: float | None = None
+    """The overhead that is known to be the least, as a fraction of the baseline."""
+
+    @property
+    def name(self) -> str:
+        """What identifies it in a run."""
+        parts = (self.group, self.model, self.device, self.ram, self.method.name, f"s{self.seed}")
+        return " | ".join(parts)
+
+    def problem(self) -> Problem:
+        """Return what is to be solved."""
+        graph = graph_of(self.model)
+        costs = Costs.estimate(graph, Device.load(self.device))
+        return Problem(graph, costs, ram=self.ram, deadline_counts=self.deadline_counts)
+
+
+@cache
+def graph_of(model: str) -> Graph:
+    """Return a shipped graph, read once."""
+    return load_model(model)
+
+
+@cache
+def _floor_ratio(model: str) -> float:
+    graph = graph_of(model)
+    return floor(graph).bytes / checkpoint_all_peak_bytes(graph)
+
+
+def possible(case: Case) -> bool:
+    """Return whether the budget of a case is at least the floor of its graph."""
+    return float(case.ram.rstrip("%")) / 100 >= _floor_ratio(case.model)
+
+
+_PAPER_DEVICES: Final = ("paper-m0", "paper-m4", "paper-a72")
+_BUDGETS: Final = ("30%", "50%", "70%")
+
+_WITH_PAPER: Final = {
+    "paper/linear": _BUDGETS,
+    "paper/vgg16-cifar": _BUDGETS,
+    "paper/resnet18-cifar": _BUDGETS,
+    "paper/bert": ("50%",),
+}
+"""Graphs with the slow methods too, and the budgets that ``paper`` is tried at."""
+
+_SEEDS: Final = {"paper/vgg16-cifar": (0, 1, 2), "paper/resnet18-cifar": (0, 1, 2)}
+"""Seeds where more than one is affordable; all else has seed 0."""
+
+
+def _paper_cases() -> Iterator[Case]:
+    """Yield the published graphs on the published devices."""
+    models = ("linear", "vgg16-cifar", "resnet18-cifar", "bert", "vgg16", "resnet18", "resnet50")
+    for model in (f"paper/{name}" for name in models):
+        for device in _PAPER_DEVICES:
+            for ram in _BUDGETS:
+                case = Case(
+                    group="paper",
+                    model=model,
+                    device=device,
+                    ram=ram,
+                    method=DEFAULT,
+                    deadline_counts="compute",
+                )
+                yield case
+                for seed in _SEEDS.get(model, (0,)):
+                    yield replace(case, method=EVENTS, seed=seed)
+                if model in _WITH_PAPER:
+                    yield replace(case, method=ALL)
+                if ram in _WITH_PAPER.get(model, ()):
+                    yield replace(case, method=PAPER, limit_s=PAPER_LIMIT_S)
+
+
+def _reference_cases() -> Iterator[Case]:
+    """Yield problems whose least overhead is known."""
+    known = (
+        ("paper/vgg16-cifar", "paper-m4", "50%", 0.20337e-2),
+        ("paper/vgg16-cifar", "paper-a72", "50%", 0.01765e-2),
+        ("paper/resnet18-cifar", "paper-a72", "30%", 0.17027e-2),
+        ("paper/resnet18-cifar", "paper-m4", "40%", 0.16307e-2),
+        ("paper/bert", "paper-a72", "40%", 0.14904e-2),
+    )
+    for model, device, ram, overhead_ratio in known:
+        yield Case(
+            group="reference",
+            model=model,
+            device=device,
+            ram=ram,
+            method=DEFAULT,
+            deadline_counts="compute",
+            expected_overhead_ratio=overhead_ratio,
+        )
+
+
+def _zoo_cases() -> Iterator[Case]:
+    """Yield the zoo's graphs on a Raspberry Pi, the README's example first."""
+    main = Case(group="main", model="resnet18-cifar", device="rpi4b", ram="40%", method=DEFAULT)
+    yield main
+    models = (
+        "vgg16-cifar",
+        "resnet18-cifar",
+        "vgg16",
+        "resnet18",
+        "resnet50",
+        "mobilenetv2",
+        "bert-base",
+        "transformer",
+    )
+    for model in models:
+        for ram in ("50%", "70%"):
+            yield replace(main, group="zoo", model=model, ram=ram)
+
+
+CASES: Final = tuple(
+    case for case in (*_zoo_cases(), *_reference_cases(), *_paper_cases()) if possible(case)
+)
+"""Every case of a recorded run, in order."""
+
+
+def smoke_cases() -> tuple[Case, ...]:
+    """Return every kind of case at its smallest size: each group and method once."""
+    small = {
+        "paper": ("paper/linear", "paper-m4", "50%"),
+        "reference": ("paper/linear", "paper-m4", "50%"),
+        "zoo": ("mlp", "mkr1000", "70%"),
+        "main": ("mlp", "mkr1000", "70%"),
+    }
+    found: dict[Case, None] = {}
+    for case in CASES:
+        model, device, ram = small[case.group]
+        case = replace(  # noqa: PLW2901
+            case,
+            model=model,
+            device=device,
+            ram=ram,
+            seed=0,
+            limit_s=SMOKE_LIMIT_S,
+            expected_overhead_ratio=None,
+        )
+        found[case] = None
+    return tuple(found)

@@ -1,0 +1,55 @@
+"""How long it takes to find a schedule and prove how good it is, case by case."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import poetmodel as pm
+from cases import GAP, THREADS, Case
+from records import Recorder, model_gap, solve_facts
+
+if TYPE_CHECKING:
+    from poetmodel import SolveResult
+
+pytestmark = pytest.mark.usefixtures("warm")
+
+
+def run(case: Case) -> SolveResult:
+    """Solve a case: build, solve, judge."""
+    problem = case.problem()
+    formulation = case.method.formulation
+    how: dict[str, Any] = {
+        "time_limit": case.limit_s,
+        "gap": GAP,
+        "threads": THREADS,
+        "seed": case.seed,
+    }
+    if formulation is not None and case.method.stages != "all":
+        return pm.solve(pm.build(problem, formulation, stages=case.method.stages), **how)
+    return pm.solve(problem, formulation=formulation, **how)
+
+
+def test_solve(benchmark: Any, case: Case, recorder: Recorder) -> None:
+    """Building, solving and judging one case, once; what comes out goes into the record."""
+    benchmark.group = f"{case.group}: {case.model}"
+    result = benchmark.pedantic(run, args=(case,), rounds=1, iterations=1)
+    baseline_j = result.baseline_energy_j
+    benchmark.extra_info.update(
+        status=str(result.status),
+        gap=result.gap,
+        model_gap=model_gap(result),
+        overhead_ratio=None if result.overhead_j is None else result.overhead_j / baseline_j,
+        columns=result.statistics.get("columns"),
+        rows=result.statistics.get("rows"),
+        violations=len(result.violations),
+        seed=case.seed,
+        limit_s=case.limit_s,
+        versions=dict(result.versions),
+    )
+    recorder.write(
+        "solve", case.name, seconds=benchmark.stats.stats.min, **solve_facts(case, result)
+    )
+    assert result.formulation
+    assert not result.violations or case.method.formulation == "paper"

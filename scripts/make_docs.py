@@ -1,0 +1,98 @@
+"""Put what the components of each formulation say of themselves into ``docs/formulations.md``.
+
+``python scripts/make_docs.py`` rewrites the generated blocks; ``--check`` writes nothing and exits
+1 where the page is not current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from blocks import replace_block, table, update_pages
+from poetmodel.model.compact import COMPACT
+from poetmodel.model.paper import PAPER
+from poetmodel.model.unreduced import UNREDUCED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from poetmodel.model import Component, Formulation
+
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "formulations.md"
+"""The page with one block per formulation."""
+
+FORMULATIONS: Final = (COMPACT, UNREDUCED, PAPER)
+"""In the order of the page; a component is told in full where it comes first."""
+
+_LITERAL: Final = re.compile(r"^(?P<lead>.*)::\n\n(?P<code>(?:    .*\n|\n)*    .*)", re.MULTILINE)
+
+
+def markdown(statement: str) -> str:
+    """Return a builder's docstring as Markdown: literal blocks become code blocks."""
+
+    def fence(found: re.Match[str]) -> str:
+        lead = found["lead"].strip()
+        code = textwrap.dedent(found["code"])
+        return f"{lead}:\n\n```text\n{code}\n```" if lead else f"```text\n{code}\n```"
+
+    return _LITERAL.sub(fence, inspect.cleandoc(statement))
+
+
+def rendered(formulation: Formulation, told: Mapping[Component, str]) -> str:
+    """Return the block of one formulation.
+
+    Parameters
+    ----------
+    formulation : Formulation
+        What to tell.
+    told : mapping of Component to str
+        Components that another formulation's block tells in full, and which.
+    """
+    parts = [_overview(formulation)]
+    for component in formulation.components:
+        if component in told:
+            continue
+        parts.append(f"#### {formulation.name}: {component.name}")
+        parts.append(markdown(component.statement))
+        parts.append(f"Source: {component.source}.")
+    shared = [(part.name, told[part]) for part in formulation.components if part in told]
+    if shared:
+        names = ", ".join(f"`{name}`" for name, _ in shared)
+        parts.append(f"As in `{shared[0][1]}`: {names}.")
+    return "\n\n".join(parts)
+
+
+def _overview(formulation: Formulation) -> str:
+    rows = [
+        (f"`{part.name}`", markdown(part.statement).partition("\n")[0], part.source)
+        for part in formulation.components
+    ]
+    return table(("component", "says", "source"), rows)
+
+
+def page(text: str) -> str:
+    """Return the page with every block current."""
+    told: dict[Component, str] = {}
+    for formulation in FORMULATIONS:
+        text = replace_block(text, formulation.name, rendered(formulation, told))
+        for component in formulation.components:
+            told.setdefault(component, formulation.name)
+    return text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make or check the page; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if not current")
+    options = parser.parse_args(arguments)
+    return update_pages({PAGE: page(PAGE.read_text(encoding="utf-8"))}, check=options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""The page on the command line names every command, option and exit status there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from poetmodel.cli.application import app
+from poetmodel.cli.failures import Status
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+STAGED = {Status.FAILURE, Status.INTERRUPTED, Status.CLOSED_PIPE}
+"""Statuses that speak of the program or the shell, not of the result."""
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_command_is_on_the_page(name: str) -> None:
+    """Each command has a row."""
+    assert f"`poetmodel {name}" in PAGE
+
+
+def test_every_option_of_solve_is_on_the_page() -> None:
+    """Each option of the main command is named, in its own spelling."""
+    names = [
+        name
+        for option in COMMANDS["solve"].params
+        for name in option.opts
+        if name.startswith("--") and name != "--help"
+    ]
+    assert names
+    assert [name for name in names if f"`{name}" not in PAGE and f" {name}`" not in PAGE] == []
+
+
+@pytest.mark.parametrize("status", sorted(set(Status) - STAGED))
+def test_exit_status_is_on_the_page(status: Status) -> None:
+    """Each exit status has a row."""
+    assert f"\n| {status.value} |" in PAGE

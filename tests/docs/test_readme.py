@@ -1,0 +1,88 @@
+"""What the README promises is what happens."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LONGEST = 12
+"""Lines that the library example may have."""
+
+
+def code_blocks(language: str) -> list[str]:
+    """Return the code blocks of one language."""
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_library_example_runs_and_its_constraint_is_kept(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example proves an optimum under its own constraint, which costs more than without."""
+    import poetmodel as pm
+
+    monkeypatch.chdir(tmp_path)
+    (example,) = code_blocks("python")
+    lines = [line for line in example.splitlines() if line.strip()]
+    assert len(lines) <= LONGEST
+    names: dict[str, object] = {}
+    exec(compile(example, "README.md", "exec"), names)  # noqa: S102 - our own page
+    said = capsys.readouterr().out
+    assert said.startswith("optimal: energy ")
+    assert said.count("goes to storage") == 2
+    result = names["result"]
+    assert isinstance(result, pm.SolveResult)
+    free = pm.solve(result.problem)
+    assert len(free.require_schedule().M_out) > 2
+    assert result.overhead_j is not None
+    assert free.overhead_j is not None
+    assert result.overhead_j > free.overhead_j
+
+
+def test_first_command_is_understood() -> None:
+    """The README's first command names a model, a device and options that exist."""
+    from poetmodel.cli.options import read_costs, read_device, read_graph
+    from poetmodel.problem import Problem
+
+    command = re.search(r"poetmodel solve (\S+) --device (\S+) --ram (\S+)", code_blocks("sh")[0])
+    assert command is not None
+    graph = read_graph(command[1], None)
+    costs = read_costs(graph, read_device(command[2]), None)
+    problem = Problem(graph, costs, ram=command[3])
+    assert problem.ram_budget_bytes > 0
+
+
+@pytest.mark.slow
+def test_first_command_finds_a_valid_schedule(tmp_path: Path) -> None:
+    """The README's first command ends with a schedule that the judge accepts, and a bound."""
+    command = re.search(r"poetmodel (solve .*)", code_blocks("sh")[0])
+    assert command is not None
+    arguments = [*command[1].split(), "--json", "--out", str(tmp_path / "made.schedule.json")]
+    done = subprocess.run(
+        [sys.executable, "-m", "poetmodel", *arguments], capture_output=True, text=True, check=True
+    )
+    printed = json.loads(done.stdout)
+    assert json.loads((tmp_path / "made.schedule.json").read_text()) == printed
+    assert printed["status"] in ("optimal", "feasible")
+    assert printed["violations"] == []
+    assert printed["peak_ram_bytes"] <= printed["problem"]["ram_budget_bytes"]
+    assert printed["baseline_energy_j"] < printed["bound_j"] <= printed["energy_j"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_commands_are_one_line_each(number: int) -> None:
+    """Each of the two commands is enough by itself: one line that begins with its environment."""
+    (line,) = code_blocks("sh")[number].strip().splitlines()
+    assert line.startswith("python3 -m venv .venv")
+
+
+def test_ci_calls_the_readme_command() -> None:
+    """What runs on a clean clone is what the README says, to the letter."""
+    command = code_blocks("sh")[1].strip()
+    assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

@@ -1,0 +1,120 @@
+"""The page of results says what the records say, time-outs and rejected schedules included."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import make_results
+from make_results import ratio, shifted_mean
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEY = ("paper/vgg16-cifar", "paper-m4", "50%")
+
+
+def solve_record(method: str, seconds: float, *, group: str = "paper", **changes: Any) -> Any:
+    """Return the record of a solve that proved an overhead of 1 % of the baseline."""
+    result = {
+        "problem": {"gap": 1e-4, "formulation": "compact"},
+        "status": "optimal",
+        "gap": 0.0,
+        "violations": [],
+        "overhead_j": 0.01,
+        "baseline_energy_j": 1.0,
+        "peak_ram_bytes": 2048,
+    }
+    model, device, ram = KEY
+    case = {"group": group, "model": model, "device": device, "ram": ram}
+    return {
+        "kind": "solve",
+        "name": f"{group}-{method}-{seconds}",
+        "seconds": seconds,
+        "recorded": "2026-01-02T03:04:05+00:00",
+        "load_average": 0.1,
+        "machine": {
+            "cpu": "A processor",
+            "cores": 2,
+            "system": "Linux",
+            "python": "3.11.7",
+            "versions": {"poetmodel": "0.1.0"},
+        },
+        "case": case | {"method": {"name": method}, "limit_s": 60, "expected_overhead_ratio": None},
+        "model_gap": changes.pop("model_gap", 0.0),
+        "counts": {"recomputed": 1, "paged_out": 2, "paged_in": 3},
+        "result": result | changes,
+    }
+
+
+@pytest.fixture
+def records() -> list[Any]:
+    """Return one problem solved in four ways: two proofs, a time-out and a rejected schedule."""
+    return [
+        solve_record("default", 2.0, group="main"),
+        solve_record("default", 2.0),
+        solve_record("compact, events", 0.5),
+        solve_record("compact, all", 60.1, gap=0.25, status="feasible", overhead_j=0.02),
+        solve_record("paper", 120.0, gap=1.0, model_gap=0.4, violations=["no"], overhead_j=0.001),
+    ]
+
+
+def test_page_keeps_time_outs_with_their_gap(records: list[Any]) -> None:
+    """A solve that ended at its limit is in the table, bold, with the gap that was left."""
+    page = make_results.page(records, "run.jsonl")
+    row = next(line for line in page.splitlines() if line.startswith("| paper-m4"))
+    assert "| 2 s | 0.5 s | **60.1 s**, gap 25 % | **120 s**, gap 40 %, rejected |" in row
+
+
+def test_overhead_is_the_least_of_accepted_schedules(records: list[Any]) -> None:
+    """A rejected schedule's lower overhead is no result."""
+    page = make_results.page(records, "run.jsonl")
+    row = next(line for line in page.splitlines() if line.startswith("| paper-m4"))
+    assert row.startswith("| paper-m4 | 50% | 1 % |")
+
+
+def test_ratio_is_a_lower_bound_at_the_limit(records: list[Any]) -> None:
+    """A ratio to a time-out says so, and there is none to a method that proved nothing."""
+    _, _, events, every, paper = map(make_results.Run, records)
+    assert ratio(paper, events) == "> 240x"
+    assert ratio(paper, every) == "-"
+    assert ratio(make_results.Run(solve_record("paper", 50.0)), events) == "100x"
+
+
+def test_shifted_mean_of_equal_times_is_that_time() -> None:
+    """The shift is undone; fast and slow times average on a logarithmic scale."""
+    assert shifted_mean([3.0, 3.0]) == pytest.approx(3.0)
+    assert shifted_mean([0.0, 99.0]) == pytest.approx(9.0)
+
+
+def test_pages_are_written_from_the_newest_record(
+    records: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The script writes both pages once, finds them current, and notices a change."""
+    readme = tmp_path / "README.md"
+    readme.write_text("A\n<!-- begin results -->\n<!-- end results -->\nB\n")
+    for name, kept in (("2026-01-01", records[:1]), ("2026-01-02", records)):
+        lines = "".join(json.dumps(record) + "\n" for record in kept)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    monkeypatch.setattr(make_results, "RESULTS", tmp_path)
+    monkeypatch.setattr(make_results, "README", readme)
+    monkeypatch.setattr(make_results, "PAGE", tmp_path / "results.md")
+    assert make_results.main(["--check"]) == 1
+    assert make_results.main([]) == 0
+    capsys.readouterr()
+    assert make_results.main(["--check"]) == 0
+    assert capsys.readouterr().out == ""
+    page = (tmp_path / "results.md").read_text()
+    assert "2026-01-02.jsonl" in page
+    assert "A processor, 2 cores" in page
+    text = readme.read_text()
+    assert text.startswith("A\n")
+    assert text.endswith("B\n")
+    assert "| `paper/vgg16-cifar` | `paper-m4` | 50% | 1 % | 0 % | 2 s | **120 s**" in text
+    readme.write_text(text.replace("2 s |", "1 s |"))
+    assert make_results.main(["--check"]) == 1

@@ -1,0 +1,93 @@
+"""What an installation brings, from a wheel and from a checkout alike.
+
+Runs in every environment, and once more in one that has the wheel and no extra; see ``tox.ini``.
+Nothing here needs more than pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import distribution, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import poetmodel
+from poetmodel.data import shipped
+from poetmodel.device.io import device_names, load_device
+from poetmodel.graph.catalogue import load_model, model_names
+
+FROM_WHEEL = os.environ.get("POETMODEL_FROM_WHEEL") == "1"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    """The package and its metadata agree on the version."""
+    assert poetmodel.__version__ == version("poetmodel")
+
+
+def test_types_are_declared() -> None:
+    """Type checkers of users see the package's annotations."""
+    assert Path(poetmodel.__file__).with_name("py.typed").is_file()
+
+
+@pytest.mark.parametrize("kind", ["graphs", "devices"])
+def test_shipped_files_are_those_of_the_project(kind: str) -> None:
+    """Every graph and device of the project is there, byte for byte."""
+    found = shipped(kind)
+    suffix = {"graphs": "*.graph.json", "devices": "*.toml"}[kind]
+    expected = sorted(path.relative_to(ROOT / kind) for path in (ROOT / kind).rglob(suffix))
+    assert expected
+    assert sorted(path.relative_to(found) for path in found.rglob(suffix)) == expected
+    for path in expected:
+        assert (found / path).read_bytes() == (ROOT / kind / path).read_bytes()
+
+
+def test_every_model_and_device_loads() -> None:
+    """Each name in the lists can be used."""
+    assert {load_model(name).name for name in model_names()} == set(model_names())
+    assert {load_device(name).key for name in device_names()} == set(device_names())
+
+
+def test_command_is_installed() -> None:
+    """``poetmodel`` is a command, and ``python -m poetmodel`` is the same."""
+    scripts = distribution("poetmodel").entry_points.select(group="console_scripts")
+    assert [script.value for script in scripts] == ["poetmodel.cli:main"]
+    done = subprocess.run(
+        [sys.executable, "-m", "poetmodel", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["poetmodel", poetmodel.__version__]
+
+
+@pytest.mark.skipif(not FROM_WHEEL, reason="needs an environment with the wheel; see tox.ini")
+def test_nothing_comes_from_the_checkout() -> None:
+    """Package, graphs and devices are the installed ones."""
+    for path in (Path(poetmodel.__file__), shipped("graphs"), shipped("devices")):
+        assert not path.resolve().is_relative_to(ROOT / "src")
+        assert path.resolve().is_relative_to(Path(sys.prefix).resolve())
+
+
+@pytest.mark.skipif(not FROM_WHEEL, reason="needs an environment with the wheel; see tox.ini")
+@pytest.mark.parametrize("package", ["pyscipopt", "gurobipy", "torch", "hypothesis"])
+def test_extras_are_not_required(package: str) -> None:
+    """An installation without extras has none of the optional packages."""
+    assert find_spec(package) is None
+
+
+@pytest.mark.skipif(not FROM_WHEEL, reason="needs an environment with the wheel; see tox.ini")
+@pytest.mark.parametrize("backend", ["scip", "gurobi"])
+def test_missing_back_end_says_how_to_get_it(backend: str) -> None:
+    """A solver that is not installed ends with exit status 5 and the command that installs it."""
+    command = [sys.executable, "-m", "poetmodel", "solve", "mlp", "--device", "mkr1000"]
+    done = subprocess.run(
+        [*command, "--ram", "70%", "--backend", backend],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 5
+    assert "pip install" in done.stderr
+    assert "Traceback" not in done.stderr
