@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from blocks import replace_block, table, update_pages
 from poetmodel.model.compact import COMPACT
+from poetmodel.model.lazy import LAZY
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "formulations.md"
 """The page with one block per formulation."""
 
-FORMULATIONS: Final = (COMPACT, UNREDUCED, PAPER)
+FORMULATIONS: Final = (COMPACT, LAZY, UNREDUCED, PAPER)
 """In the order of the page; a component is told in full where it comes first."""
 
 _LITERAL: Final = re.compile(r"^(?P<lead>.*)::\n\n(?P<code>(?:    .*\n|\n)*    .*)", re.MULTILINE)

@@ -23,7 +23,7 @@ class DeadlineCounts(StrEnum):
     """Which time a deadline limits."""
 
     COMPUTE = "compute"
-    """Compute time alone (POET, ICML 2022, constraint 1e and equation 3)."""
+    """Compute time alone (POET, ICML 2022, equation 3)."""
     SERIAL = "serial"
     """Compute plus transfer time: storage that blocks the core."""
     OVERLAP = "overlap"

@@ -143,7 +143,7 @@ def _deadline(m: pyo.ConcreteModel) -> None:
 DEADLINE = Component(
     "deadline",
     _deadline,
-    source="POET (ICML 2022), constraint 1e and equation 3; transfers: poetmodel, blocking storage",
+    source="POET (ICML 2022), equation 3; transfers: poetmodel, blocking storage",
     requires=frozenset({"variables"}),
 )
 

@@ -66,9 +66,9 @@ def _variables(m: pyo.ConcreteModel) -> None:
             for index in relation:
                 relation[index].fix(0)
     m.decisions = Decisions(
-        recomputations=[(k, var) for (t, k), var in m.R.items() if k < t],
-        page_ins=[(i, var) for (_, i), var in m.M_in.items()],
-        page_outs=[(i, var) for (_, i), var in m.M_out.items()],
+        recomputations=[(k, var) for (t, k), var in m.R.items() if k < t and not var.fixed],
+        page_ins=[(i, var) for (_, i), var in m.M_in.items() if not var.fixed],
+        page_outs=[(i, var) for (_, i), var in m.M_out.items() if not var.fixed],
     )
 
 
