@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import poetmodel as pm
+from poetmodel.solve import solve
 
 
 @pytest.mark.parametrize("name", pm.__all__)
@@ -31,6 +32,7 @@ def test_solve_is_called_whatever_was_imported_before(before: str) -> None:
     """``pm.solve`` works as a function although a package has its name."""
     script = f"""
 import poetmodel as pm
+from poetmodel.solve import solve
 {before}
 graph = pm.Graph(name="pair", nodes=(pm.operation("a", output_bytes=8),
                                      pm.operation("b", output_bytes=4, inputs=("a",))))
@@ -45,7 +47,7 @@ print(pm.solve(pm.Problem(graph, costs, ram=12)).status)
 
 def test_signatures_are_those_of_the_contract() -> None:
     """Keyword names that users write down in scripts."""
-    assert list(inspect.signature(pm.solve).parameters) == [
+    assert list(inspect.signature(solve).parameters) == [
         "problem_or_model", "formulation", "backend", "time_limit", "gap", "threads", "seed",
         "start", "on_progress",
     ]  # fmt: skip

@@ -20,7 +20,7 @@ from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem import Problem
 from poetmodel.result import Status
 from poetmodel.schedule import simulate
-from poetmodel.solve import direct, solve
+from poetmodel.solve import covers, direct, solve
 from poetmodel.solve.covers import with_covers
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def test_the_least_ram_is_bounded_to_the_byte(reductions: bool) -> None:
 def test_the_rows_that_covers_look_at_exist(formulation: Formulation) -> None:
     """A component renamed in a formulation must be renamed there as well."""
     names = {part.name for part in formulation.components}
-    assert names >= direct._LIMITS
+    assert names >= covers.LIMITS
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-12, 1e6])

@@ -1,6 +1,12 @@
 """Schedules and their judge, which shares no code with the formulations or the solvers."""
 
-from poetmodel.schedule.relations import RELATIONS, GraphIdentity, Schedule, checkpoint_all
+from poetmodel.schedule.relations import (
+    RELATIONS,
+    GraphIdentity,
+    Schedule,
+    checkpoint_all,
+    storage_entries,
+)
 from poetmodel.schedule.simulation import MemoryPoint, Simulation, simulate
 from poetmodel.schedule.verification import (
     Verdict,
@@ -20,5 +26,6 @@ __all__ = [
     "check_identity",
     "checkpoint_all",
     "simulate",
+    "storage_entries",
     "verify",
 ]

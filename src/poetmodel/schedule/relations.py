@@ -74,11 +74,11 @@ class Schedule:
         for name in RELATIONS:
             pairs: Iterable[Pair] = getattr(self, name)
             try:
-                ordered = sorted({(index(t), index(k)) for t, k in pairs})
+                whole = [(index(t), index(k)) for t, k in pairs]
             except (TypeError, ValueError):
                 msg = f"{name}: expected pairs of whole numbers (stage, index)"
                 raise ScheduleError(msg) from None
-            object.__setattr__(self, name, tuple(ordered))
+            object.__setattr__(self, name, _ordered(whole))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schedule as plain values: format, graph, names, relations."""
@@ -100,6 +100,29 @@ class Schedule:
         return load_schedule(path)
 
 
+def _ordered(pairs: list[Pair]) -> tuple[Pair, ...]:
+    """Return pairs sorted, each once; by stages first, which is quick where there are many."""
+    stages: dict[int, set[int]] = {}
+    for t, k in pairs:
+        stages.setdefault(t, set()).add(k)
+    return tuple((t, k) for t in sorted(stages) for k in sorted(stages[t]))
+
+
+def storage_entries(graph: Graph, page_ins: Iterable[Pair]) -> tuple[Pair, ...]:
+    """Return ``S_AUX`` as page-ins need it.
+
+    A tensor that is paged out at its first computation is listed up to its last page-in; one that
+    lies on storage from the start, in every stage after its node's.
+    """
+    last: dict[int, int] = {}
+    for t, i in page_ins:
+        last[i] = max(t, last.get(i, 0))
+    for i, k in enumerate(graph.node_of):
+        if graph.nodes[k].on_aux:
+            last[i] = len(graph.nodes) - 1
+    return tuple((t, i) for i, end in last.items() for t in range(graph.node_of[i] + 1, end + 1))
+
+
 def checkpoint_all(graph: Graph) -> Schedule:
     """Return the schedule that computes every node once and keeps tensors to their last use."""
     kept = (
@@ -107,15 +130,9 @@ def checkpoint_all(graph: Graph) -> Schedule:
         for i, users in enumerate(graph.users_of)
         for t in range(graph.node_of[i] + 1, (users[-1] if users else 0) + 1)
     )
-    on_aux = (
-        (t, i)
-        for i, k in enumerate(graph.node_of)
-        if graph.nodes[k].on_aux
-        for t in range(k + 1, len(graph.nodes))
-    )
     return Schedule(
         R=tuple((t, t) for t in range(len(graph.nodes))),
         S_RAM=tuple(kept),
-        S_AUX=tuple(on_aux),
+        S_AUX=storage_entries(graph, ()),
         identity=GraphIdentity.of(graph),
     )

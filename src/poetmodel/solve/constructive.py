@@ -5,18 +5,31 @@ They start the search, and are what is returned when time runs out before a bett
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from poetmodel.graph import checkpoint_all_peak_bytes, working_set_bytes
 from poetmodel.model.events import storage_is_limiting
 from poetmodel.problem import Quantity
 from poetmodel.result import measured
-from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, simulate, verify
+from poetmodel.schedule import (
+    GraphIdentity,
+    Schedule,
+    checkpoint_all,
+    simulate,
+    storage_entries,
+    verify,
+)
 from poetmodel.solve.trimming import trim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
 
     from poetmodel.problem import Problem
     from poetmodel.schedule import MemoryPoint
@@ -31,8 +44,15 @@ _DEPTH_WITHOUT_PAGES: Final = 300
 """The same where nothing can be paged, so that a chain may reach back to its beginning."""
 
 
-def construct(problem: Problem) -> Schedule | None:
+def construct(problem: Problem, *, most_s: float = float("inf")) -> Schedule | None:
     """Return a valid schedule made greedily, the cheapest of a few, or None if none was found.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to schedule.
+    most_s : float
+        Time after which it chooses less carefully and returns what it has [s].
 
     Notes
     -----
@@ -40,11 +60,15 @@ def construct(problem: Problem) -> Schedule | None:
     whenever the budget is at least the floor: every tensor can go out and come back at each use.
     """
     best: tuple[float, Schedule] | None = None
+    until_s = time.monotonic() + most_s
     for charge in _charges(problem):
         for pages, recomputes in ((True, True), (True, False)):
             if recomputes is False and not problem.can_page:
                 continue
-            schedule = _Greedy(problem, charge, pages=pages, recomputes=recomputes).run()
+            if best is not None and time.monotonic() > until_s:
+                return best[1]
+            greedy = _Greedy(problem, charge, pages=pages, recomputes=recomputes, until_s=until_s)
+            schedule = greedy.run()
             if schedule is None:
                 continue
             verdict = verify(problem, schedule)
@@ -121,8 +145,15 @@ class _Greedy:
     """For each tensor its segments."""
     estimates: dict[tuple[int, int], float | None] = field(default_factory=dict)
     """What `_estimate` found since it was last cleared."""
-    load: list[int] = field(default_factory=list)
-    margin: list[int] = field(default_factory=list)
+    until_s: float = float("inf")
+    """When to stop choosing carefully, on the monotonic clock [s]."""
+    spans: NDArray[np.int64] = field(init=False)
+    """First and last stage of each segment, shape (segments, 2)."""
+    sizes: NDArray[np.int64] = field(init=False)
+    """Bytes of each segment's tensor, shape (segments,)."""
+    load: NDArray[np.int64] = field(init=False)
+    """Bytes of every stage row in the plan so far, shape (stages,)."""
+    margin: NDArray[np.int64] = field(init=False)
     """For each stage, RAM set aside for transients of its recomputations [B]."""
     page_only: set[tuple[int, int]] = field(default_factory=set)
     """(stage, tensor) whose recomputation did not fit."""
@@ -131,7 +162,7 @@ class _Greedy:
         problem = self.problem
         graph = problem.graph
         self.pages = self.pages and problem.can_page
-        self.margin = [0] * len(graph.nodes)
+        self.margin = np.zeros(len(graph.nodes), dtype=np.int64)
         self._prepare()
         for _ in range(_REPAIRS):
             self.estimates.clear()
@@ -157,75 +188,90 @@ class _Greedy:
     def _prepare(self) -> None:
         graph = self.problem.graph
         sizes = graph.tensor_bytes
-        self.load = [
-            node.output_bytes + node.workspace_bytes + sum(sizes[i] for i in graph.inputs_of[k])
-            for k, node in enumerate(graph.nodes)
-        ]
+        self.load = np.array(
+            [working_set_bytes(graph, k) for k in range(len(graph.nodes))], dtype=np.int64
+        )
         self.of = [[] for _ in graph.tensors]
         for i, users in enumerate(graph.users_of):
             previous = graph.node_of[i]
             for use in users:
                 if use > previous + 1:
                     self.of[i].append(_Segment(i, previous + 1, use - 1))
-                    for t in range(previous + 1, use):
-                        self.load[t] += sizes[i]
+                    self.load[previous + 1 : use] += sizes[i]
                 previous = use
         self.segments = [segment for segments in self.of for segment in segments]
+        self.spans = np.array([(s.first, s.last) for s in self.segments], dtype=np.int64)
+        self.spans = self.spans.reshape(-1, 2)
+        self.sizes = np.array([sizes[s.tensor] for s in self.segments], dtype=np.int64)
 
     # -- choosing what leaves RAM ------------------------------------------------------------
 
     def _evict(self) -> bool:
         """Choose segments until every stage fits; return whether that was possible."""
-        sizes = self.problem.graph.tensor_bytes
         for pick in count():
             if pick % _REFRESH == 0:
                 self.estimates.clear()
             excess = self._excess()
-            worst = max(range(len(excess)), key=excess.__getitem__)
+            worst = int(excess.argmax())
             if excess[worst] <= 0:
                 self._restore()
                 return True
-            crowded = [0]
-            for value in excess:
-                crowded.append(crowded[-1] + (value > 0))
-            best: tuple[float, _Segment] | None = None
-            for segment in self.segments:
-                i = segment.tensor
-                if segment.chosen or not segment.first <= worst <= segment.last or not sizes[i]:
-                    continue
-                cost = self._estimate(i, segment.last + 1, _DEPTH)
-                if cost is None:
-                    continue
-                relief = min(sizes[i], excess[worst])
-                relief += sizes[i] * (crowded[segment.last + 1] - crowded[segment.first] - 1)
-                score = relief / cost if cost > 0 else float("inf")
-                if best is None or score > best[0]:
-                    best = (score, segment)
+            crowded = np.concatenate(([0], np.cumsum(excess > 0)))
+            if time.monotonic() > self.until_s and self.pages:
+                self._page_all(crowded)
+                continue
+            best = self._most_relief(worst, int(excess[worst]), crowded)
             if best is None:
                 return False
-            self._switch(best[1], chosen=True)
+            self._switch(best, chosen=True)
         return False
+
+    def _most_relief(self, worst: int, excess: int, crowded: NDArray[np.int64]) -> int | None:
+        """Return the segment across the fullest stage that relieves crowded stages most cheaply."""
+        first, last = self.spans[:, 0], self.spans[:, 1]
+        chosen = np.array([segment.chosen for segment in self.segments], dtype=bool)
+        crossing = np.flatnonzero((first <= worst) & (worst <= last) & ~chosen & (self.sizes > 0))
+        best: tuple[float, int] | None = None
+        for place in crossing.tolist():
+            segment = self.segments[place]
+            cost = self._estimate(segment.tensor, segment.last + 1, _DEPTH)
+            if cost is None:
+                continue
+            size = int(self.sizes[place])
+            stages = int(crowded[segment.last + 1] - crowded[segment.first])
+            relief = min(size, excess) + size * (stages - 1)
+            score = relief / cost if cost > 0 else float("inf")
+            if best is None or score > best[0]:
+                best = (score, place)
+        return None if best is None else best[1]
+
+    def _page_all(self, crowded: NDArray[np.int64]) -> None:
+        """Choose everything that crosses a crowded stage: quick, where time is short."""
+        for place, segment in enumerate(self.segments):
+            if not segment.chosen and crowded[segment.last + 1] > crowded[segment.first]:
+                self._switch(place, chosen=True)
 
     def _restore(self) -> None:
         """Keep again what need not have left, the dearest first."""
-        sizes = self.problem.graph.tensor_bytes
-        chosen = [segment for segment in self.segments if segment.chosen]
-        costs = {id(s): self._estimate(s.tensor, s.last + 1, _DEPTH) or 0.0 for s in chosen}
-        for segment in sorted(chosen, key=lambda s: -costs[id(s)]):
-            excess = self._excess()
-            span = range(segment.first, segment.last + 1)
-            if all(excess[t] + sizes[segment.tensor] <= 0 for t in span):
-                self._switch(segment, chosen=False)
+        costs = {
+            place: self._estimate(segment.tensor, segment.last + 1, _DEPTH) or 0.0
+            for place, segment in enumerate(self.segments)
+            if segment.chosen
+        }
+        excess = self._excess()
+        for place in sorted(costs, key=lambda place: -costs[place]):
+            span = slice(self.spans[place, 0], self.spans[place, 1] + 1)
+            if (excess[span] + self.sizes[place] <= 0).all():
+                self._switch(place, chosen=False)
+                excess[span] += self.sizes[place]
 
-    def _excess(self) -> list[int]:
-        usable = self.problem.usable_ram_bytes
-        return [load + margin - usable for load, margin in zip(self.load, self.margin, strict=True)]
+    def _excess(self) -> NDArray[np.int64]:
+        return self.load + self.margin - self.problem.usable_ram_bytes
 
-    def _switch(self, segment: _Segment, *, chosen: bool) -> None:
-        segment.chosen = chosen
-        size = self.problem.graph.tensor_bytes[segment.tensor]
-        for t in range(segment.first, segment.last + 1):
-            self.load[t] -= size if chosen else -size
+    def _switch(self, place: int, *, chosen: bool) -> None:
+        self.segments[place].chosen = chosen
+        span = slice(self.spans[place, 0], self.spans[place, 1] + 1)
+        self.load[span] -= self.sizes[place] if chosen else -self.sizes[place]
 
     def _estimate(self, i: int, t: int, depth: int) -> float | None:
         """Return about what having tensor `i` in RAM again in stage `t` costs, None if it can't."""
@@ -284,12 +330,10 @@ class _Greedy:
                 if graph.users_of[i] and graph.users_of[i][-1] > t and (t + 1, i) not in absent
             }
         out = {i for _, i in page_in if not graph.nodes[graph.node_of[i]].on_aux}
-        on_storage = out | {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
-        n = len(graph.nodes)
         return Schedule(
             R=tuple(computed),
             S_RAM=tuple(kept),
-            S_AUX=tuple((t, i) for i in on_storage for t in range(graph.node_of[i] + 1, n)),
+            S_AUX=storage_entries(graph, page_in),
             M_in=tuple(page_in),
             M_out=tuple((graph.node_of[i], i) for i in out),
             identity=GraphIdentity.of(graph),
@@ -383,5 +427,7 @@ class _Stage:
 
 def trivial(problem: Problem) -> Schedule | None:
     """Return checkpoint-all where it keeps every limit: nothing can cost less than it."""
+    if checkpoint_all_peak_bytes(problem.graph) > problem.usable_ram_bytes:
+        return None
     schedule = checkpoint_all(problem.graph)
     return None if verify(problem, schedule).violations else schedule

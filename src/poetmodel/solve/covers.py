@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 EXCEEDED: Final = 1e-12
 """By how much a scaled row must be exceeded, so that rounding errors of its sum do not count."""
 _HALF: Final = 0.5
+LIMITS: Final = frozenset({"memory", "storage", "deadline", "energy_budget"})
+"""Constraints of the exact formulations that state limits which the judge looks at."""
+
+
+def limit_rows(form: StandardForm) -> list[int]:
+    """Return the rows of a form that state what the judge looks at."""
+    return [
+        r
+        for r, row in enumerate(form.rows)
+        if not isinstance(row, str) and row.parent_component().local_name in LIMITS
+    ]
 
 
 def with_covers(

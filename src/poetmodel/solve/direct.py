@@ -21,7 +21,7 @@ from poetmodel.model.compact import COMPACT
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.result import Termination
-from poetmodel.solve.covers import with_covers
+from poetmodel.solve.covers import limit_rows, with_covers
 from poetmodel.solve.infeasibility import limits_in_words
 from poetmodel.solve.outcome import Candidate, Outcome, judge, least_value
 from poetmodel.solve.progress import SolveProgress
@@ -51,8 +51,6 @@ TERMINATIONS: Final[Mapping[Stop, Termination]] = {
 
 ACCEPTED: Final = 1e-6
 """Largest violation of a scaled row by a start that may stand for a model's solution."""
-_LIMITS: Final = frozenset({"memory", "storage", "deadline", "energy_budget"})
-"""Constraints of the exact formulations that state limits which the judge looks at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,20 +208,12 @@ def _search(
             return raw, candidate
         form = None
         if model.formulation in (COMPACT, UNREDUCED):
-            form = with_covers(compiled.form, raw.x, _limit_rows(compiled.form))
+            form = with_covers(compiled.form, raw.x, limit_rows(compiled.form))
         if form is None:
             raise VerificationError(candidate.violations)
         compiled = replace(compiled, form=form)
         raw = _joined(raw, _run(compiled, request, values), as_stated=compiled.as_stated)
     return raw, None
-
-
-def _limit_rows(form: StandardForm) -> list[int]:
-    return [
-        r
-        for r, row in enumerate(form.rows)
-        if not isinstance(row, str) and row.parent_component().local_name in _LIMITS
-    ]
 
 
 def _joined(before: RawSolution, after: RawSolution | None, *, as_stated: bool) -> RawSolution:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
     from poetmodel.solve.request import OnProgress
 
+GREEDY_SHARE: Final = 0.1
+"""Share of the time limit for the greedy schedule."""
 _CUT_SHORT: Final = frozenset({Termination.TIME_LIMIT, Termination.INTERRUPTED})
 """After these a greedy schedule stands in for one that the solver did not find."""
 DEFAULT: Final = "lazy"
@@ -118,7 +120,7 @@ def _solve_problem(
     best = _given(problem, start)
     try:
         best = _better(best, _valid(problem, offload_all(problem)))
-        best = _better(best, _greedy(problem))
+        best = _better(best, _greedy(problem, request))
         if best is not None and not paper and same(problem, best.value, least_value(problem)):
             done = Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
             return finish(problem, request, done, formulation=formulation)
@@ -171,7 +173,7 @@ def _solve_own_model(
         return finish(problem, request, ruled_out, formulation=built_as)
     best = _given(problem, start)
     try:
-        best = _better(best, _greedy(problem))
+        best = _better(best, _greedy(problem, request))
         outcome = solve_model(model, request, start=best, trimmed=False)
     except KeyboardInterrupt:
         outcome = Outcome(termination=Termination.INTERRUPTED)
@@ -205,12 +207,14 @@ def _valid(problem: Problem, schedule: Schedule | None) -> Candidate | None:
     return None if candidate.violations else candidate
 
 
-def _greedy(problem: Problem) -> Candidate | None:
+def _greedy(problem: Problem, request: Request) -> Candidate | None:
     """Return checkpoint-all if it is valid and cannot be beaten, else what is built greedily."""
     plain = _valid(problem, trivial(problem))
     if plain is not None and problem.minimize != Quantity.RAM:
         return plain
-    return _better(plain, _valid(problem, construct(problem)))
+    return _better(
+        plain, _valid(problem, construct(problem, most_s=request.time_limit_s * GREEDY_SHARE))
+    )
 
 
 def _better(one: Candidate | None, other: Candidate | None) -> Candidate | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from poetmodel.schedule import Schedule
+from poetmodel.schedule import Schedule, storage_entries
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph
@@ -56,7 +56,7 @@ def trim(graph: Graph, schedule: Schedule) -> Schedule:
     return Schedule(
         R=tuple(keep["R"]),
         S_RAM=tuple(keep["S_RAM"]),
-        S_AUX=tuple((t, i) for i in out | on_aux for t in range(graph.node_of[i] + 1, n)),
+        S_AUX=storage_entries(graph, keep["M_in"]),
         M_in=tuple(keep["M_in"]),
         M_out=tuple((graph.node_of[i], i) for i in out),
         identity=schedule.identity,

@@ -15,6 +15,7 @@ from poetmodel.backends.worker import run_interruptibly
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.model.grouping import Grouping
 from poetmodel.result import Termination
+from poetmodel.solve.covers import limit_rows, with_covers
 from poetmodel.solve.infeasibility import limits_in_words
 from poetmodel.solve.lazy.linear import grow, tighten
 from poetmodel.solve.lazy.session import Session
@@ -136,15 +137,25 @@ class _Rounds:
         if not session.done():
             self._search(relaxation, raw.x, force=stuck)
         if rows or steps:
-            following = session.build(relaxation.grouping.add(rows, steps), relaxation)
-            if not session.done():
-                tighten(session, following)
-            return following
+            return self._refine(relaxation, rows, steps)
+        tighter = with_covers(relaxation.form, raw.x, limit_rows(relaxation.form))
+        if tighter is not None:  # only the solver's tolerance let the answer through
+            relaxation.form = tighter
+            return relaxation
         self.slice_s *= 2
         if stuck and (session.bound, session.best) == before and not session.done():
             # Solved to its end and nothing moved: the rest is below the solver's tolerances.
             session.stopped = Termination.STALLED
         return relaxation
+
+    def _refine(
+        self, relaxation: Relaxation, rows: list[int], steps: list[tuple[int, int]]
+    ) -> Relaxation:
+        """Enforce more rows, and tighten the relaxation with them."""
+        following = self.session.build(relaxation.grouping.add(rows, steps), relaxation)
+        if not self.session.done():
+            tighten(self.session, following)
+        return following
 
     def _solve(self, relaxation: Relaxation) -> RawSolution | None:
         session = self.session

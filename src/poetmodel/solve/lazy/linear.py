@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.backends.protocol import Termination as Stop
 from poetmodel.solve.lazy.cuts import separate
 from poetmodel.solve.lazy.fractional import stage_loads
-from poetmodel.solve.lazy.rows import broken_stages, claimed_ram
+from poetmodel.solve.lazy.rows import SLACK, broken_stages, claimed_ram
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,7 +83,7 @@ def grow(session: Session, grouping: Grouping) -> tuple[Relaxation, LinearAnswer
     idle = 0
     while latest.x is not None and not session.done() and idle < PATIENCE:
         loads = stage_loads(every, latest.x)
-        broken = broken_stages(loads.tolist(), claimed_ram(every, latest.x))
+        broken = broken_stages(loads.tolist(), claimed_ram(every, latest.x) * (1 + SLACK))
         rows = [t for t in broken if t not in every.grouping.stage_rows]
         if not rows:
             break

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from poetmodel.schedule import GraphIdentity, Schedule
+from poetmodel.schedule import GraphIdentity, Schedule, storage_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,9 +48,7 @@ class Placement:
         return Schedule(
             R=(*((t, t) for t in range(n)), *self.recomputed),
             S_RAM=tuple((t, i) for i, begin, end in self.spans for t in range(begin, end + 1)),
-            S_AUX=tuple(
-                (t, i) for i in sorted(out | stored) for t in range(graph.node_of[i] + 1, n)
-            ),
+            S_AUX=storage_entries(graph, self.paged_in),
             M_in=tuple(self.paged_in),
             M_out=tuple((graph.node_of[i], i) for i in out),
             identity=GraphIdentity.of(graph),

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from poetmodel.solve.lazy.relaxation import Relaxation
 
 SLACK: Final = 1e-7
-"""How far above its limit a row must be to count as broken, relatively."""
+"""How far above a limit that a solver computed a row must be to count as broken, relatively."""
 
 
 def claimed_ram(relaxation: Relaxation, x: NDArray) -> float:  # type: ignore[type-arg]
-    """Return the RAM that a point claims to keep within [B]: the budget, or its own peak."""
-    problem = relaxation.problem
-    if problem.minimize != Quantity.RAM:
-        return problem.usable_ram_bytes
+    """Return the RAM that a point claims to keep within [B]: the budget, or about its own peak."""
+    usable = relaxation.problem.usable_ram_bytes
+    if relaxation.problem.minimize != Quantity.RAM:
+        return usable
     column = relaxation.column[id(relaxation.model.peak)]
-    return float(x[column]) * problem.usable_ram_bytes
+    return min(float(x[column]) * usable * (1 + SLACK), usable)
 
 
 def broken_stages(loads: Sequence[float], limit: float) -> list[int]:
@@ -32,7 +32,7 @@ def broken_stages(loads: Sequence[float], limit: float) -> list[int]:
     worst: list[int] = []
     inside = False
     for t, load in enumerate(loads):
-        broken = load > limit * (1 + SLACK)
+        broken = load > limit
         if broken and not inside:
             worst.append(t)
         elif broken and load > loads[worst[-1]]:
@@ -45,6 +45,6 @@ def broken_steps(placement: Placement, limit: float) -> list[tuple[int, int]]:
     """Return the worst step ``(t, k)``, ``k < t``, of each stage that breaks one."""
     worst: dict[int, tuple[int, int]] = {}
     for t, k, load in placement.step_loads():
-        if load > limit * (1 + SLACK) and (t not in worst or load > worst[t][0]):
+        if load > limit and (t not in worst or load > worst[t][0]):
             worst[t] = (load, k)
     return [(t, k) for t, (_, k) in sorted(worst.items())]

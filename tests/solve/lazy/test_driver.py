@@ -1,0 +1,406 @@
+"""The driver's loop: what it reports, and how it stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lazy_rounds import no_rows, scarce_problem
+from oracle import optimum
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, operation
+from poetmodel.model.grouping import Grouping
+from poetmodel.problem import Problem, Quantity
+from poetmodel.result import Termination, unavoidable
+from poetmodel.schedule import checkpoint_all
+from poetmodel.solve.constructive import construct
+from poetmodel.solve.infeasibility import obstacle
+from poetmodel.solve.lazy import solve_lazily
+from poetmodel.solve.outcome import judge
+from poetmodel.solve.request import Request
+from worked import comb_graph, even_costs, skip_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from poetmodel.solve.outcome import Candidate, Outcome
+    from poetmodel.solve.progress import SolveProgress
+
+
+def comb_problem(teeth: int = 10, ram: int = 13, page: float = 3.0, **limits: Any) -> Problem:
+    """State a problem that takes several rounds: the comb, with page-ins at a middling price."""
+    graph = comb_graph(teeth)
+    costs = even_costs(graph, page_in=(page, page), page_out=(page, page))
+    return Problem(graph, costs, ram=ram, **limits)
+
+
+def greedy(problem: Problem) -> Candidate:
+    """Return the constructive start."""
+    schedule = construct(problem)
+    assert schedule is not None
+    return judge(problem, schedule)
+
+
+def solved(problem: Problem, **choices: Any) -> Outcome:
+    """Solve to gap 0, by default from nothing."""
+    first = choices.pop("first", None)
+    start = choices.pop("start", None)
+    request = Request(**{"gap": 0.0, "time_limit_s": 300.0, **choices})
+    return solve_lazily(problem, request, start=start, first=first)
+
+
+def value_of(outcome: Outcome) -> float:
+    """Return the value of what was found."""
+    assert outcome.candidate is not None
+    assert not outcome.candidate.violations
+    return outcome.candidate.value
+
+
+# -- what it reports -----------------------------------------------------------------------------
+
+
+def test_the_worked_example_takes_one_round() -> None:
+    """Checkpoint-all is worst in stage 2; with its row the answer is right at once.
+
+    The columns are keeping, recomputing, paging in and paging out `a`: `b` and `c` are free.
+    """
+    outcome = solved(skip_problem())
+    assert outcome.termination == Termination.PROVED
+    assert value_of(outcome) == pytest.approx(1.0)
+    assert outcome.bound == pytest.approx(1.0)
+    statistics = outcome.statistics
+    assert (statistics["rounds"], statistics["enforced_rows"], statistics["columns"]) == (1, 1, 4)
+    assert statistics["rows"] >= 3
+    assert set(outcome.versions) == {"highs", "highspy"}
+    assert outcome.build_s > 0
+    assert outcome.solve_s > 0
+    assert outcome.log
+
+
+def test_statistics_tell_rounds_rows_and_columns() -> None:
+    """Several rounds, fewer rows than stages, and far fewer columns than the whole model has."""
+    problem = comb_problem()
+    outcome = solved(problem)
+    assert outcome.termination == Termination.PROVED
+    assert outcome.statistics["rounds"] > 1
+    assert 1 < outcome.statistics["enforced_rows"] < 20
+    assert 20 < outcome.statistics["columns"] < 150
+
+
+def test_every_first_grouping_leads_to_the_same_value() -> None:
+    """No row, the worst one, all of them, or steps for no reason."""
+    problem = comb_problem(6, 9)
+    values = [
+        value_of(solved(problem, first=first))
+        for first in (
+            None,
+            no_rows(problem),
+            Grouping(12, frozenset(range(12))),
+            Grouping(12, frozenset({8}), frozenset({(7, 2), (9, 1)})),
+        )
+    ]
+    assert values == pytest.approx([values[0]] * 4)
+
+
+def test_the_same_seed_gives_the_same_course() -> None:
+    """With one thread and time enough: same schedule, same bound, same rounds, same progress."""
+    problem = comb_problem()
+
+    def course() -> tuple[Any, ...]:
+        told: list[tuple[float | None, float | None]] = []
+
+        def watch(progress: SolveProgress) -> None:
+            told.append((progress.incumbent, progress.bound))
+
+        outcome = solved(problem, seed=5, on_progress=watch)
+        assert outcome.candidate is not None
+        states = sorted(set(told), key=told.index)  # how often it is told is a matter of time
+        return outcome.candidate.schedule, outcome.bound, dict(outcome.statistics), states
+
+    assert course() == course()
+
+
+def test_another_seed_gives_the_same_value() -> None:
+    """Whatever the solver's luck, the optimum is one number."""
+    problem = comb_problem()
+    values = [value_of(solved(problem, seed=seed)) for seed in (0, 1, 2)]
+    assert values == pytest.approx([values[0]] * 3)
+
+
+def test_a_gap_that_is_asked_for_is_enough() -> None:
+    """With a gap of a half it stops earlier, and claims no more than it proved."""
+    problem = comb_problem(12, 13)
+    exact, rough = solved(problem), solved(problem, gap=0.5)
+    assert rough.termination == Termination.PROVED
+    assert value_of(rough) * 0.5 <= rough.bound * (1 + 1e-9)
+    assert rough.bound <= value_of(exact) * (1 + 1e-9) <= value_of(rough) * (1 + 2e-9)
+    assert rough.statistics["rounds"] <= exact.statistics["rounds"]
+
+
+# -- progress ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("minimize", ["energy", "ram"])
+def test_progress_only_gets_better(threads: int, minimize: str) -> None:
+    """The bound never falls, the incumbent never rises, and they never cross."""
+    problem = comb_problem(8, 13, minimize=minimize, deadline="120%")
+    told: list[SolveProgress] = []
+    outcome = solved(problem, threads=threads, on_progress=told.append)
+    value = value_of(outcome)
+    bounds = [progress.bound for progress in told if progress.bound is not None]
+    incumbents = [progress.incumbent for progress in told if progress.incumbent is not None]
+    assert len(bounds) == len(told) > 2
+    assert bounds == sorted(bounds)
+    assert incumbents == sorted(incumbents, reverse=True)
+    assert incumbents[-1] == value
+    assert max(bounds) <= value * (1 + 1e-6)
+    assert outcome.bound == pytest.approx(value)
+
+
+# -- how it stops --------------------------------------------------------------------------------
+
+
+def test_without_time_the_start_comes_back_with_a_bound() -> None:
+    """Even if not a single relaxation could be solved."""
+    problem = comb_problem()
+    start = greedy(problem)
+    outcome = solved(problem, start=start, time_limit_s=1e-9)
+    assert outcome.termination == Termination.TIME_LIMIT
+    assert outcome.candidate is start
+    assert outcome.bound == 0.0
+    assert outcome.statistics["rounds"] == 0
+    least = comb_problem(minimize="ram")
+    assert solved(least, time_limit_s=1e-9).bound == 8  # the floor: f1 reads f0
+
+
+def test_without_time_or_start_nothing_is_claimed() -> None:
+    """Neither a schedule nor that there is none."""
+    outcome = solved(comb_problem(), time_limit_s=1e-9)
+    assert outcome.termination == Termination.TIME_LIMIT
+    assert outcome.candidate is None
+    assert not outcome.infeasible
+    assert "no schedule was found" in outcome.reason
+
+
+def stop_after(calls: int) -> Callable[[SolveProgress], bool]:
+    """Return a callback that answers False from some call on."""
+    count = 0
+
+    def watch(_: SolveProgress) -> bool:
+        nonlocal count
+        count += 1
+        return count < calls
+
+    return watch
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("calls", [1, 2, 4, 8, 16])
+def test_a_callback_stops_the_rounds_anywhere(calls: int, threads: int) -> None:
+    """What was found by then is returned, with a bound that holds."""
+    problem = comb_problem(14, 13, 5.0)
+    start = greedy(problem)
+    outcome = solved(problem, start=start, threads=threads, on_progress=stop_after(calls))
+    assert outcome.termination == Termination.INTERRUPTED
+    assert value_of(outcome) <= start.value
+    assert 0.0 <= outcome.bound <= 78.0 * (1 + 1e-6)  # the least value, by longer solves
+    assert not outcome.infeasible
+
+
+def test_ctrl_c_keeps_the_best_schedule_so_far() -> None:
+    """A signal in the middle of the rounds ends them; the rounds' own schedule is returned."""
+    problem = comb_problem(14, 13, 5.0)
+    start = greedy(problem)
+    found: list[float] = []
+
+    def interrupt(progress: SolveProgress) -> None:
+        if progress.incumbent is not None and progress.incumbent < start.value and not found:
+            found.append(progress.incumbent)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has none
+    try:
+        outcome = solved(problem, start=start, on_progress=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert found
+    assert outcome.termination == Termination.INTERRUPTED
+    assert value_of(outcome) <= found[0]
+    assert outcome.bound <= value_of(outcome)
+
+
+def test_a_callback_that_fails_is_heard() -> None:
+    """Its exception ends the solve and comes out of it."""
+
+    def fail(_: SolveProgress) -> None:
+        msg = "heard"
+        raise LookupError(msg)
+
+    with pytest.raises(LookupError, match="heard"):
+        solved(comb_problem(), on_progress=fail)
+
+
+# -- infeasible problems -------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_proved() -> None:
+    """The skip connection without paging and recomputation needs 15 bytes."""
+    outcome = solved(skip_problem(recompute=False, paging=False, ram=14))
+    assert outcome.infeasible
+    assert outcome.termination == Termination.PROVED
+    assert outcome.candidate is None
+    assert outcome.reason.startswith("proved: no schedule keeps the RAM budget of 14 B")
+
+
+def test_infeasible_problems_are_proved_to_be() -> None:
+    """With whatever limits: each that exhaustive search finds none for, and no other."""
+    infeasible = 0
+    for number in range(160):
+        problem = scarce_problem(f"infeasible/{number}", (4, 5), deadline_counts="serial")
+        if obstacle(problem) is not None or problem.deadline_s is None:
+            continue
+        wanted = optimum(problem) is None
+        assert solved(problem).infeasible == wanted, number
+        infeasible += wanted
+    assert infeasible > 3
+
+
+# -- starts --------------------------------------------------------------------------------------
+
+
+def test_the_best_start_is_proved_to_be_the_best() -> None:
+    """Nothing better is found, the start itself comes back, and the bound meets it."""
+    problem = comb_problem(8, 13)
+    best = solved(problem).candidate
+    assert best is not None
+    outcome = solved(problem, start=best)
+    assert outcome.termination == Termination.PROVED
+    assert outcome.candidate is best
+    assert outcome.bound == pytest.approx(best.value)
+
+
+@pytest.mark.parametrize("minimize", list(Quantity))
+def test_a_start_changes_no_value(minimize: str) -> None:
+    """From the greedy schedule as from nothing."""
+    count = 0
+    for number in range(15):
+        problem = scarce_problem(f"starts/{number}", (5, 9), minimize=minimize)
+        schedule = None if obstacle(problem) is not None else construct(problem)
+        if schedule is None:
+            continue
+        count += 1
+        start = judge(problem, schedule)
+        assert not start.violations
+        with_start, without = solved(problem, start=start), solved(problem)
+        assert value_of(with_start) == pytest.approx(value_of(without), abs=1e-6), number
+    assert count > 4
+
+
+# -- numbers -------------------------------------------------------------------------------------
+
+
+def two_peaks(size: int, ram: int) -> Problem:
+    """State a problem with two equal peaks one after the other, each for one recomputation."""
+    nodes = []
+    for part, before in (("a", ()), ("b", ("a3",))):
+        nodes += [
+            operation(f"{part}0", output_bytes=size, inputs=before),
+            operation(f"{part}1", output_bytes=size, inputs=(f"{part}0",)),
+            operation(f"{part}2", output_bytes=size, inputs=(f"{part}1",)),
+            operation(f"{part}3", output_bytes=1, inputs=(f"{part}2", f"{part}0")),
+        ]
+    graph = Graph(name="peaks", nodes=tuple(nodes))
+    ones = [1.0] * 8
+    costs = Costs.from_arrays(graph, compute_time_s=ones, compute_energy_j=ones)
+    return Problem(graph, costs, ram=ram)
+
+
+@pytest.mark.parametrize("size", [4, 4_000, 400_000_000])
+def test_a_single_byte_counts_at_any_scale(size: int) -> None:
+    """A row that is broken by one byte of a gigabyte is broken: both peaks cost a recomputation."""
+    problem = two_peaks(size, 3 * size - 1)
+    best = optimum(problem)
+    assert best is not None
+    assert best.value - unavoidable(problem) == 2.0
+    outcome = solved(problem)
+    assert outcome.termination == Termination.PROVED
+    assert value_of(outcome) == 2.0
+
+
+@pytest.mark.parametrize(("ram", "value"), [(300_000_004, 0.0), (300_000_003, 5.0)])
+def test_what_only_a_tolerance_lets_through_is_cut_off(ram: int, value: float) -> None:
+    """A row of tensors of 100 MB and of 4 B: to a solver, the last 4 B are nothing.
+
+    Keeping all of `x`, `k`, `s` and `e` takes 300,000,004 bytes; without room for all of it, the
+    cheapest is to make `s` (4 B) again.
+    """
+    graph = Graph(
+        name="mixed",
+        nodes=(
+            operation("x", output_bytes=100_000_000),
+            operation("s", output_bytes=4),
+            operation("k", output_bytes=100_000_000),
+            operation("e", output_bytes=100_000_000, inputs=("k",)),
+            operation("u", output_bytes=0, inputs=("x",)),
+            operation("v", output_bytes=0, inputs=("s", "e")),
+        ),
+    )
+    costs = Costs.from_arrays(
+        graph, compute_time_s=[1.0] * 6, compute_energy_j=[9.0, 5.0, 9.0, 9.0, 1.0, 1.0]
+    )
+    problem = Problem(graph, costs, ram=ram)
+    outcome = solved(problem)
+    assert outcome.termination == Termination.PROVED
+    assert value_of(outcome) == value
+    assert outcome.bound == pytest.approx(value, abs=1e-6)
+
+
+def test_costs_of_any_size_are_compared() -> None:
+    """Microjoules and megajoules have the same best schedule."""
+    graph = comb_graph(6)
+    schedules = []
+    for unit in (1e-9, 1.0, 1e9):
+        table = [unit * (k + 1) for k in range(12)]
+        costs = Costs.from_arrays(graph, compute_time_s=table, compute_energy_j=table)
+        outcome = solved(Problem(graph, costs, ram=9))
+        assert outcome.termination == Termination.PROVED
+        assert outcome.candidate is not None
+        schedules.append(outcome.candidate.value / unit)
+    assert schedules == pytest.approx([schedules[0]] * 3)
+
+
+def test_where_nothing_need_be_decided_nothing_is_paid() -> None:
+    """With RAM for everything the rounds end at checkpoint-all, without a column."""
+    problem = comb_problem(4, 100)
+    outcome = solved(problem)
+    assert value_of(outcome) == outcome.bound == 0.0
+    assert outcome.candidate is not None
+    assert outcome.candidate.schedule == checkpoint_all(problem.graph)
+
+
+# -- back ends -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("scip", marks=pytest.mark.scip),
+        pytest.param("gurobi", marks=pytest.mark.gurobi),
+    ],
+)
+def test_every_back_end_finds_the_same_optimum(backend: str) -> None:
+    """On random problems and on a comb, HiGHS and the others agree to gap 0."""
+    pytest.importorskip({"scip": "pyscipopt", "gurobi": "gurobipy"}[backend])
+    problems = [scarce_problem(f"solvers/{number}", (5, 8)) for number in range(12)]
+    problems = [problem for problem in problems if obstacle(problem) is None]
+    for number, problem in enumerate([*problems, comb_problem(7, 13)]):
+        one, other = solved(problem), solved(problem, backend=backend)
+        assert other.termination == Termination.PROVED, number
+        assert one.infeasible == other.infeasible, number
+        if not one.infeasible:
+            assert value_of(other) == pytest.approx(value_of(one), abs=1e-6), number
+            assert other.bound == pytest.approx(value_of(one), abs=1e-5), number

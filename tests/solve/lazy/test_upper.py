@@ -1,0 +1,142 @@
+"""The search for schedules: restrictions that grow, valid schedules, and no claims."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instances import seeded
+from lazy_rounds import CLOSE, no_rows, random_rows, run_rounds, scarce_problem, solved
+from poetmodel.model.grouping import Grouping
+from poetmodel.problem import Problem
+from poetmodel.solve.constructive import construct
+from poetmodel.solve.infeasibility import obstacle
+from poetmodel.solve.lazy.session import Session
+from poetmodel.solve.lazy.upper import ScheduleSearch, examine, start_point
+from poetmodel.solve.outcome import judge
+from poetmodel.solve.request import Request
+from worked import comb_graph, even_costs, skip_problem
+
+
+def session_of(problem: Problem, *, greedy: bool = False) -> Session:
+    """Begin a solve, from nothing or from the constructive schedule."""
+    schedule = construct(problem) if greedy else None
+    best = None if schedule is None else judge(problem, schedule)
+    return Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
+
+
+def comb_problem() -> Problem:
+    """State the problem of a comb of six teeth, 9 B."""
+    graph = comb_graph(6)
+    return Problem(graph, even_costs(graph, page_in=(3, 3), page_out=(3, 3)), ram=9)
+
+
+def test_an_answer_that_keeps_all_rows_is_offered() -> None:
+    """Placed, judged, and the best so far; nothing is left to enforce."""
+    session = session_of(skip_problem())
+    relaxation = session.build(Grouping(4, frozenset({2})))
+    x = solved(relaxation).x
+    assert x is not None
+    assert examine(session, relaxation, x) == ([], [])
+    assert session.best is not None
+    assert session.best.value == pytest.approx(1.0)
+
+
+def test_rows_that_an_answer_breaks_are_told() -> None:
+    """With no row enforced, everything stays in RAM, and row 2 is broken; nothing is offered."""
+    session = session_of(skip_problem())
+    relaxation = session.build(Grouping(4))
+    assert examine(session, relaxation, np.zeros(0)) == ([2], [])
+    assert session.best is None
+
+
+def test_with_the_peak_minimized_every_valid_answer_is_offered() -> None:
+    """An answer above the peak that it claims breaks a row, and is a schedule all the same."""
+    session = session_of(skip_problem(minimize="ram", ram=15))
+    relaxation = session.build(Grouping(4))
+    raw = solved(relaxation)
+    assert raw.x is not None
+    assert examine(session, relaxation, raw.x) == ([2], [])
+    assert session.best is not None
+    assert session.best.value == 15
+
+
+def test_the_best_schedule_is_where_a_solve_begins() -> None:
+    """As a point of the relaxation, or nothing where there is none or it has no room."""
+    problem = comb_problem()
+    relaxation = session_of(problem).build(Grouping(12, frozenset({5, 6})))
+    assert start_point(session_of(problem), relaxation) is None
+    x = start_point(session_of(problem, greedy=True), relaxation)
+    assert x is not None
+    assert relaxation.form.violation(x) <= CLOSE
+
+
+def test_a_search_finds_a_schedule_from_one_answer() -> None:
+    """From the answer of a coarse relaxation on to a valid schedule, with rows of its own."""
+    problem = comb_problem()
+    session = session_of(problem)
+    relaxation = session.build(Grouping(12, frozenset({5})))
+    x = solved(relaxation).x
+    assert x is not None
+    search = ScheduleSearch(session, relaxation.grouping)
+    search.run(relaxation, x)
+    assert session.best is not None
+    assert not session.best.violations
+    assert search.grouping.stage_rows > relaxation.grouping.stage_rows
+    assert session.bound == 0.0
+
+
+def test_a_search_is_repeated_only_for_something_new() -> None:
+    """The same answer again is no reason to search, unless forced."""
+    problem = comb_problem()
+    session = session_of(problem)
+    relaxation = session.build(Grouping(12, frozenset({5})))
+    x = solved(relaxation).x
+    assert x is not None
+    search = ScheduleSearch(session, relaxation.grouping)
+    search.run(relaxation, x)
+    before = session.solve_s
+    search.run(relaxation, x)
+    assert session.solve_s == before
+    search.run(relaxation, x, force=True)
+    assert session.solve_s > before
+
+
+def test_a_best_schedule_that_is_not_allowed_is_no_start() -> None:
+    """The search goes on without it: HiGHS refuses a start that breaks the bounds of columns."""
+    problem = comb_problem()
+    session = session_of(problem, greedy=True)
+    relaxation = session.build(Grouping(12, frozenset({5, 6})))
+    search = ScheduleSearch(session, relaxation.grouping)
+    search.allowed.recomputed.clear()
+    search.allowed.paged_in.clear()
+    x = np.zeros(relaxation.form.n_columns)
+    x[next(iter(relaxation.paged_in.values()))] = 1.0
+    start = start_point(session, relaxation)
+    assert start is not None
+    before = session.solve_s
+    search.run(relaxation, x)
+    assert session.solve_s > before
+
+
+def test_a_search_claims_nothing_and_finds_nothing_wrong() -> None:
+    """On random problems no schedule is better than the optimum, and no bound moves."""
+    found = 0
+    for number in range(25):
+        problem = scarce_problem(f"search/{number}", (5, 9))
+        if obstacle(problem) is not None:
+            continue
+        best = run_rounds(problem).value
+        session = session_of(problem)
+        bound = session.bound
+        relaxation = session.build(random_rows(seeded(f"from/{number}"), problem))
+        raw = solved(relaxation)
+        search = ScheduleSearch(session, no_rows(problem))
+        if raw.x is not None:
+            search.run(relaxation, raw.x, force=True)
+        assert session.bound == bound
+        if session.best is not None:
+            found += 1
+            assert best is not None
+            assert session.best.value >= best - CLOSE, number
+    assert found > 8
