@@ -65,23 +65,28 @@ def quantity_terms(problem: Problem, decisions: Decisions) -> list[Term]:
     return energy_terms(problem, decisions)
 
 
-def objective_unit(problem: Problem, terms: Sequence[Term]) -> float:
+def objective_unit(problem: Problem) -> float:
     """Return how much of the minimized quantity one unit of a model's objective is.
 
     A thousandth of the baseline (energy, time) or of the RAM budget, so that gaps that matter are
-    far above a solver's absolute tolerances.
+    far above a solver's absolute tolerances; where the baseline is nothing, the dearest single
+    transfer. It depends on the problem alone: objectives of all its models compare.
     """
     if problem.minimize == Quantity.RAM:
-        unit = max(problem.usable_ram_bytes, 1) / 1000
-    elif problem.minimize == Quantity.ENERGY:
-        unit = problem.baseline_energy_j / 1000
-    elif problem.minimize == Quantity.TIME:
-        unit = problem.pass_time_s / 1000
+        return max(problem.usable_ram_bytes, 1) / 1000
+    if problem.minimize == Quantity.WRITES:
+        return float(max((1, *problem.graph.tensor_bytes)))
+    if problem.minimize == Quantity.ENERGY:
+        tensors = range(len(problem.graph.tensors)) if problem.table.has_storage else ()
+        whole = problem.baseline_energy_j
+        transfers = [
+            c(i) for c in (problem.page_in_charge_j, problem.page_out_charge_j) for i in tensors
+        ]
     else:
-        unit = 0.0
-    if unit <= 0:
-        unit = max((coefficient for coefficient, _ in terms), default=1.0)
-    return unit
+        whole = problem.pass_time_s
+        transfers = [*problem.table.page_in_time_s, *problem.table.page_out_time_s]
+    dearest = max(transfers, default=0.0)
+    return whole / 1000 or dearest or 1.0
 
 
 def _objective(m: pyo.ConcreteModel) -> None:
@@ -95,11 +100,11 @@ def _objective(m: pyo.ConcreteModel) -> None:
     """
     problem = m.problem
     if problem.minimize == Quantity.RAM:
-        m.objective_unit = objective_unit(problem, ())
+        m.objective_unit = objective_unit(problem)
         stated = 1000 * m.peak
     else:
         terms = quantity_terms(problem, m.decisions)
-        m.objective_unit = objective_unit(problem, terms)
+        m.objective_unit = objective_unit(problem)
         stated = linear((coefficient / m.objective_unit, var) for coefficient, var in terms)
     m.objective = pyo.Objective(expr=stated)
     # A bound of this model is one of the problem only while nobody changes the objective.
