@@ -32,10 +32,12 @@ METHODS: Final = ("default", "compact, events", "compact, all", "paper")
 """Columns of the tables, by the names of the methods."""
 IN_README: Final = (
     ("resnet18-cifar", "rpi4b", "40%"),
+    ("resnet50", "rpi4b", "50%"),
+    ("bert-base", "rpi4b", "50%"),
     ("paper/vgg16-cifar", "paper-m4", "50%"),
-    ("paper/resnet18-cifar", "paper-m4", "30%"),
-    ("paper/resnet18-cifar", "paper-a72", "30%"),
-    ("paper/bert", "paper-a72", "50%"),
+    ("paper/vgg16-cifar", "paper-a72", "50%"),
+    ("paper/resnet18-cifar", "paper-m4", "50%"),
+    ("paper/resnet18-cifar", "paper-a72", "50%"),
 )
 """Model, device and budget of the rows of the README's table."""
 NOTHING_YET: Final = "No run is recorded yet."

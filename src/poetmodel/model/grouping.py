@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from poetmodel.model.events import Events
@@ -103,10 +104,10 @@ def find_group_events(
     Notes
     -----
     As `find_events` with ``stages="all"``, from the last node to the first, with a reduction that
-    is exact for the enforced rows. *Free keep*: a tensor that is surely in RAM after an event and
-    whose keep up to the next is counted by no enforced row is kept; then it need not be paged in
-    there, and its node not be recomputed if that holds for all its outputs. Every recomputation
-    that goes away takes its inputs' uses with it.
+    is exact for the enforced rows. *Free keep*: a tensor that is surely in RAM in an event's group
+    and whose keep up to the next event is counted by no enforced row is kept; then it need not be
+    paged in there, and its node not be recomputed if that holds for all its outputs. Every
+    recomputation that goes away takes its inputs' uses with it.
     """
     graph = problem.graph
     sweep = _Sweep(problem, grouping, recomputable)
@@ -142,11 +143,10 @@ class _Sweep:
         graph, group_of = self.graph, self.grouping.group_of
         first = group_of[k]
         outputs = [i for i in graph.outputs_of[k] if graph.users_of[i]]
-        direct: dict[int, set[int]] = {}
         wanted: set[int] = set()
         for i in outputs:
-            direct[i] = {group_of[j] for j in graph.users_of[i] if group_of[j] > first}
-            found = direct[i].union(*(self.recompute[j] for j in graph.users_of[i]))
+            readers = graph.users_of[i]
+            found = {group_of[j] for j in readers}.union(*(self.recompute[j] for j in readers))
             self.uses[i] = tuple(sorted(e for e in found if e > first))
             wanted.update(self.uses[i])
         if not wanted:
@@ -156,12 +156,12 @@ class _Sweep:
             useless = set(groups)
             for i in outputs:
                 if self.uses[i]:
-                    sure = self._surely_entered(i, direct[i], self._events(i, groups))
+                    sure = self._surely_entered(i, self._events(i, groups))
                     useless -= {e for e in groups if e <= self.uses[i][-1] and e not in sure}
             self.recompute[k] = tuple(sorted(groups - useless))
         for i in outputs:
             self.events[i] = self._events(i, set(self.recompute[k]))
-            self.sure[i] = self._surely_entered(i, direct[i], self.events[i])
+            self.sure[i] = self._surely_entered(i, self.events[i])
             if self.problem.can_page:
                 self.page_in[i] = tuple(e for e in self.uses[i] if e not in self.sure[i])
             self.kept.update((i, a) for a, e in enumerate(self.events[i]) if e in self.sure[i])
@@ -170,18 +170,15 @@ class _Sweep:
         last = self.uses[i][-1] if self.uses[i] else -1
         return tuple(sorted({*self.uses[i], *(e for e in recompute if e <= last)}))
 
-    def _surely_entered(self, i: int, direct: set[int], events: tuple[int, ...]) -> set[int]:
-        """Return the events that tensor `i` surely enters in RAM."""
-        entered: set[int] = set()
-        present = True
-        previous = self.grouping.group_of[self.graph.node_of[i]]
-        for event in events:
-            sure = present and self._is_free(i, previous, event)
-            if sure:
-                entered.add(event)
-            present = sure or event in direct
-            previous = event
-        return entered
+    def _surely_entered(self, i: int, events: tuple[int, ...]) -> set[int]:
+        """Return the events that tensor `i` may enter in RAM at no cost, in any solution.
+
+        A free stretch begins in a group whose last stage makes or reads `i`, which is there then. A
+        tensor without bytes is never let go.
+        """
+        first = self.grouping.group_of[self.graph.node_of[i]]
+        stretches = pairwise((first, *events))
+        return {end for begin, end in stretches if self._is_free(i, begin, end)}
 
     def _is_free(self, i: int, begin: int, end: int) -> bool:
         """Return whether no enforced row counts tensor `i` over the ends of groups begin..end-1.

@@ -233,15 +233,21 @@ def test_ctrl_c_keeps_the_best_schedule_so_far() -> None:
     assert outcome.bound <= value_of(outcome)
 
 
-def test_a_callback_that_fails_is_heard() -> None:
-    """Its exception ends the solve and comes out of it."""
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("calls", [1, 5, 15])
+def test_a_callback_that_fails_is_heard(calls: int, threads: int) -> None:
+    """Its exception ends the solve and comes out of it, whichever thread it was called from."""
+    count = 0
 
     def fail(_: SolveProgress) -> None:
-        msg = "heard"
-        raise LookupError(msg)
+        nonlocal count
+        count += 1
+        if count >= calls:
+            msg = "heard"
+            raise LookupError(msg)
 
     with pytest.raises(LookupError, match="heard"):
-        solved(comb_problem(), on_progress=fail)
+        solved(comb_problem(14, 13, 5.0), on_progress=fail, threads=threads)
 
 
 # -- infeasible problems -------------------------------------------------------------------------

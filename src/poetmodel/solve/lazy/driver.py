@@ -95,11 +95,14 @@ class _Rounds:
         if self.session.request.threads > 1:
             self.pool = ThreadPoolExecutor(1, thread_name_prefix="poetmodel-search")
         try:
-            return self._phases()
+            infeasible = self._phases()
         finally:
             if self.pool is not None:
                 self.session.stop.set()
                 self.pool.shutdown(wait=True)
+        if self.searching is not None:
+            self.searching.result()  # raises what the search raised
+        return infeasible
 
     def _phases(self) -> bool:
         session = self.session

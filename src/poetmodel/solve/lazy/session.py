@@ -187,6 +187,6 @@ class Session:
         raw = self.solver.solve(form, limits, start=start, on_progress=on_progress, stop=self.stop)
         with self.lock:
             self.solve_s += time.monotonic() - begun
-        if raw.termination == Stop.INTERRUPTED and self.stop.is_set():
-            self.stopped = Termination.INTERRUPTED
+        if raw.termination == Stop.INTERRUPTED:
+            self.done()  # takes note of the signal, if that is what it was
         return raw
