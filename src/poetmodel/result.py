@@ -208,7 +208,6 @@ class SolveResult:
         simulation = self.simulation
         if simulation is None:
             return dict.fromkeys(STATED)
-        compute_s, transfer_s = simulation.compute_s or 0.0, simulation.transfer_s or 0.0
         return {
             "energy_j": simulation.energy_j,
             "bound_j": self.bound_j,
@@ -217,9 +216,9 @@ class SolveResult:
             "overhead_bound_j": self.overhead_bound_j,
             "gap": self.gap,
             "peak_ram_bytes": simulation.peak_ram_bytes,
-            "compute_s": compute_s,
-            "transfer_s": transfer_s,
-            "makespan_s": compute_s + transfer_s,
+            "compute_s": simulation.compute_s,
+            "transfer_s": simulation.transfer_s,
+            "makespan_s": simulation.makespan_s,
             "build_s": self.build_s,
             "solve_s": self.solve_s,
         }

@@ -71,6 +71,13 @@ class Simulation:
         """Highest RAM use [B]."""
         return self.peak.ram_bytes
 
+    @property
+    def makespan_s(self) -> float | None:
+        """Compute plus transfer time, one after the other [s]; None without costs."""
+        if self.compute_s is None or self.transfer_s is None:
+            return None
+        return self.compute_s + self.transfer_s
+
     @cached_property
     def valid(self) -> bool:
         """Whether the walk found nothing broken."""

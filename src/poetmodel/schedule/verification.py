@@ -133,16 +133,14 @@ def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
 
 
 def _claims(simulation: Simulation, stated: Mapping[str, float | None]) -> Iterator[str]:
-    transfer_s, compute_s = simulation.transfer_s, simulation.compute_s
-    makespan_s = None if transfer_s is None or compute_s is None else compute_s + transfer_s
     found: dict[str, float | None] = {
         "energy_j": simulation.energy_j,
         "baseline_energy_j": simulation.baseline_energy_j,
         "overhead_j": simulation.overhead_j,
         "peak_ram_bytes": simulation.peak_ram_bytes,
-        "compute_s": compute_s,
-        "transfer_s": transfer_s,
-        "makespan_s": makespan_s,
+        "compute_s": simulation.compute_s,
+        "transfer_s": simulation.transfer_s,
+        "makespan_s": simulation.makespan_s,
     }
     for key, claim in stated.items():
         value = found.get(key)
