@@ -1,14 +1,18 @@
-"""Where the shipped graphs and devices lie, and how files are written safely."""
+"""Where the shipped graphs and devices lie, and how files are read and written safely."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _KINDS: Final = ("graphs", "devices")
 
@@ -77,6 +81,53 @@ def read_text(path: str | Path, *, limit_bytes: int = 2**30) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         msg = f"{path}: expected UTF-8 text, found a binary file (byte {error.start})"
+        raise InputError(msg) from None
+
+
+def parse_json(
+    text: str,
+    *,
+    expected: str,
+    hook: Callable[[list[tuple[str, Any]]], Any],
+    largest: str = "",
+) -> object:
+    """Return the JSON value in a text; NaN and infinities become floats, which no key accepts.
+
+    Parameters
+    ----------
+    text : str
+        Content of a file.
+    expected : str
+        The format that it should have, for messages.
+    hook : callable
+        Makes an object of its (key, value) pairs; may raise `InputError`.
+    largest : str
+        What to add to the message about a number that is too long to be read.
+
+    Raises
+    ------
+    InputError
+        If the text is no JSON, cut off, nested too deeply, or holds such a number.
+    """
+    if not text.strip():
+        msg = f"expected a {expected} file (a JSON object), got an empty file"
+        raise InputError(msg)
+    try:
+        return json.loads(text, object_pairs_hook=hook)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
+            msg = f"{where}: the file ends in the middle of its JSON; is it cut off?"
+        else:
+            msg = f"{where}: not valid JSON ({error.msg})"
+        raise InputError(msg) from None
+    except RecursionError:
+        msg = f"its JSON is nested too deeply to be a {expected} file"
+        raise InputError(msg) from None
+    except InputError:
+        raise
+    except ValueError:  # an integer with more digits than Python reads
+        msg = f"it holds a number with too many digits{largest}"
         raise InputError(msg) from None
 
 

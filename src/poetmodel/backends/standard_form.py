@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, vstack
 
 from poetmodel.errors import BackendError, ModelError
 
@@ -206,6 +206,30 @@ class StandardForm:
     def relaxed(self) -> StandardForm:
         """Return the form without integrality."""
         return replace(self, integer=np.zeros(self.n_columns, dtype=np.bool_))
+
+    def with_rows(
+        self, matrix: csr_array, lower: ArrayLike, upper: ArrayLike, names: Sequence[str]
+    ) -> StandardForm:
+        """Return the form with further rows.
+
+        Parameters
+        ----------
+        matrix : csr_array, shape (n_more, n_columns)
+            Their coefficients.
+        lower, upper : array_like, shape (n_more,)
+            Their bounds.
+        names : sequence of str
+            What they are called.
+        """
+        block = matrix.copy()
+        block.sum_duplicates()
+        return replace(
+            self,
+            matrix=csr_array(vstack([self.matrix, block], format="csr")),
+            row_lower=np.append(self.row_lower, lower),
+            row_upper=np.append(self.row_upper, upper),
+            rows=(*self.rows, *names),
+        )
 
     def contradiction(self) -> str | None:
         """Return a sentence on a column or row that no value satisfies, or None.

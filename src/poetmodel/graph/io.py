@@ -21,7 +21,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.data import read_text, write_text
+from poetmodel.data import parse_json, read_text, write_text
 from poetmodel.errors import GraphError, InputError, shown
 from poetmodel.graph.invariants import node_faults, place
 from poetmodel.graph.nodes import Node, Tensor
@@ -204,25 +204,12 @@ def graph_sha256(graph: Graph) -> str:
 
 
 def _parse(text: str, *, source: str) -> object:
-    """Return the JSON value in a text; NaN and infinities become floats, which no key accepts."""
-    if not text.strip():
-        msg = f"{source}: expected a {FORMAT} file (a JSON object), got an empty file"
-        raise GraphError(msg)
     try:
-        return json.loads(text, object_pairs_hook=_Object)
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
-            msg = f"{source}: {where}: the file ends in the middle of its JSON; is it cut off?"
-        else:
-            msg = f"{source}: {where}: not valid JSON ({error.msg})"
-        raise GraphError(msg) from None
-    except RecursionError:
-        msg = f"{source}: its JSON is nested too deeply to be a {FORMAT} file"
-        raise GraphError(msg) from None
-    except ValueError:  # an integer with more digits than Python reads
-        msg = f"{source}: it holds a number with too many digits; sizes are at most 2^53 bytes"
-        raise GraphError(msg) from None
+        return parse_json(
+            text, expected=FORMAT, hook=_Object, largest="; sizes are at most 2^53 bytes"
+        )
+    except InputError as error:
+        raise GraphError(error.faults).within(source) from None
 
 
 # -- objects to nodes --------------------------------------------------------------------------

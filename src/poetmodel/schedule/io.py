@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from poetmodel.data import read_text, write_text
+from poetmodel.data import parse_json, read_text, write_text
 from poetmodel.errors import InputError, ScheduleError, shown
 from poetmodel.schedule.relations import RELATIONS, GraphIdentity, Schedule
 
@@ -224,27 +224,10 @@ def _pairs(found: list[list[int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _parse(text: str) -> object:
-    """Return the JSON value in a text; NaN and infinities become floats, which no key accepts."""
-    if not text.strip():
-        msg = f"expected a {FORMAT} file (a JSON object), got an empty file"
-        raise ScheduleError(msg)
     try:
-        return json.loads(text, object_pairs_hook=_unrepeated)
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
-            msg = f"{where}: the file ends in the middle of its JSON; is it cut off?"
-        else:
-            msg = f"{where}: not valid JSON ({error.msg})"
-        raise ScheduleError(msg) from None
-    except RecursionError:
-        msg = f"its JSON is nested too deeply to be a {FORMAT} file"
-        raise ScheduleError(msg) from None
-    except ScheduleError:
-        raise
-    except ValueError:  # an integer with more digits than Python reads
-        msg = "it holds a number with too many digits"
-        raise ScheduleError(msg) from None
+        return parse_json(text, expected=FORMAT, hook=_unrepeated)
+    except InputError as error:
+        raise ScheduleError(error.faults) from None
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from scipy.sparse import csr_array, vstack
+from scipy.sparse import csr_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,14 +66,8 @@ def with_covers(
     index = np.concatenate(found)
     ends = np.cumsum([0, *(cover.size for cover in found)])
     cuts = csr_array((np.ones(index.size), index, ends), shape=(len(found), form.n_columns))
-    cuts.sort_indices()
-    return replace(
-        form,
-        matrix=csr_array(vstack([form.matrix, cuts], format="csr")),
-        row_lower=np.append(form.row_lower, np.full(len(found), -np.inf)),
-        row_upper=np.append(form.row_upper, [cover.size - 1.0 for cover in found]),
-        rows=(*form.rows, *("cover" for _ in found)),
-    )
+    least, most = np.full(len(found), -np.inf), [cover.size - 1.0 for cover in found]
+    return form.with_rows(cuts, least, most, ["cover"] * len(found))
 
 
 def _cover(form: StandardForm, x: NDArray[np.float64], row: int) -> NDArray[np.int32] | None:

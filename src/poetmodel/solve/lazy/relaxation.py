@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from scipy.sparse import csr_array, vstack
+from scipy.sparse import csr_array
 
 from poetmodel.backends.compiler import compile_model
 from poetmodel.model.lazy import build_relaxation
@@ -151,16 +151,9 @@ class Relaxation:
             ),
             shape=(len(cuts), form.n_columns),
         )
-        matrix = csr_array(vstack([form.matrix, block]))
-        matrix.sum_duplicates()
-        right = np.array([cut.right for cut in cuts])
-        return replace(
-            form,
-            matrix=matrix,
-            row_lower=np.concatenate([form.row_lower, right]),
-            row_upper=np.concatenate([form.row_upper, np.full(len(cuts), np.inf)]),
-            rows=[*form.rows, *(f"cut {c}" for c in range(len(cuts)))],
-        )
+        right = [cut.right for cut in cuts]
+        names = [f"cut {c}" for c in range(len(cuts))]
+        return form.with_rows(block, right, np.full(len(cuts), np.inf), names)
 
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
         """Return what a solution decides."""
