@@ -168,3 +168,15 @@ def test_errors_keep_every_fault_and_their_type() -> None:
     assert isinstance(error, ValueError)
     assert error.faults == ("g.json: one", "g.json: two")
     assert str(error) == "g.json: one; g.json: two"
+
+
+def test_bytes_are_written_and_read_as_they_are(tmp_path: Path) -> None:
+    """What is no text goes to a file and comes back, as safely as text does."""
+    path = tmp_path / "x.bin"
+    data.write_bytes(path, b"\x89\x00\xff")
+    assert data.read_bytes(path) == b"\x89\x00\xff"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.bin"]
+    with pytest.raises(InputError, match="at most 2 bytes"):
+        data.read_bytes(path, limit_bytes=2)
+    with pytest.raises(InputError, match=r"x\.bin: expected UTF-8 text, found a binary file"):
+        data.as_text(data.read_bytes(path), source=str(path))

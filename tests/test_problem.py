@@ -377,3 +377,29 @@ def test_problem_is_changed_by_replacing(graph: Graph, costs: Costs) -> None:
     problem = Problem(graph, costs, ram="50%", deadline="120%", minimize="ram")
     other = replace(problem, ram="100%")
     assert other.to_dict() == {**problem.to_dict(), "ram_budget_bytes": 50}
+
+
+def test_sums_of_each_meaning_of_time(graph: Graph, costs: Costs) -> None:
+    """Compute alone; with transfers; and for a makespan two sums that are each necessary."""
+    expected = {
+        "compute": [(1, 0)],
+        "serial": [(1, 1)],
+        "overlap": [(1, 0), (0, 1)],
+    }
+    for counts, sums in expected.items():
+        problem = Problem(graph, costs, ram=100, deadline_counts=counts)
+        assert [tuple(counted) for counted in problem.deadline_sums] == sums
+        assert tuple(problem.time_sum) == sums[0]
+        assert problem.is_overlapping == (counts == "overlap")
+
+
+def test_stand_in_adds_a_share_of_the_transfers(graph: Graph, costs: Costs) -> None:
+    """It is no makespan any more; it survives pickling, as its problem does."""
+    problem = Problem(graph, costs, ram=100, deadline=9, deadline_counts="overlap")
+    stand_in = problem.stand_in(0.25)
+    for found in (stand_in, pickle.loads(pickle.dumps(stand_in))):  # noqa: S301 - its own
+        assert not found.is_overlapping
+        assert [tuple(counted) for counted in found.deadline_sums] == [(1, 0.25), (0, 1)]
+        assert found.time_sum.of(4.0, 8.0) == 6.0
+        assert (found.ram_budget_bytes, found.deadline_s) == (100, 9.0)
+    assert problem.stand_in_share is None

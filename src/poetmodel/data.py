@@ -43,8 +43,8 @@ def shipped(kind: str) -> Path:
     raise InputError(msg)
 
 
-def read_text(path: str | Path, *, limit_bytes: int = 2**30) -> str:
-    """Return the text of a UTF-8 file.
+def read_bytes(path: str | Path, *, limit_bytes: int = 2**30) -> bytes:
+    """Return the content of a file.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def read_text(path: str | Path, *, limit_bytes: int = 2**30) -> str:
     Raises
     ------
     InputError
-        If the file is missing, a folder, unreadable, too large, or not UTF-8 text.
+        If the file is missing, a folder, unreadable or too large.
     """
     path = Path(path)
     try:
@@ -77,10 +77,39 @@ def read_text(path: str | Path, *, limit_bytes: int = 2**30) -> str:
     if len(content) > limit_bytes:
         msg = f"{path}: expected a file of at most {limit_bytes} bytes"
         raise InputError(msg)
+    return content
+
+
+def read_text(path: str | Path, *, limit_bytes: int = 2**30) -> str:
+    """Return the text of a UTF-8 file.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    limit_bytes : int
+        Largest file that is read [B].
+
+    Raises
+    ------
+    InputError
+        If the file is missing, a folder, unreadable, too large, or not UTF-8 text.
+    """
+    return as_text(read_bytes(path, limit_bytes=limit_bytes), source=str(path))
+
+
+def as_text(content: bytes, *, source: str) -> str:
+    """Return the text that UTF-8 bytes spell; `source` names them in errors.
+
+    Raises
+    ------
+    InputError
+        If they are not UTF-8.
+    """
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        msg = f"{path}: expected UTF-8 text, found a binary file (byte {error.start})"
+        msg = f"{source}: expected UTF-8 text, found a binary file (byte {error.start})"
         raise InputError(msg) from None
 
 
@@ -155,13 +184,24 @@ def write_text(path: str | Path, text: str) -> None:
         If the folder is missing or read-only, the disk is full, `path` is a folder, or `text` has
         characters that UTF-8 cannot hold.
     """
-    path = _target(path)
     try:
         content = text.encode("utf-8")
     except UnicodeEncodeError as error:
         found = shown(error.object[error.start])
         msg = f"{path}: cannot be written (the character {found} has no UTF-8 form)"
         raise InputError(msg) from None
+    write_bytes(path, content)
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a file in one step, as `write_text` does.
+
+    Raises
+    ------
+    InputError
+        If the folder is missing or read-only, the disk is full, or `path` is a folder.
+    """
+    path = _target(path)
     try:
         if _is_special(path):
             path.write_bytes(content)

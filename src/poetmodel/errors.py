@@ -85,6 +85,14 @@ class ScheduleError(InputError):
     """A schedule file is malformed or belongs to another graph."""
 
 
+class PlanError(InputError):
+    """A plan file is malformed, damaged, or belongs to another graph; or no plan can be made."""
+
+
+class MissingExtraError(InputError):
+    """Something was asked for that needs an optional part of poetmodel, which is not installed."""
+
+
 class ModelError(InputError):
     """A model holds something that cannot be handed to a linear solver."""
 
@@ -114,6 +122,10 @@ class NoScheduleError(PoetModelError):
         self.result = result
         """What the solve did find."""
         super().__init__(result.summary())
+
+
+class MethodNotApplicableError(PoetModelError):
+    """A method cannot treat this graph, or the schedule that it makes breaks a limit."""
 
 
 class VerificationError(PoetModelError):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.device import StorageMode
 from poetmodel.errors import BudgetError, InputError, shown
@@ -41,6 +42,19 @@ class Quantity(StrEnum):
     """Peak RAM [B]."""
     WRITES = "writes"
     """Bytes paged out [B]."""
+
+
+class TimeSum(NamedTuple):
+    """A weighted sum of compute and transfer time."""
+
+    compute: float
+    """Weight of the time that the core computes."""
+    transfer: float
+    """Weight of the time that transfers take."""
+
+    def of(self, compute_s: float, transfer_s: float) -> float:
+        """Return the sum [s]."""
+        return self.compute * compute_s + self.transfer * transfer_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +128,8 @@ class Problem:
     """Room for paged-out tensors [B]; None means unlimited."""
     energy_budget_j: float | None = field(init=False)
     """The energy limit [J], if any."""
+    stand_in_share: float | None = field(init=False, default=None, repr=False)
+    """Set in what `stand_in` returns: the share of the transfer time that counts."""
 
     def __post_init__(self) -> None:
         _set(self, table=self.costs.table(self.graph))
@@ -142,7 +158,8 @@ class Problem:
     def __reduce__(self) -> tuple[Any, ...]:
         given = ("graph", "costs", "ram", "deadline", "deadline_counts", "aux_bytes", "recompute")
         rest = ("paging", "minimize", "energy_budget", "count_parameters")
-        return (Problem, tuple(getattr(self, name) for name in given + rest))
+        values = tuple(getattr(self, name) for name in given + rest)
+        return (_rebuild, (values, self.stand_in_share))
 
     # -- what is allowed ---------------------------------------------------------------------
 
@@ -185,6 +202,49 @@ class Problem:
     def counts_transfers(self) -> bool:
         """Whether transfers take time that counts one by one (meaning ``serial``)."""
         return self.deadline_counts == DeadlineCounts.SERIAL
+
+    @property
+    def is_overlapping(self) -> bool:
+        """Whether time is the makespan of a plan whose transfers run beside the computing."""
+        return self.deadline_counts == DeadlineCounts.OVERLAP and self.stand_in_share is None
+
+    @property
+    def time_sum(self) -> TimeSum:
+        """The sum that is minimized as time; for a makespan a lower bound of it, compute alone."""
+        if self.counts_transfers:
+            return TimeSum(1.0, 1.0)
+        return TimeSum(1.0, self.stand_in_share or 0.0)
+
+    @property
+    def deadline_sums(self) -> tuple[TimeSum, ...]:
+        """The sums that must each keep the deadline; for a makespan they are only necessary.
+
+        While transfers run beside the computing, core and bus are each busy for the whole of their
+        own work, and the deadline is no shorter than that.
+        """
+        if self.deadline_counts == DeadlineCounts.OVERLAP:
+            return (self.time_sum, TimeSum(0.0, 1.0))
+        return (self.time_sum,)
+
+    def stand_in(self, share: float) -> Problem:
+        """Return a problem of sums that stands in for one whose time is a makespan.
+
+        Parameters
+        ----------
+        share : float
+            How much of the transfer time counts beside all of the compute time, 0 to 1. With 0 the
+            stand-in is a relaxation: its bounds hold. With 1 it is a restriction: a plan that
+            transfers and computes one after the other keeps the deadline.
+
+        Returns
+        -------
+        Problem
+            The same problem, with ``compute + share * transfer`` as its time, and the deadline on
+            that and on the transfer time. Idle power beyond one pass is left out.
+        """
+        problem = copy(self)
+        _set(problem, deadline_counts=DeadlineCounts.OVERLAP, stand_in_share=share)
+        return problem
 
     def compute_charge_j(self, k: int) -> float:
         """Return what one more computation of node `k` adds to the objective [J]."""
@@ -270,6 +330,11 @@ class Problem:
             msg = f"energy budget: expected an energy above 0, got {self.energy_budget!r}"
             raise BudgetError(msg)
         _set(self, energy_budget_j=energy_j)
+
+
+def _rebuild(given: tuple[Any, ...], share: float | None) -> Problem:
+    problem = Problem(*given)
+    return problem if share is None else problem.stand_in(share)
 
 
 def within(value: float, limit: float | None) -> bool:

@@ -16,7 +16,6 @@ from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.schedule import (
     Schedule,
-    check_deadline_meaning,
     check_identity,
     checkpoint_all,
     simulate,
@@ -228,14 +227,28 @@ def test_schedule_of_another_graph_is_refused(graph: Graph, costs: Costs) -> Non
     check_identity(other, schedule)
 
 
-def test_overlap_deadline_is_refused(graph: Graph, costs: Costs, paged: Schedule) -> None:
-    """A makespan that only a plan tells is not judged by serial time behind the user's back."""
+def test_overlap_deadline_takes_a_makespan(graph: Graph, costs: Costs, paged: Schedule) -> None:
+    """A deadline that a plan must keep is not judged by serial time behind the user's back."""
     problem = Problem(graph, costs, ram=100, deadline=10, deadline_counts="overlap")
-    with pytest.raises(InputError, match="needs a transfer plan"):
+    with pytest.raises(InputError, match="held against a plan"):
         verify(problem, paged)
-    with pytest.raises(InputError, match="deadline-counts serial"):
-        check_deadline_meaning(problem)
+    assert verify(problem, paged, makespan_s=10.0).valid
+    late = verify(problem, paged, makespan_s=10.5)
+    assert late.simulation.time_s == late.simulation.makespan_s == 10.5
+    assert late.violations == ("time 10.5 s (overlap) is above the deadline of 10 s",)
     assert verify(Problem(graph, costs, ram=100, deadline_counts="overlap"), paged).valid
+
+
+def test_stand_in_is_judged_by_its_sums(graph: Graph, costs: Costs, paged: Schedule) -> None:
+    """Compute plus half of the transfers, and the transfers alone, each against the deadline."""
+    walk = verify(Problem(graph, costs, ram=100), paged).simulation
+    assert walk.compute_s is not None
+    assert walk.transfer_s is not None
+    half = walk.compute_s + walk.transfer_s / 2
+    problem = Problem(graph, costs, ram=100, deadline=half, deadline_counts="overlap")
+    assert verify(problem.stand_in(0.5), paged).valid
+    assert not verify(problem.stand_in(0.75), paged).valid
+    assert verify(problem.stand_in(0.0), paged).valid
 
 
 def test_idle_power_counts_against_the_energy_budget(

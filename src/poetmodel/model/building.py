@@ -54,7 +54,7 @@ def build(
         With ``model.problem``, and ``model.R[t, k]``, ``model.S_RAM[t, i]``, ``model.S_AUX[t, i]``,
         ``model.M_in[t, i]``, ``model.M_out[t, i]`` for every entry of the triangle: a variable, or
         an expression where the formulation has decided it. ``model.exact`` says whether its bound
-        holds for the problem.
+        holds for the problem, ``model.stated_rows`` names its constraints; others were added later.
 
     Raises
     ------
@@ -78,12 +78,19 @@ def build(
     m.problem = problem
     m.formulation = chosen
     m.exact = exact
+    _populate(m, chosen, stages=stages)
+    m.stated_rows = frozenset(found.name for found in m.component_objects(pyo.Constraint))
+    return m
+
+
+def _populate(m: pyo.ConcreteModel, chosen: Formulation, *, stages: str) -> None:
+    problem = m.problem
     if chosen is PAPER:
         check_fits(problem)
     if chosen in (PAPER, UNREDUCED):
         chosen.populate(m)
         m.relations = TriangleRelations(m)
-        return m
+        return
     m.events = find_events(
         problem,
         range(len(problem.graph.nodes)),
@@ -96,7 +103,6 @@ def build(
     m.relations = CompactRelations(m)
     for name in RELATIONS:
         setattr(m, name, Relation(name, problem.graph, getattr(m.relations, name)))
-    return m
 
 
 def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = None) -> Schedule:

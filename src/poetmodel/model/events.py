@@ -76,10 +76,11 @@ def dominated(problem: Problem, k: int) -> bool:
     Replace the recomputations of `k` by one page-out of each read output and one page-in for each
     recomputation: needs no input, and no more RAM at any step. It must be no dearer in every
     quantity that is minimized or limited. Written bytes only grow, so it never holds where they are
-    minimized or storage is limiting; under an overlap deadline it would load the bus.
+    minimized or storage is limiting; where time is a makespan it would load the bus.
     """
     graph = problem.graph
-    overlap = problem.deadline_counts == DeadlineCounts.OVERLAP and problem.deadline_s is not None
+    timed = problem.minimize == Quantity.TIME or problem.deadline_s is not None
+    overlap = timed and problem.deadline_counts == DeadlineCounts.OVERLAP
     if (
         not problem.can_page
         or problem.minimize == Quantity.WRITES
@@ -96,8 +97,7 @@ def dominated(problem: Problem, k: int) -> bool:
     counts_energy = problem.minimize == Quantity.ENERGY or problem.energy_budget_j is not None
     if counts_energy and problem.compute_charge_j(k) < energy:
         return False
-    counts_time = problem.minimize == Quantity.TIME or problem.deadline_s is not None
-    if counts_time and problem.deadline_counts != DeadlineCounts.COMPUTE:
+    if timed and problem.deadline_counts != DeadlineCounts.COMPUTE:
         table = problem.table
         time_s = sum(
             table.page_in_time_s[i] + (0.0 if stored else table.page_out_time_s[i]) for i in outputs

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyomo.environ as pyo
 
 from poetmodel.model.component import Component
 from poetmodel.model.linear import linear, merged, real_row
-from poetmodel.problem import RELATIVE_TOLERANCE, DeadlineCounts, Quantity
+from poetmodel.problem import RELATIVE_TOLERANCE, Quantity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from poetmodel.model.linear import Term
-    from poetmodel.problem import Problem
+    from poetmodel.problem import Problem, TimeSum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,15 @@ def energy_terms(problem: Problem, decisions: Decisions) -> list[Term]:
     )
 
 
-def time_terms(problem: Problem, decisions: Decisions) -> list[Term]:
-    """Return the counted time beyond one pass [s] (POET, ICML 2022, equation 3, and transfers)."""
-    table = problem.table
-    terms = [(table.compute_time_s[k], var) for k, var in decisions.recomputations]
-    if problem.deadline_counts != DeadlineCounts.COMPUTE:
-        terms += [(table.page_in_time_s[i], var) for i, var in decisions.page_ins]
-        terms += [(table.page_out_time_s[i], var) for i, var in decisions.page_outs]
+def time_terms(problem: Problem, decisions: Decisions, counted: TimeSum) -> list[Term]:
+    """Return a sum of times beyond one pass [s] (POET, ICML 2022, equation 3, and transfers)."""
+    table, compute, transfer = problem.table, counted.compute, counted.transfer
+    terms: list[Term] = []
+    if compute:
+        terms += [(compute * table.compute_time_s[k], var) for k, var in decisions.recomputations]
+    if transfer:
+        terms += [(transfer * table.page_in_time_s[i], var) for i, var in decisions.page_ins]
+        terms += [(transfer * table.page_out_time_s[i], var) for i, var in decisions.page_outs]
     return merged(terms)
 
 
@@ -59,7 +61,7 @@ def write_terms(problem: Problem, decisions: Decisions) -> list[Term]:
 def quantity_terms(problem: Problem, decisions: Decisions) -> list[Term]:
     """Return what the problem minimizes beyond the unavoidable, in its own unit; not for RAM."""
     if problem.minimize == Quantity.TIME:
-        return time_terms(problem, decisions)
+        return time_terms(problem, decisions, problem.time_sum)
     if problem.minimize == Quantity.WRITES:
         return write_terms(problem, decisions)
     return energy_terms(problem, decisions)
@@ -98,17 +100,18 @@ def _objective(m: pyo.ConcreteModel) -> None:
 
     with energies, times or bytes written; or the peak RAM variable.
     """
-    problem = m.problem
-    if problem.minimize == Quantity.RAM:
-        m.objective_unit = objective_unit(problem)
-        stated = 1000 * m.peak
-    else:
-        terms = quantity_terms(problem, m.decisions)
-        m.objective_unit = objective_unit(problem)
-        stated = linear((coefficient / m.objective_unit, var) for coefficient, var in terms)
-    m.objective = pyo.Objective(expr=stated)
+    m.objective_unit = objective_unit(m.problem)
+    m.objective = pyo.Objective(expr=minimized(m))
     # A bound of this model is one of the problem only while nobody changes the objective.
     m.stated_objective = m.objective.expr
+
+
+def minimized(m: pyo.ConcreteModel) -> Any:
+    """Return what the problem of a model minimizes, in the model's unit, as an expression."""
+    if m.problem.minimize == Quantity.RAM:
+        return 1000 * m.peak
+    terms = quantity_terms(m.problem, m.decisions)
+    return linear((coefficient / m.objective_unit, var) for coefficient, var in terms)
 
 
 OBJECTIVE = Component(
@@ -119,11 +122,11 @@ OBJECTIVE = Component(
 )
 
 
-def deadline_slack_s(problem: Problem) -> float | None:
+def deadline_slack_s(problem: Problem, counted: TimeSum) -> float | None:
     """Return the time that decisions may add to one pass [s], tolerance included; None if free."""
     if problem.deadline_s is None:
         return None
-    return problem.deadline_s * (1 + RELATIVE_TOLERANCE) - problem.pass_time_s
+    return problem.deadline_s * (1 + RELATIVE_TOLERANCE) - counted.compute * problem.pass_time_s
 
 
 def energy_slack_j(problem: Problem) -> float | None:
@@ -139,10 +142,24 @@ def _deadline(m: pyo.ConcreteModel) -> None:
     With page times only where the deadline counts them::
 
         sum(R * compute_time) + sum(M_in * page_in_time) + sum(M_out * page_out_time) <= deadline
+
+    Where transfers run beside the computing, two rows that every plan keeps: compute time alone
+    (or with a share of the transfers, in a stand-in), and transfer time alone.
     """
-    slack = deadline_slack_s(m.problem)
+    for name, counted in zip(DEADLINE_ROWS, m.problem.deadline_sums, strict=False):
+        add_deadline(m, name, counted)
+
+
+def add_deadline(m: pyo.ConcreteModel, name: str, counted: TimeSum) -> None:
+    """Add the row that a sum of times keeps the deadline, if there is one, under a name."""
+    slack = deadline_slack_s(m.problem, counted)
     if slack is not None:
-        add_limit(m, "deadline", time_terms(m.problem, m.decisions), slack)
+        add_limit(m, name, time_terms(m.problem, m.decisions, counted), slack)
+
+
+DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "stand_in_deadline")
+"""Names of the rows of a deadline: that of the core; where transfers run beside the computing that
+of the bus; and one that is added to a model for a while (see `poetmodel.solve.overlap`)."""
 
 
 DEADLINE = Component(

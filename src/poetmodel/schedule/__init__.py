@@ -8,12 +8,7 @@ from poetmodel.schedule.relations import (
     storage_entries,
 )
 from poetmodel.schedule.simulation import MemoryPoint, Simulation, simulate
-from poetmodel.schedule.verification import (
-    Verdict,
-    check_deadline_meaning,
-    check_identity,
-    verify,
-)
+from poetmodel.schedule.verification import Verdict, check_identity, verify
 
 __all__ = [
     "RELATIONS",
@@ -22,7 +17,6 @@ __all__ = [
     "Schedule",
     "Simulation",
     "Verdict",
-    "check_deadline_meaning",
     "check_identity",
     "checkpoint_all",
     "simulate",

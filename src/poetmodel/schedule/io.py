@@ -44,7 +44,9 @@ Pair = Annotated[list[Index], Field(min_length=2, max_length=2)]
 Pairs = list[Pair]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """An object of a file: values of exactly the types named, and no other keys."""
+
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
@@ -55,12 +57,17 @@ def _is_version(value: object) -> object:
     return value
 
 
-class _GraphEntry(_Strict):
+FormatVersion = Annotated[int, BeforeValidator(_is_version)]
+
+
+class GraphEntry(Strict):
+    """Which graph a file belongs to."""
+
     name: str
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class ProblemEntry(_Strict):
+class ProblemEntry(Strict):
     """The stated problem of a schedule file."""
 
     ram_budget_bytes: Annotated[int, Field(ge=1)]
@@ -79,22 +86,24 @@ class ProblemEntry(_Strict):
     gap: Finite | None = None
 
 
-class _Objective(_Strict):
+class ObjectiveEntry(Strict):
+    """The minimized quantity of a schedule file."""
+
     minimize: Literal["energy", "time", "ram", "writes"]
     value: Finite | None
     bound: Finite | None
     gap: Finite | None
 
 
-class _File(_Strict):
+class _File(Strict):
     format: Literal["poetmodel-schedule"]
-    version: Annotated[int, BeforeValidator(_is_version)]
-    graph: _GraphEntry
+    version: FormatVersion
+    graph: GraphEntry
     device: str | None = None
     problem: ProblemEntry | None = None
     status: Literal["optimal", "feasible", "infeasible", "unknown"] | None = None
     violations: list[str] = []
-    objective: _Objective | None = None
+    objective: ObjectiveEntry | None = None
     energy_j: Finite | None = None
     bound_j: Finite | None = None
     baseline_energy_j: Finite | None = None
@@ -130,6 +139,8 @@ class ScheduleDocument:
     """``optimal`` or ``feasible``; None in a file of bare relations."""
     stated: dict[str, float | None]
     """The figures, by key."""
+    objective: ObjectiveEntry | None = None
+    """The minimized quantity with its bound, where the file states it."""
 
 
 def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
@@ -196,7 +207,7 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
     except ScheduleError as error:
         raise error.within(source) from None
     except ValidationError as error:
-        raise ScheduleError(_faults(error)).within(source) from None
+        raise ScheduleError(faults_of(error, kind="schedule")).within(source) from None
     if document.R is None:
         msg = f"{source}: R: the file holds no schedule (status {document.status or 'unknown'})"
         raise ScheduleError(msg)
@@ -216,6 +227,7 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
         problem=document.problem,
         status=document.status,
         stated={key: getattr(document, key) for key in STATED},
+        objective=document.objective,
     )
 
 
@@ -225,28 +237,30 @@ def _pairs(found: list[list[int]]) -> tuple[tuple[int, int], ...]:
 
 def _parse(text: str) -> object:
     try:
-        return parse_json(text, expected=FORMAT, hook=_unrepeated)
+        return parse_json(text, expected=FORMAT, hook=unrepeated)
     except InputError as error:
         raise ScheduleError(error.faults) from None
 
 
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of the file; a key that comes twice would hide what stands first."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         repeated = next(key for key in keys if keys.count(key) > 1)
-        raise ScheduleError(f"{repeated}: the key comes twice in one object")
+        msg = f"{repeated}: the key comes twice in one object"
+        raise InputError(msg)
     return found
 
 
-def _faults(error: ValidationError) -> list[str]:
+def faults_of(error: ValidationError, *, kind: str) -> list[str]:
+    """Return the faults that a `kind` of file has, in words, the first few of them."""
     faults = []
     found = error.errors(include_url=False, include_context=False)
     for fault in found[:MOST_FAULTS]:
         place = ".".join(str(part) for part in fault["loc"]) or "document"
         if fault["type"] == "extra_forbidden":
-            faults.append(f"{place}: unknown key; accepted are the keys of a schedule file")
+            faults.append(f"{place}: unknown key; accepted are the keys of a {kind} file")
         elif fault["type"] == "missing":
             faults.append(f"{place}: missing")
         else:

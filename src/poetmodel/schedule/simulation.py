@@ -65,6 +65,8 @@ class Simulation:
     """Energy beyond the baseline, added up by itself so that small ones keep their digits [J]."""
     overtime_s: float | None
     """Counted time beyond one pass, added up by itself likewise [s]."""
+    planned_s: float | None = None
+    """Makespan of a plan whose transfers run beside the computing, where one was given [s]."""
 
     @property
     def peak_ram_bytes(self) -> int:
@@ -73,7 +75,12 @@ class Simulation:
 
     @property
     def makespan_s(self) -> float | None:
-        """Compute plus transfer time, one after the other [s]; None without costs."""
+        """Time from begin to end [s]; None without costs.
+
+        That of the plan, where there is one; else compute plus transfer time, one after the other.
+        """
+        if self.planned_s is not None:
+            return self.planned_s
         if self.compute_s is None or self.transfer_s is None:
             return None
         return self.compute_s + self.transfer_s
@@ -90,6 +97,7 @@ def simulate(
     schedule: Schedule,
     *,
     deadline_counts: str | None = None,
+    makespan_s: float | None = None,
 ) -> Simulation:
     """Walk a schedule and report figures and every violation.
 
@@ -104,6 +112,9 @@ def simulate(
     deadline_counts : {'compute', 'serial', 'overlap'}, optional
         Which time counts, for `Simulation.time_s` and idle power. Default: ``overlap`` for a device
         whose storage has DMA, else ``serial``.
+    makespan_s : float, optional
+        For ``overlap``: how long a checked plan of the schedule takes [s]. Without it compute plus
+        transfer time, which a plan without any overlap takes.
 
     Returns
     -------
@@ -117,7 +128,7 @@ def simulate(
     """
     walk = _Walk(graph, schedule)
     walk.run()
-    figures = _Figures.of(graph, costs, schedule, deadline_counts)
+    figures = _Figures.of(graph, costs, schedule, deadline_counts, makespan_s)
     if costs is not None and costs.pages is None and (schedule.M_in or schedule.M_out):
         walk.violations.append("tensors are paged, but the costs know of no auxiliary storage")
     sizes = graph.tensor_bytes
@@ -138,6 +149,7 @@ def simulate(
         baseline_energy_j=figures.baseline_j,
         overhead_j=figures.overhead_j,
         overtime_s=figures.overtime_s,
+        planned_s=figures.planned_s,
     )
 
 
@@ -328,17 +340,24 @@ class _Figures:
     baseline_j: float | None = None
     overhead_j: float | None = None
     overtime_s: float | None = None
+    planned_s: float | None = None
 
     @classmethod
     def of(
-        cls, graph: Graph, costs: Costs | None, schedule: Schedule, deadline_counts: str | None
+        cls,
+        graph: Graph,
+        costs: Costs | None,
+        schedule: Schedule,
+        deadline_counts: str | None,
+        makespan_s: float | None,
     ) -> _Figures:
         if costs is None:
             return cls()
         table = costs.table(graph)
         device = costs.device
         idle_w = device.idle_power_w if device is not None else 0.0
-        compute_only = (deadline_counts or _meaning(device)) == DeadlineCounts.COMPUTE
+        counts = deadline_counts or _meaning(device)
+        compute_only = counts == DeadlineCounts.COMPUTE
         computed = _counts(schedule.R, len(graph.nodes))
         again = [count - 1 for count in computed]
         transfer_s = transfer_j = 0.0
@@ -351,6 +370,9 @@ class _Figures:
         compute_s = _total(computed, table.compute_time_s)
         time_s = compute_s if compute_only else compute_s + transfer_s
         extra_s = _total(again, table.compute_time_s) + (0.0 if compute_only else transfer_s)
+        planned_s = makespan_s if counts == DeadlineCounts.OVERLAP else None
+        if planned_s is not None:
+            time_s, extra_s = planned_s, max(0.0, planned_s - sum(table.compute_time_s))
         return cls(
             compute_s=compute_s,
             transfer_s=transfer_s,
@@ -359,6 +381,7 @@ class _Figures:
             baseline_j=sum(table.compute_energy_j) + idle_w * sum(table.compute_time_s),
             overhead_j=_total(again, table.compute_energy_j) + transfer_j + idle_w * extra_s,
             overtime_s=extra_s,
+            planned_s=planned_s,
         )
 
 

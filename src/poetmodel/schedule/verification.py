@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poetmodel.errors import InputError, ScheduleError
-from poetmodel.problem import RELATIVE_TOLERANCE, DeadlineCounts, within
+from poetmodel.problem import RELATIVE_TOLERANCE, within
 from poetmodel.schedule.simulation import Simulation, simulate
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -34,7 +34,11 @@ class Verdict:
 
 
 def verify(
-    problem: Problem, schedule: Schedule, *, stated: Mapping[str, float | None] | None = None
+    problem: Problem,
+    schedule: Schedule,
+    *,
+    stated: Mapping[str, float | None] | None = None,
+    makespan_s: float | None = None,
 ) -> Verdict:
     """Judge a schedule against the rules of execution and the limits of a problem.
 
@@ -47,6 +51,9 @@ def verify(
     stated : mapping of str to number, optional
         Figures that a file claims, such as ``energy_j`` and ``peak_ram_bytes``; each is compared
         with the simulated one.
+    makespan_s : float, optional
+        Where transfers run beside the computing: how long a plan of the schedule takes, as its own
+        judge found [s]; `poetmodel.planner.verify` makes one and passes it.
 
     Returns
     -------
@@ -58,12 +65,23 @@ def verify(
     ScheduleError
         If the schedule was made for another graph.
     InputError
-        For a deadline in the meaning ``overlap``, which needs a plan of transfers.
+        For a deadline in the meaning ``overlap`` without the makespan of a plan.
     """
     check_identity(problem.graph, schedule)
-    check_deadline_meaning(problem)
+    if problem.stand_in_share is not None:
+        makespan_s = problem.pass_time_s  # of sums: no idle power beyond one pass
+    elif problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
+        msg = (
+            "deadline: one that counts 'overlap' is held against a plan of the transfers; use "
+            "poetmodel.planner.verify, which makes it"
+        )
+        raise InputError(msg)
     simulation = simulate(
-        problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts
+        problem.graph,
+        problem.costs,
+        schedule,
+        deadline_counts=problem.deadline_counts,
+        makespan_s=makespan_s,
     )
     violations = [
         *simulation.violations,
@@ -84,17 +102,6 @@ def check_identity(graph: Graph, schedule: Schedule) -> None:
             "made for"
         )
         raise ScheduleError(msg)
-
-
-def check_deadline_meaning(problem: Problem) -> None:
-    """Raise `InputError` for a deadline that only a plan of transfers can be held against."""
-    if problem.deadline_s is not None and problem.deadline_counts == DeadlineCounts.OVERLAP:
-        msg = (
-            "deadline: a deadline that counts 'overlap' needs a transfer plan, which this version "
-            "does not make; use --deadline-counts serial (safe: transfers one after the other) or "
-            "compute"
-        )
-        raise InputError(msg)
 
 
 def _choices(problem: Problem, schedule: Schedule) -> Iterator[str]:
@@ -120,16 +127,25 @@ def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
     limit = problem.aux_limit_bytes
     if limit is not None and simulation.aux_used_bytes > limit:
         yield f"storage used {simulation.aux_used_bytes:,} B is above the limit of {limit:,} B"
-    if simulation.time_s is not None and not within(simulation.time_s, problem.deadline_s):
-        yield (
-            f"time {format_seconds(simulation.time_s)} ({problem.deadline_counts}) is above the "
-            f"deadline of {format_seconds(problem.deadline_s or 0.0)}"
-        )
+    for time_s in _counted_times(problem, simulation):
+        if not within(time_s, problem.deadline_s):
+            yield (
+                f"time {format_seconds(time_s)} ({problem.deadline_counts}) is above the "
+                f"deadline of {format_seconds(problem.deadline_s or 0.0)}"
+            )
     if simulation.energy_j is not None and not within(simulation.energy_j, problem.energy_budget_j):
         yield (
             f"energy {format_joules(simulation.energy_j)} is above the budget of "
             f"{format_joules(problem.energy_budget_j or 0.0)}"
         )
+
+
+def _counted_times(problem: Problem, simulation: Simulation) -> Iterator[float]:
+    if problem.stand_in_share is not None:
+        compute_s, transfer_s = simulation.compute_s or 0.0, simulation.transfer_s or 0.0
+        yield from (counted.of(compute_s, transfer_s) for counted in problem.deadline_sums)
+    elif simulation.time_s is not None:
+        yield simulation.time_s
 
 
 def _claims(simulation: Simulation, stated: Mapping[str, float | None]) -> Iterator[str]:

@@ -1,0 +1,82 @@
+"""A whole training job: how many samples, by when, and on what battery."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from poetmodel.errors import BudgetError, shown
+from poetmodel.units import parse_energy, parse_time
+
+if TYPE_CHECKING:
+    from poetmodel.graph import Graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a person knows: samples, the time until they must be through, a battery.
+
+    A step trains on one batch; the last one may be smaller and costs as much.
+
+    Parameters
+    ----------
+    samples : int
+        Samples to train on, every epoch counted.
+    within : str or float, optional
+        Time for all of them: seconds, or a time such as ``6h``.
+    battery : str or float, optional
+        Energy for all of them: joules, or an energy such as ``1.2Wh``.
+
+    Raises
+    ------
+    BudgetError
+        If one of them is not usable.
+
+    Examples
+    --------
+    >>> job = Job(samples=500, within="6h", battery="1.2Wh")
+    >>> job.within_s, job.battery_j
+    (21600.0, 4320.0)
+    """
+
+    samples: int
+    within: str | float | None = None
+    battery: str | float | None = None
+
+    def __post_init__(self) -> None:
+        faults = []
+        given: object = self.samples
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            faults.append(f"samples: expected a whole number from 1, got {shown(given)}")
+        for name in ("within", "battery"):
+            try:
+                amount = getattr(self, f"{name}_{'s' if name == 'within' else 'j'}")
+            except BudgetError as error:
+                faults.extend(error.faults)
+                continue
+            if amount == 0:
+                faults.append(f"{name}: expected more than 0, got {shown(getattr(self, name))}")
+        if faults:
+            raise BudgetError(faults)
+
+    @property
+    def within_s(self) -> float | None:
+        """Time for the whole job [s]; None for any."""
+        return None if self.within is None else parse_time(self.within, field="within")
+
+    @property
+    def battery_j(self) -> float | None:
+        """Energy for the whole job [J]; None for any."""
+        return None if self.battery is None else parse_energy(self.battery, field="battery")
+
+    def steps(self, graph: Graph) -> int:
+        """Return how many steps of a graph the samples take, by its batch size."""
+        return -(-self.samples // graph.batch_size)
+
+    def deadline_s(self, graph: Graph) -> float | None:
+        """Return the time that one step of a graph may take [s]."""
+        return None if self.within_s is None else self.within_s / self.steps(graph)
+
+    def energy_budget_j(self, graph: Graph) -> float | None:
+        """Return the energy that one step of a graph may take [J]."""
+        return None if self.battery_j is None else self.battery_j / self.steps(graph)

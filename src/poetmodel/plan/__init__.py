@@ -1,0 +1,17 @@
+"""Plans: the program that a device runs, its judge, its files and its listings."""
+
+from poetmodel.plan.binary import decode, encode
+from poetmodel.plan.program import Instruction, Op, Plan, Program
+from poetmodel.plan.walk import Moment, PlanCheck, check_plan
+
+__all__ = [
+    "Instruction",
+    "Moment",
+    "Op",
+    "Plan",
+    "PlanCheck",
+    "Program",
+    "check_plan",
+    "decode",
+    "encode",
+]

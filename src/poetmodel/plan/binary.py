@@ -1,0 +1,347 @@
+"""Plans as a few hundred bytes, for a device that knows the graph.
+
+``docs/plans.md`` states the format bit by bit. First computations in graph order are not stored,
+nor are the waits and frees that follow from the rest.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.device import StorageMode
+from poetmodel.errors import PlanError
+from poetmodel.plan.derivation import explicit_steps, with_waits_and_frees
+from poetmodel.plan.program import Instruction, Op, Plan
+from poetmodel.plan.walk import check_identity
+from poetmodel.schedule import GraphIdentity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from poetmodel.graph import Graph
+    from poetmodel.plan.program import Program
+
+MAGIC: Final = b"\x89PLN"
+"""The first bytes of every coded plan; no text begins with them."""
+VERSION: Final = 1
+
+FINGERPRINT_BYTES: Final = 8
+"""How much of the SHA-256 of the graph is stored."""
+CHECKSUM_BYTES: Final = 4
+"""Size of the CRC-32 at the end."""
+
+DMA: Final = 1
+"""Flag: transfers run beside the core."""
+LITERAL: Final = 2
+"""Flag: every wait and free is stored, because they do not follow from the rest."""
+HAS_BUDGET: Final = 4
+"""Flag: the RAM budget is stored."""
+HAS_DEVICE: Final = 8
+"""Flag: the name of the device is stored."""
+_ALL_FLAGS: Final = DMA | LITERAL | HAS_BUDGET | HAS_DEVICE
+
+_CODES: Final = (Op.COMPUTE, Op.PAGE_IN, Op.PAGE_OUT, Op.WAIT, Op.FREE)
+"""Operations by the number that stands for them."""
+_START: Final = len(MAGIC) + 2 + FINGERPRINT_BYTES
+"""Where the length of the body stands."""
+_MAX_BITS: Final = 63
+"""Numbers of this many bits and less are accepted."""
+_GROUP: Final = 7
+"""Bits of a number that one byte holds."""
+_LOW: Final = 0x7F
+_MORE: Final = 0x80
+
+
+def encode(graph: Graph, plan: Plan) -> bytes:
+    """Return a plan as bytes.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph that it was made for.
+    plan : Plan
+        A valid plan.
+
+    Returns
+    -------
+    bytes
+        What `decode` turns into the same plan.
+
+    Raises
+    ------
+    PlanError
+        If the plan was made for another graph, or leaves nodes out or names some that the graph
+        lacks.
+    """
+    check_identity(graph, plan)
+    _check_indices(graph, plan.program)
+    steps = explicit_steps(graph, plan.program, plan.mode)
+    flags = DMA if plan.mode == StorageMode.DMA else 0
+    if steps is None:
+        flags |= LITERAL
+        steps = plan.program
+    head = bytearray()
+    if plan.ram_budget_bytes is not None:
+        flags |= HAS_BUDGET
+        head += _varint(plan.ram_budget_bytes)
+    if plan.device is not None:
+        flags |= HAS_DEVICE
+        name = plan.device.encode("utf-8", "surrogatepass")
+        head += _varint(len(name)) + name
+    body = bytes(head) + _records(graph, steps)
+    start = MAGIC + bytes((VERSION, flags)) + _fingerprint(graph)
+    content = start + _varint(len(body)) + body
+    data = content + _checksum(content)
+    if decode(graph, data).program != plan.program:
+        msg = "the program does not compute every node of the graph; check_plan says what is wrong"
+        raise PlanError(msg)
+    return data
+
+
+def decode(graph: Graph, data: bytes) -> Plan:
+    """Return the plan that bytes of `encode` stand for.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph that it was made for.
+    data : bytes
+        The whole of it.
+
+    Returns
+    -------
+    Plan
+        Identical to the one that was coded.
+
+    Raises
+    ------
+    PlanError
+        If the bytes are no coded plan, are cut off or altered, come from a newer version or belong
+        to another graph.
+    """
+    flags, body = _opened(graph, data)
+    reader = _Reader(body)
+    budget = reader.number() if flags & HAS_BUDGET else None
+    device = reader.text() if flags & HAS_DEVICE else None
+    mode = StorageMode.DMA if flags & DMA else StorageMode.BLOCKING
+    steps = tuple(_steps(graph, reader))
+    return Plan(
+        program=steps if flags & LITERAL else with_waits_and_frees(graph, steps, mode),
+        mode=mode,
+        identity=GraphIdentity.of(graph),
+        ram_budget_bytes=budget,
+        device=device,
+    )
+
+
+def is_coded(data: bytes) -> bool:
+    """Return whether bytes begin as a coded plan does."""
+    return data.startswith(MAGIC)
+
+
+def _check_indices(graph: Graph, program: Program) -> None:
+    known = dict.fromkeys(_CODES, range(len(graph.tensors)))
+    known[Op.COMPUTE] = range(len(graph.nodes))
+    for position, (op, index) in enumerate(program):
+        if index not in known[op]:
+            msg = f"instruction {position}, {op} {index}: the graph has no such index"
+            raise PlanError(msg)
+
+
+# -- records -----------------------------------------------------------------------------------
+
+
+class _Expectation:
+    """Which index the next record is likely to have; the same for writer and reader."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.node_of = graph.node_of
+        self.first = 0
+        """The node whose first computation comes next."""
+        self._last = dict.fromkeys(_CODES, 0)
+        self._last[Op.COMPUTE] = -1
+        self._computed = 0
+
+    def index(self, op: Op) -> int:
+        """Return the index that is expected for an operation."""
+        if op == Op.COMPUTE:
+            return self._last[op] + 1
+        if op == Op.PAGE_OUT:
+            return bisect_left(self.node_of, self._computed)
+        return self._last[op]
+
+    def note_firsts(self, count: int) -> None:
+        """Take in that `count` nodes were computed for the first time."""
+        if count:
+            self.first += count
+            self._computed = self.first - 1
+
+    def note(self, op: Op, index: int) -> None:
+        """Take in a record."""
+        self._last[op] = index
+        if op == Op.COMPUTE:
+            self._computed = index
+
+
+def _records(graph: Graph, steps: Iterable[Instruction]) -> bytes:
+    """Return one record per step that is not the first computation which is due."""
+    written = bytearray()
+    expectation = _Expectation(graph)
+    run = 0
+    for op, index in steps:
+        if op == Op.COMPUTE and index == expectation.first + run:
+            run += 1
+            continue
+        expectation.note_firsts(run)
+        written += _varint(run * len(_CODES) + _CODES.index(op))
+        written += _varint(_zigzag(index - expectation.index(op)))
+        expectation.note(op, index)
+        run = 0
+    return bytes(written)
+
+
+def _steps(graph: Graph, reader: _Reader) -> Iterator[Instruction]:
+    """Yield the steps that records stand for."""
+    expectation = _Expectation(graph)
+    n, tensors = len(graph.nodes), len(graph.tensors)
+    while not reader.at_end:
+        run, code = divmod(reader.number(), len(_CODES))
+        op = _CODES[code]
+        first = expectation.first
+        if run > n - first:
+            msg = f"the bytes name more first computations than the graph has nodes ({n})"
+            raise PlanError(msg)
+        yield from (Instruction(Op.COMPUTE, k) for k in range(first, first + run))
+        expectation.note_firsts(run)
+        index = expectation.index(op) + _unzigzag(reader.number())
+        if not 0 <= index < (n if op == Op.COMPUTE else tensors):
+            msg = f"the bytes name the index {index} in {op}, which the graph lacks"
+            raise PlanError(msg)
+        yield Instruction(op, index)
+        expectation.note(op, index)
+    yield from (Instruction(Op.COMPUTE, k) for k in range(expectation.first, n))
+
+
+# -- bytes -------------------------------------------------------------------------------------
+
+
+def _opened(graph: Graph, data: bytes) -> tuple[int, bytes]:
+    """Return flags and body of a coded plan that is whole and belongs to the graph."""
+    if not data.startswith(MAGIC):
+        what = "nothing" if not data else f"bytes that begin with {data[: len(MAGIC)].hex()}"
+        msg = f"expected a coded plan, which begins with {MAGIC.hex()}, got {what}"
+        raise PlanError(msg)
+    if len(data) <= _START + CHECKSUM_BYTES:
+        msg = f"the coded plan is cut off: it has only {len(data)} bytes"
+        raise PlanError(msg)
+    version, flags = data[len(MAGIC)], data[len(MAGIC) + 1]
+    content, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
+    if checksum != _checksum(content):
+        raise PlanError(_damage(data))
+    if version != VERSION:
+        msg = f"the coded plan has version {version}; this poetmodel reads version {VERSION}"
+        raise PlanError(msg)
+    if flags & ~_ALL_FLAGS:
+        msg = f"the coded plan has unknown flags: {flags:#04x}"
+        raise PlanError(msg)
+    fingerprint = content[_START - FINGERPRINT_BYTES : _START]
+    if fingerprint != _fingerprint(graph):
+        msg = (
+            f"the plan was made for a graph whose sha256 begins with {fingerprint.hex()}, not for "
+            f"this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was made for"
+        )
+        raise PlanError(msg)
+    reader = _Reader(content[_START:])
+    length = reader.number()
+    body = reader.rest()
+    if len(body) != length:
+        msg = f"the coded plan says that {length} bytes follow, and {len(body)} do"
+        raise PlanError(msg)
+    return flags, body
+
+
+def _damage(data: bytes) -> str:
+    """Say what happened to bytes whose checksum is wrong, as well as one can tell."""
+    reader = _Reader(data[_START:])
+    try:
+        whole = reader.number() + reader.place + _START + CHECKSUM_BYTES
+    except PlanError:
+        whole = len(data)
+    if whole > len(data):
+        return f"the coded plan is cut off or altered: {len(data)} of {whole} bytes"
+    if whole < len(data):
+        return f"the coded plan is altered: {len(data)} bytes where {whole} are said to be"
+    return "the coded plan is altered: its checksum is wrong"
+
+
+def _fingerprint(graph: Graph) -> bytes:
+    return bytes.fromhex(graph.sha256)[:FINGERPRINT_BYTES]
+
+
+def _checksum(content: bytes) -> bytes:
+    return zlib.crc32(content).to_bytes(CHECKSUM_BYTES, "little")
+
+
+def _varint(number: int) -> bytes:
+    """Return a number in groups of 7 bits, the lowest first; bit 7 says that more follow."""
+    if not 0 <= number < 1 << _MAX_BITS:
+        msg = f"expected a number from 0 to 2^{_MAX_BITS} to be coded, got {number}"
+        raise PlanError(msg)
+    groups = bytearray()
+    while number > _LOW:
+        groups.append(number & _LOW | _MORE)
+        number >>= _GROUP
+    groups.append(number)
+    return bytes(groups)
+
+
+def _zigzag(number: int) -> int:
+    """Return 0, 1, 2, 3, 4 ... for 0, -1, 1, -2, 2 ..."""
+    return -2 * number - 1 if number < 0 else 2 * number
+
+
+def _unzigzag(number: int) -> int:
+    return -(number + 1) // 2 if number % 2 else number // 2
+
+
+class _Reader:
+    """Reads numbers and texts from bytes, one after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.place = 0
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything is read."""
+        return self.place >= len(self.data)
+
+    def number(self) -> int:
+        """Return the next number of `_varint`."""
+        number = shift = 0
+        while True:
+            if self.at_end or shift >= _MAX_BITS:
+                msg = "the coded plan ends in the middle of a number, or a number is too long"
+                raise PlanError(msg)
+            group = self.data[self.place]
+            self.place += 1
+            number |= (group & _LOW) << shift
+            shift += _GROUP
+            if not group & _MORE:
+                return number
+
+    def text(self) -> str:
+        """Return the next text: its length, then UTF-8."""
+        end = self.number() + self.place
+        content, self.place = self.data[self.place : end], end
+        try:
+            return content.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            msg = "the coded plan holds a name that is no UTF-8"
+            raise PlanError(msg) from None
+
+    def rest(self) -> bytes:
+        """Return all that is not read yet."""
+        return self.data[self.place :]

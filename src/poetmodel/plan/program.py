@@ -1,0 +1,94 @@
+"""A plan: the program that the device runs, one instruction after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from poetmodel.device import StorageMode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from poetmodel.plan.walk import PlanCheck
+    from poetmodel.schedule import GraphIdentity
+
+
+class Op(StrEnum):
+    """What an instruction does."""
+
+    COMPUTE = "compute"
+    """Run a node."""
+    PAGE_IN = "page_in"
+    """Start to move a tensor from storage to RAM."""
+    PAGE_OUT = "page_out"
+    """Start to move a tensor from RAM to storage."""
+    WAIT = "wait"
+    """Hold the core until the transfer of a tensor is done."""
+    FREE = "free"
+    """Give the RAM of a tensor back."""
+
+
+class Instruction(NamedTuple):
+    """One step of a program."""
+
+    op: Op
+    """What to do."""
+    index: int  # type: ignore[assignment] # takes the place of the search method of tuples
+    """A node's index for ``compute``, a tensor's number otherwise."""
+
+
+Program = tuple[Instruction, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A program, for which graph it is, and how the storage moves tensors.
+
+    Raises
+    ------
+    ValueError
+        If `mode` is no storage mode.
+    """
+
+    program: Program = field(repr=False)
+    """The instructions, in order."""
+    mode: StorageMode
+    """``blocking`` transfers hold the core; ``dma`` ones run beside it, one at a time."""
+    identity: GraphIdentity | None = field(default=None, compare=False, repr=False)
+    """The graph it was made for, where known."""
+    ram_budget_bytes: int | None = None
+    """The budget that it was made for, resident bytes excluded from it [B]; None where unknown."""
+    device: str | None = None
+    """Key or name of the device, where known."""
+
+    def __post_init__(self) -> None:
+        program = tuple(Instruction(Op(op), int(index)) for op, index in self.program)
+        object.__setattr__(self, "program", program)
+        object.__setattr__(self, "mode", StorageMode(self.mode))
+
+    def to_dict(self, check: PlanCheck | None = None) -> dict[str, Any]:
+        """Return the content of a plan file; with what `check_plan` found, its figures too."""
+        from poetmodel.plan.io import plan_to_dict
+
+        return plan_to_dict(self, check)
+
+    def save(self, path: str | Path, check: PlanCheck | None = None) -> None:
+        """Write a ``*.plan.json`` file; with what `check_plan` found, its figures too.
+
+        Raises
+        ------
+        PlanError
+            If the plan does not say which graph it belongs to.
+        """
+        from poetmodel.plan.io import save_plan
+
+        save_plan(self, path, check)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read the program of a ``*.plan.json`` file; figures in it are left aside."""
+        from poetmodel.plan.io import load_plan
+
+        return load_plan(path)

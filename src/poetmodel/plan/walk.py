@@ -1,0 +1,364 @@
+"""The judge of plans: walks a program with two clocks and reports what it does and what it breaks.
+
+It knows no planner, no formulation and no solver.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from poetmodel.device import StorageMode
+from poetmodel.errors import PlanError
+from poetmodel.plan.program import Instruction, Op
+from poetmodel.problem import RELATIVE_TOLERANCE
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from poetmodel.device import Costs, CostTable
+    from poetmodel.graph import Graph
+    from poetmodel.plan.program import Plan
+
+
+class Moment(NamedTuple):
+    """When one instruction acts, and the RAM it leaves."""
+
+    issued_s: float
+    """The core's clock when the instruction comes up [s]; its RAM changes at this time."""
+    start_s: float
+    """When its work begins, on the bus for a ``dma`` transfer [s]."""
+    end_s: float
+    """When its work ends [s]; for a wait, start to end is stall."""
+    high_bytes: int
+    """Highest RAM use during it, workspace and old copies included [B]."""
+    ram_bytes: int
+    """RAM in use after it [B]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCheck:
+    """What a plan does, as the walk found it; with violations, figures mean little."""
+
+    violations: tuple[str, ...]
+    """Every rule and limit that the walk found broken, in words."""
+    moments: tuple[Moment, ...] = field(repr=False)
+    """One per instruction of the program; without costs all times are 0."""
+    peak_ram_bytes: int
+    """Highest RAM use [B]."""
+    peak_position: int | None
+    """The first instruction with that use; None for an empty program."""
+    aux_used_bytes: int
+    """All tensors ever paged out together [B]; tensors that start on storage do not count."""
+    written_bytes: int
+    """Bytes paged out, each time counted [B]."""
+    read_bytes: int
+    """Bytes paged in, each time counted [B]."""
+    compute_s: float | None
+    """Compute time [s]; None without costs."""
+    transfer_s: float | None
+    """Transfer time [s]; None without costs."""
+    stall_s: float | None
+    """Time that the core waits for the bus [s]; None without costs."""
+    makespan_s: float | None
+    """When both clocks have stopped [s]; None without costs."""
+    energy_j: float | None
+    """Energy of the step [J]: idle power is drawn over the makespan; None without costs."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether the walk found nothing broken."""
+        return not self.violations
+
+
+def check_plan(
+    graph: Graph,
+    costs: Costs | None,
+    plan: Plan,
+    *,
+    ram_budget_bytes: int | None = None,
+    aux_bytes: int | None = None,
+) -> PlanCheck:
+    """Walk a plan and report figures and every violation.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    costs : Costs or None
+        For times and energy; without them only memory and order are checked.
+    plan : Plan
+        The program.
+    ram_budget_bytes : int, optional
+        RAM for tensors and workspaces [B]. Default: the plan's own budget, where it has one.
+    aux_bytes : int, optional
+        Room for paged-out tensors [B]. Default: that of the device of the costs, where it is
+        limited.
+
+    Returns
+    -------
+    PlanCheck
+        Times, RAM, energy and violations. It never raises on a bad program.
+
+    Raises
+    ------
+    PlanError
+        If the plan names another graph.
+
+    Notes
+    -----
+    Each computation must find its inputs in RAM and at rest; a page-in takes its RAM at once; a
+    transfer that is not waited for is under way; nothing may be freed while it is. A blocking
+    program has one clock: its makespan is compute plus transfer time, added up by kind, as a
+    schedule's is. A ``dma`` program runs its transfers one at a time, in program order, beside the
+    computing.
+    """
+    check_identity(graph, plan)
+    walk = _Walk(graph, None if costs is None else costs.table(graph), plan.mode)
+    walk.run(plan.program)
+    device = costs.device if costs is not None else None
+    budget = plan.ram_budget_bytes if ram_budget_bytes is None else ram_budget_bytes
+    room = aux_bytes if aux_bytes is not None or device is None else device.aux_bytes
+    walk.check_limits(budget, room)
+    sizes = graph.tensor_bytes
+    idle_w = device.idle_power_w if device is not None else 0.0
+    return PlanCheck(
+        violations=tuple(walk.violations),
+        moments=tuple(walk.moments),
+        peak_ram_bytes=walk.peak_bytes,
+        peak_position=walk.peak_position,
+        aux_used_bytes=walk.aux_used_bytes,
+        written_bytes=sum(sizes[i] * times for i, times in walk.count[Op.PAGE_OUT].items()),
+        read_bytes=sum(sizes[i] * times for i, times in walk.count[Op.PAGE_IN].items()),
+        **walk.figures(idle_w),
+    )
+
+
+def check_identity(graph: Graph, plan: Plan) -> None:
+    """Raise `PlanError` if the plan names another graph than this one."""
+    identity = plan.identity
+    if identity is not None and identity.sha256 != graph.sha256:
+        msg = (
+            f"the plan was made for graph {identity.name!r} (sha256 {identity.sha256[:12]}...), "
+            f"not for this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was "
+            "made for"
+        )
+        raise PlanError(msg)
+
+
+def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterator[str]:
+    """Yield every figure of a plan file that is not what the walk found."""
+    for key, claim in stated.items():
+        value: float | None = getattr(check, key)
+        if claim is None or value is None:
+            continue
+        slack = 0.0 if key == "peak_ram_bytes" else RELATIVE_TOLERANCE * abs(value)
+        if abs(claim - value) > slack:
+            yield f"{key}: the file says {claim!r}, the walk gives {value!r}"
+
+
+class _Walk:
+    """The state of one walk: both clocks, what is in RAM, on storage and on the bus."""
+
+    def __init__(self, graph: Graph, table: CostTable | None, mode: StorageMode) -> None:
+        self.graph = graph
+        self.sizes = graph.tensor_bytes
+        self.table = table
+        self.dma = mode == StorageMode.DMA
+        self.core_s = self.bus_s = self.stall_s = 0.0
+        self.ram: set[int] = set()
+        self.ram_bytes = 0
+        self.aux_from_start = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
+        self.aux = set(self.aux_from_start)
+        self.done_s: dict[int, float] = {}
+        self.in_flight: dict[int, Op] = {}
+        self.first_computed = -1
+        self.count: dict[Op, Counter[int]] = {op: Counter() for op in Op}
+        self.position = 0
+        self.peak_bytes = 0
+        self.peak_position: int | None = None
+        self.moments: list[Moment] = []
+        self.violations: list[str] = []
+
+    def run(self, program: Sequence[Instruction]) -> None:
+        """Walk the program from its first instruction to its last."""
+        act = {
+            Op.COMPUTE: self._compute,
+            Op.PAGE_IN: self._page_in,
+            Op.PAGE_OUT: self._page_out,
+            Op.WAIT: self._wait,
+            Op.FREE: self._free,
+        }
+        known = {op: range(len(self.sizes)) for op in Op}
+        known[Op.COMPUTE] = range(len(self.graph.nodes))
+        for self.position, (op, index) in enumerate(program):
+            issued_s = self.core_s
+            if index in known[op]:
+                self.count[op][index] += 1
+                start_s, end_s, high_bytes = act[op](index)
+            else:
+                self._object(op, index, "the graph has no such index")
+                start_s, end_s, high_bytes = issued_s, issued_s, self.ram_bytes
+            self._record(Moment(issued_s, start_s, end_s, high_bytes, self.ram_bytes))
+        self._end()
+
+    # -- instructions: each returns start, end [s] and the highest RAM during it [B] -------------
+
+    def _compute(self, k: int) -> tuple[float, float, int]:
+        node, outputs = self.graph.nodes[k], self.graph.outputs_of[k]
+        self._check_order(k)
+        for i in self.graph.inputs_of[k]:
+            if i not in self.ram:
+                self._object(Op.COMPUTE, k, f"needs {self._tensor(i)} in RAM")
+            elif self.in_flight.get(i) == Op.PAGE_IN:
+                self._object(Op.COMPUTE, k, f"reads {self._tensor(i)} before its page_in is done")
+        for i in outputs:
+            if i in self.in_flight:
+                word = self.in_flight[i]
+                self._object(Op.COMPUTE, k, f"overwrites {self._tensor(i)} during its {word}")
+        high = self.ram_bytes + node.output_bytes + node.workspace_bytes
+        for i in outputs:
+            self._take(i)
+        start = self.core_s
+        self.core_s += self.table.compute_time_s[k] if self.table is not None else 0.0
+        return start, self.core_s, high
+
+    def _check_order(self, k: int) -> None:
+        if self.count[Op.COMPUTE][k] > 1:
+            if not self.graph.nodes[k].recomputable:
+                self._object(Op.COMPUTE, k, "must not be computed again")
+            return
+        if k < self.first_computed:
+            before = self.graph.nodes[self.first_computed].name
+            self._object(Op.COMPUTE, k, f"is first computed after {before!r}, which follows it")
+        self.first_computed = max(k, self.first_computed)
+
+    def _page_in(self, i: int) -> tuple[float, float, int]:
+        if i not in self.aux:
+            self._object(Op.PAGE_IN, i, "is not on storage")
+        if i in self.ram:
+            self._object(Op.PAGE_IN, i, "is in RAM already")
+        self._take(i)
+        return *self._transfer(Op.PAGE_IN, i), self.ram_bytes
+
+    def _page_out(self, i: int) -> tuple[float, float, int]:
+        if i not in self.ram:
+            self._object(Op.PAGE_OUT, i, "is not in RAM")
+        elif i in self.in_flight:
+            self._object(Op.PAGE_OUT, i, f"is still under way: its {self.in_flight[i]}")
+        self.aux.add(i)
+        return *self._transfer(Op.PAGE_OUT, i), self.ram_bytes
+
+    def _transfer(self, op: Op, i: int) -> tuple[float, float]:
+        time_s = 0.0
+        if self.table is not None:
+            if not self.table.has_storage:
+                self._object(op, i, "is paged, but the costs know of no auxiliary storage")
+            else:
+                into = op == Op.PAGE_IN
+                time_s = (self.table.page_in_time_s if into else self.table.page_out_time_s)[i]
+        if not self.dma:
+            start = self.core_s
+            self.core_s = self.bus_s = self.done_s[i] = start + time_s
+            return start, self.core_s
+        start = max(self.bus_s, self.core_s)
+        self.bus_s = self.done_s[i] = start + time_s
+        self.in_flight[i] = op
+        return start, self.bus_s
+
+    def _wait(self, i: int) -> tuple[float, float, int]:
+        start = self.core_s
+        if i in self.done_s:
+            self.core_s = max(start, self.done_s[i])
+            self.stall_s += self.core_s - start
+        else:
+            self._object(Op.WAIT, i, "was never moved")
+        self.in_flight.pop(i, None)
+        return start, self.core_s, self.ram_bytes
+
+    def _free(self, i: int) -> tuple[float, float, int]:
+        high = self.ram_bytes
+        if i in self.in_flight:
+            self._object(Op.FREE, i, f"is still under way: its {self.in_flight[i]}")
+        if i in self.ram:
+            self.ram.remove(i)
+            self.ram_bytes -= self.sizes[i]
+        else:
+            self._object(Op.FREE, i, "is not in RAM")
+        return self.core_s, self.core_s, high
+
+    def _take(self, i: int) -> None:
+        if i not in self.ram:
+            self.ram.add(i)
+            self.ram_bytes += self.sizes[i]
+
+    # -- findings ----------------------------------------------------------------------------
+
+    def _record(self, moment: Moment) -> None:
+        if moment.high_bytes > self.peak_bytes or self.peak_position is None:
+            self.peak_bytes, self.peak_position = moment.high_bytes, self.position
+        self.moments.append(moment)
+
+    def _end(self) -> None:
+        for k, node in enumerate(self.graph.nodes):
+            if not self.count[Op.COMPUTE][k]:
+                self.violations.append(f"node {node.name!r} is never computed")
+        for i in sorted(self.ram):
+            if self.graph.users_of[i]:
+                self.violations.append(f"{self._tensor(i)} is still in RAM at the end")
+
+    def check_limits(self, ram_budget_bytes: int | None, aux_bytes: int | None) -> None:
+        """Compare the peak and the storage used with what there is."""
+        if ram_budget_bytes is not None and self.peak_bytes > ram_budget_bytes:
+            self.violations.append(
+                f"instruction {self.peak_position}: peak RAM {self.peak_bytes:,} B is "
+                f"{format_bytes(self.peak_bytes - ram_budget_bytes)} above the "
+                f"{ram_budget_bytes:,} B that tensors may use"
+            )
+        if aux_bytes is not None and self.aux_used_bytes > aux_bytes:
+            self.violations.append(
+                f"storage used {self.aux_used_bytes:,} B is above the limit of {aux_bytes:,} B"
+            )
+
+    @property
+    def aux_used_bytes(self) -> int:
+        """Return the size of all tensors ever paged out [B]."""
+        return sum(self.sizes[i] for i in self.aux - self.aux_from_start)
+
+    def figures(self, idle_power_w: float) -> dict[str, float | None]:
+        """Return times and energy, by the names of `PlanCheck`."""
+        keys = ("compute_s", "transfer_s", "stall_s", "makespan_s", "energy_j")
+        table = self.table
+        if table is None:
+            return dict.fromkeys(keys)
+        computed, into, out = (self.count[op] for op in (Op.COMPUTE, Op.PAGE_IN, Op.PAGE_OUT))
+        compute_s = _total(computed, table.compute_time_s)
+        transfer_s = transfer_j = 0.0
+        if table.has_storage:
+            transfer_s = _total(into, table.page_in_time_s) + _total(out, table.page_out_time_s)
+            transfer_j = _total(into, table.page_in_energy_j)
+            transfer_j += _total(out, table.page_out_energy_j)
+        makespan_s = max(self.core_s, self.bus_s) if self.dma else compute_s + transfer_s
+        energy_j = _total(computed, table.compute_energy_j) + transfer_j
+        energy_j += idle_power_w * makespan_s
+        return dict(
+            zip(keys, (compute_s, transfer_s, self.stall_s, makespan_s, energy_j), strict=True)
+        )
+
+    def _object(self, op: Op, index: int, what: str) -> None:
+        if op == Op.COMPUTE and 0 <= index < len(self.graph.nodes):
+            subject = f"node {self.graph.nodes[index].name!r} "
+        elif op != Op.COMPUTE and 0 <= index < len(self.sizes):
+            subject = f"{self._tensor(index)} "
+        else:
+            subject = ""
+        self.violations.append(f"instruction {self.position}, {op} {index}: {subject}{what}")
+
+    def _tensor(self, i: int) -> str:
+        return f"tensor {self.graph.tensors[i].name!r}"
+
+
+def _total(count: Counter[int], values: tuple[float, ...]) -> float:
+    return sum(count[index] * values[index] for index in sorted(count))

@@ -1,0 +1,6 @@
+"""From schedules to plans: Algorithm 2 made sound, and just-in-time transfers."""
+
+from poetmodel.planner.planning import make_plan
+from poetmodel.planner.verification import verify
+
+__all__ = ["make_plan", "verify"]

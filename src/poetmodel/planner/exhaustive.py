@@ -1,0 +1,251 @@
+"""The least makespan of all programs with the same events, by trying them; for small graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from poetmodel.plan import Op
+from poetmodel.planner.strategies import unread_page_ins
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from poetmodel.device import CostTable
+    from poetmodel.graph import Graph
+    from poetmodel.plan import Instruction
+
+
+def least_makespan_s(
+    graph: Graph, table: CostTable, moves: Sequence[Instruction], ram_budget_bytes: int
+) -> float | None:
+    """Try every place of every transfer and every wait.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    table : CostTable
+        Times of computations and transfers.
+    moves : sequence of Instruction
+        Computations, in an order that stays, and transfers, each of one copy of a tensor; see
+        `moves_of`. Every page-in must have a reader.
+    ram_budget_bytes : int
+        RAM that no program may exceed [B].
+
+    Returns
+    -------
+    float or None
+        The least makespan on a core and a DMA channel [s]; None if no program keeps the budget.
+
+    Raises
+    ------
+    ValueError
+        If a page-in has no reader.
+
+    Notes
+    -----
+    The work grows with the number of computations times ``2`` to the page-ins times ``3`` to the
+    page-outs. It shares nothing with the search but the events, so that each can test the other.
+    """
+    if unread_page_ins(graph, moves):
+        msg = "expected every page-in to have a reader"
+        raise ValueError(msg)
+    return _Programs(graph, table, moves, ram_budget_bytes).least()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Event:
+    """One transfer, and what it has to come after and before."""
+
+    op: Op
+    tensor: int
+    after: int
+    """Computations that must be done before it."""
+    before: int
+    """The computation that must not be done before it."""
+    last_read: int
+    """The last computation that reads the copy; its own maker where none does."""
+    needs: int | None = None
+    """The page-out that must be waited for before it."""
+
+
+class _State(NamedTuple):
+    """What is done: computations, and sets of transfers as bits."""
+
+    computed: int
+    begun: int
+    waited: int
+
+
+class _Clock(NamedTuple):
+    """When core and bus are free, and when the transfers begun end; 0 for others."""
+
+    core: float
+    bus: float
+    ends: tuple[float, ...]
+
+
+class _Programs:
+    """All programs, as paths through states with the clocks that no other is ahead of."""
+
+    def __init__(
+        self, graph: Graph, table: CostTable, moves: Sequence[Instruction], budget: int
+    ) -> None:
+        self.graph, self.table, self.budget = graph, table, budget
+        self.nodes = [index for op, index in moves if op == Op.COMPUTE]
+        self.events: list[_Event] = []
+        self.copies: list[tuple[int, int, int, int | None]] = []
+        """Computed copies: tensor, maker, last reader, page-out."""
+        self.arrivals: list[list[int]] = [[] for _ in self.nodes]
+        """Page-ins that each computation reads from."""
+        self.remade: list[list[int]] = [[] for _ in self.nodes]
+        """Page-outs of older copies of what each computation makes."""
+        self._read(moves)
+
+    def _read(self, moves: Sequence[Instruction]) -> None:
+        """Turn moves into events and the copies that they belong to."""
+        maker: dict[int, int] = {}
+        reader: dict[int, int] = {}
+        arrived: dict[int, int | None] = {}
+        stored: dict[int, int] = {}
+        place = 0
+        for op, index in moves:
+            if op == Op.COMPUTE:
+                for i in self.graph.inputs_of[index]:
+                    reader[i] = place
+                    e = arrived[i]
+                    if e is not None:
+                        self.arrivals[place].append(e)
+                        self.events[e].before = min(self.events[e].before, place)
+                        self.events[e].last_read = place
+                for i in self.graph.outputs_of[index]:
+                    self._close(i, maker, reader, arrived, stored)
+                    if i in stored:
+                        self.remade[place].append(stored[i])
+                    maker[i] = reader[i] = place
+                    arrived[i] = None
+                place += 1
+            elif op == Op.PAGE_OUT:
+                stored[index] = len(self.events)
+                self.events.append(
+                    _Event(op=op, tensor=index, after=maker[index] + 1, before=-1, last_read=-1)
+                )
+            else:
+                self._close(index, maker, reader, arrived, stored)
+                arrived[index] = len(self.events)
+                self.events.append(
+                    _Event(
+                        op=op,
+                        tensor=index,
+                        after=reader[index] + 1,
+                        before=len(self.nodes),
+                        last_read=-1,
+                        needs=stored.get(index),
+                    )
+                )
+        for i in maker:
+            self._close(i, maker, reader, arrived, stored)
+
+    def _close(
+        self,
+        i: int,
+        maker: dict[int, int],
+        reader: dict[int, int],
+        arrived: dict[int, int | None],
+        stored: dict[int, int],
+    ) -> None:
+        """Note a computed copy at its end."""
+        if i not in maker or arrived[i] is not None:
+            return
+        out = stored.get(i)
+        if out is not None and self.events[out].after != maker[i] + 1:
+            out = None
+        if out is not None:
+            self.events[out].last_read = reader[i]
+        self.copies.append((i, maker[i], reader[i], out))
+
+    def least(self) -> float | None:
+        """Walk the states in the order of how much is done."""
+        start = _State(0, 0, 0)
+        layer = {start: [_Clock(0.0, 0.0, (0.0,) * len(self.events))]}
+        best: float | None = None
+        while layer:
+            following: dict[_State, list[_Clock]] = {}
+            for state, clocks in layer.items():
+                if state.computed == len(self.nodes):
+                    ends = [max(clock.core, clock.bus) for clock in clocks]
+                    best = min(ends) if best is None else min(best, *ends)
+                for after, step in self._steps(state):
+                    group = following.setdefault(after, [])
+                    for clock in clocks:
+                        _keep(group, self._clock(clock, after, step))
+            layer = following
+        return best
+
+    def _steps(self, state: _State) -> Iterator[tuple[_State, int]]:
+        """Yield the states that can come next; the step is an event's number, or -1."""
+        computed, begun, waited = state
+        ram = self._ram(state)
+        if computed < len(self.nodes):
+            node = self.graph.nodes[self.nodes[computed]]
+            ready = all(begun >> e & 1 for e in self.arrivals[computed])
+            gone = all(waited >> x & 1 for x in self.remade[computed])
+            if ready and gone and ram + node.output_bytes + node.workspace_bytes <= self.budget:
+                yield _State(computed + 1, begun, waited), -1
+        for e, event in enumerate(self.events):
+            if not begun >> e & 1:
+                if computed < event.after:
+                    continue
+                if event.op == Op.PAGE_IN:
+                    if ram + self.graph.tensor_bytes[event.tensor] > self.budget:
+                        continue
+                    if event.needs is not None and not waited >> event.needs & 1:
+                        continue
+                yield _State(computed, begun | 1 << e, waited), e
+            elif event.op == Op.PAGE_OUT and not waited >> e & 1 and computed > event.last_read:
+                yield _State(computed, begun, waited | 1 << e), e
+
+    def _clock(self, clock: _Clock, after: _State, step: int) -> _Clock:
+        core, bus, ends = clock
+        if step < 0:
+            place = after.computed - 1
+            core = max([core, *(ends[e] for e in self.arrivals[place])])
+            return _Clock(core + self.table.compute_time_s[self.nodes[place]], bus, ends)
+        if after.waited >> step & 1:
+            return _Clock(max(core, ends[step]), bus, ends)
+        event = self.events[step]
+        out = event.op == Op.PAGE_OUT
+        times = self.table.page_out_time_s if out else self.table.page_in_time_s
+        bus = max(core, bus) + times[event.tensor]
+        return _Clock(core, bus, (*ends[:step], bus, *ends[step + 1 :]))
+
+    def _ram(self, state: _State) -> int:
+        """Add up the copies that are in RAM."""
+        computed, begun, waited = state
+        sizes = self.graph.tensor_bytes
+        ram = 0
+        for tensor, maker, reader, out in self.copies:
+            if maker < computed and (
+                computed <= reader or (out is not None and not waited >> out & 1)
+            ):
+                ram += sizes[tensor]
+        for e, event in enumerate(self.events):
+            if event.op == Op.PAGE_IN and begun >> e & 1 and computed <= event.last_read:
+                ram += sizes[event.tensor]
+        return ram
+
+
+def _keep(group: list[_Clock], clock: _Clock) -> None:
+    """Note a clock unless another is as early in everything; drop those that it beats."""
+    if any(_no_later(other, clock) for other in group):
+        return
+    group[:] = [other for other in group if not _no_later(clock, other)]
+    group.append(clock)
+
+
+def _no_later(a: _Clock, b: _Clock) -> bool:
+    if a.core > b.core or a.bus > b.bus:
+        return False
+    # An end that the core has passed is like none.
+    return all(x <= y or x <= b.core for x, y in zip(a.ends, b.ends, strict=True))

@@ -1,0 +1,106 @@
+"""From a schedule to the plan that a device runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.device import StorageMode
+from poetmodel.errors import PlanError
+from poetmodel.plan import Plan
+from poetmodel.plan.derivation import with_waits_and_frees
+from poetmodel.planner.latest import just_in_time
+from poetmodel.planner.releases import timed
+from poetmodel.planner.search import best_transfers
+from poetmodel.planner.sequence import moves_of, program_of
+from poetmodel.planner.strategies import start_at_use
+from poetmodel.planner.timeline import Timeline
+from poetmodel.problem import within
+from poetmodel.schedule import GraphIdentity, simulate
+
+if TYPE_CHECKING:
+    from poetmodel.device import Costs
+    from poetmodel.graph import Graph
+    from poetmodel.plan import Program
+    from poetmodel.schedule import Schedule
+
+_PASSES: Final = 4
+"""How often page-ins are moved back; moving one can make way for others."""
+
+
+def make_plan(
+    graph: Graph,
+    costs: Costs,
+    schedule: Schedule,
+    *,
+    mode: StorageMode | str,
+    ram_budget_bytes: int | None = None,
+) -> Plan:
+    """Make the program of a schedule.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    costs : Costs
+        Times of computations and transfers.
+    schedule : Schedule
+        A valid schedule.
+    mode : {'blocking', 'dma'}
+        How the device's storage moves tensors.
+    ram_budget_bytes : int, optional
+        RAM that ``dma`` plans may use, without resident bytes [B]. Default: the peak of the
+        schedule; less than that is not possible.
+
+    Returns
+    -------
+    Plan
+        ``blocking``: with the energy, the peak and the serial time of the schedule. ``dma``: with
+        its computations and page-ins, and the page-outs that some page-in reads; transfers run
+        beside computations and page-ins start as late as they can without a stall.
+
+    Raises
+    ------
+    PlanError
+        If the schedule is not valid.
+    CostError
+        If the costs do not fit the graph.
+    """
+    simulation = simulate(graph, costs, schedule)
+    if simulation.violations:
+        raise PlanError(simulation.violations)
+    mode = StorageMode(mode)
+    budget = max(ram_budget_bytes or 0, simulation.peak_ram_bytes)
+    if mode == StorageMode.BLOCKING:
+        program = program_of(graph, schedule)
+    else:
+        program = _overlapping(graph, costs, schedule, budget)
+    device = costs.device
+    return Plan(
+        program=program,
+        mode=mode,
+        identity=schedule.identity or GraphIdentity.of(graph),
+        ram_budget_bytes=ram_budget_bytes,
+        device=None if device is None else device.key or device.name,
+    )
+
+
+def _overlapping(graph: Graph, costs: Costs, schedule: Schedule, budget: int) -> Program:
+    """Return the program of a schedule for a device with DMA."""
+    table = costs.table(graph)
+    moves = moves_of(graph, schedule)
+    steps = start_at_use(graph, moves)
+    best = timed(graph, table, steps, budget)
+    line = Timeline.of(graph, table, moves, budget)
+    chosen = line.steps(best_transfers(line).transfers)
+    found = timed(graph, table, chosen, budget)
+    if found.peak_ram_bytes <= budget and found.makespan_s < best.makespan_s:
+        steps, best = chosen, found
+    for _ in range(_PASSES):
+        later = just_in_time(graph, table, steps, best)
+        if later == steps:
+            break
+        timing = timed(graph, table, later, budget)
+        if not within(timing.makespan_s, best.makespan_s):
+            break
+        steps, best = later, timing
+    return with_waits_and_frees(graph, best.steps, StorageMode.DMA)

@@ -1,0 +1,131 @@
+"""Algorithm 2, made sound: the order in which a schedule computes, moves and frees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from poetmodel.plan import Instruction, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from poetmodel.graph import Graph
+    from poetmodel.plan import Program
+    from poetmodel.schedule import Schedule
+
+
+def program_of(graph: Graph, schedule: Schedule) -> Program:
+    """Write a schedule down as the program that a device with blocking storage runs.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    schedule : Schedule
+        A valid schedule.
+
+    Returns
+    -------
+    tuple of Instruction
+        Page-ins, the computation and page-outs of every step, and frees: in each stage of what the
+        next one does not begin with, after its last use there, or at its own step where nothing in
+        the stage uses it. Energy, time and peak RAM are those of the schedule's simulation.
+
+    References
+    ----------
+    Patil et al., POET (ICML 2022), Algorithm 2; ``docs/deviations.md`` lists what differs.
+    """
+    stages = _Stages(graph, schedule)
+    return tuple(
+        instruction for t in range(len(graph.nodes)) for instruction in stages.instructions(t)
+    )
+
+
+def moves_of(graph: Graph, schedule: Schedule) -> Program:
+    """Return computations and transfers of a schedule, in order, without idle page-outs.
+
+    A page-out is idle where no page-in of the tensor follows, or where the tensor lies on storage
+    already.
+    """
+    last_page_in: dict[int, int] = {}
+    whole = program_of(graph, schedule)
+    for place, (op, i) in enumerate(whole):
+        if op == Op.PAGE_IN:
+            last_page_in[i] = place
+    stored = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
+    moves = []
+    for place, step in enumerate(whole):
+        op, i = step
+        if op == Op.FREE:
+            continue
+        if op == Op.PAGE_OUT:
+            if i in stored or last_page_in.get(i, -1) < place:
+                continue
+            stored.add(i)
+        moves.append(step)
+    return tuple(moves)
+
+
+class _Stages:
+    """The relations of a schedule by stage, and what a stage does step by step."""
+
+    def __init__(self, graph: Graph, schedule: Schedule) -> None:
+        self.graph = graph
+        n = len(graph.nodes)
+        self.computed = _by_stage(schedule.R, n)
+        self.kept = _by_stage(schedule.S_RAM, n + 1)
+        self.paged_in = _by_stage(schedule.M_in, n)
+        self.paged_out = _by_stage(schedule.M_out, n)
+
+    def instructions(self, t: int) -> Iterator[Instruction]:
+        """Yield what stage `t` does."""
+        computed = set(self.computed[t])
+        page_in, page_out = self._by_node(self.paged_in[t]), self._by_node(self.paged_out[t])
+        done_with = self._done_with(t)
+        for k in sorted(computed | page_in.keys() | page_out.keys() | done_with.keys()):
+            written = page_out.get(k, [])
+            going = sorted(done_with.get(k, ()))
+            for i in page_in.get(k, ()):
+                yield Instruction(Op.PAGE_IN, i)
+            if k in computed:
+                yield Instruction(Op.COMPUTE, k)
+                touched = {*self.graph.inputs_of[k], *self.graph.outputs_of[k]}.difference(written)
+                yield from _frees(i for i in going if i in touched)
+                going = [i for i in going if i not in touched]
+            for i in written:
+                yield Instruction(Op.PAGE_OUT, i)
+                if i in going:
+                    going.remove(i)
+                    yield Instruction(Op.FREE, i)
+            yield from _frees(going)
+
+    def _by_node(self, tensors: Iterable[int]) -> dict[int, list[int]]:
+        made_by: dict[int, list[int]] = {}
+        for i in tensors:
+            made_by.setdefault(self.graph.node_of[i], []).append(i)
+        return made_by
+
+    def _done_with(self, t: int) -> dict[int, list[int]]:
+        """Return for each step of stage `t` the tensors that go at its end."""
+        held = {*self.kept[t], *self.paged_in[t]}
+        last_use: dict[int, int] = {}
+        for k in self.computed[t]:
+            held.update(self.graph.outputs_of[k])
+            for i in self.graph.inputs_of[k]:
+                last_use[i] = k
+        done: dict[int, list[int]] = {}
+        for i in held.difference(self.kept[t + 1]):
+            done.setdefault(last_use.get(i, self.graph.node_of[i]), []).append(i)
+        return done
+
+
+def _by_stage(pairs: Iterable[tuple[int, int]], stages: int) -> list[list[int]]:
+    """Return the members of each stage, ascending as the pairs are."""
+    members: list[list[int]] = [[] for _ in range(stages)]
+    for t, k in pairs:
+        members[t].append(k)
+    return members
+
+
+def _frees(tensors: Iterable[int]) -> Iterator[Instruction]:
+    return (Instruction(Op.FREE, i) for i in tensors)
