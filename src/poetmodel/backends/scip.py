@@ -97,6 +97,38 @@ class Scip(Solver):
         return outcome
 
 
+def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
+    """Return rows of an infeasible model that are infeasible by themselves.
+
+    Parameters
+    ----------
+    form : StandardForm
+        The model.
+    time_s : float
+        Wall time for it [s]; stopped early, the rows are infeasible still, but some may not be
+        needed.
+
+    Returns
+    -------
+    list of int or None
+        None where SCIP does not get so far.
+    """
+    import pyscipopt
+
+    model = pyscipopt.Model()
+    model.hideOutput()
+    _load(pyscipopt, model, form)
+    for name, value in (("iis/time", time_s), ("limits/time", time_s), ("iis/silent", True)):
+        _set(model, name, value)
+    try:
+        found = model.generateIIS()
+    except Exception:  # noqa: BLE001 - PySCIPOpt knows nothing more specific
+        return None
+    if not found.isSubscipInfeasible():
+        return None
+    return [int(row.name.removeprefix("c")) for row in found.getSubscip().getConss()]
+
+
 @contextmanager
 def _log(model: Any, watch: Watch) -> Iterator[Callable[[], None]]:
     """Give a function that passes on what SCIP has logged since it was last called.

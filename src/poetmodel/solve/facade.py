@@ -11,12 +11,13 @@ from poetmodel.model import FORMULATIONS, build
 from poetmodel.model.size import estimated_build_s
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import Termination
-from poetmodel.schedule import check_deadline_meaning, check_identity
+from poetmodel.schedule import check_identity
 from poetmodel.solve.constructive import construct, offload_all, trivial
 from poetmodel.solve.direct import solve_model
 from poetmodel.solve.infeasibility import obstacle
 from poetmodel.solve.lazy import solve_lazily
 from poetmodel.solve.outcome import Candidate, Outcome, finish, judge, least_value, same
+from poetmodel.solve.overlap import restated, solve_overlapping
 from poetmodel.solve.progress import SolveProgress
 from poetmodel.solve.request import Request
 
@@ -107,23 +108,40 @@ def solve(
 def _solve_problem(
     problem: Problem, request: Request, formulation: str, start: Schedule | None
 ) -> SolveResult:
-    check_deadline_meaning(problem)
     _check_formulation(formulation)
     paper = formulation == "paper"
     if paper:
         from poetmodel.model.paper import check_fits
 
         check_fits(problem)
+    if start is not None:
+        check_identity(problem.graph, start)
+
+    def attempt(stated: Problem, within: Request, begin: Schedule | None) -> Outcome:
+        return _search(stated, within, formulation, begin)
+
     ruled_out = _ruled_out(problem)
     if ruled_out is not None:
-        return finish(problem, request, ruled_out, formulation=formulation)
-    best = _given(problem, start)
+        outcome = ruled_out
+    elif problem.is_overlapping:
+        outcome = solve_overlapping(problem, request, attempt, start=start)
+    else:
+        outcome = attempt(problem, request, start)
+    return finish(problem, request, outcome, formulation=formulation)
+
+
+def _search(
+    problem: Problem, request: Request, formulation: str, start: Schedule | None
+) -> Outcome:
+    """Begin with what is quickly found, then solve as the formulation does."""
+    paper = formulation == "paper"
+    best = _valid(problem, start)
     try:
-        best = _better(best, _valid(problem, offload_all(problem)))
         best = _better(best, _greedy(problem, request))
+        if best is None:
+            best = _valid(problem, offload_all(problem))
         if best is not None and not paper and same(problem, best.value, least_value(problem)):
-            done = Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
-            return finish(problem, request, done, formulation=formulation)
+            return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
         # What `paper` finds is its own: nothing is announced or given to it to begin from.
         if not paper and _announce(request, problem, best) is False:
             outcome = Outcome(termination=Termination.INTERRUPTED)
@@ -133,7 +151,7 @@ def _solve_problem(
         outcome = Outcome(termination=Termination.INTERRUPTED)
     if outcome.candidate is None and outcome.termination in _CUT_SHORT:
         outcome = replace(outcome, candidate=best)
-    return finish(problem, request, outcome, formulation=formulation)
+    return outcome
 
 
 def _state_and_solve(
@@ -167,16 +185,25 @@ def _solve_own_model(
     if formulation is not None and not built_as.startswith(formulation):
         msg = f"formulation: the model was built as {built_as!r}; leave it out, or pass the problem"
         raise InputError(msg)
-    check_deadline_meaning(problem)
+    if start is not None:
+        check_identity(problem.graph, start)
+
+    def attempt(stated: Problem, within: Request, begin: Schedule | None) -> Outcome:
+        best = _valid(stated, begin)
+        try:
+            best = _better(best, _greedy(stated, within))
+            with restated(model, stated):
+                return solve_model(model, within, start=best, trimmed=False)
+        except KeyboardInterrupt:
+            return Outcome(termination=Termination.INTERRUPTED)
+
     ruled_out = _ruled_out(problem)
     if ruled_out is not None:
-        return finish(problem, request, ruled_out, formulation=built_as)
-    best = _given(problem, start)
-    try:
-        best = _better(best, _greedy(problem, request))
-        outcome = solve_model(model, request, start=best, trimmed=False)
-    except KeyboardInterrupt:
-        outcome = Outcome(termination=Termination.INTERRUPTED)
+        outcome = ruled_out
+    elif problem.is_overlapping:
+        outcome = solve_overlapping(problem, request, attempt, start=start)
+    else:
+        outcome = attempt(problem, request, start)
     return finish(problem, request, outcome, formulation=built_as)
 
 
@@ -191,13 +218,6 @@ def _ruled_out(problem: Problem) -> Outcome | None:
     if reason is None:
         return None
     return Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
-
-
-def _given(problem: Problem, start: Schedule | None) -> Candidate | None:
-    """Judge the caller's start; one that breaks the problem's limits is left aside."""
-    if start is not None:
-        check_identity(problem.graph, start)
-    return _valid(problem, start)
 
 
 def _valid(problem: Problem, schedule: Schedule | None) -> Candidate | None:

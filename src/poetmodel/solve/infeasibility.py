@@ -9,6 +9,8 @@ from poetmodel.problem import DeadlineCounts, within
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from poetmodel.problem import Problem
 
 
@@ -17,7 +19,14 @@ def obstacle(problem: Problem) -> str | None:
 
     Looks at what every schedule pays: the floor of RAM, one pass of compute, the baseline energy.
     """
-    return _ram(problem) or _time(problem) or _energy(problem)
+    return next(obstacles(problem), None)
+
+
+def obstacles(problem: Problem) -> Iterator[str]:
+    """Yield each limit that no schedule can keep whatever the other limits are, in words."""
+    for fault in (_ram(problem), _time(problem), _energy(problem)):
+        if fault is not None:
+            yield fault
 
 
 def limits_in_words(problem: Problem) -> str:
@@ -59,7 +68,7 @@ def _ram(problem: Problem) -> str | None:
     return (
         f"RAM budget {problem.ram_budget_bytes:,} B{resident}: step {node.name!r} alone needs the "
         f"floor of {least.bytes:,} B ({format_bytes(least.bytes)}) for {', '.join(tensors)}; "
-        f"feasible budgets begin at {needed:,} B"
+        f"no budget below {needed:,} B is feasible"
     )
 
 

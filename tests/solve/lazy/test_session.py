@@ -12,6 +12,7 @@ from poetmodel.problem import Problem
 from poetmodel.result import Termination
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solve.lazy.cuts import separate
+from poetmodel.solve.lazy.relaxation import Cut
 from poetmodel.solve.lazy.session import Session
 from poetmodel.solve.outcome import judge
 from poetmodel.solve.request import Request
@@ -144,16 +145,18 @@ def test_a_cutoff_lies_just_above_the_best() -> None:
     assert 2.0 < cutoff * relaxation.unit < 2.0 * (1 + 1e-6)
 
 
-def test_what_is_built_is_counted() -> None:
-    """The most columns and rows of any relaxation, cuts included, and the time to build them."""
+def test_what_is_built_and_solved_is_counted() -> None:
+    """The time to build, and the most columns and rows of any model that was solved."""
     graph = comb_graph(8)
     problem = Problem(graph, even_costs(graph, page_in=(3, 3), page_out=(3, 3)), ram=9)
     session = session_of(problem)
     large = session.build(Grouping(16, frozenset(range(2, 15))))
-    session.build(Grouping(16))
-    assert session.columns == large.form.n_columns
-    assert session.rows == large.form.n_rows
+    small = session.build(Grouping(16))
     assert session.build_s > 0
+    session.solve(large.with_cuts([Cut(((0, 1.0),), 0.0)]))
+    session.solve(small.form.relaxed())
+    assert session.columns == large.form.n_columns
+    assert session.rows == large.form.n_rows + 1
 
 
 def test_cuts_go_along_into_finer_groupings() -> None:

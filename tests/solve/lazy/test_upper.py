@@ -9,10 +9,10 @@ from instances import seeded
 from lazy_rounds import CLOSE, no_rows, random_rows, run_rounds, scarce_problem, solved
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
-from poetmodel.solve.constructive import construct
+from poetmodel.solve.constructive import construct, offload_all
 from poetmodel.solve.infeasibility import obstacle
 from poetmodel.solve.lazy.session import Session
-from poetmodel.solve.lazy.upper import ScheduleSearch, examine, start_point
+from poetmodel.solve.lazy.upper import PATIENCE, ScheduleSearch, examine, start_point
 from poetmodel.solve.outcome import judge
 from poetmodel.solve.request import Request
 from worked import comb_graph, even_costs, skip_problem
@@ -100,6 +100,53 @@ def test_a_search_is_repeated_only_for_something_new() -> None:
     assert session.solve_s == before
     search.run(relaxation, x, force=True)
     assert session.solve_s > before
+
+
+def test_an_answer_that_does_not_fit_becomes_a_schedule_at_a_glance() -> None:
+    """It is mended and offered without any solve."""
+    problem = comb_problem()
+    session = session_of(problem)
+    relaxation = session.build(Grouping(12, frozenset({5})))
+    x = solved(relaxation).x
+    assert x is not None
+    rows, _ = examine(session, relaxation, x)
+    assert rows
+    assert session.best is None
+    ScheduleSearch(session, relaxation.grouping).glance(relaxation, x)
+    assert session.best is not None
+    assert not session.best.violations
+    assert session.solve_s == 0.0
+
+
+def test_the_best_schedule_is_improved_locally() -> None:
+    """The search goes on from what the session holds, here everything paged."""
+    problem = comb_problem()
+    everything = offload_all(problem)
+    assert everything is not None
+    session = session_of(problem)
+    assert session.offer(everything)
+    assert session.best is not None
+    before = session.best.value
+    search = ScheduleSearch(session, Grouping(12))
+    search.improve()
+    assert session.best.value < before
+    assert search.patience > PATIENCE
+
+
+def test_serving_does_the_latest_task_and_ends_with_the_solve() -> None:
+    """A task that came before another is dropped; one that ends the solve ends the service."""
+    session = session_of(comb_problem())
+    search = ScheduleSearch(session, Grouping(12))
+    done: list[str] = []
+
+    def last() -> None:
+        done.append("last")
+        session.stop.set()
+
+    search.tasks.append(lambda: done.append("first"))
+    search.tasks.append(last)
+    search.serve()
+    assert done == ["last"]
 
 
 def test_a_best_schedule_that_is_not_allowed_is_no_start() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.protocol import Termination as Stop
@@ -17,7 +19,7 @@ from poetmodel.model.grouping import Grouping
 from poetmodel.result import Termination
 from poetmodel.solve.covers import limit_rows, with_covers
 from poetmodel.solve.infeasibility import limits_in_words
-from poetmodel.solve.lazy.linear import grow, tighten
+from poetmodel.solve.lazy.linear import WORTH_A_ROW, grow, tighten
 from poetmodel.solve.lazy.session import Session
 from poetmodel.solve.lazy.upper import ScheduleSearch, examine, start_point
 from poetmodel.solve.outcome import Candidate, Outcome
@@ -32,8 +34,23 @@ if TYPE_CHECKING:
 
 FIRST_SLICE_S: Final = 5.0
 """Least time of an integer solve; each that ends by time doubles it [s]."""
-SHARE: Final = 0.5
-"""Most of the time that is left for one integer solve."""
+SHARE: Final = 0.75
+"""Most of the time that is left for one integer solve: one that is cut short begins anew."""
+PROVING: Final = MappingProxyType(
+    {
+        "highs": MappingProxyType(
+            {
+                "mip_heuristic_effort": 0.0,
+                "mip_heuristic_run_feasibility_jump": False,
+                "mip_heuristic_run_rins": False,
+                "mip_heuristic_run_rens": False,
+                "mip_heuristic_run_root_reduced_cost": False,
+                "mip_detect_symmetry": False,
+            }
+        )
+    }
+)
+"""Options with which a solver spends its time on the bound; a schedule is known by then."""
 
 
 def solve_lazily(
@@ -84,7 +101,11 @@ class _Rounds:
     grouping: Grouping
     count: int = 0
     """Integer rounds so far."""
+    linear: int = 0
+    """Linear answers so far."""
     slice_s: float = FIRST_SLICE_S
+    known: float = float("-inf")
+    """The bound when rows were last added."""
     search: ScheduleSearch = field(init=False)
     pool: ThreadPoolExecutor | None = None
     searching: Future[None] | None = None
@@ -94,6 +115,7 @@ class _Rounds:
         self.search = ScheduleSearch(self.session, self.grouping)
         if self.session.request.threads > 1:
             self.pool = ThreadPoolExecutor(1, thread_name_prefix="poetmodel-search")
+            self.searching = self.pool.submit(self.search.serve)
         try:
             infeasible = self._phases()
         finally:
@@ -106,7 +128,7 @@ class _Rounds:
 
     def _phases(self) -> bool:
         session = self.session
-        relaxation, answer, self.search.grouping = grow(session, self.grouping)
+        relaxation, answer, self.search.grouping = grow(session, self.grouping, self._glance)
         if answer.infeasible:
             return True
         if answer.x is not None and not session.done():
@@ -154,7 +176,10 @@ class _Rounds:
     def _refine(
         self, relaxation: Relaxation, rows: list[int], steps: list[tuple[int, int]]
     ) -> Relaxation:
-        """Enforce more rows, and tighten the relaxation with them."""
+        """Enforce the worst of these rows, or all where that gained little; tighten with them."""
+        if self.session.bound - self.known > WORTH_A_ROW * self.session.bound:
+            rows, steps = rows[:1], steps[:1]
+        self.known = self.session.bound
         following = self.session.build(relaxation.grouping.add(rows, steps), relaxation)
         if not self.session.done():
             tighten(self.session, following)
@@ -171,6 +196,7 @@ class _Rounds:
             most_s=max(self.slice_s, session.request.remaining_s() * SHARE),
             targets=targets,
             start=start_point(session, relaxation),
+            options=None if session.best is None else PROVING.get(session.solver.name),
             watch=lambda progress: self._watch(relaxation, progress),
         )
 
@@ -192,14 +218,22 @@ class _Rounds:
 
     def _search(self, relaxation: Relaxation, x: NDArray[Any], *, force: bool = False) -> None:
         """Search for schedules: now, or beside the proof where there is a thread for it."""
-        if self.pool is None:
+        if self.searching is None:
             self.search.run(relaxation, x, force=force)
             return
-        if self.searching is not None and self.searching.done():
-            self.searching.result()
-            self.searching = None
+        if self.searching.done():
+            self.searching.result()  # raises what the search raised
+        self.search.tasks.append(partial(self.search.run, relaxation, x, force=force))
+
+    def _glance(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
+        """Make a schedule of a linear answer: of the first, the second, the fourth, ..."""
+        self.linear += 1
+        if self.linear & (self.linear - 1):
+            return
         if self.searching is None:
-            self.searching = self.pool.submit(self.search.run, relaxation, x, force=force)
+            self.search.glance(relaxation, x)
+        else:
+            self.search.tasks.append(partial(self.search.glance, relaxation, x))
 
 
 def _outcome(session: Session, rounds: _Rounds, *, infeasible: bool) -> Outcome:

@@ -1,4 +1,4 @@
-"""The linear phase: which rows matter, and a bound that interval cuts have tightened."""
+"""The linear phase: which rows matter, and a bound that cuts have tightened."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.protocol import Termination as Stop
-from poetmodel.solve.lazy.cuts import separate
+from poetmodel.solve.lazy.cuts import VIOLATED, separate
 from poetmodel.solve.lazy.fractional import stage_loads
+from poetmodel.solve.lazy.rounding import rounded_rows, separate_rounded
 from poetmodel.solve.lazy.rows import SLACK, broken_stages, claimed_ram
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from poetmodel.model.grouping import Grouping
@@ -22,7 +25,7 @@ CUT_ROUNDS: Final = 30
 WORTH_A_CUT: Final = 1e-3
 """Gain of a linear bound, relative, that is worth another round of cuts."""
 WORTH_A_ROW: Final = 4e-3
-"""Gain of a linear bound, relative, that is worth another round of rows."""
+"""Gain of a bound, relative, that is worth another round of rows."""
 PATIENCE: Final = 3
 """Rounds without such a gain after which a loop stops."""
 TIGHT: Final = 1e-6
@@ -42,7 +45,8 @@ class LinearAnswer:
 
 
 def tighten(session: Session, relaxation: Relaxation) -> LinearAnswer:
-    """Solve a linear relaxation and add interval cuts while that raises its value."""
+    """Solve a linear relaxation and add cuts while that raises its value."""
+    rounded = rounded_rows(relaxation)
     idle = 0
     answer = LinearAnswer(None, float("-inf"))
     for turn in range(CUT_ROUNDS):
@@ -59,15 +63,21 @@ def tighten(session: Session, relaxation: Relaxation) -> LinearAnswer:
         if last or session.done() or raw.termination != Stop.PROVED:
             break
         relaxation.cuts = _tight(relaxation, raw.x)
-        found = separate(relaxation, raw.x)
+        found = [*separate_rounded(rounded, raw.x, VIOLATED), *separate(relaxation, raw.x)]
         if not found:
             break
         relaxation.cuts += found
     return answer
 
 
-def grow(session: Session, grouping: Grouping) -> tuple[Relaxation, LinearAnswer, Grouping]:
+def grow(
+    session: Session,
+    grouping: Grouping,
+    on_answer: Callable[[Relaxation, NDArray[Any]], None] | None = None,
+) -> tuple[Relaxation, LinearAnswer, Grouping]:
     """Enforce more rows, the worst of each broken run, while that raises the linear bound.
+
+    Each answer is shown to `on_answer`.
 
     Returns
     -------
@@ -82,6 +92,8 @@ def grow(session: Session, grouping: Grouping) -> tuple[Relaxation, LinearAnswer
     every, latest = relaxation, answer
     idle = 0
     while latest.x is not None and not session.done() and idle < PATIENCE:
+        if on_answer is not None:
+            on_answer(every, latest.x)
         loads = stage_loads(every, latest.x)
         broken = broken_stages(loads.tolist(), claimed_ram(every, latest.x) * (1 + SLACK))
         rows = [t for t in broken if t not in every.grouping.stage_rows]

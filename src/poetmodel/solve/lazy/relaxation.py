@@ -13,6 +13,7 @@ from scipy.sparse import csr_array
 from poetmodel.backends.compiler import compile_model
 from poetmodel.model.lazy import build_relaxation
 from poetmodel.model.memory import assign_memory
+from poetmodel.model.quantities import DEADLINE_ROWS
 from poetmodel.solve.lazy.placement import GroupDecisions
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 
-REAL_LIMITS: Final = frozenset({"deadline", "energy_budget"})
+REAL_LIMITS: Final = frozenset({*DEADLINE_ROWS, "energy_budget"})
 """Rows over real numbers, which a solver keeps to its tolerance only."""
 MARGIN: Final = 2e-6
 """How much such a scaled row is tightened."""
@@ -62,8 +63,8 @@ class Cut:
     """(column, coefficient)."""
     right: float
     """Right-hand side."""
-    origin: Origin
-    """Where it comes from."""
+    origin: Origin | None = None
+    """What a finer relaxation needs to state it again; None where it has rows of its own."""
 
 
 @dataclass(kw_only=True)

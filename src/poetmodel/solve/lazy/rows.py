@@ -28,7 +28,7 @@ def claimed_ram(relaxation: Relaxation, x: NDArray) -> float:  # type: ignore[ty
 
 
 def broken_stages(loads: Sequence[float], limit: float) -> list[int]:
-    """Return the worst stage of each run of stages whose row ``(t, t)`` is broken."""
+    """Return the worst stage of each run of stages whose row ``(t, t)`` is broken, worst first."""
     worst: list[int] = []
     inside = False
     for t, load in enumerate(loads):
@@ -38,7 +38,7 @@ def broken_stages(loads: Sequence[float], limit: float) -> list[int]:
         elif broken and load > loads[worst[-1]]:
             worst[-1] = t
         inside = broken
-    return worst
+    return sorted(worst, key=lambda t: -loads[t])
 
 
 def broken_steps(placement: Placement, limit: float) -> list[tuple[int, int]]:

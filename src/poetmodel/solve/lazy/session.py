@@ -19,11 +19,11 @@ from poetmodel.solve.progress import SolveProgress
 from poetmodel.solve.trimming import trim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from poetmodel.backends.protocol import Backend, Progress, RawSolution
+    from poetmodel.backends.protocol import Backend, OptionValue, Progress, RawSolution
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.model.grouping import Grouping
     from poetmodel.problem import Problem
@@ -49,9 +49,9 @@ class Session:
     build_s: float = 0.0
     solve_s: float = 0.0
     columns: int = 0
-    """Most columns of a relaxation."""
+    """Most columns of a model that was solved, linear or integer."""
     rows: int = 0
-    """Most rows of a relaxation."""
+    """Most rows of one, cuts included."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set to end every solve that runs."""
     log: list[str] = field(default_factory=list)
@@ -123,13 +123,11 @@ class Session:
         """State the relaxation of a grouping, with the cuts of a coarser one."""
         relaxation = Relaxation.build(self.problem, grouping, self.recomputable)
         for cut in previous.cuts if previous is not None else ():
-            again = restate(relaxation, cut.origin)
+            again = None if cut.origin is None else restate(relaxation, cut.origin)
             if again is not None:
                 relaxation.cuts.append(again)
         with self.lock:
             self.build_s += relaxation.build_s
-            self.columns = max(self.columns, relaxation.form.n_columns)
-            self.rows = max(self.rows, relaxation.form.n_rows + len(relaxation.cuts))
         return relaxation
 
     def cutoff(self, relaxation: Relaxation) -> dict[str, float]:
@@ -146,6 +144,7 @@ class Session:
         most_s: float | None = None,
         targets: dict[str, float] | None = None,
         start: NDArray | None = None,  # type: ignore[type-arg]
+        options: Mapping[str, OptionValue] | None = None,
         watch: Callable[[Progress], bool] | None = None,
     ) -> RawSolution | None:
         """Solve within the time that is left; None if there is none.
@@ -160,6 +159,8 @@ class Session:
             Further `Limits`.
         start : ndarray, optional
             A point to begin from.
+        options : mapping, optional
+            Options of the solver by its own names.
         watch : callable, optional
             Told of progress; returning False ends this solve only.
         """
@@ -175,6 +176,7 @@ class Session:
             log=self.log.append,
             objective_stop=targets.get("objective_stop"),
             objective_cutoff=targets.get("objective_cutoff"),
+            options=options or {},
         )
 
         def on_progress(progress: Progress) -> bool:
@@ -183,6 +185,9 @@ class Session:
             self.tell()
             return self.stopped is None
 
+        with self.lock:
+            self.columns = max(self.columns, form.n_columns)
+            self.rows = max(self.rows, form.n_rows)
         begun = time.monotonic()
         raw = self.solver.solve(form, limits, start=start, on_progress=on_progress, stop=self.stop)
         with self.lock:

@@ -1,15 +1,21 @@
-"""The search for schedules beside the proof: a restriction whose bounds are never used."""
+"""The search for schedules beside the proof: answers mended, local search, and a restriction."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.result import relative_gap
+from poetmodel.solve.draft import Supply
+from poetmodel.solve.improvement import Improvement, supplies_of
 from poetmodel.solve.lazy.placement import place
 from poetmodel.solve.lazy.relaxation import Allowed
 from poetmodel.solve.lazy.rows import broken_stages, broken_steps, claimed_ram
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from poetmodel.model.grouping import Grouping
@@ -17,41 +23,133 @@ if TYPE_CHECKING:
     from poetmodel.solve.lazy.session import Session
 
 LONGEST_S: Final = 10.0
-"""Longest search after one answer [s]."""
+"""Longest local search, and longest restricted one, after one answer [s]."""
+RESTRICTED_S: Final = 2.0
+"""Time for the first restricted relaxation [s]; twice as much after one that led to something."""
 USED: Final = 0.01
 """Least value at which a fractional answer counts as using a decision."""
 WIDER: Final = 2
 """How many stages earlier and later everything is allowed when nothing was found."""
+PATIENCE: Final = 0.01
+"""Turns without gain after which the first local search ends, for each column of the largest
+relaxation so far; each next search has twice as many."""
+FAR: Final = 0.01
+"""Least gap that is far from closed."""
+EVERY_S: Final = 2.0
+"""How often what a local search has found goes before the judge while it runs [s]."""
 
 
 @dataclass(slots=True)
 class ScheduleSearch:
-    """Looks for schedules among the recomputations and page-ins that answers so far used.
+    """Looks for schedules: near answers of relaxations, and near the best schedule.
 
-    The same relaxation, restricted to them, is small. Rows that its placed answers break are added
-    to it alone, until one is valid.
+    Answers are placed on stages and mended where they do not fit, and a local search goes on from
+    the best schedule. Then the relaxation is restricted to the recomputations and page-ins that
+    answers so far used, which makes it small. Rows that its placed answers break are added to it
+    alone, until one is valid.
     """
 
     session: Session
     grouping: Grouping
     """Rows enforced here: those of the proof and its own."""
     allowed: Allowed = field(default_factory=Allowed)
+    tasks: deque[Callable[[], None]] = field(default_factory=lambda: deque(maxlen=1))
+    """What `serve` is to do next: `glance` or `run` with the latest answer."""
+    improvement: Improvement = field(init=False)
+    patience: float = PATIENCE
+    restricted_s: float = RESTRICTED_S
+    """Time for the next restricted relaxation [s]."""
 
     def __post_init__(self) -> None:
-        if self.session.best is not None:
-            self.allowed.add_schedule(self.session.best.schedule)
+        request = self.session.request
+        self.improvement = Improvement(self.session.problem, seed=request.seed)
+        self.improvement.until_s = request.started_s + request.time_limit_s
 
     def run(self, source: Relaxation, x: NDArray[Any], *, force: bool = False) -> None:
-        """Search with what one more answer used; does nothing where that is not new."""
-        session = self.session
+        """Search with what one more answer used.
+
+        The restriction is not solved again where the answer used nothing new.
+        """
         new = self.allowed.add_point(source, x, USED)
-        if not (new or force):
-            return
+        self.glance(source, x)
+        if (new or force) and not self.session.done():
+            self._restrict(source)
+
+    def serve(self) -> None:
+        """Search beside the proof until the solve ends: with each new answer, else locally."""
+        while not self.session.done():
+            if self.tasks:
+                self.tasks.pop()()
+            else:
+                self.improve()
+
+    def glance(self, source: Relaxation, x: NDArray[Any]) -> None:
+        """Place an answer, mend it where it does not fit, and offer it.
+
+        While the gap is far from closed, a local search goes on from there.
+        """
+        graph = self.session.problem.graph
+        placement = place(graph, source.grouping, source.events, source.decisions(x))
+        self.improvement.consider(
+            [
+                *(Supply(t, k, again=True) for t, k in placement.recomputed),
+                *(Supply(t, i, again=False) for t, i in placement.paged_in),
+            ]
+        )
+        self._offer()
+        if self._is_far():
+            self.improve()
+
+    def _is_far(self) -> bool:
+        best = self.session.best
+        return best is None or relative_gap(best.value, self.session.bound) > FAR
+
+    def improve(self) -> None:
+        """Search locally until nothing is gained for a while, and offer what was found."""
+        session, improvement = self.session, self.improvement
+        best = session.best
+        if best is not None and (0.0, best.value) < improvement.best:
+            improvement.consider(supplies_of(best.schedule))
+        until = session.request.elapsed_s() + min(LONGEST_S, session.request.remaining_s() / 4)
+        shown = session.request.elapsed_s()
+        most = max(1, int(self.patience * session.columns))
+        idle = 0
+        while idle < most and not (session.done() or self.tasks):
+            idle = 0 if improvement.turn() else idle + 1
+            if session.request.elapsed_s() > shown + EVERY_S:
+                self._offer()
+                shown = session.request.elapsed_s()
+            if session.request.elapsed_s() > until:
+                break
+        self._offer()
+        self.patience *= 2
+
+    def _offer(self) -> None:
+        """Put the best schedule of the local search before the judge, if it seems to be better."""
+        best = self.session.best
+        if best is None or self.improvement.best < (0.0, best.value):
+            schedule = self.improvement.schedule()
+            if schedule is not None:
+                self.session.offer(schedule)
+
+    def _restrict(self, source: Relaxation) -> None:
+        """Solve the restricted relaxation, with more rows as its answers break them."""
+        session = self.session
+        if session.best is not None:
+            self.allowed.add_schedule(session.best.schedule)
         self.grouping = self.grouping.add(
             tuple(source.grouping.stage_rows), tuple(source.grouping.step_rows)
         )
         relaxation = session.build(self.grouping, source)
-        until = session.request.elapsed_s() + min(LONGEST_S, session.request.remaining_s() / 4)
+        before = session.best
+        most_s = LONGEST_S if before is None else self.restricted_s
+        until = session.request.elapsed_s() + min(most_s, session.request.remaining_s() / 4)
+        self._solve_restricted(relaxation, until)
+        if session.best is not before:
+            self.restricted_s = min(2 * self.restricted_s, LONGEST_S)
+
+    def _solve_restricted(self, relaxation: Relaxation, until: float) -> None:
+        session = self.session
         widened = False
         while not session.done() and session.request.elapsed_s() < until:
             form = relaxation.restricted(self.allowed)

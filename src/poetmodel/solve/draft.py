@@ -1,0 +1,330 @@
+"""A schedule in the making: what is brought back when, and what that leaves in RAM.
+
+A draft is a set of *supplies*: recomputations and page-ins, each in a stage. Everything else
+follows. Whoever reads a tensor gets it from its latest supply, its first computation if there is no
+other, and it stays in RAM from a supply to the last reader that the supply serves. So every draft
+keeps the rules of execution; only limits can be broken, and RAM is known for every step at any
+moment, because a change touches a few tensors only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from poetmodel.graph import working_set_bytes
+from poetmodel.schedule import GraphIdentity, Schedule, storage_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from poetmodel.graph import Graph
+
+
+class Supply(NamedTuple):
+    """One recomputation or page-in."""
+
+    stage: int
+    """Where it happens."""
+    item: int
+    """The node that is recomputed, or the tensor that is paged in."""
+    again: bool
+    """Whether it is a recomputation."""
+
+
+class Draft:
+    """A set of supplies with the RAM that it needs.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    supplies : iterable of Supply, optional
+        What to begin with; without any it is checkpoint-all.
+
+    Attributes
+    ----------
+    load : ndarray of int64, shape (stages,)
+        Bytes of the stage row ``(t, t)`` of every stage.
+    extra : ndarray of int64, shape (stages,)
+        What the highest step of a stage needs beyond that [B]; kept up by `settle`.
+    again, arrive : list of set
+        For each stage the nodes recomputed and the tensors paged in.
+    """
+
+    def __init__(self, graph: Graph, supplies: Iterable[Supply] = ()) -> None:
+        self.graph = graph
+        self.sizes = graph.tensor_bytes
+        n = len(graph.nodes)
+        self.again: list[set[int]] = [set() for _ in range(n)]
+        self.arrive: list[set[int]] = [set() for _ in range(n)]
+        self.page_ins = [0] * len(self.sizes)
+        """How often each tensor is paged in."""
+        self.written_bytes = 0
+        """Bytes of the tensors that must be paged out for that [B]."""
+        self.gaps: list[list[tuple[int, int]]] = [[] for _ in self.sizes]
+        """For each tensor the stages ``first <= t < need`` whose rows count it though they neither
+        read nor make it; `need` reads it next."""
+        self._needs = [list(users) for users in graph.users_of]
+        self._supplies = [[k] for k in graph.node_of]
+        self._own = [frozenset((k, *graph.users_of[i])) for i, k in enumerate(graph.node_of)]
+        self._working = [working_set_bytes(graph, k) for k in range(n)]
+        self._made = [node.output_bytes for node in graph.nodes]
+        self._out_bytes = [
+            0 if graph.nodes[k].on_aux else size
+            for k, size in zip(graph.node_of, self.sizes, strict=True)
+        ]
+        self._transient = [node.output_bytes + node.workspace_bytes for node in graph.nodes]
+        self.load: NDArray[np.int64] = np.array(self._working, dtype=np.int64)
+        self.extra: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
+        self._dirty: set[int] = set()
+        self._log: list[tuple[Supply, bool]] = []
+        for i in range(len(self.sizes)):
+            self._count(i)
+        for supply in supplies:
+            if supply not in self:
+                self.add(supply)
+        self.commit()
+
+    # -- what it is ----------------------------------------------------------------------------
+
+    def __contains__(self, supply: Supply) -> bool:
+        return supply.item in (self.again if supply.again else self.arrive)[supply.stage]
+
+    def supplies(self) -> list[Supply]:
+        """Return all supplies, by stage."""
+        return [
+            Supply(t, item, again)
+            for t in range(len(self.again))
+            for chosen, again in ((self.again[t], True), (self.arrive[t], False))
+            for item in sorted(chosen)
+        ]
+
+    def schedule(self) -> Schedule:
+        """Return the schedule."""
+        graph = self.graph
+        paged = [(s.stage, s.item) for s in self.supplies() if not s.again]
+        stored = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
+        return Schedule(
+            R=tuple((t, k) for t, nodes in enumerate(self.again) for k in (*nodes, t)),
+            S_RAM=tuple((t, i) for i in range(len(self.sizes)) for t in self._stages_held(i)),
+            S_AUX=storage_entries(graph, paged),
+            M_in=tuple(paged),
+            M_out=tuple((graph.node_of[i], i) for i in {i for _, i in paged} - stored),
+            identity=GraphIdentity.of(graph),
+        )
+
+    def _stages_held(self, i: int) -> Iterable[int]:
+        """Yield the stages that begin with tensor `i` in RAM."""
+        needs, supplies = self._needs[i], self._supplies[i]
+        for a, supplied in enumerate(supplies):
+            end = supplies[a + 1] if a + 1 < len(supplies) else len(self.again)
+            served = bisect_left(needs, end)
+            if served:
+                yield from range(supplied + 1, needs[served - 1] + 1)
+
+    # -- where tensors are -----------------------------------------------------------------------
+
+    def enters(self, i: int, t: int) -> bool:
+        """Return whether stage `t` begins with tensor `i` in RAM."""
+        supplies = self._supplies[i]
+        before = bisect_left(supplies, t)
+        return before > 0 and self._next_is_need(i, t, before)
+
+    def serves(self, i: int, t: int) -> bool:
+        """Return whether tensor `i`, made or brought back in stage `t`, is read from there."""
+        return self._next_is_need(i, t, bisect_right(self._supplies[i], t))
+
+    def at_hand(self, i: int, t: int) -> bool:
+        """Return whether a step of stage `t` may read tensor `i` with nothing changed."""
+        supplies = self._supplies[i]
+        before = bisect_right(supplies, t)
+        return supplies[before - 1] == t or self._next_is_need(i, t, before)
+
+    def _next_is_need(self, i: int, t: int, following: int) -> bool:
+        needs, supplies = self._needs[i], self._supplies[i]
+        need = bisect_left(needs, t)
+        if need == len(needs):
+            return False
+        return following == len(supplies) or needs[need] < supplies[following]
+
+    def kept_from(self, i: int, t: int) -> int:
+        """Return the first stage whose row counts tensor `i` if it is kept for a step of `t`."""
+        supplies, needs = self._supplies[i], self._needs[i]
+        last = supplies[bisect_left(supplies, t) - 1]
+        need = bisect_left(needs, t)
+        if need:
+            last = max(last, needs[need - 1])
+        return last + (last in self._own[i])
+
+    def source(self, i: int, t: int) -> Supply | None:
+        """Return the supply that tensor `i` in stage `t` comes from; None for the first one."""
+        stage = self._supplies[i][bisect_right(self._supplies[i], t) - 1]
+        k = self.graph.node_of[i]
+        if i in self.arrive[stage]:
+            return Supply(stage, i, again=False)
+        return Supply(stage, k, again=True) if k in self.again[stage] else None
+
+    # -- changes ---------------------------------------------------------------------------------
+
+    def add(self, supply: Supply) -> None:
+        """Add a supply that is not there."""
+        self._change(supply, adding=True)
+        self._log.append((supply, True))
+
+    def drop(self, supply: Supply) -> None:
+        """Take a supply away; what served only it stays."""
+        self._change(supply, adding=False)
+        self._log.append((supply, False))
+
+    def remove(self, supply: Supply) -> None:
+        """Take a supply away, and those that served only it."""
+        self.drop(supply)
+        for i in self.graph.inputs_of[supply.item] if supply.again else ():
+            source = self.source(i, supply.stage)
+            if source is not None and self.is_useless(source):
+                self.remove(source)
+
+    def is_useless(self, supply: Supply) -> bool:
+        """Return whether a supply serves no reader."""
+        if not supply.again:
+            return not self.serves(supply.item, supply.stage)
+        return not any(
+            self.serves(i, supply.stage) and i not in self.arrive[supply.stage]
+            for i in self.graph.outputs_of[supply.item]
+        )
+
+    def mark(self) -> int:
+        """Return where the draft stands, for `undo`."""
+        return len(self._log)
+
+    def undo(self, mark: int) -> None:
+        """Take back all changes since a mark."""
+        while len(self._log) > mark:
+            supply, added = self._log.pop()
+            self._change(supply, adding=not added)
+
+    def commit(self) -> None:
+        """Forget how the draft came about: marks before this one are void."""
+        self._log.clear()
+
+    def _change(self, supply: Supply, *, adding: bool) -> None:
+        t, item, again = supply
+        graph = self.graph
+        supplied = graph.outputs_of[item] if again else (item,)
+        read = graph.inputs_of[item] if again else ()
+        chosen = (self.again if again else self.arrive)[t]
+        if not again:
+            before = self.page_ins[item]
+            self.page_ins[item] += 1 if adding else -1
+            moved = (self.page_ins[item] > 0) - (before > 0)
+            self.written_bytes += moved * self._out_bytes[item]
+        if adding:
+            chosen.add(item)
+            for i in supplied:
+                insort(self._supplies[i], t)
+            for i in read:
+                insort(self._needs[i], t)
+        else:
+            chosen.remove(item)
+            for i in supplied:
+                self._supplies[i].remove(t)
+            for i in read:
+                self._needs[i].remove(t)
+        for i in (*supplied, *read):
+            self._count(i)
+        self._dirty.update((t - 1, t))
+
+    def _count(self, i: int) -> None:
+        """Bring the rows that count tensor `i` up to date."""
+        needs, supplies, own, size = self._needs[i], self._supplies[i], self._own[i], self.sizes[i]
+        gaps = []
+        previous = -1
+        for need in needs:
+            if need == previous:
+                continue
+            supplied = supplies[bisect_right(supplies, need) - 1]
+            if supplied != need:
+                last = max(previous, supplied)
+                first = last + (last in own)
+                if first < need:
+                    gaps.append((first, need))
+            previous = need
+        before = self.gaps[i]
+        if gaps == before:
+            return
+        for first, need in before:
+            if (first, need) not in gaps:
+                self.load[first:need] -= size
+                self._dirty.update((first - 1, first, need))
+        for first, need in gaps:
+            if (first, need) not in before:
+                self.load[first:need] += size
+                self._dirty.update((first - 1, first, need))
+        self.gaps[i] = gaps
+
+    # -- RAM -------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Bring `extra` up to date."""
+        for t in self._dirty:
+            busy = t >= 0 and (self.again[t] or self.arrive[t])
+            if busy:
+                self.extra[t] = max(0, self._highest_step(t) - int(self.load[t]))
+            elif t >= 0:
+                self.extra[t] = 0
+        self._dirty.clear()
+
+    def fits(self, limit_bytes: int) -> bool:
+        """Return whether every step keeps within a limit."""
+        if int(self.load.max()) > limit_bytes:
+            return False
+        self.settle()
+        return int((self.load + self.extra).max()) <= limit_bytes
+
+    def peak_bytes(self) -> int:
+        """Return the highest RAM use of any step [B]."""
+        self.settle()
+        return int((self.load + self.extra).max())
+
+    def _highest_step(self, t: int) -> int:
+        """Return the highest RAM use in stage `t`, walked as the judge does [B]."""
+        graph, sizes, node_of = self.graph, self.sizes, self.graph.node_of
+        again, arrive = self.again[t], self.arrive[t]
+        page: dict[int, list[int]] = {}
+        for i in arrive:
+            page.setdefault(node_of[i], []).append(i)
+        steps = sorted({*again, *page, t})
+        last: dict[int, int] = {}
+        for k in steps:
+            if k == t or k in again:
+                last.update(dict.fromkeys(graph.inputs_of[k], k))
+                last.update(dict.fromkeys(graph.outputs_of[k], k))
+            last.update(dict.fromkeys(page.get(k, ()), k))
+        gone: dict[int, int] = {}
+        for i, k in last.items():
+            if not self.enters(i, t + 1):
+                gone[k] = gone.get(k, 0) + sizes[i]
+        ram = highest = self._at_beginning(t)
+        for k in steps:
+            for i in page.get(k, ()):
+                ram += sizes[i]
+            highest = max(highest, ram)
+            if k == t or k in again:
+                highest = max(highest, ram + self._transient[k])
+                ram += self._made[k]
+                ram -= sum(sizes[i] for i in graph.outputs_of[k] if i in arrive)
+            ram -= gone.get(k, 0)
+        return highest
+
+    def _at_beginning(self, t: int) -> int:
+        """Return the bytes in RAM when stage `t` begins."""
+        if t == 0:
+            return 0
+        own = {*self.graph.inputs_of[t - 1], *self.graph.outputs_of[t - 1]}
+        crossing = int(self.load[t - 1]) - self._working[t - 1]
+        return crossing + sum(self.sizes[i] for i in own if self.enters(i, t))
