@@ -1,7 +1,8 @@
-"""Put what the components of each formulation say of themselves into ``docs/formulations.md``.
+"""Put what components and methods say of themselves into the pages.
 
-``python scripts/make_docs.py`` rewrites the generated blocks; ``--check`` writes nothing and exits
-1 where the page is not current.
+``docs/formulations.md`` tells the components of each formulation, ``docs/baselines.md`` the methods
+of earlier work. ``python scripts/make_docs.py`` rewrites the generated blocks; ``--check`` writes
+nothing and exits 1 where a page is not current.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from blocks import replace_block, table, update_pages
+from poetmodel.baselines import METHODS
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.lazy import LAZY
 from poetmodel.model.paper import PAPER
@@ -23,10 +25,14 @@ from poetmodel.model.unreduced import UNREDUCED
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from poetmodel.baselines import Method
     from poetmodel.model import Component, Formulation
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "formulations.md"
 """The page with one block per formulation."""
+
+METHODS_PAGE: Final = PAGE.with_name("baselines.md")
+"""The page with the table of methods."""
 
 FORMULATIONS: Final = (COMPACT, LAZY, UNREDUCED, PAPER)
 """In the order of the page; a component is told in full where it comes first."""
@@ -87,12 +93,47 @@ def page(text: str) -> str:
     return text
 
 
+def methods_page(text: str) -> str:
+    """Return the page of methods with its blocks current."""
+    heads = ("method", "general graphs", "compute", "memory", "power", "recomputes", "pages")
+    rows = [
+        (
+            f"`{entry.name}`",
+            str(entry.general_graphs),
+            str(entry.compute_aware),
+            str(entry.memory_aware),
+            str(entry.power_aware),
+            "yes" if entry.recomputes else "",
+            "yes" if entry.pages else "",
+        )
+        for entry in METHODS.values()
+    ]
+    text = replace_block(text, "table", table(heads, rows))
+    return replace_block(text, "methods", "\n\n".join(map(_told, METHODS.values())))
+
+
+def _told(entry: Method) -> str:
+    names = ", ".join(f"`{entry.name}:{variant}`" for variant in entry.variants)
+    parts = (
+        f"**`{entry.name}`** — {entry.summary}.",
+        f"*Source:* {entry.source}.",
+        f"*Assumes:* {entry.assumptions}.",
+        f"*Not for:* {entry.not_for}" if entry.not_for else "",
+        f"*Variants:* {names}." if names else "",
+    )
+    return "\\\n".join(part for part in parts if part)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make or check the page; return the exit status."""
+    """Make or check the pages; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if not current")
     options = parser.parse_args(arguments)
-    return update_pages({PAGE: page(PAGE.read_text(encoding="utf-8"))}, check=options.check)
+    due = {
+        PAGE: page(PAGE.read_text(encoding="utf-8")),
+        METHODS_PAGE: methods_page(METHODS_PAGE.read_text(encoding="utf-8")),
+    }
+    return update_pages(due, check=options.check)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,211 @@
+"""Capuchin: swap what has time enough, then swap or recompute, whichever holds up less."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from poetmodel.baselines.planned import carry_out, fitting, gaps_of, loads_of
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.schedule import simulate
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from poetmodel.baselines.planned import Gap
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+
+
+def capuchin(problem: Problem) -> Schedule:
+    """Swap by free time while transfers are hidden, then swap or recompute by saving per second.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to schedule.
+
+    Returns
+    -------
+    Schedule
+        Within the RAM budget.
+
+    Raises
+    ------
+    MethodNotApplicableError
+        If no tensor is left that could leave a stage that does not fit.
+
+    Notes
+    -----
+    Candidates are the gaps between two accesses of a tensor that cross the peak: a stage that does
+    not fit in RAM. On the timeline of one plain execution the *free time* of a gap is
+    the start of its back-access less page-in time, less the end of its evicted-access plus page-out
+    time; where it is not negative, computing hides both transfers.
+
+    1. Gaps of free time 0 or more are swapped, the longest free time first, until all stages fit.
+    2. Then the gap with the most memory saving per second (MSPS) goes, bytes over overhead. The
+       overhead of a swap is the time that is not hidden, that of a recomputation the compute time
+       of all that must be made again for it, given what went before; the lesser of the two decides
+       how it goes, a swap where they are equal.
+
+    Interpretations. The paper takes one amount of memory to save; here every stage must fit. Its
+    page-in is triggered early and adjusted by feedback; a schedule pages in at the stage of use,
+    and a plan moves transfers. The paper's assumption that transfers run beside computing is kept
+    on devices where they do not, and transfers are not queued behind each other. A recomputation
+    that does not fit in its stage becomes a swap if that is allowed; else more tensors leave that
+    stage. Tensors recomputed on the way are not kept for others ("collective recomputation").
+
+    Takes O(gaps) choices, each of which looks at every gap and what is recomputed for it.
+
+    References
+    ----------
+    Peng, Shi, Dai, Jin, Ma, Xiong, Yang, Qian: Capuchin. ASPLOS 2020, section 4, doi
+    10.1145/3373376.3378505.
+    """
+    return _Capuchin(problem).run()
+
+
+class _Capuchin:
+    def __init__(self, problem: Problem) -> None:
+        graph = problem.graph
+        self.problem = problem
+        self.graph = graph
+        self.sizes = graph.tensor_bytes
+        self.gaps = [gap for gap in gaps_of(graph) if self.sizes[gap.tensor]]
+        self.around: dict[int, list[Gap]] = {}
+        for gap in self.gaps:
+            self.around.setdefault(gap.tensor, []).append(gap)
+        self.excess: NDArray[np.int64] = loads_of(graph) - problem.usable_ram_bytes
+        """What each stage is above the budget by the plan so far, shape (stages,) [B]."""
+        self.pages: dict[Gap, bool] = {}
+        """The plan: gaps out of RAM, true where the tensor is swapped."""
+        self.on_aux = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
+        self.stored = set(self.on_aux) if problem.can_page else set()
+        limit = problem.aux_limit_bytes
+        self.room_bytes = math.inf if limit is None else limit
+        """Storage that is left [B]."""
+        ends = list(accumulate(problem.table.compute_time_s))
+        self.end_s = ends
+        self.start_s = [0.0, *ends[:-1]]
+
+    def run(self) -> Schedule:
+        self._swap_what_is_hidden()
+        while True:
+            self._choose_until_it_fits()
+            schedule = carry_out(self.problem, self.pages)
+            if not self._repair(schedule):
+                return fitting(self.problem, schedule)
+
+    # -- choosing -------------------------------------------------------------------------------
+
+    def _swap_what_is_hidden(self) -> None:
+        if not self.problem.can_page:
+            return
+        free = {gap: self._free_time_s(gap) for gap in self.gaps}
+        for gap in sorted(self.gaps, key=lambda gap: -free[gap]):
+            if free[gap] < 0 or self.excess.max() <= 0:
+                break
+            if self._is_crowded(gap) and self._can_swap(gap):
+                self._take(gap, page=True)
+
+    def _choose_until_it_fits(self) -> None:
+        while self.excess.max() > 0:
+            best: tuple[float, Gap, bool] | None = None
+            for gap in self.gaps:
+                if gap in self.pages or not self._is_crowded(gap):
+                    continue
+                swap_s = max(0.0, -self._free_time_s(gap)) if self._can_swap(gap) else math.inf
+                overhead_s = swap_s
+                if swap_s > 0:
+                    overhead_s = min(swap_s, self._recompute_s(gap))
+                if overhead_s == math.inf:
+                    continue
+                saving = self.sizes[gap.tensor] / overhead_s if overhead_s > 0 else math.inf
+                if best is None or saving > best[0]:
+                    best = (saving, gap, swap_s == overhead_s)
+            if best is None:
+                worst = int(self.excess.argmax())
+                msg = (
+                    f"at {self.graph.nodes[worst].name!r} {format_bytes(int(self.excess[worst]))} "
+                    "more than tensors may use are needed, and no tensor is left to swap or "
+                    "recompute"
+                )
+                raise MethodNotApplicableError(msg)
+            self._take(best[1], page=best[2])
+
+    def _is_crowded(self, gap: Gap) -> bool:
+        return bool(self.excess[gap.before + 1 : gap.after].max() > 0)
+
+    def _can_swap(self, gap: Gap) -> bool:
+        if gap.tensor in self.stored:
+            return True
+        return self.problem.can_page and self.sizes[gap.tensor] <= self.room_bytes
+
+    def _take(self, gap: Gap, *, page: bool) -> None:
+        if gap not in self.pages:
+            self.excess[gap.before + 1 : gap.after] -= self.sizes[gap.tensor]
+        self.pages[gap] = page
+        if page and gap.tensor not in self.stored:
+            self.stored.add(gap.tensor)
+            self.room_bytes -= self.sizes[gap.tensor]
+
+    def _free_time_s(self, gap: Gap) -> float:
+        table = self.problem.table
+        out_s = 0.0 if gap.tensor in self.on_aux else table.page_out_time_s[gap.tensor]
+        back_s = self.start_s[gap.after] - table.page_in_time_s[gap.tensor]
+        return back_s - (self.end_s[gap.before] + out_s)
+
+    def _recompute_s(self, gap: Gap) -> float:
+        """Return how long it takes to make a tensor again for its back-access, by the plan."""
+        graph, problem = self.graph, self.problem
+        t = gap.after
+        total_s = 0.0
+        wanted, met = [gap.tensor], {gap.tensor}
+        made: set[int] = set()
+        while wanted:
+            k = graph.node_of[wanted.pop()]
+            if k in made:
+                continue
+            if not problem.may_recompute(k):
+                return math.inf
+            made.add(k)
+            total_s += problem.table.compute_time_s[k]
+            for p in graph.inputs_of[k]:
+                if p in met or self._is_in_ram(p, t):
+                    continue
+                met.add(p)
+                if p in self.stored:
+                    total_s += problem.table.page_in_time_s[p]
+                else:
+                    wanted.append(p)
+        return total_s
+
+    def _is_in_ram(self, p: int, t: int) -> bool:
+        """Return whether stage `t` has tensor `p` by the plan, whatever else it recomputes."""
+        users = self.graph.users_of[p]
+        if not users or users[-1] < t:
+            return False
+        return not any(
+            gap in self.pages for gap in self.around.get(p, ()) if gap.before < t < gap.after
+        )
+
+    # -- what the plan did not foresee ------------------------------------------------------------
+
+    def _repair(self, schedule: Schedule) -> bool:
+        """Change the plan where recomputations do not fit; return whether there was need to."""
+        usable = self.problem.usable_ram_bytes
+        peaks: dict[int, int] = {}
+        for point in simulate(self.graph, None, schedule).curve:
+            peaks[point.stage] = max(point.ram_bytes, peaks.get(point.stage, 0))
+        over = {t: peak - usable for t, peak in peaks.items() if peak > usable}
+        for t, over_bytes in over.items():
+            again = [gap for gap, page in self.pages.items() if gap.after == t and not page]
+            swappable = next((gap for gap in again if self._can_swap(gap)), None)
+            if swappable is not None:
+                self._take(swappable, page=True)
+            else:
+                self.excess[t] += over_bytes
+        return bool(over)

@@ -1,0 +1,143 @@
+"""Saving a minimum cut between forward and backward pass, as PyTorch's partitioner does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from poetmodel.baselines.realization import begin_of_backward, droppable, recompute_once
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.schedule import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import networkx
+
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+
+SIZES: Final = 10
+"""In how many equal steps the knapsack shrinks, from all tensors to none."""
+UNITS: Final = 1000
+"""Into how many units the knapsack is divided."""
+
+
+def min_cut(problem: Problem) -> Schedule:
+    """Save a minimum cut of tensors for the backward pass and recompute the others once.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to schedule.
+
+    Returns
+    -------
+    Schedule
+        Of the largest knapsack tried whose schedule keeps the budget.
+
+    Raises
+    ------
+    MethodNotApplicableError
+        If none does.
+
+    Notes
+    -----
+    Two steps, as in PyTorch. A knapsack chooses which nodes must not run again: the most compute
+    time for a number of bytes of their outputs. Then the tensors of least size are saved that cut
+    those nodes, as sources, from what the backward pass reads. PyTorch decides by kinds of
+    operators which nodes come into question and counts all saved bytes; here all nodes of the
+    forward pass do, each with its time, and the knapsack shrinks by tenths until the budget is
+    kept. What is recomputed is made when it is read first and stays until its last use, so that a
+    small saved set need not mean a small peak.
+
+    References
+    ----------
+    PyTorch, ``torch/_functorch/partitioners.py``: ``min_cut_rematerialization_partition`` and
+    ``choose_saved_values_set``.
+    """
+    graph = problem.graph
+    whole = sum(graph.tensor_bytes[i] for i in droppable(graph))
+    least_bytes: int | None = None
+    for tenths in range(SIZES, -1, -1):
+        once = _worthwhile(problem, whole * tenths // SIZES)
+        schedule = recompute_once(graph, saved_tensors(graph, once))
+        peak = simulate(graph, None, schedule).peak_ram_bytes
+        if peak <= problem.usable_ram_bytes:
+            return schedule
+        least_bytes = peak if least_bytes is None else min(peak, least_bytes)
+    msg = (
+        f"its saved sets need at least {least_bytes:,} B, more than the "
+        f"{problem.usable_ram_bytes:,} B that tensors may use"
+    )
+    raise MethodNotApplicableError(msg)
+
+
+def saved_tensors(graph: Graph, once: Collection[int]) -> frozenset[int]:
+    """Return the tensors of least size that spare some nodes from running again.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    once : collection of int
+        Nodes of the forward pass that must not be recomputed.
+
+    Returns
+    -------
+    frozenset of int
+        Whatever the backward pass reads can be made from these, and from samples and what cannot be
+        recomputed, without running a node of `once`.
+    """
+    import networkx
+
+    flow = _network(graph, once)
+    _, (near, _) = networkx.minimum_cut(flow, "source", "sink")
+    return frozenset(i for i in droppable(graph) if ("made", i) in near and ("read", i) not in near)
+
+
+def _network(graph: Graph, once: Collection[int]) -> networkx.DiGraph[object]:
+    """Return the network whose cuts are the sets of tensors that may be saved.
+
+    Each tensor is an edge of its size, from being made to being read. What cannot be cut has no
+    capacity: from a node to what it makes, and from a tensor to the nodes that read it.
+    """
+    import networkx
+
+    flow: networkx.DiGraph[object] = networkx.DiGraph()
+    flow.add_nodes_from(("source", "sink"))
+    free, begin = droppable(graph), begin_of_backward(graph)
+    for k in once:
+        flow.add_edge("source", ("node", k))
+    for i in free:
+        flow.add_edge(("node", graph.node_of[i]), ("made", i))
+        flow.add_edge(("made", i), ("read", i), capacity=graph.tensor_bytes[i])
+        for k in graph.users_of[i]:
+            flow.add_edge(("read", i), "sink" if k >= begin else ("node", k))
+    return flow
+
+
+def _worthwhile(problem: Problem, size_bytes: int) -> list[int]:
+    """Return the nodes of most compute time whose outputs fit a knapsack."""
+    graph, begin = problem.graph, begin_of_backward(problem.graph)
+    free = droppable(graph)
+    unit = max(1, -(-size_bytes // UNITS))
+    room = size_bytes // unit
+    nodes = [k for k in range(begin) if free.intersection(graph.outputs_of[k])]
+    best = np.zeros(room + 1)
+    taken = np.zeros((len(nodes), room + 1), dtype=bool)
+    weights = [-(-graph.nodes[k].output_bytes // unit) for k in nodes]
+    for place, (k, weight) in enumerate(zip(nodes, weights, strict=True)):
+        if weight > room:
+            continue
+        with_it = best[: room + 1 - weight] + problem.table.compute_time_s[k]
+        taken[place, weight:] = with_it > best[weight:]
+        best[weight:] = np.maximum(best[weight:], with_it)
+    chosen = []
+    for place in range(len(nodes) - 1, -1, -1):
+        if taken[place, room]:
+            chosen.append(nodes[place])
+            room -= weights[place]
+    return chosen

@@ -1,0 +1,375 @@
+"""Keeping, recomputing or offloading each layer of a chain while transfers overlap: POFO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.baselines.assembly import fitted
+from poetmodel.baselines.chain import Chain
+from poetmodel.baselines.chain_memory import ChainMemory
+from poetmodel.baselines.realization import begin_of_backward, last_forward_uses, realize
+from poetmodel.errors import MethodNotApplicableError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+
+WIDTH: Final = 240
+"""Most partial choices that are carried on from one step to the next."""
+BINS: Final = 40
+"""Into how many classes of kept bytes they are sorted when there are more."""
+
+
+class Action(StrEnum):
+    """What happens to the tape and the state of a step between forward and backward pass."""
+
+    KEEP = "keep"
+    """They stay in RAM."""
+    OFFLOAD = "offload"
+    """They are paged out after the step and paged in before they are read."""
+    RECOMPUTE = "recompute"
+    """They are dropped and made once more, with all steps of their kind beside them."""
+
+
+def pofo(problem: Problem) -> Schedule:
+    """Give every step of a chain one action so that the step of training takes the least time.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to schedule; energy and deadline play no part.
+
+    Returns
+    -------
+    Schedule
+        Of the actions with the least makespan, as counted below. Its plan for DMA decides when
+        transfers begin.
+
+    Raises
+    ------
+    MethodNotApplicableError
+        If the graph is no chain of steps, or no choice of actions keeps the budget.
+
+    Notes
+    -----
+    Kept of the paper: chains only; one action per layer; page-outs end before the last step of the
+    forward pass (the loss) begins, page-ins begin after it; transfers run one at a time beside the
+    computing, and the core waits where RAM is not free yet. The dynamic program goes through the
+    steps once and decides both passes at the same time: the backward pass is the same kind of
+    process with time reversed, a page-in being a page-out there.
+
+    Interpreted: a layer is a step between articulation points, its activation what its part of the
+    backward pass reads and the state it hands on. Steps of a run that is recomputed are all made
+    again, with their tapes, before the part behind the run begins (the paper goes through such runs
+    by rotor, which may compute a layer more often). What one choice leads to is told by bytes kept,
+    transfers under way in both passes and time so far; of two, the one that is no better in all of
+    these goes. Up to `WIDTH` choices are carried on, then the quickest of each class of kept bytes:
+    so it is exact for short chains and a beam search for long ones, in time proportional to
+    ``L * WIDTH**2`` for `L` steps.
+
+    References
+    ----------
+    Beaumont, Eyraud-Dubois, Shilova, Efficient Combination of Rematerialization and Offloading for
+    Training DNNs, NeurIPS 2021, section 4.
+    """
+    chain = Chain.of(problem.graph)
+    layers = tuple(layers_of(problem, chain))
+    allowed = {
+        Action.KEEP: True,
+        Action.OFFLOAD: problem.can_page,
+        Action.RECOMPUTE: problem.recompute,
+    }
+    actions = [action for action in Action if allowed[action]]
+
+    def run(ram_bytes: int) -> Schedule:
+        best = best_actions(layers, ram_bytes, actions)
+        if best is None:
+            msg = f"no choice of actions keeps within {ram_bytes:,} B"
+            raise MethodNotApplicableError(msg)
+        return schedule_of(chain, best.actions)
+
+    return fitted(problem, run)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One step as the dynamic program sees it."""
+
+    forward_s: float
+    """Time of the step [s]."""
+    again_s: float
+    """Time of the step when it is computed again: samples and the like are not [s]."""
+    backward_s: float
+    """Time of its part of the backward pass [s]."""
+    out_s: float
+    """Time to page its activation out [s]."""
+    in_s: float
+    """Time to page it in [s]."""
+    size_bytes: int
+    """Its activation: tape and state [B]."""
+    input_bytes: int
+    """The state before it [B]."""
+    forward_bytes: int
+    """Peak of the step, its input and what is kept aside [B]."""
+    again_bytes: int
+    """The same when it is computed again, gradients and samples aside [B]."""
+    backward_bytes: int
+    """Peak of its part of the backward pass, the state before it and what is kept aside [B]."""
+    others_bytes: int
+    """Gradients and samples as its part of the backward pass begins [B]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Transfers under way: when each ends, from now, and the bytes that it frees then."""
+
+    ends: tuple[tuple[float, int], ...] = ()
+    """In order."""
+
+    @property
+    def drain_s(self) -> float:
+        """When the last one ends [s]."""
+        return self.ends[-1][0] if self.ends else 0.0
+
+    def left_bytes(self, after_s: float = 0.0) -> int:
+        """Return what is not freed yet after some time [B]."""
+        return sum(size for end, size in self.ends if end > after_s)
+
+    def then(self, seconds: float, size_bytes: int) -> Transfers:
+        """Return them with one more in line."""
+        return Transfers((*self.ends, (self.drain_s + seconds, size_bytes)))
+
+    def after(self, seconds: float) -> Transfers:
+        """Return what is left of them after some time."""
+        return Transfers(tuple((end - seconds, size) for end, size in self.ends if end > seconds))
+
+    def wait_s(self, room_bytes: int) -> float | None:
+        """Return how long to wait until no more than so much is left; None if that never is."""
+        if room_bytes < 0:
+            return None
+        waits = (0.0, *(end for end, _ in self.ends))
+        return next(wait for wait in waits if self.left_bytes(wait) <= room_bytes)
+
+    def within(self, other: Transfers) -> bool:
+        """Return whether at no time more is left of these than of others."""
+        return self.drain_s <= other.drain_s and all(
+            self.left_bytes(x) <= other.left_bytes(x) for x in (0.0, *(e for e, _ in other.ends))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Actions of the first steps, and what they lead to."""
+
+    actions: tuple[Action, ...] = ()
+    """One for each step so far."""
+    spent_s: float = 0.0
+    """Time of both passes so far, waiting included [s]."""
+    kept_bytes: int = 0
+    """Activations that stay [B]."""
+    going: Transfers = Transfers()
+    """Page-outs under way."""
+    coming: Transfers = Transfers()
+    """Page-ins under way, with time reversed."""
+    anchor: tuple[float, int] | None = None
+    """Page-in of the latest step that is offloaded, while a part still needs it: time, bytes."""
+    run_bytes: int = 0
+    """Activations of the run of recomputed steps that goes on [B]."""
+    run_s: float = 0.0
+    """Time to compute that run [s]."""
+    run_peak_bytes: int = 0
+    """Peak of computing that run [B]."""
+
+    def forward(self, layer: Layer, ram_bytes: int) -> Choice | None:
+        """Return the choice after one more step forward, None if that never fits."""
+        last = self.actions[-1] if self.actions else Action.KEEP
+        use = self.kept_bytes + layer.forward_bytes
+        going = self.going
+        if last == Action.RECOMPUTE:
+            use += layer.input_bytes
+        elif last == Action.OFFLOAD and going.ends:  # the step reads it: it stays until its end
+            end_s, size = going.ends[-1]
+            use += size
+            going = Transfers((*going.ends[:-1], (end_s, 0)))
+        elif last == Action.OFFLOAD:
+            use += layer.input_bytes
+        wait = going.wait_s(ram_bytes - use)
+        if wait is None:
+            return None
+        spent = wait + layer.forward_s
+        return replace(self, spent_s=self.spent_s + spent, going=self.going.after(spent))
+
+    def backward(self, layer: Layer, ram_bytes: int, *, run_ends: bool) -> Choice | None:
+        """Return the choice with one more part of the backward pass before those so far."""
+        held = self.kept_bytes + self.run_bytes + (self.anchor[1] if self.anchor else 0)
+        wait = self.coming.wait_s(ram_bytes - held - layer.backward_bytes)
+        if wait is None:
+            return None
+        spent = wait + layer.backward_s
+        after = replace(self, spent_s=self.spent_s + spent, coming=self.coming.after(spent))
+        return after.end_run(layer, ram_bytes) if run_ends else after
+
+    def end_run(self, layer: Layer, ram_bytes: int) -> Choice | None:
+        """Return the choice with its run computed again and its anchor paged in before that."""
+        held = self.kept_bytes + (self.anchor[1] if self.anchor else 0)
+        coming, spent = self.coming, 0.0
+        if self.run_bytes or self.run_s:
+            wait = coming.wait_s(ram_bytes - held - self.run_peak_bytes - layer.others_bytes)
+            if wait is None:
+                return None
+            spent = wait + self.run_s
+            coming = coming.after(spent)
+        if self.anchor:
+            coming = coming.then(*self.anchor)
+        return replace(
+            self,
+            spent_s=self.spent_s + spent,
+            coming=coming,
+            anchor=None,
+            run_bytes=0,
+            run_s=0.0,
+            run_peak_bytes=0,
+        )
+
+    def with_action(self, action: Action, layer: Layer) -> Choice:
+        """Return the choice with an action for the step that it went through last."""
+        actions = (*self.actions, action)
+        if action == Action.KEEP:
+            return replace(self, actions=actions, kept_bytes=self.kept_bytes + layer.size_bytes)
+        if action == Action.OFFLOAD:
+            going = self.going.then(layer.out_s, layer.size_bytes)
+            return replace(
+                self, actions=actions, going=going, anchor=(layer.in_s, layer.size_bytes)
+            )
+        return replace(
+            self,
+            actions=actions,
+            run_bytes=self.run_bytes + layer.size_bytes,
+            run_s=self.run_s + layer.again_s,
+            run_peak_bytes=max(self.run_peak_bytes, self.run_bytes + layer.again_bytes),
+        )
+
+    def drained(self) -> Choice:
+        """Return the choice after all page-outs are done."""
+        wait = self.going.drain_s
+        return replace(self, spent_s=self.spent_s + wait, going=Transfers())
+
+    def no_worse(self, other: Choice) -> bool:
+        """Return whether whatever follows another choice is as good after this one."""
+        return (
+            self.spent_s <= other.spent_s
+            and self.kept_bytes <= other.kept_bytes
+            and self.going.within(other.going)
+            and self.coming.within(other.coming)
+        )
+
+
+def best_actions(
+    layers: Sequence[Layer], ram_bytes: int, actions: Sequence[Action] = tuple(Action)
+) -> Choice | None:
+    """Return the quickest choice of actions, None where none keeps within the RAM.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        The steps; the last one holds the loss and keeps what it makes.
+    ram_bytes : int
+        RAM for tensors and workspaces [B].
+    actions : sequence of Action, optional
+        Which actions may be chosen.
+    """
+    choices = [Choice()]
+    for layer in layers[:-1]:
+        longer = []
+        for choice in choices:
+            ahead = choice.forward(layer, ram_bytes)
+            for action in actions if ahead else ():
+                whole = ahead and ahead.backward(
+                    layer, ram_bytes, run_ends=action != Action.RECOMPUTE
+                )
+                if whole:
+                    longer.append(whole.with_action(action, layer))
+        choices = _fewer(longer)
+    ends = []
+    for choice in choices:
+        ahead = choice.drained().forward(layers[-1], ram_bytes)
+        whole = ahead and ahead.backward(layers[-1], ram_bytes, run_ends=True)
+        if whole:
+            spent = whole.spent_s + whole.coming.drain_s
+            ends.append(replace(whole, spent_s=spent, actions=(*whole.actions, Action.KEEP)))
+    return min(ends, key=lambda choice: choice.spent_s, default=None)
+
+
+def _fewer(choices: list[Choice]) -> list[Choice]:
+    """Return the choices that may lead to the best, or the most promising of them."""
+    groups: dict[object, list[Choice]] = {}
+    for choice in sorted(choices, key=lambda choice: choice.spent_s):
+        key = (choice.actions[-1], choice.anchor, choice.run_bytes, choice.run_s)
+        kept = groups.setdefault(key, [])
+        if not any(other.no_worse(choice) for other in kept):
+            kept.append(choice)
+    found = [choice for kept in groups.values() for choice in kept]
+    if len(found) <= WIDTH:
+        return found
+    most = 1 + max(choice.kept_bytes for choice in found)
+    bins: dict[int, list[Choice]] = {}
+    for choice in sorted(found, key=_outlook):
+        members = bins.setdefault(choice.kept_bytes * BINS // most, [])
+        if len(members) < WIDTH // BINS:
+            members.append(choice)
+    return [choice for members in bins.values() for choice in members]
+
+
+def _outlook(choice: Choice) -> float:
+    return choice.spent_s + choice.going.drain_s + choice.coming.drain_s + choice.run_s
+
+
+def layers_of(problem: Problem, chain: Chain) -> Iterator[Layer]:
+    """Yield the steps of a chain with their times and peaks."""
+    table, memory = problem.table, ChainMemory.of(chain)
+    before: Collection[int] = ()
+    for s, step in enumerate(chain.steps):
+        activation = step.tape | step.state
+        first = step.backward[0] if step.backward else None
+        yield Layer(
+            forward_s=sum(table.compute_time_s[k] for k in step.nodes),
+            again_s=sum(table.compute_time_s[k] for k in memory.made_again(s)),
+            backward_s=sum(table.compute_time_s[k] for k in step.backward),
+            out_s=sum(table.page_out_time_s[i] for i in activation) if table.has_storage else 0.0,
+            in_s=sum(table.page_in_time_s[i] for i in activation) if table.has_storage else 0.0,
+            size_bytes=chain.bytes_of(activation),
+            input_bytes=chain.bytes_of(before),
+            forward_bytes=memory.first[s][0],
+            again_bytes=memory.again[s][0],
+            backward_bytes=memory.backward_bytes[s],
+            others_bytes=0 if first is None else memory.others_bytes[first],
+        )
+        before = step.state
+
+
+def schedule_of(chain: Chain, actions: Sequence[Action]) -> Schedule:
+    """Return the schedule of one action per step."""
+    graph = chain.graph
+    begin, last = begin_of_backward(graph), last_forward_uses(graph)
+    by_action: dict[Action, set[int]] = {action: set() for action in Action}
+    for step, action in zip(chain.steps, actions, strict=True):
+        by_action[action].update(step.tape | step.state)
+    demanded: dict[int, set[int]] = {}
+    run: set[int] = set()
+    for step, action in zip(chain.steps, actions, strict=True):
+        if step.backward:
+            demanded[step.backward[0]] = set(run) if action != Action.RECOMPUTE else set()
+        if action == Action.RECOMPUTE:
+            run |= step.tape
+        elif step.backward:
+            run = set()
+    return realize(
+        graph,
+        keep=lambda t, i: i in by_action[Action.KEEP] or t < last[i] or t >= begin,
+        demand=lambda t: demanded.get(t, ()),
+        stored=by_action[Action.OFFLOAD],
+    )

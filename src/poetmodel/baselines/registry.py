@@ -1,0 +1,334 @@
+"""Which methods there are. A new one is a function, and an entry here."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+DEFAULT: Final = "optimal"
+"""The method that is used unless another is asked for."""
+
+
+class Aware(StrEnum):
+    """Whether a method has a property of the paper's Table 1."""
+
+    YES = "✓"
+    """It has."""
+    PARTLY = "~"
+    """In part."""
+    NO = "×"  # noqa: RUF001 - the sign of the paper's table
+    """It has not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A named way to a schedule, and what must be known to compare it with others."""
+
+    name: str
+    """What ``--method`` calls it."""
+    summary: str
+    """What it does, in one line."""
+    source: str
+    """Authors, year, and the section that defines it."""
+    assumptions: str
+    """What it takes for granted."""
+    not_for: str
+    """Where it does not apply and ends with its reason; empty where it always applies."""
+    home: str
+    """Its function, ``module:name``."""
+    general_graphs: Aware
+    """Whether it takes any graph (POET, ICML 2022, Table 1)."""
+    compute_aware: Aware
+    """Whether it looks at how long each operation takes (Table 1)."""
+    memory_aware: Aware
+    """Whether it looks at the size of each tensor and at the budget (Table 1)."""
+    power_aware: Aware = Aware.NO
+    """Whether it looks at energy (Table 1)."""
+    pages: bool = False
+    """Whether it may page tensors."""
+    recomputes: bool = False
+    """Whether it may recompute tensors."""
+    by_solver: bool = False
+    """Whether it solves a program by a back end: ``(problem, **options) -> SolveResult``."""
+    variants: tuple[str, ...] = ()
+    """What may follow its name after a colon (``dtr:local``): the function's second argument."""
+    variant: str = ""
+    """The one that is asked for."""
+
+    def function(self) -> Callable[..., Any]:
+        """Return the method itself: ``(problem) -> Schedule`` unless it is `by_solver`."""
+        module, name = self.home.split(":")
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return found if not self.variant else lambda problem: found(problem, self.variant)
+
+
+_YES, _PARTLY, _NO = Aware.YES, Aware.PARTLY, Aware.NO
+_NO_SPLIT: Final = "Graphs without backward nodes: nothing is dropped there (checkpoint-all)."
+
+_ALL: Final = (
+    Method(
+        name="optimal",
+        summary="recompute and page with the least energy, proven (POET)",
+        source="Patil et al., POET, ICML 2022, section 5",
+        assumptions="one operation after the other; parameters and gradients are resident",
+        not_for="",
+        home="poetmodel.baselines.programs:optimal",
+        general_graphs=_YES,
+        compute_aware=_YES,
+        memory_aware=_YES,
+        power_aware=_YES,
+        pages=True,
+        recomputes=True,
+        by_solver=True,
+    ),
+    Method(
+        name="paging-only",
+        summary="the same program without recomputation",
+        source="Patil et al., POET, ICML 2022, section 6.2 (ablation)",
+        assumptions="as optimal",
+        not_for="Devices without storage, where the budget is below the checkpoint-all peak.",
+        home="poetmodel.baselines.programs:paging_only",
+        general_graphs=_YES,
+        compute_aware=_YES,
+        memory_aware=_YES,
+        power_aware=_YES,
+        pages=True,
+        by_solver=True,
+    ),
+    Method(
+        name="recompute-only",
+        summary="the same program without paging",
+        source="Patil et al., POET, ICML 2022, section 6.2 (ablation)",
+        assumptions="as optimal",
+        not_for="",
+        home="poetmodel.baselines.programs:recompute_only",
+        general_graphs=_YES,
+        compute_aware=_YES,
+        memory_aware=_YES,
+        power_aware=_YES,
+        recomputes=True,
+        by_solver=True,
+    ),
+    Method(
+        name="checkmate",
+        summary="recompute with the least compute time, proven",
+        source="Jain et al., Checkmate, MLSys 2020, section 4",
+        assumptions="no paging; minimizes compute time, not energy",
+        not_for="",
+        home="poetmodel.baselines.programs:checkmate",
+        general_graphs=_YES,
+        compute_aware=_YES,
+        memory_aware=_YES,
+        recomputes=True,
+        by_solver=True,
+    ),
+    Method(
+        name="checkpoint-all",
+        summary="compute once, keep every tensor to its last use (PyTorch's default)",
+        source="Patil et al., POET, ICML 2022, Table 1",
+        assumptions="none",
+        not_for="",
+        home="poetmodel.baselines.segments:keep_all",
+        general_graphs=_YES,
+        compute_aware=_NO,
+        memory_aware=_NO,
+    ),
+    Method(
+        name="chen-sqrt",
+        summary="keep about the square root of the layers, recompute each segment once",
+        source="Chen et al., 2016, section 3; linearized as in Jain et al., 2020, section 6.1",
+        assumptions="segments of equal cost; a network of layers one after the other",
+        not_for=_NO_SPLIT,
+        home="poetmodel.baselines.segments:chen_sqrt",
+        general_graphs=_NO,
+        compute_aware=_NO,
+        memory_aware=_NO,
+        recomputes=True,
+    ),
+    Method(
+        name="chen-greedy",
+        summary="close a segment when its tensors exceed a threshold; the best threshold is sought",
+        source="Chen et al., 2016, algorithm 3; linearized as in Jain et al., 2020, section 6.1",
+        assumptions="each segment is recomputed once; compute times do not matter",
+        not_for=_NO_SPLIT,
+        home="poetmodel.baselines.segments:chen_greedy",
+        general_graphs=_NO,
+        compute_aware=_NO,
+        memory_aware=_PARTLY,
+        recomputes=True,
+    ),
+    Method(
+        name="min-cut",
+        summary="save a minimum cut between forward and backward pass, recompute the rest once",
+        source="PyTorch, functorch.compile.min_cut_rematerialization_partition, 2022, with the "
+        "knapsack of its activation_memory_budget, 2024",
+        assumptions="what is recomputed stays until its last use",
+        not_for=_NO_SPLIT,
+        home="poetmodel.baselines.min_cut:min_cut",
+        general_graphs=_YES,
+        compute_aware=_PARTLY,
+        memory_aware=_PARTLY,
+        recomputes=True,
+    ),
+    Method(
+        name="griewank-walther",
+        summary="revolve: binomial checkpointing, optimal on chains of unit cost",
+        source="Griewank and Walther, ACM TOMS 26(1), 2000, Algorithm 799, section 2",
+        assumptions="a chain of steps of equal time and size; other graphs are cut into steps at "
+        "their articulation points",
+        not_for="Graphs whose backward pass does not go through those steps in reverse.",
+        home="poetmodel.baselines.revolve:griewank_walther",
+        general_graphs=_NO,
+        compute_aware=_NO,
+        memory_aware=_NO,
+        recomputes=True,
+    ),
+    Method(
+        name="rotor",
+        summary="optimal persistent checkpointing of chains with unequal layers",
+        source="Beaumont et al., Optimal checkpointing for heterogeneous chains, 2019, section 4",
+        assumptions="a chain of steps, as griewank-walther; a checkpoint stays until its use",
+        not_for="Graphs whose backward pass does not go through those steps in reverse.",
+        home="poetmodel.baselines.rotor:rotor",
+        general_graphs=_NO,
+        compute_aware=_YES,
+        memory_aware=_YES,
+        recomputes=True,
+    ),
+    Method(
+        name="pofo",
+        summary="keep, recompute or offload each layer of a chain, transfers beside the computing",
+        source="Beaumont et al., Efficient combination of rematerialization and offloading, "
+        "NeurIPS 2021, section 4",
+        assumptions="a chain of steps; one action per layer; page-outs end before the loss, "
+        "page-ins begin after it; transfers overlap with computing",
+        not_for="Graphs whose backward pass does not go through those steps in reverse.",
+        home="poetmodel.baselines.pofo:pofo",
+        general_graphs=_NO,
+        compute_aware=_YES,
+        memory_aware=_YES,
+        pages=True,
+        recomputes=True,
+    ),
+    Method(
+        name="dtr",
+        summary="evict online by cost over size times staleness, recompute on demand",
+        source="Kirisame et al., DTR, ICLR 2021, section 4",
+        assumptions="nothing is known of what comes",
+        not_for="",
+        home="poetmodel.baselines.dtr:dtr",
+        general_graphs=_YES,
+        compute_aware=_YES,
+        memory_aware=_YES,
+        recomputes=True,
+        variants=("eq", "local", "msps", "lru", "size"),
+    ),
+    Method(
+        name="dtr-paging",
+        summary="dtr with eviction to storage where that is cheaper",
+        source="Kirisame et al., DTR, ICLR 2021, section 4, with page costs",
+        assumptions="nothing is known of what comes",
+        not_for="",
+        home="poetmodel.baselines.dtr:dtr_paging",
+        general_graphs=_YES,
+        compute_aware=_YES,
+        memory_aware=_YES,
+        power_aware=_YES,
+        pages=True,
+        recomputes=True,
+    ),
+    Method(
+        name="capuchin",
+        summary="swap what is unused longest; recompute only what swapping would hold up more",
+        source="Peng et al., Capuchin, ASPLOS 2020, section 4",
+        assumptions="the accesses of the first step repeat",
+        not_for="",
+        home="poetmodel.baselines.capuchin:capuchin",
+        general_graphs=_YES,
+        compute_aware=_YES,
+        memory_aware=_YES,
+        pages=True,
+        recomputes=True,
+    ),
+    Method(
+        name="lru-paging",
+        summary="demand paging: page out what was used longest ago",
+        source="least recently used replacement, as operating systems page",
+        assumptions="nothing is known of what comes",
+        not_for="Devices without storage, where the budget is below the checkpoint-all peak.",
+        home="poetmodel.baselines.lru:lru_paging",
+        general_graphs=_YES,
+        compute_aware=_NO,
+        memory_aware=_YES,
+        pages=True,
+    ),
+    Method(
+        name="offload-all",
+        summary="page every saved tensor out, and in again",
+        source="Rhu et al., vDNN, MICRO 2016, section 3 (its 'all' policy)",
+        assumptions="storage takes every tensor that the backward pass reads",
+        not_for="Devices without storage; graphs without backward nodes.",
+        home="poetmodel.baselines.offload:offload_all",
+        general_graphs=_YES,
+        compute_aware=_NO,
+        memory_aware=_NO,
+        pages=True,
+    ),
+    Method(
+        name="swap-advisor",
+        summary="search over sets of tensors to swap",
+        source="Huang et al., SwapAdvisor, ASPLOS 2020, section 4",
+        assumptions="a genetic search with a fixed seed",
+        not_for="Devices without storage, where the budget is below the checkpoint-all peak.",
+        home="poetmodel.baselines.swap_advisor:swap_advisor",
+        general_graphs=_YES,
+        compute_aware=_YES,
+        memory_aware=_YES,
+        pages=True,
+    ),
+)
+
+METHODS: Final[Mapping[str, Method]] = MappingProxyType({entry.name: entry for entry in _ALL})
+"""All methods by name, the default one first."""
+
+
+def method_names() -> tuple[str, ...]:
+    """Return the names of all methods, the default one first."""
+    return tuple(METHODS)
+
+
+def method(name: str) -> Method:
+    """Return a method by its name, with a variant after a colon where it has any.
+
+    Raises
+    ------
+    InputError
+        If there is none of that name.
+
+    Examples
+    --------
+    >>> method("rotor").recomputes
+    True
+    >>> method("dtr:local").variant
+    'local'
+    """
+    plain, colon, variant = name.partition(":")
+    entry = METHODS.get(plain)
+    if entry is None:
+        msg = f"method {name!r}: expected one of {', '.join(METHODS)}"
+        raise InputError(msg)
+    if not colon:
+        return entry
+    if variant not in entry.variants:
+        known = ", ".join(f"{plain}:{known}" for known in entry.variants) or "none"
+        msg = f"method {name!r}: expected {plain} or one of its variants ({known})"
+        raise InputError(msg)
+    return replace(entry, name=name, variant=variant)

@@ -1,0 +1,140 @@
+"""Binomial checkpointing: revolve, of Griewank and Walther."""
+
+from __future__ import annotations
+
+from math import comb
+from typing import TYPE_CHECKING
+
+from poetmodel.baselines.chain import Chain
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.schedule import simulate
+
+if TYPE_CHECKING:
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+
+
+def griewank_walther(problem: Problem) -> Schedule:
+    """Checkpoint by the binomial rule with as many slots as the budget allows.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to schedule.
+
+    Returns
+    -------
+    Schedule
+        Of the largest number of slots whose schedule keeps the RAM budget, by bisection.
+
+    Raises
+    ------
+    MethodNotApplicableError
+        If the graph is no chain of steps, or one slot is too much for the budget.
+
+    Notes
+    -----
+    Steps are those of `poetmodel.baselines.chain`: on a plain chain its nodes, else what lies
+    between articulation points. A slot holds all outputs of a step's last node that are still read;
+    the sample is the first slot. All steps count the same, whatever they cost. Reversing a step
+    computes it once more if its part of the backward pass reads what it made; that is not counted
+    in `forward_steps`, as revolve does not count the step that is taped. The bisection takes time
+    in proportion to the square of the number of nodes, times the logarithm of that of the steps.
+
+    References
+    ----------
+    Griewank and Walther, Algorithm 799: Revolve, ACM TOMS 26(1), 2000, section 2,
+    doi:10.1145/347837.347846.
+    """
+    chain = Chain.of(problem.graph)
+    best: Schedule | None = None
+    low, high, peak = 1, len(chain.steps), 0
+    while low <= high:
+        slots = high if best is None and high == len(chain.steps) else (low + high) // 2
+        schedule = revolve(chain, slots)
+        peak = simulate(problem.graph, None, schedule).peak_ram_bytes
+        if peak <= problem.usable_ram_bytes:
+            best, low = schedule, slots + 1
+        else:
+            high = slots - 1
+    if best is None:
+        msg = (
+            f"with one slot it needs {peak:,} B, more than the {problem.usable_ram_bytes:,} B that "
+            "tensors may use"
+        )
+        raise MethodNotApplicableError(msg)
+    return best
+
+
+def revolve(chain: Chain, slots: int) -> Schedule:
+    """Return the schedule of revolve with a number of slots, one or more, the sample's included.
+
+    Parameters
+    ----------
+    chain : Chain
+        The steps.
+    slots : int
+        How many states may be stored at once.
+    """
+    held: dict[int, frozenset[int]] = {}
+    todo = [(0, len(chain.steps), slots, frozenset[int]())]
+    while todo:
+        low, high, free, stored = todo.pop()
+        if high - low == 1 or free == 1:
+            for s in range(low, high):
+                held[s] = stored | chain.steps[s].tape | _at_hand(chain, s)
+            continue
+        middle = low + _advance(high - low, free)
+        todo.append((low, middle, free, stored))
+        todo.append((middle, high, free - 1, stored | chain.steps[middle - 1].outputs))
+    return chain.realize(held)
+
+
+def _at_hand(chain: Chain, s: int) -> frozenset[int]:
+    """Return what part `s` reads of the state before its step; revolve has it without a slot."""
+    if s == 0:
+        return frozenset()
+    read = {i for t in chain.steps[s].backward for i in chain.graph.inputs_of[t]}
+    return chain.steps[s - 1].state & read
+
+
+def forward_steps(length: int, slots: int) -> int:
+    """Return the least number of forward steps that reversing a chain takes.
+
+    Parameters
+    ----------
+    length : int
+        Number of steps of the chain.
+    slots : int
+        Number of states that may be stored at once, the first included.
+
+    Returns
+    -------
+    int
+        ``r * length - C(slots + r, slots + 1)`` for the least `r` with
+        ``C(slots + r, slots) >= length``; taped steps are not counted.
+
+    References
+    ----------
+    Griewank and Walther, 2000, equations 1 and 2.
+
+    Examples
+    --------
+    >>> forward_steps(10, 3), forward_steps(4, 1)
+    (15, 6)
+    """
+    repeats = 0
+    while comb(slots + repeats, slots) < length:
+        repeats += 1
+    return repeats * length - comb(slots + repeats, slots + 1)
+
+
+def _advance(length: int, slots: int) -> int:
+    """Return after how many steps the next state is stored (the least of the best)."""
+    return min(
+        range(1, length),
+        key=lambda step: (
+            step + forward_steps(length - step, slots - 1) + forward_steps(step, slots),
+            step,
+        ),
+    )

@@ -1,0 +1,178 @@
+"""Methods that cut the forward pass into segments and recompute each of them once, or none."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import isqrt
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.baselines.realization import (
+    begin_of_backward,
+    droppable,
+    recompute_once,
+)
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.graph import Phase, articulation_points
+from poetmodel.schedule import checkpoint_all, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+
+THRESHOLDS: Final = 12
+"""How many thresholds the greedy method tries for each set of candidates."""
+
+
+def keep_all(problem: Problem) -> Schedule:
+    """Compute every node once and keep every tensor to its last use, as PyTorch does.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to schedule.
+
+    Returns
+    -------
+    Schedule
+        Its peak is the checkpoint-all peak, whatever the budget is.
+    """
+    return checkpoint_all(problem.graph)
+
+
+def chen_sqrt(problem: Problem) -> Schedule:
+    """Keep about the square root of the layers and recompute each segment between them once.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to schedule.
+
+    Returns
+    -------
+    Schedule
+        The cheapest in compute time of the two variants that fit the budget.
+
+    Raises
+    ------
+    MethodNotApplicableError
+        If neither fits.
+
+    Notes
+    -----
+    Of ``m`` candidates every ``ceil(sqrt(m))``-th is kept, all its outputs that are still read.
+    What follows the last of them is kept as well: the backward pass begins with it. Two sets of
+    candidates are tried: the articulation points of the forward pass (the paper's segments), and
+    all its nodes in their order, as if they were a chain (the linearized variant of Jain et al.,
+    2020). Samples, labels and what cannot be recomputed are always kept.
+
+    References
+    ----------
+    Chen, Xu, Zhang, Guestrin, Training Deep Nets with Sublinear Memory Cost, 2016, section 3.
+    """
+    return _cheapest(problem, (_every_root(nodes) for nodes in _candidates(problem.graph)))
+
+
+def chen_greedy(problem: Problem) -> Schedule:
+    """Close a segment where its tensors exceed a threshold; seek the threshold that costs least.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to schedule.
+
+    Returns
+    -------
+    Schedule
+        The cheapest in compute time that fits the budget.
+
+    Raises
+    ------
+    MethodNotApplicableError
+        If no threshold gives a schedule that fits.
+
+    Notes
+    -----
+    Algorithm 3 of the paper adds up the bytes of the outputs and, once they exceed the threshold,
+    keeps the next candidate and begins anew. Thresholds go from the largest tensor to all bytes in
+    equal ratios. Candidates as in `chen_sqrt`. It takes time in proportion to the square of the
+    number of nodes, for each threshold.
+
+    References
+    ----------
+    Chen, Xu, Zhang, Guestrin, Training Deep Nets with Sublinear Memory Cost, 2016, algorithm 3.
+    """
+    graph = problem.graph
+    plans = (
+        _above(graph, nodes, threshold)
+        for nodes in _candidates(graph)
+        for threshold in _thresholds(graph)
+    )
+    return _cheapest(problem, plans)
+
+
+def _candidates(graph: Graph) -> tuple[Sequence[int], ...]:
+    """Return the nodes at which segments may end: cut points, and all nodes."""
+    own = {graph.node_of[i] for i in droppable(graph)}
+    points = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
+    chained = [k for k in range(begin_of_backward(graph)) if k in own]
+    return ([k for k in points if k in own], chained)
+
+
+def _every_root(nodes: Sequence[int]) -> list[int]:
+    width = isqrt(max(0, len(nodes) - 1)) + 1
+    return list(nodes[width - 1 :: width])
+
+
+def _thresholds(graph: Graph) -> Iterator[float]:
+    sizes = [graph.tensor_bytes[i] for i in droppable(graph)]
+    least, most = max(sizes, default=0), sum(sizes)
+    yield 0.0
+    if least:
+        ratio = (most / least) ** (1 / (THRESHOLDS - 1))
+        yield from (least * ratio**place for place in range(THRESHOLDS))
+
+
+def _above(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
+    """Return the candidates that close a segment."""
+    closing, ends = [], set(nodes)
+    gathered = 0
+    for k in range(begin_of_backward(graph)):
+        gathered += graph.nodes[k].output_bytes
+        if k in ends and gathered > threshold:
+            closing.append(k)
+            gathered = 0
+    return closing
+
+
+def _cheapest(problem: Problem, plans: Iterable[Sequence[int]]) -> Schedule:
+    """Return the schedule with the least compute time of those that keep the budget."""
+    graph = problem.graph
+    best: tuple[float, Schedule] | None = None
+    least_bytes: int | None = None
+    for ends in dict.fromkeys(tuple(plan) for plan in plans):
+        schedule = _segmented(graph, ends)
+        walk = simulate(graph, problem.costs, schedule)
+        if least_bytes is None or walk.peak_ram_bytes < least_bytes:
+            least_bytes = walk.peak_ram_bytes
+        compute_s = walk.compute_s or 0.0
+        fits = walk.peak_ram_bytes <= problem.usable_ram_bytes
+        if fits and (best is None or compute_s < best[0]):
+            best = (compute_s, schedule)
+    if best is None:
+        msg = (
+            f"its segments need at least {least_bytes:,} B, more than the "
+            f"{problem.usable_ram_bytes:,} B that tensors may use"
+        )
+        raise MethodNotApplicableError(msg)
+    return best[1]
+
+
+def _segmented(graph: Graph, ends: Sequence[int]) -> Schedule:
+    """Return the schedule that keeps what the nodes that end a segment make, and the last one."""
+    starts = [0, *(k + 1 for k in ends), begin_of_backward(graph)]
+    groups = [range(*pair) for pair in pairwise(starts)]
+    saved = {i for k in (*ends, *groups[-1]) for i in graph.outputs_of[k]}
+    return recompute_once(graph, saved, groups)

@@ -1,0 +1,192 @@
+"""A genetic search over sets of tensors to swap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from poetmodel.baselines.planned import carry_out, fitting, gaps_of, loads_of
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.problem import DeadlineCounts, Quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from poetmodel.baselines.planned import Gap
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+
+POPULATION: Final = 32
+"""Swap sets that live at a time."""
+GENERATIONS: Final = 60
+"""Most generations."""
+PATIENCE: Final = 15
+"""Generations without a better set after which the search ends."""
+_FLIPS: Final = 2
+"""Bits that a mutation flips, on average."""
+
+Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+
+def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
+    """Search for the cheapest set of tensors to swap by a genetic algorithm.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to schedule. Nothing is recomputed.
+    seed : int
+        Of the search; the same seed gives the same schedule.
+
+    Returns
+    -------
+    Schedule
+        Within the RAM budget.
+
+    Raises
+    ------
+    MethodNotApplicableError
+        If nothing can be paged, or if swapping everything is not enough for the budget.
+
+    Notes
+    -----
+    An individual is a set of gaps: tensors that are out of RAM between two uses. Each is repaired
+    as the paper's swap planner works: where a stage does not fit, the tensor goes
+    whose next use is furthest; then what need not have gone stays, the dearest first. The first
+    population has that plan and random ones. Parents win tournaments of two; a child has the gaps
+    of one parent up to a random stage and those of the other after it, and a few flipped; the
+    best two individuals live on.
+
+    Interpretations. The paper searches operator orders and memory pools, from which swaps follow;
+    here the order is given and RAM has no fragments, so that only the swaps are left. Its simulator
+    measures the time of a step; here an individual is worth what its transfers add to the quantity
+    that the problem minimizes (energy where it minimizes RAM). Storage limits are penalized.
+
+    Takes O(generations * population * gaps * stages) operations of numpy arrays, at most
+    `GENERATIONS` * `POPULATION` repairs.
+
+    References
+    ----------
+    Huang, Jin, Li: SwapAdvisor. ASPLOS 2020, section 4, doi 10.1145/3373376.3378530.
+    """
+    load = loads_of(problem.graph)
+    if (load <= problem.usable_ram_bytes).all():
+        return carry_out(problem, {})
+    if not problem.can_page:
+        msg = "it swaps tensors, and the problem allows no paging"
+        raise MethodNotApplicableError(msg)
+    chosen = _Search(problem, load, seed).run()
+    return fitting(problem, carry_out(problem, dict.fromkeys(chosen, True)))
+
+
+class _Search:
+    def __init__(self, problem: Problem, load: NDArray[np.int64], seed: int) -> None:
+        graph = problem.graph
+        self.problem = problem
+        self.random = np.random.default_rng(seed)
+        self.excess = load - problem.usable_ram_bytes
+        crowded = np.concatenate(([0], np.cumsum(self.excess > 0)))
+        self.gaps = sorted(
+            (
+                gap
+                for gap in gaps_of(graph)
+                if graph.tensor_bytes[gap.tensor] and crowded[gap.after] > crowded[gap.before + 1]
+            ),
+            key=lambda gap: (gap.before, gap.tensor),
+        )
+        tensors = [gap.tensor for gap in self.gaps]
+        self.first = np.array([gap.before + 1 for gap in self.gaps], dtype=np.int64)
+        self.end = np.array([gap.after for gap in self.gaps], dtype=np.int64)
+        self.sizes = np.array([graph.tensor_bytes[i] for i in tensors], dtype=np.int64)
+        stages = np.arange(len(load))
+        across = (self.first[:, None] <= stages) & (stages < self.end[:, None])
+        self.relief = across * self.sizes[:, None]
+        """Bytes that each gap takes off each stage, shape (gaps, stages)."""
+        self.across = across
+        self._price(tensors)
+
+    def _price(self, tensors: list[int]) -> None:
+        problem = self.problem
+        cost_in, cost_out = _charges(problem)
+        on_aux = [problem.graph.nodes[problem.graph.node_of[i]].on_aux for i in tensors]
+        self.cost_in = np.array([cost_in(i) for i in tensors])
+        self.tensor = np.unique(tensors, return_inverse=True)[1]
+        self.cost_out = np.zeros(self.tensor.max(initial=-1) + 1)
+        self.written = np.zeros(len(self.cost_out), dtype=np.int64)
+        for place, (i, free) in enumerate(zip(tensors, on_aux, strict=True)):
+            if not free:
+                self.cost_out[self.tensor[place]] = cost_out(i)
+                self.written[self.tensor[place]] = self.sizes[place]
+        self.dearest_first = np.argsort(-self.cost_in, kind="stable")
+
+    def run(self) -> list[Gap]:
+        """Return the best swap set found."""
+        count = len(self.gaps)
+        density = self.random.random(POPULATION)
+        people = [self._repair(np.zeros(count, dtype=bool))]
+        people += [self._repair(self.random.random(count) < share) for share in density[1:]]
+        worth = [self._worth(mask) for mask in people]
+        idle, best = 0, min(worth)
+        for _ in range(GENERATIONS):
+            if idle >= PATIENCE or not count:
+                break
+            order = sorted(range(len(people)), key=worth.__getitem__)
+            children = [people[place] for place in order[:2]]
+            while len(children) < POPULATION:
+                children.append(self._repair(self._child(people, worth)))
+            people, worth = children, [self._worth(mask) for mask in children]
+            idle, best = (0, min(worth)) if min(worth) < best else (idle + 1, best)
+        winner = people[min(range(len(people)), key=worth.__getitem__)]
+        return [gap for gap, out in zip(self.gaps, winner, strict=True) if out]
+
+    def _child(self, people: list[Mask], worth: list[tuple[int, float]]) -> Mask:
+        mother, father = (self._winner(people, worth) for _ in range(2))
+        cut = self.random.integers(len(self.excess))
+        child = np.where(self.first <= cut, mother, father)
+        flips = self.random.random(len(child)) < _FLIPS / len(child)
+        return np.not_equal(child, flips)
+
+    def _winner(self, people: list[Mask], worth: list[tuple[int, float]]) -> Mask:
+        one, other = map(int, self.random.integers(len(people), size=2))
+        return people[one if worth[one] <= worth[other] else other]
+
+    def _worth(self, mask: Mask) -> tuple[int, float]:
+        """Return bytes beyond the storage limit, then the cost of all transfers."""
+        out = np.zeros(len(self.cost_out), dtype=bool)
+        out[self.tensor[mask]] = True
+        limit = self.problem.aux_limit_bytes
+        over = 0 if limit is None else max(0, int(self.written[out].sum()) - limit)
+        return over, float(self.cost_in[mask].sum() + self.cost_out[out].sum())
+
+    def _repair(self, mask: Mask) -> Mask:
+        """Return a set that fits, as far as gaps allow, and of which nothing may be left out."""
+        mask = mask.copy()
+        excess = self.excess - self.relief[mask].sum(axis=0)
+        while excess.max() > 0:
+            crossing = np.flatnonzero(self.across[:, excess.argmax()] & ~mask)
+            if not len(crossing):
+                break
+            place = crossing[self.end[crossing].argmax()]
+            mask[place] = True
+            excess -= self.relief[place]
+        for place in self.dearest_first[mask[self.dearest_first]]:
+            span = excess[self.first[place] : self.end[place]]
+            if span.max() + self.sizes[place] <= 0:
+                span += self.sizes[place]
+                mask[place] = False
+        return mask
+
+
+def _charges(problem: Problem) -> tuple[Callable[[int], float], Callable[[int], float]]:
+    """Return what a page-in and a page-out of a tensor add to what the problem minimizes."""
+    table, sizes = problem.table, problem.graph.tensor_bytes
+    if problem.minimize == Quantity.WRITES:
+        return lambda _: 0.0, lambda i: float(sizes[i])
+    if problem.minimize == Quantity.TIME:
+        if problem.deadline_counts == DeadlineCounts.COMPUTE:
+            return lambda _: 0.0, lambda _: 0.0
+        return lambda i: table.page_in_time_s[i], lambda i: table.page_out_time_s[i]
+    return problem.page_in_charge_j, problem.page_out_charge_j

@@ -1,0 +1,318 @@
+"""DTR: who is evicted by which score, what can be had again, and the budget."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from baseline_checks import valid_or_refused
+from instances import random_instances
+from poetmodel.baselines import run
+from poetmodel.baselines.dtr import HEURISTICS, dtr, dtr_paging
+from poetmodel.device import Costs
+from poetmodel.errors import InputError, MethodNotApplicableError
+from poetmodel.graph import (
+    Graph,
+    Node,
+    Tensor,
+    checkpoint_all_peak_bytes,
+    floor,
+    operation,
+)
+from poetmodel.problem import Problem
+from poetmodel.schedule import checkpoint_all
+from strategies import graphs
+from worked import even_costs, skip_graph, skip_problem
+
+
+def _two_victims(*, a_s: float, recomputable: bool = True) -> Problem:
+    """State a problem in which `d` needs the room of `a` or of `b`, whose input `p` is gone.
+
+    =====  =====  =====  ========  =================================================
+    node   bytes  reads  seconds   when `d` is to be computed
+    =====  =====  =====  ========  =================================================
+    p      1             2         evicted, its last user was `b`
+    a      4             `a_s`     used 3 s ago (`b` and `c` took 2 + 1)
+    b      2      p      2         used 1 s ago
+    c      4             1         locked, `d` reads it
+    d      2      c      1         needs 2 bytes, all of 10 are taken
+    e      1      a b d  1
+    =====  =====  =====  ========  =================================================
+    """
+    graph = Graph(
+        name="victims",
+        nodes=(
+            operation("p", output_bytes=1, recomputable=recomputable),
+            operation("a", output_bytes=4),
+            operation("b", output_bytes=2, inputs=("p",)),
+            operation("c", output_bytes=4),
+            operation("d", output_bytes=2, inputs=("c",)),
+            operation("e", output_bytes=1, inputs=("a", "b", "d")),
+        ),
+    )
+    seconds = [2.0, a_s, 2.0, 1.0, 1.0, 1.0]
+    costs = Costs.from_arrays(graph, compute_time_s=seconds, compute_energy_j=seconds)
+    return Problem(graph, costs, ram=10)
+
+
+def _recomputed(problem: Problem, heuristic: str) -> list[str]:
+    schedule = dtr(problem, heuristic)
+    return [problem.graph.nodes[k].name for t, k in schedule.R if k < t]
+
+
+@pytest.mark.parametrize(
+    ("heuristic", "again"),
+    [
+        ("full", ["a"]),  # a: 16 / (4 * 3) = 1.33; b: (2 + 2 for p) / (2 * 1) = 2
+        ("eq", ["a"]),  # the same: p is the only evicted set, of 2 s
+        ("local", ["p", "b"]),  # a: 1.33; b: 2 / (2 * 1) = 1
+        ("msps", ["p", "b"]),  # a: 16 / 4 = 4; b: (2 + 2) / 2 = 2
+        ("lru", ["a"]),  # a: 3 s ago; b: 1 s ago
+        ("size", ["a"]),  # a: 4 bytes; b: 2
+    ],
+)
+def test_scores_pick_the_victim_worked_by_hand(heuristic: str, again: list[str]) -> None:
+    """Each score evicts the tensor that its formula names; it and what it needs are recomputed."""
+    assert _recomputed(_two_victims(a_s=16), heuristic) == again
+
+
+def test_schedule_of_the_hand_trace() -> None:
+    """`a` is evicted while `d` is computed and made again for `e`; all else is kept in RAM."""
+    schedule = dtr(_two_victims(a_s=16))
+    assert schedule.R == ((0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 1), (5, 5))
+    assert schedule.S_RAM == (
+        (1, 0),
+        (2, 0),
+        (2, 1),
+        (3, 1),
+        (3, 2),
+        (4, 2),
+        (4, 3),
+        (5, 2),
+        (5, 4),
+    )
+    assert schedule.M_in == schedule.M_out == ()
+
+
+def test_eq_counts_connected_evicted_tensors() -> None:
+    """Union-find joins tensors through a common evicted input, which the exact score does not.
+
+    `q` (10 s) is evicted and made from `p`, as `b` is. To recompute `b` it is not needed: the exact
+    score of `b` is (2 + 2) / (2 * 1) = 2, below 30 / (4 * 3) = 2.5 of `a`. Its set with `p` gives
+    (2 + 12) / 2 = 7.
+    """
+    graph = Graph(
+        name="cousins",
+        nodes=(
+            operation("p", output_bytes=1),
+            operation("q", output_bytes=1, inputs=("p",)),
+            operation("r", output_bytes=1, inputs=("q",)),
+            operation("a", output_bytes=4),
+            operation("b", output_bytes=2, inputs=("p",)),
+            operation("c", output_bytes=4),
+            operation("d", output_bytes=2, inputs=("c",)),
+            operation("e", output_bytes=1, inputs=("a", "b", "d")),
+        ),
+    )
+    seconds = [2.0, 10.0, 1.0, 30.0, 2.0, 1.0, 1.0, 1.0]
+    costs = Costs.from_arrays(graph, compute_time_s=seconds, compute_energy_j=seconds)
+    problem = Problem(graph, costs, ram=10)
+    assert _recomputed(problem, "full") == ["p", "b"]
+    assert _recomputed(problem, "eq") == ["a"]
+
+
+def test_what_nobody_reads_is_no_neighbour() -> None:
+    """`z`, a result made from `b`, costs nothing when `b` is evicted: nobody asks for it again.
+
+    When `d` is computed, `a` was used 23 s ago and `b` 21 s: 30 / (4 * 23) = 0.33 against
+    (2 + 2) / (2 * 21) = 0.10, with the 20 s of `z` it would be 0.57.
+    """
+    graph = Graph(
+        name="result",
+        nodes=(
+            operation("p", output_bytes=1),
+            operation("a", output_bytes=4),
+            operation("b", output_bytes=2, inputs=("p",)),
+            operation("z", output_bytes=1, inputs=("b",)),
+            operation("c", output_bytes=4),
+            operation("d", output_bytes=2, inputs=("c",)),
+            operation("e", output_bytes=1, inputs=("a", "b", "d")),
+        ),
+    )
+    seconds = [2.0, 30.0, 2.0, 20.0, 1.0, 1.0, 1.0]
+    costs = Costs.from_arrays(graph, compute_time_s=seconds, compute_energy_j=seconds)
+    assert _recomputed(Problem(graph, costs, ram=10), "full") == ["p", "b"]
+
+
+def test_reading_a_tensor_is_a_use() -> None:
+    """`u` is older than `v` but was read after it was made, so that `v` goes."""
+    graph = Graph(
+        name="uses",
+        nodes=(
+            operation("u", output_bytes=2),
+            operation("v", output_bytes=2),
+            operation("w", output_bytes=1),
+            operation("x", output_bytes=1, inputs=("u",)),
+            operation("y", output_bytes=4),
+            operation("e", output_bytes=1, inputs=("u", "v", "x")),
+        ),
+    )
+    assert _recomputed(Problem(graph, even_costs(graph), ram=8), "lru") == ["v"]
+
+
+def test_copy_that_is_made_anew_leaves_first() -> None:
+    """`y` is in RAM when its node runs again for `x`; 1 + 8 bytes fit in 12, 1 + 4 + 8 do not."""
+    two = (Tensor(name="x", bytes=4), Tensor(name="y", bytes=4))
+    graph = Graph(
+        name="pair",
+        nodes=(
+            Node(name="m", op="op", phase="forward", outputs=two),
+            operation("c", output_bytes=4),
+            operation("d", output_bytes=1, inputs=("c",)),
+            operation("e", output_bytes=1, inputs=("x", "y", "d")),
+        ),
+    )
+    schedule = dtr(Problem(graph, even_costs(graph), ram=12))
+    assert [(t, k) for t, k in schedule.R if k < t] == [(3, 0)]
+    assert [i for t, i in schedule.S_RAM if t == 3] == [3]
+
+
+def test_what_cannot_be_made_again_is_not_evicted() -> None:
+    """When `p` is gone for ever, `b` stays although its score is the least."""
+    assert _recomputed(_two_victims(a_s=16, recomputable=False), "local") == ["a"]
+
+
+def test_source_of_an_evicted_tensor_stays() -> None:
+    """A tensor that cannot be made again outlives its last user while an evicted one needs it.
+
+    `b` is evicted for `d`; `x` is the last node that reads `p`, and `e` needs `b` again.
+    """
+    graph = Graph(
+        name="pinned",
+        nodes=(
+            operation("p", output_bytes=1, recomputable=False),
+            operation("b", output_bytes=4, inputs=("p",)),
+            operation("c", output_bytes=4),
+            operation("d", output_bytes=2, inputs=("c",)),
+            operation("x", output_bytes=1, inputs=("p", "d")),
+            operation("e", output_bytes=1, inputs=("b", "x")),
+        ),
+    )
+    schedule = dtr(Problem(graph, even_costs(graph), ram=10))
+    assert [(t, k) for t, k in schedule.R if k < t] == [(5, 1)]
+    assert (5, 0) in schedule.S_RAM
+
+
+@pytest.mark.parametrize("method", [dtr, dtr_paging])
+def test_nothing_is_evicted_at_full_ram(method: object) -> None:
+    """At the checkpoint-all peak the schedule is checkpoint-all."""
+    problem = skip_problem(ram="100%")
+    assert callable(method)
+    assert method(problem) == checkpoint_all(problem.graph)
+
+
+@pytest.mark.parametrize("heuristic", HEURISTICS)
+def test_schedules_keep_the_budget_or_are_refused(heuristic: str) -> None:
+    """Whatever the graph, the schedule is valid and within RAM, or there is a reason."""
+    found = 0
+    for problem in random_instances(120, (3, 9), seed=51, resident=True, below_floor=True):
+        schedule = valid_or_refused(lambda given: dtr(given, heuristic), problem)
+        found += schedule is not None and len(schedule.R) > len(problem.graph.nodes)
+    assert found > 5
+
+
+def test_paging_keeps_the_budget_or_is_refused() -> None:
+    """So does the variant with storage, which both pages and recomputes."""
+    paged = again = 0
+    for problem in random_instances(300, (3, 9), seed=52, resident=True, below_floor=True):
+        schedule = valid_or_refused(dtr_paging, problem)
+        if schedule is not None:
+            paged += bool(schedule.M_in)
+            again += len(schedule.R) > len(problem.graph.nodes)
+            limit = problem.aux_limit_bytes
+            sizes = problem.graph.tensor_bytes
+            assert limit is None or sum(sizes[i] for _, i in schedule.M_out) <= limit
+    assert paged > 10
+    assert again > 10
+
+
+@settings(max_examples=40)
+@given(graph=graphs(max_nodes=10, on_aux=True))
+def test_runs_are_reproducible(graph: Graph) -> None:
+    """The same problem gives the same schedule, in every variant."""
+    ram = max(1, (floor(graph).bytes + checkpoint_all_peak_bytes(graph)) // 2)
+    problem = Problem(graph, even_costs(graph), ram=ram)
+    for method in (dtr, dtr_paging):
+        assert valid_or_refused(method, problem) == valid_or_refused(method, problem)
+
+
+def test_cheap_storage_is_used() -> None:
+    """`a` goes to storage when 0.5 J of transfers beat 1 J of computing, else it is recomputed."""
+    dear = dtr_paging(skip_problem())
+    assert [(t, k) for t, k in dear.R if k < t] == [(3, 0)]
+    assert dear.M_in == ()
+    graph = skip_graph()
+    costs = even_costs(graph, page_in=(1.0, 0.25), page_out=(1.0, 0.25))
+    cheap = dtr_paging(Problem(graph, costs, ram=13))
+    assert (cheap.M_out, cheap.M_in) == (((0, 0),), ((3, 0),))
+    assert all(t == k for t, k in cheap.R)
+
+
+def test_time_decides_where_time_is_minimized() -> None:
+    """Transfers of 2 s lose to 1 s of computing, however little energy they take."""
+    graph = skip_graph()
+    costs = even_costs(graph, page_in=(1.0, 0.0), page_out=(1.0, 0.0))
+    problem = Problem(graph, costs, ram=13, minimize="time")
+    assert dtr_paging(problem).M_in == ()
+    assert dtr_paging(Problem(graph, costs, ram=13)).M_in == ((3, 0),)
+
+
+def test_samples_on_storage_need_no_page_out() -> None:
+    """A tensor that lies on storage from the start is dropped and paged in."""
+    graph = skip_graph(on_aux=True)
+    schedule = dtr_paging(Problem(graph, even_costs(graph, page_in=(0.5, 0.5)), ram=13))
+    assert (schedule.M_out, schedule.M_in) == ((), ((3, 0),))
+
+
+def test_storage_limit_counts_all_that_was_written() -> None:
+    """Two tensors of 4 bytes must go: 8 bytes of storage are enough, 7 are not."""
+    graph = Graph(
+        name="two",
+        nodes=(
+            operation("a", output_bytes=4),
+            operation("b", output_bytes=4),
+            operation("c", output_bytes=9),
+            operation("d", output_bytes=1, inputs=("a", "b")),
+        ),
+    )
+    limits: dict[str, object] = {"ram": 9, "recompute": False}
+    schedule = dtr_paging(Problem(graph, even_costs(graph), aux_bytes=8, **limits))
+    assert schedule.M_in == ((3, 0), (3, 1))
+    with pytest.raises(MethodNotApplicableError, match="the step 'c'"):
+        dtr_paging(Problem(graph, even_costs(graph), aux_bytes=7, **limits))
+
+
+def test_refuses_with_the_step_that_does_not_fit() -> None:
+    """Where no tensor may be recomputed or stored, the reason names the step."""
+    problem = skip_problem(recompute=False)
+    with pytest.raises(MethodNotApplicableError, match=r"the step 'c' .* no tensor may leave RAM"):
+        dtr(problem)
+    with pytest.raises(MethodNotApplicableError, match="no tensor may leave RAM"):
+        dtr_paging(skip_problem(recompute=False, aux_bytes=3))
+    assert dtr_paging(problem).M_in == ((3, 0),)
+
+
+def test_variants_have_names() -> None:
+    """``dtr:local`` is `dtr` by that score, by its name; names that are none say what there is."""
+    problem = _two_victims(a_s=16)
+    result = run(problem, "dtr:local")
+    assert result.method == "dtr:local"
+    assert result.schedule == dtr(problem, "local") != run(problem, "dtr").schedule
+    with pytest.raises(InputError, match="expected dtr or one of its variants"):
+        run(problem, "dtr:best")
+
+
+def test_unknown_heuristic_is_refused() -> None:
+    """The message lists what there is."""
+    with pytest.raises(InputError, match="'best': expected one of full, eq, local"):
+        dtr(skip_problem(), "best")

@@ -1,0 +1,132 @@
+"""POFO finds the quickest choice of one action per layer."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from chains import chain_costs, random_training_graph, training_chain
+from instances import seeded
+from poetmodel.baselines.chain import Chain
+from poetmodel.baselines.pofo import (
+    Action,
+    Layer,
+    Transfers,
+    best_actions,
+    layers_of,
+    pofo,
+    schedule_of,
+)
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.planner import verify
+from poetmodel.problem import Problem
+
+
+def planned_s(problem: Problem, chain: Chain, actions: tuple[Action, ...]) -> float | None:
+    """Return the makespan of the plan for some actions; None where they take too much RAM."""
+    simulation = verify(problem, schedule_of(chain, actions)).simulation
+    fits = simulation.peak_ram_bytes <= problem.usable_ram_bytes
+    return simulation.makespan_s if fits else None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_choice_of_actions_is_quicker(seed: int) -> None:
+    """The plan of the actions found is as quick as that of the best of all combinations.
+
+    The time counted by the method is never below that of the plan.
+    """
+    rng = seeded(f"pofo/{seed}")
+    graph = training_chain(
+        [rng.randint(1, 5) for _ in range(4)], gradient_bytes=2, reads_own=rng.random() < 0.7
+    )
+    costs = chain_costs(graph, seconds=[rng.randint(1, 6) for _ in graph.nodes])
+    chain = Chain.of(graph)
+    for ram in range(floor(graph).bytes, checkpoint_all_peak_bytes(graph) + 1, 2):
+        problem = Problem(graph, costs, ram=ram, deadline_counts="overlap")
+        every = itertools.product(Action, repeat=len(chain.steps) - 1)
+        times = [planned_s(problem, chain, (*actions, Action.KEEP)) for actions in every]
+        least = min((time for time in times if time is not None), default=None)
+        found = best_actions(tuple(layers_of(problem, chain)), ram)
+        if found is None:
+            assert least is None
+            with pytest.raises(MethodNotApplicableError, match="cannot keep within"):
+                pofo(problem)
+            continue
+        planned = planned_s(problem, chain, found.actions)
+        assert planned == least
+        assert planned is not None
+        assert found.spent_s >= planned
+
+
+def test_quick_transfers_are_hidden_and_slow_ones_avoided() -> None:
+    """With RAM for less than all, cheap storage is used; dear storage gives way to recomputing."""
+    graph = training_chain([2] * 7)
+    seconds = [10] * len(graph.nodes)
+    problem = Problem(
+        graph, chain_costs(graph, seconds=seconds), ram="70%", deadline_counts="overlap"
+    )
+    schedule = pofo(problem)
+    assert schedule.M_out
+    assert verify(problem, schedule).simulation.makespan_s == problem.pass_time_s
+    costs = chain_costs(graph, page_s=50)
+    slow = Problem(graph, costs, ram="70%", deadline_counts="overlap")
+    assert not pofo(slow).M_out
+    without = Problem(graph, chain_costs(graph), ram="70%", paging=False)
+    assert not pofo(without).M_out
+    single = Problem(
+        graph, chain_costs(graph), ram="70%", recompute=False, deadline_counts="serial"
+    )
+    assert verify(single, pofo(single)).valid
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_networks_of_steps_keep_the_budget(seed: int) -> None:
+    """Where steps have several nodes, what comes out is valid and fits, or is refused."""
+    graph = random_training_graph(seeded(f"pofo steps/{seed}"), 7)
+    for share in (100, 85, 70):
+        problem = Problem(graph, chain_costs(graph), ram=f"{share}%", deadline_counts="overlap")
+        try:
+            schedule = pofo(problem)
+        except MethodNotApplicableError:
+            continue
+        assert verify(problem, schedule).valid
+
+
+def test_loss_waits_for_page_outs_and_the_backward_pass_for_page_ins() -> None:
+    """Worked by hand: a layer that must be offloaded, transfers of 5 s, everything else 1 s.
+
+    Forward 1, page-out 5, loss 1, page-in 5 (the loss's gradient reads the layer), backward 1 + 1.
+    """
+    layer = Layer(
+        forward_s=1.0,
+        again_s=1.0,
+        backward_s=1.0,
+        out_s=5.0,
+        in_s=5.0,
+        size_bytes=4,
+        input_bytes=0,
+        forward_bytes=4,
+        again_bytes=4,
+        backward_bytes=0,
+        others_bytes=0,
+    )
+    loss = replace(layer, forward_bytes=5, input_bytes=3, backward_bytes=4)
+    found = best_actions((layer, loss), 8, (Action.KEEP, Action.OFFLOAD))
+    assert found is not None
+    assert (found.actions[0], found.spent_s) == (Action.OFFLOAD, 14.0)
+    kept = best_actions((layer, loss), 9)
+    assert kept is not None
+    assert (kept.actions[0], kept.spent_s) == (Action.KEEP, 4.0)
+
+
+def test_transfers_end_one_after_the_other() -> None:
+    """Bytes are freed as transfers end; waiting for room takes until enough of them have."""
+    line = Transfers().then(2.0, 5).then(3.0, 1)
+    assert (line.drain_s, line.left_bytes(), line.left_bytes(2.0)) == (5.0, 6, 1)
+    assert [line.wait_s(room) for room in (6, 1, 0, -1)] == [0.0, 2.0, 5.0, None]
+    assert line.after(2.0).ends == ((3.0, 1),)
+    assert line.after(1.0).within(line)
+    assert not line.within(line.after(1.0))

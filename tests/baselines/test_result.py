@@ -1,0 +1,114 @@
+"""What `run` makes of a method's schedule, and what the command line makes of that."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from chains import chain_costs, training_chain
+from commands import invoke
+from poetmodel.baselines import method_names, run
+from poetmodel.baselines import result as home
+from poetmodel.errors import InputError, MethodNotApplicableError, VerificationError
+from poetmodel.problem import Problem
+from poetmodel.result import Status
+from poetmodel.schedule import Schedule
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def problem_of(ram: str, **limits: Any) -> Problem:
+    """Return a problem over a chain of six layers."""
+    graph = training_chain([3] * 7)
+    return Problem(graph, chain_costs(graph), ram=ram, deadline_counts="serial", **limits)
+
+
+def test_schedule_without_overhead_is_optimal() -> None:
+    """Where a method pays no more than every schedule pays, that is a proof."""
+    result = run(problem_of("100%"), "checkpoint-all")
+    assert (result.status, result.gap, result.method) == (Status.OPTIMAL, 0.0, "checkpoint-all")
+
+
+def test_heuristic_schedule_is_feasible_with_the_baseline_as_bound() -> None:
+    """Nothing else is proven of it; the file names the method and no solver."""
+    result = run(problem_of("75%"), "chen-sqrt")
+    assert (result.status, result.gap) == (Status.FEASIBLE, 1.0)
+    assert result.bound_j == result.baseline_energy_j
+    stated = result.to_dict()["problem"]
+    assert (stated["method"], stated["backend"], stated["formulation"]) == ("chen-sqrt", "", "")
+
+
+def test_peak_at_the_floor_is_optimal_where_ram_is_minimized() -> None:
+    """The floor bounds every peak: a method that reaches it has proved it."""
+    graph = training_chain([3, 3])
+    problem = Problem(graph, chain_costs(graph), ram="100%", minimize="ram")
+    result = run(problem, "checkpoint-all")
+    assert result.status == Status.OPTIMAL
+
+
+def test_impossible_limits_are_infeasible_for_every_method() -> None:
+    """Below the floor no method is blamed: it is proved that there is nothing."""
+    problem = problem_of("10%")
+    for name in ("checkpoint-all", "rotor", "checkmate", "optimal"):
+        assert run(problem, name).status == Status.INFEASIBLE
+    assert run(problem_of("10%", paging=False), "paging-only").status == Status.INFEASIBLE
+    with pytest.raises(MethodNotApplicableError, match="paging-only: there is no storage"):
+        run(problem_of("75%", paging=False), "paging-only")
+
+
+def test_reason_names_the_method_and_the_limit() -> None:
+    """A schedule above the budget is not returned."""
+    with pytest.raises(MethodNotApplicableError, match=r"checkpoint-all: .*peak RAM 23 B"):
+        run(problem_of("75%"), "checkpoint-all")
+    with pytest.raises(MethodNotApplicableError, match="no recomputation"):
+        run(problem_of("75%", recompute=False), "chen-sqrt")
+
+
+def test_broken_schedule_is_a_bug_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that breaks a rule of execution does not get away as one that does not apply."""
+    broken = SimpleNamespace(
+        name="broken", by_solver=False, function=lambda: lambda _: Schedule(R=((0, 0),))
+    )
+    monkeypatch.setattr(home, "method", lambda _: broken)
+    with pytest.raises(VerificationError, match="not computed in its own stage"):
+        run(problem_of("100%"), "broken")
+
+
+def test_options_of_the_solver_are_refused_where_there_is_none() -> None:
+    """A formulation or a start means nothing to a heuristic; unknown names are listed."""
+    with pytest.raises(InputError, match="formulation: method 'rotor' needs no solver"):
+        run(problem_of("100%"), "rotor", formulation="compact")
+    with pytest.raises(InputError, match="gap"):
+        run(problem_of("100%"), "rotor", gap=-1.0)
+    with pytest.raises(InputError, match="expected one of optimal, paging-only"):
+        run(problem_of("100%"), "nope")
+
+
+def test_command_line_takes_the_method(tmp_path: Path) -> None:
+    """0 with a schedule file that names the method, 4 with the reason, 2 for an unknown name."""
+    graph, profile, out = (tmp_path / name for name in ("g.graph.json", "p.csv", "s.schedule.json"))
+    chain = training_chain([300] * 7)
+    chain.save(graph)
+    rows = [
+        "name,compute_time_s,compute_energy_j,page_in_time_s,page_in_energy_j,"
+        "page_out_time_s,page_out_energy_j"
+    ]
+    rows += [f"{node.name},1,1,1,1,1,1" for node in chain.nodes]
+    profile.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    common = ("solve", "--graph", graph, "--profile", profile, "--quiet")
+    done = invoke(*common, "--ram", "80%", "--method", "rotor", "--out", out)
+    assert done.status == 0, done.err
+    assert json.loads(out.read_text(encoding="utf-8"))["problem"]["method"] == "rotor"
+    assert invoke("verify", out, "--graph", graph, "--profile", profile).status == 0
+    refused = invoke(*common, "--ram", "80%", "--method", "checkpoint-all")
+    assert refused.status == 4
+    assert refused.err.startswith("error: checkpoint-all: its schedule breaks a limit: peak RAM")
+    below = invoke(*common, "--ram", "10%", "--method", "checkpoint-all")
+    assert below.status == 3
+    unknown = invoke(*common, "--ram", "80%", "--method", "nope")
+    assert unknown.status == 2
+    assert all(name in unknown.err for name in method_names())

@@ -1,0 +1,94 @@
+"""Checkpoint-all and Chen's methods on chains worked by hand."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import pytest
+
+from chains import chain_costs, random_training_graph, training_chain
+from instances import seeded
+from poetmodel.baselines.realization import recompute_once
+from poetmodel.baselines.segments import chen_greedy, chen_sqrt, keep_all
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes
+from poetmodel.problem import Problem
+from poetmodel.schedule import simulate, verify
+
+
+def problem_of(graph: Graph, ram: str | int = "100%") -> Problem:
+    """Return a problem over a graph where every node takes a second."""
+    return Problem(graph, chain_costs(graph), ram=ram)
+
+
+def test_checkpoint_all_has_its_peak() -> None:
+    """Every node once, nothing paged, the peak that the graph itself states."""
+    graph = training_chain([3, 1, 4, 1, 5])
+    schedule = keep_all(problem_of(graph))
+    walk = simulate(graph, None, schedule)
+    assert walk.valid
+    assert walk.peak_ram_bytes == checkpoint_all_peak_bytes(graph)
+    assert len(schedule.R) == len(graph.nodes)
+
+
+def test_square_root_of_nine_layers() -> None:
+    """Worked by hand: nine layers and the loss, ten candidates, one in four is kept.
+
+    Kept are f4 and f8, and f9 and the loss, with which the backward pass begins; f1..f3 and f5..f7
+    are made once more.
+    """
+    graph = training_chain([1] * 10)
+    schedule = chen_sqrt(problem_of(graph))
+    names = [graph.nodes[k].name for t, k in schedule.R if k < t]
+    assert sorted(names) == ["f1", "f2", "f3", "f5", "f6", "f7"]
+    begin = graph.node_index["gl"]
+    kept = {graph.tensors[i].name for t, i in schedule.S_RAM if t == begin}
+    assert kept == {"x", "f4", "f8", "f9", "loss"}
+
+
+@pytest.mark.parametrize("length", [16, 64, 144])
+def test_peak_grows_with_the_root_of_the_length(length: int) -> None:
+    """On a chain of unit tensors the peak is at most two roots and a few tensors."""
+    graph = training_chain([1] * (length + 1))
+    schedule = chen_sqrt(problem_of(graph))
+    peak = simulate(graph, None, schedule).peak_ram_bytes
+    assert peak <= 2 * sqrt(length + 1) + 7
+    counts = [k for t, k in schedule.R if k < t]
+    assert len(counts) == len(set(counts))
+
+
+def test_greedy_keeps_what_fits() -> None:
+    """Nothing is recomputed at 100 %; less RAM costs more computations, up to the refusal."""
+    graph = training_chain([2, 1, 3, 1, 2, 4, 1, 1, 3, 1])
+    extra = []
+    for share in (100, 80, 70):
+        problem = problem_of(graph, f"{share}%")
+        schedule = chen_greedy(problem)
+        assert verify(problem, schedule).valid
+        extra.append(len(schedule.R) - len(graph.nodes))
+    assert extra[0] == 0
+    assert extra == sorted(extra)
+    assert extra[-1] > 0
+    with pytest.raises(MethodNotApplicableError, match="need at least"):
+        chen_greedy(problem_of(graph, "45%"))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_each_node_is_recomputed_at_most_once(seed: int) -> None:
+    """Whatever is saved, the schedule is valid, and nothing is made three times."""
+    rng = seeded(f"once/{seed}")
+    graph = random_training_graph(rng, 6)
+    saved = [i for i in range(len(graph.tensors)) if rng.random() < 0.3]
+    schedule = recompute_once(graph, saved)
+    assert simulate(graph, None, schedule).valid
+    again = [k for t, k in schedule.R if k < t]
+    assert len(again) == len(set(again))
+
+
+def test_outputs_that_are_still_read_are_kept_together() -> None:
+    """The second output of a kept node is kept with the first."""
+    graph = training_chain([1] * 10, tapes=[1] * 9)
+    schedule = chen_sqrt(problem_of(graph))
+    begin = graph.node_index["gl"]
+    kept = {graph.tensors[i].name for t, i in schedule.S_RAM if t == begin}
+    assert {"f4", "f4.tape", "f8", "f8.tape"} <= kept

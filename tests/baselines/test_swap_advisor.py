@@ -1,0 +1,161 @@
+"""The genetic search over swap sets."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from baseline_checks import valid_or_refused
+from instances import random_instances
+from poetmodel.baselines.planned import carry_out, gaps_of, loads_of
+from poetmodel.baselines.swap_advisor import _Search, swap_advisor
+from poetmodel.device import Costs
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.graph import Graph, floor, operation
+from poetmodel.problem import Problem
+from poetmodel.schedule import checkpoint_all, simulate
+from strategies import graphs
+from worked import even_costs, skip_graph, skip_problem
+
+
+def _either(transfer_j: tuple[float, float], **limits: object) -> Problem:
+    """State a problem in which `a` or `b` must be out while `c` is computed; `b` is read first."""
+    graph = Graph(
+        name="either",
+        nodes=(
+            operation("a", output_bytes=4),
+            operation("b", output_bytes=4),
+            operation("c", output_bytes=5),
+            operation("d", output_bytes=1, inputs=("b",)),
+            operation("e", output_bytes=1, inputs=("a",)),
+        ),
+    )
+    ones = [1.0] * 5
+    pages = [(1.0, joules) for joules in (*transfer_j, 1.0, 1.0, 1.0)]
+    costs = Costs.from_arrays(
+        graph, compute_time_s=ones, compute_energy_j=ones, page_in=pages, page_out=pages
+    )
+    return Problem(graph, costs, ram=9, **limits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("transfer_j", "swapped"), [((1, 10), 0), ((10, 1), 1)])
+def test_finds_the_cheaper_swap(transfer_j: tuple[float, float], swapped: int) -> None:
+    """Of two tensors the cheaper one goes, also where the other's next use is further away."""
+    schedule = swap_advisor(_either(transfer_j))
+    assert [i for _, i in schedule.M_in] == [swapped]
+    assert schedule.M_out == ((swapped, swapped),)
+
+
+def test_plan_that_the_search_starts_from() -> None:
+    """The swap planner alone lets the tensor go whose next use is furthest, whatever it costs."""
+    problem = _either((10, 1))
+    search = _Search(problem, loads_of(problem.graph), 0)
+    plan = search._repair(np.zeros(len(search.gaps), dtype=bool))
+    assert [gap.tensor for gap, out in zip(search.gaps, plan, strict=True) if out] == [0]
+
+
+def test_best_of_all_swap_sets() -> None:
+    """On small graphs it is as cheap as the cheapest of all sets of tensors that are paged."""
+    compared = 0
+    for problem in random_instances(
+        60, 6, seed=81, recompute=False, paging=True, switches=False, deadline=False,
+        energy_budget=False, aux_limit=False, minimize="energy",
+    ):  # fmt: skip
+        schedule = valid_or_refused(swap_advisor, problem)
+        if schedule is None or not schedule.M_in:
+            continue
+        least = _least_overhead_j(problem)
+        found = simulate(
+            problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts
+        ).overhead_j
+        assert found == pytest.approx(least, rel=1e-9)
+        compared += 1
+    assert compared > 8
+
+
+def _least_overhead_j(problem: Problem) -> float:
+    """Try every set of gaps, by the judge."""
+    gaps = gaps_of(problem.graph)
+    least = float("inf")
+    for chosen in product((False, True), repeat=len(gaps)):
+        plan = {gap: True for gap, out in zip(gaps, chosen, strict=True) if out}
+        simulation = simulate(
+            problem.graph,
+            problem.costs,
+            carry_out(problem, plan),
+            deadline_counts=problem.deadline_counts,
+        )
+        if simulation.peak_ram_bytes <= problem.usable_ram_bytes:
+            least = min(least, simulation.overhead_j or 0.0)
+    return least
+
+
+def test_nothing_is_swapped_at_full_ram() -> None:
+    """At the checkpoint-all peak the schedule is checkpoint-all, with or without storage."""
+    problem = skip_problem(ram="100%", paging=False)
+    assert swap_advisor(problem) == checkpoint_all(problem.graph)
+
+
+def test_schedules_keep_the_budget_or_are_refused() -> None:
+    """Whatever the graph, the schedule is valid and within RAM, or there is a reason."""
+    swapped = 0
+    for problem in random_instances(100, (3, 8), seed=82, resident=True, below_floor=True):
+        schedule = valid_or_refused(swap_advisor, problem)
+        if schedule is not None:
+            swapped += bool(schedule.M_in)
+            assert all(t == k for t, k in schedule.R)
+    assert swapped > 10
+
+
+@settings(max_examples=20)
+@given(graph=graphs(max_nodes=7, on_aux=True))
+def test_the_same_seed_gives_the_same_schedule(graph: Graph) -> None:
+    """At the floor there is a schedule, and the search is reproducible."""
+    problem = Problem(graph, even_costs(graph), ram=max(1, floor(graph).bytes))
+    assert swap_advisor(problem, seed=3) == swap_advisor(problem, seed=3)
+
+
+def test_storage_limit_is_heeded_where_it_can_be() -> None:
+    """With room for `b` alone the search takes `b`, though `a` is cheaper to move."""
+    graph = Graph(
+        name="room",
+        nodes=(
+            operation("a", output_bytes=6),
+            operation("b", output_bytes=4),
+            operation("c", output_bytes=5),
+            operation("d", output_bytes=1, inputs=("a", "b")),
+        ),
+    )
+    ones = [1.0] * 4
+    pages = [(1.0, 1.0), (1.0, 5.0), (1.0, 1.0), (1.0, 1.0)]
+    costs = Costs.from_arrays(
+        graph, compute_time_s=ones, compute_energy_j=ones, page_in=pages, page_out=pages
+    )
+    free = swap_advisor(Problem(graph, costs, ram=11))
+    tight = swap_advisor(Problem(graph, costs, ram=11, aux_bytes=5))
+    assert ([i for _, i in free.M_in], [i for _, i in tight.M_in]) == ([0], [1])
+
+
+@pytest.mark.parametrize("minimize", ["time", "writes", "ram"])
+def test_every_quantity_can_be_minimized(minimize: str) -> None:
+    """The search follows what the problem minimizes, and keeps the budget."""
+    assert swap_advisor(_either((1, 10), minimize=minimize)).M_in
+    assert swap_advisor(_either((1, 10), minimize=minimize, deadline_counts="compute")).M_in
+
+
+def test_samples_on_storage_are_not_written() -> None:
+    """A tensor that lies on storage from the start is only paged in."""
+    graph = skip_graph(on_aux=True)
+    schedule = swap_advisor(Problem(graph, even_costs(graph), ram=13))
+    assert (schedule.M_out, schedule.M_in) == ((), ((3, 0),))
+
+
+def test_refused_with_reason() -> None:
+    """Without paging, or below the floor, it says why."""
+    with pytest.raises(MethodNotApplicableError, match="allows no paging"):
+        swap_advisor(skip_problem(paging=False))
+    with pytest.raises(MethodNotApplicableError, match="needs 12 B"):
+        swap_advisor(skip_problem(ram=11))
