@@ -1,0 +1,76 @@
+"""From a picture's description to a file: PNG and SVG by matplotlib, HTML by plotly."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.data import write_bytes
+from poetmodel.errors import InputError, MissingExtraError, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poetmodel.report.pictures import Grid, Timeline
+
+LIBRARIES: Final[Mapping[str, str]] = {
+    ".png": "matplotlib",
+    ".svg": "matplotlib",
+    ".html": "plotly",
+}
+"""What draws a picture, by the ending of its file."""
+
+
+def check_picture(path: str | Path) -> None:
+    """Raise unless a picture of this name can be drawn; nothing is written.
+
+    Raises
+    ------
+    InputError
+        If the name has another ending than those of `LIBRARIES`.
+    MissingExtraError
+        If the library that draws it is not installed.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in LIBRARIES:
+        msg = f"{path}: expected a name that ends with {', '.join(LIBRARIES)}, got {shown(suffix)}"
+        raise InputError(msg)
+    library = LIBRARIES[suffix]
+    if find_spec(library) is None:
+        msg = (
+            f"{path}: drawing {suffix[1:]} needs {library}, which is not installed; "
+            'pip install "poetmodel[report]" brings it'
+        )
+        raise MissingExtraError(msg)
+
+
+def draw(picture: Timeline | Grid, path: str | Path) -> None:
+    """Draw a picture into a file; its ending says how.
+
+    Parameters
+    ----------
+    picture : Timeline or Grid
+        What to draw.
+    path : str or Path
+        ``*.png``, ``*.svg``, or ``*.html``: one file that needs no network and names what one
+        points at.
+
+    Raises
+    ------
+    InputError
+        If the name has another ending, or the file cannot be written.
+    MissingExtraError
+        If the library that draws it is not installed.
+    """
+    check_picture(path)
+    suffix = Path(path).suffix.lower()
+    if LIBRARIES[suffix] == "plotly":
+        from poetmodel.report.interactive import page
+
+        content = page(picture).encode("utf-8", "replace")
+    else:
+        from poetmodel.report.still import image
+
+        content = image(picture, suffix[1:])
+    write_bytes(path, content)

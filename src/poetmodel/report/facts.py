@@ -1,0 +1,199 @@
+"""The figures of a report, as plain values: what ``--json`` prints and the page shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.report.commands import commands
+from poetmodel.report.decisions import Choice, decisions
+from poetmodel.result import relative_gap
+
+if TYPE_CHECKING:
+    from poetmodel.device import Device
+    from poetmodel.graph import Graph
+    from poetmodel.report.subject import Subject
+
+_PACKAGES: Final = {"highs": ("highspy",), "scip": ("pyscipopt",), "gurobi": ("gurobipy",)}
+"""What brings each back end."""
+
+
+def facts(subject: Subject) -> dict[str, Any]:
+    """Return everything that a report says of one schedule.
+
+    Parameters
+    ----------
+    subject : Subject
+        The schedule, judged.
+
+    Returns
+    -------
+    dict
+        Plain values, SI. Energies and times are None without costs. Figures are the judge's; the
+        bounds are those that the file states.
+    """
+    simulation, timed = subject.simulation, subject.costs is not None
+    return {
+        "label": subject.label,
+        "file": subject.sources.schedule,
+        "status": subject.document.status,
+        "valid": subject.verdict.valid,
+        "violations": list(subject.verdict.violations),
+        "notes": list(subject.notes),
+        "energy_j": simulation.energy_j if timed else None,
+        "baseline_energy_j": simulation.baseline_energy_j if timed else None,
+        "overhead_j": simulation.overhead_j if timed else None,
+        **_proof(subject),
+        "peak_ram_bytes": simulation.peak_ram_bytes,
+        "budget_bytes": subject.budget_bytes,
+        "compute_s": simulation.compute_s if timed else None,
+        "transfer_s": simulation.transfer_s if timed else None,
+        "makespan_s": simulation.makespan_s if timed else None,
+        "pass_s": subject.problem.pass_time_s if timed else None,
+        "deadline_time_s": simulation.time_s if timed else None,
+        "aux_used_bytes": simulation.aux_used_bytes,
+        "written_bytes": simulation.written_bytes,
+        "read_bytes": simulation.read_bytes,
+        "solve_s": subject.document.stated.get("solve_s"),
+        "build_s": subject.document.stated.get("build_s"),
+        "binding": _binding(subject),
+        "plan": _plan(subject),
+        "decisions": _counts(subject),
+        "problem": _problem(subject),
+        "device": _device(subject),
+        "versions": _versions(subject),
+        "commands": list(commands(subject)),
+    }
+
+
+def graph_facts(graph: Graph) -> dict[str, Any]:
+    """Return what a report says of the graph, which all its schedules share."""
+    lowest = floor(graph)
+    return {
+        "name": graph.name,
+        "sha256": graph.sha256,
+        "nodes": len(graph.nodes),
+        "tensors": len(graph.tensors),
+        "edges": graph.n_edges,
+        "flops": graph.flops,
+        "batch_size": graph.batch_size,
+        "dtype": graph.dtype,
+        "checkpoint_all_peak_bytes": checkpoint_all_peak_bytes(graph),
+        "floor_bytes": lowest.bytes,
+        "floor_node": graph.nodes[lowest.node].name,
+        "resident_bytes": dict(graph.resident_bytes),
+    }
+
+
+def _proof(subject: Subject) -> dict[str, Any]:
+    """Return the bounds that the file states, with gaps of the judge's own figures."""
+    stated, simulation = subject.document.stated, subject.simulation
+    overhead_j, bound_j = simulation.overhead_j, stated.get("overhead_bound_j")
+    gap = None
+    if subject.costs is not None and overhead_j is not None and bound_j is not None:
+        gap = relative_gap(overhead_j, bound_j)
+    problem = subject.document.problem
+    objective = subject.document.objective
+    return {
+        "bound_j": stated.get("bound_j"),
+        "overhead_bound_j": bound_j,
+        "gap": gap,
+        "requested_gap": None if problem is None else problem.gap,
+        "objective": None if objective is None else objective.model_dump(),
+    }
+
+
+def _binding(subject: Subject) -> dict[str, Any]:
+    graph, simulation = subject.graph, subject.simulation
+    peak = simulation.peak
+    held = sorted(simulation.peak_tensors, key=lambda i: (-graph.tensor_bytes[i], i))
+    tensors = [{"name": graph.tensors[i].name, "bytes": graph.tensor_bytes[i]} for i in held]
+    return {
+        "stage": peak.stage,
+        "node": graph.nodes[peak.node].name if graph.nodes else "",
+        "ram_bytes": peak.ram_bytes,
+        "other_bytes": peak.ram_bytes - sum(graph.tensor_bytes[i] for i in held),
+        "tensors": tensors,
+    }
+
+
+def _plan(subject: Subject) -> dict[str, Any] | None:
+    plan, check = subject.plan, subject.check
+    if plan is None or check is None:
+        return None
+    return {
+        "mode": str(plan.mode),
+        "instructions": len(plan.program),
+        "makespan_s": check.makespan_s,
+        "stall_s": check.stall_s,
+        "energy_j": check.energy_j,
+        "peak_ram_bytes": check.peak_ram_bytes,
+        "violations": list(check.violations),
+    }
+
+
+def _counts(subject: Subject) -> dict[str, Any]:
+    found = Counter(decision.choice for decision in decisions(subject.problem, subject.schedule))
+    schedule = subject.schedule
+    return {
+        "tensors": {str(choice): found[choice] for choice in Choice},
+        "recomputations": sum(k < t for t, k in schedule.R),
+        "page_outs": len(schedule.M_out),
+        "page_ins": len(schedule.M_in),
+    }
+
+
+def _problem(subject: Subject) -> dict[str, Any] | None:
+    stated = subject.document.problem
+    return None if stated is None else stated.model_dump()
+
+
+def _device(subject: Subject) -> dict[str, Any] | None:
+    costs = subject.costs
+    if costs is None:
+        return None
+    device = costs.device
+    found: dict[str, Any] = {"costs": costs.source or None, "name": None}
+    if device is not None:
+        found |= _hardware(device)
+    return found
+
+
+def _hardware(device: Device) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": device.name,
+        "key": device.key or None,
+        "core": device.core or None,
+        "ram_bytes": device.ram_bytes,
+        "aux_bytes": device.aux_bytes,
+        "idle_power_w": device.idle_power_w,
+        "flops_per_s": device.compute.flops_per_s,
+        "power_w": device.compute.power_w,
+        "flops_per_j": device.compute.flops_per_j,
+        "ram_bytes_per_s": device.compute.bytes_per_s,
+        "storage_mode": None,
+        "source": device.source or None,
+    }
+    if device.storage is not None:
+        found["storage_mode"] = str(device.storage.mode)
+        for key in ("page_in", "page_out"):
+            transfer = getattr(device.storage, key)
+            found[key] = {
+                name: getattr(transfer, name) for name in ("latency_s", "bytes_per_s", "power_w")
+            }
+    return found
+
+
+def _versions(subject: Subject) -> dict[str, str]:
+    """Return what is installed here: the judge, and what brings the back end of the file."""
+    stated = subject.document.problem
+    names = ("poetmodel", *_PACKAGES.get((stated and stated.backend) or "", ()))
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,217 @@
+"""The report: one HTML page that stands alone, by jinja2 for the page and plotly for the charts."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from dataclasses import asdict
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.data import write_bytes
+from poetmodel.errors import MissingExtraError
+from poetmodel.report.charts import KINDS, front_chart, kinds, ram_chart, stage_chart
+from poetmodel.report.decisions import Choice, decisions
+from poetmodel.report.facts import facts, graph_facts
+from poetmodel.report.pictures import Kind
+from poetmodel.report.wording import FIRST_PARTS, answers, figures, graph_rows
+from poetmodel.units import format_bytes, format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from poetmodel.report.subject import Subject
+
+    Rows = Sequence[Mapping[str, Any]]
+
+LIBRARIES: Final = ("jinja2", "plotly")
+"""What draws the page."""
+MOST_TENSORS: Final = 12
+"""Tensors at the binding step that the page names; the JSON has them all."""
+
+
+def check_report(path: str | Path) -> None:
+    """Raise unless a report can be made.
+
+    Raises
+    ------
+    MissingExtraError
+        If a library that draws it is not installed.
+    """
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
+        msg = (
+            f"{path}: a report needs {' and '.join(missing)}, not installed here; "
+            'pip install "poetmodel[report]" brings them'
+        )
+        raise MissingExtraError(msg)
+
+
+def report_facts(
+    subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = ()
+) -> dict[str, Any]:
+    """Return every figure of a report as plain values.
+
+    Parameters
+    ----------
+    subjects : sequence of Subject
+        The schedules, all of one graph.
+    cells, front : sequence of mapping
+        The cells of a sweep and its Pareto front, where there is one.
+
+    Returns
+    -------
+    dict
+        ``graph``, ``schedules``, ``sweep``: the facts that the page shows.
+    """
+    return {
+        "graph": graph_facts(subjects[0].graph),
+        "schedules": [facts(subject) for subject in subjects],
+        "sweep": {"cells": list(cells), "pareto": list(front)} if cells else None,
+    }
+
+
+def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = ()) -> str:
+    """Return a report as the text of an HTML file; the same input gives the same text.
+
+    Parameters
+    ----------
+    subjects : sequence of Subject
+        The schedules, all of one graph, in the order in which they stand side by side.
+    cells, front : sequence of mapping
+        The cells of a sweep and its Pareto front, where there is one.
+
+    Returns
+    -------
+    str
+        The page. It holds everything it needs, and its own policy forbids it to load more.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("poetmodel.report", "assets"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        bytes=format_bytes, joules=format_joules, seconds=format_seconds, plain=json.dumps
+    )
+    found = report_facts(subjects, cells=cells, front=front)
+    parts = figures(found["schedules"])
+    fronts = list(_fronts(subjects, cells, front))
+    text: str = environment.get_template("report.html.jinja").render(
+        title=_title(subjects),
+        graph=found["graph"],
+        schedules=found["schedules"],
+        answers=[answers(entry) for entry in found["schedules"]],
+        parts=[part for part in parts if part[0] in FIRST_PARTS],
+        fact_parts=[part for part in parts if part[0] not in FIRST_PARTS],
+        graph_rows=list(graph_rows(found["graph"])),
+        decisions=[
+            (
+                subject.label,
+                [asdict(decision) for decision in decisions(subject.problem, subject.schedule)],
+            )
+            for subject in subjects
+        ],
+        choices=[str(choice) for choice in Choice],
+        timed=any(subject.costs is not None for subject in subjects),
+        has_plan=[subject.plan is not None for subject in subjects],
+        fronts=fronts,
+        kinds=kinds(),
+        most_tensors=MOST_TENSORS,
+        charts=_charts(subjects, fronts),
+        plotly=_packed(),
+    )
+    return text
+
+
+def write_report(
+    path: str | Path, subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = ()
+) -> int:
+    """Write a report; return its size [B].
+
+    Raises
+    ------
+    InputError
+        If the file cannot be written; nothing is then changed.
+    MissingExtraError
+        If a library that draws it is not installed.
+    """
+    check_report(path)
+    content = report_page(subjects, cells=cells, front=front).encode("utf-8", "replace")
+    write_bytes(path, content)
+    return len(content)
+
+
+def _title(subjects: Sequence[Subject]) -> str:
+    places = dict.fromkeys(
+        device.name for subject in subjects if (device := subject.problem.costs.device) is not None
+    )
+    name = subjects[0].graph.name
+    return f"{name} on {', '.join(places)}" if places else name
+
+
+def _charts(subjects: Sequence[Subject], fronts: Rows) -> dict[str, Any]:
+    """Return what the charts show, by the ids of their places on the page."""
+    charts = [
+        *({"type": "time", "id": f"time-{s.label}", **ram_chart(s)} for s in subjects),
+        *({"type": "map", "id": f"map-{s.label}", **stage_chart(s)} for s in subjects),
+        *({"type": "front", **front} for front in fronts),
+    ]
+    return {
+        "kinds": kinds(),
+        "stall": KINDS.index(Kind.STALL),
+        "marked": KINDS.index(Kind.PAGED_OUT),
+        "charts": charts,
+    }
+
+
+def _fronts(subjects: Sequence[Subject], cells: Rows, front: Rows) -> Iterator[dict[str, Any]]:
+    """Yield a chart for each model, device and deadline of a sweep."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in cells:
+        groups.setdefault((row["model"], row["device"], row["deadline"]), []).append(row)
+    for place, (group, rows) in enumerate(groups.items()):
+        keys = {row["key"] for row in rows}
+        best = [row for row in front if row["key"] in keys]
+        chart = front_chart(rows, best)
+        model, device, deadline = group
+        yield {
+            "id": f"front-{place + 1}",
+            "title": f"{model} on {device}" + (f", deadline {deadline}" if deadline else ""),
+            "rows": best,
+            **chart,
+            "here": [
+                _here(subject, chart["scale"])
+                for subject in subjects
+                if subject.costs is not None and _is_of(subject, model, device)
+            ],
+        }
+
+
+def _is_of(subject: Subject, model: str, device: str) -> bool:
+    """Return whether a schedule belongs to a part of a sweep, as far as names tell."""
+    known = subject.problem.costs.device
+    places = (subject.document.device, known.key if known is not None else None)
+    return model in (subject.graph.name, subject.sources.graph) and device in places
+
+
+def _here(subject: Subject, scale: float) -> dict[str, Any]:
+    simulation = subject.simulation
+    baseline_j, overhead_j = simulation.baseline_energy_j or 0.0, simulation.overhead_j or 0.0
+    y = 100 * overhead_j / baseline_j if baseline_j else 0.0
+    text = f"schedule {subject.label} of this report, overhead {y:.4g} %"
+    return {"name": subject.label, "x": simulation.peak_ram_bytes / scale, "y": y, "text": text}
+
+
+def _packed() -> str:
+    """Return plotly.js, compressed, as text."""
+    from plotly.offline import get_plotlyjs
+
+    content = gzip.compress(get_plotlyjs().encode("utf-8"), compresslevel=9, mtime=0)
+    return base64.b64encode(content).decode("ascii")

@@ -1,0 +1,224 @@
+"""Pictures that stand still, PNG and SVG, by matplotlib."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.report.pictures import COLOURS, CURVE_COLOUR, LIMIT_COLOUR, Grid, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from poetmodel.report.pictures import Bar, Cell, Lane, Timeline
+
+DOTS_PER_INCH: Final = 150
+FONT: Final = 6.0
+"""Size of names [pt]."""
+NAME_INCHES: Final = 0.1
+"""Room that a name takes across its reading direction [in]."""
+WIDTHS: Final = (9.0, 60.0)
+"""Least and most width and height of what is drawn [in]."""
+SHORTENED: Final = 22
+"""Most characters of a name that are shown; longer ones lose their middle."""
+LANE_INCHES: Final = 1.3
+NARROW_INCHES: Final = 0.02
+"""Bars below this are drawn with a rim of their own colour, so that they can be seen [in]."""
+HATCHED: Final = {Kind.STALL: "////"}
+"""Bars that are hatched, and bear no name."""
+
+
+def image(picture: Timeline | Grid, form: str) -> bytes:
+    """Return a picture as the content of a file.
+
+    Parameters
+    ----------
+    picture : Timeline or Grid
+        What to draw.
+    form : {'png', 'svg'}
+        Which kind of file. The same picture gives the same bytes.
+    """
+    import matplotlib as mpl
+
+    settings: Any = {
+        "font.size": FONT + 2,
+        "font.family": ["DejaVu Sans"],  # comes along with matplotlib
+        "text.parse_math": False,
+        "svg.hashsalt": "poetmodel",
+        "svg.fonttype": "none",
+    }
+    with mpl.rc_context(settings):
+        figure = _grid(picture) if isinstance(picture, Grid) else _timeline(picture)
+        content = io.BytesIO()
+        metadata = {"Date": None} if form == "svg" else {"Software": None}
+        figure.savefig(
+            content, format=form, dpi=DOTS_PER_INCH, bbox_inches="tight", metadata=metadata
+        )
+    return content.getvalue()
+
+
+def shortened(name: str) -> str:
+    """Return a name that fits, with only characters that can be drawn."""
+    text = "".join(c if c.isprintable() and c.isascii() else "?" for c in name)
+    half = SHORTENED // 2 - 1
+    return text if len(text) <= SHORTENED else f"{text[:half]}..{text[-half:]}"
+
+
+def _clamped(inches: float) -> float:
+    return min(max(inches, WIDTHS[0]), WIDTHS[1])
+
+
+# -- timelines ---------------------------------------------------------------------------------
+
+
+def _timeline(picture: Timeline) -> Any:
+    from matplotlib.figure import Figure
+
+    end = max((time for time, _ in picture.curve.points), default=0.0) or 1.0
+    most = max((len(lane.bars) for lane in picture.lanes), default=0)
+    width = _clamped(most * NAME_INCHES)
+    heights = [LANE_INCHES * len(picture.lanes), 2.2]
+    figure = Figure(figsize=(width, sum(heights) + 0.6))
+    lanes, curve = figure.subplots(2, 1, sharex=True, height_ratios=heights)
+    figure.subplots_adjust(left=0, right=1, bottom=0, top=1, hspace=0.2)
+    for place, lane in enumerate(picture.lanes):
+        _draw_lane(lanes, place, lane, room=end / width)
+    lanes.set_yticks(range(len(picture.lanes)), [lane.name for lane in picture.lanes])
+    lanes.set_ylim(len(picture.lanes) - 0.5, -0.5)
+    lanes.set_xlim(0, end)
+    lanes.set_title(shortened_title(picture.title), loc="left", fontsize=FONT + 3)
+    times, values = zip(*picture.curve.points, strict=True) if picture.curve.points else ((), ())
+    curve.step(times, values, where="post", color=CURVE_COLOUR, linewidth=0.8)
+    curve.fill_between(times, values, step="post", color=CURVE_COLOUR, alpha=0.2, linewidth=0)
+    highest = max(values, default=0.0)
+    if picture.curve.limit is not None:
+        highest = max(highest, picture.curve.limit)
+        curve.axhline(
+            picture.curve.limit,
+            color=LIMIT_COLOUR,
+            linestyle="--",
+            linewidth=1,
+            label=picture.curve.limit_name,
+        )
+        curve.legend(
+            loc="lower right", bbox_to_anchor=(1, 1), fontsize=FONT + 1, frameon=False, borderpad=0
+        )
+    curve.set_ylim(0, 1.08 * highest or 1)
+    curve.set_ylabel(picture.curve.name)
+    curve.set_xlabel(picture.time_name)
+    _legend(lanes, picture.kinds)
+    return figure
+
+
+def _draw_lane(axes: Any, place: int, lane: Lane, *, room: float) -> None:
+    """Draw the bars of a lane; `room` is how much time one inch shows."""
+    groups: dict[tuple[Kind, bool], list[Bar]] = {}
+    for bar in lane.bars:
+        narrow = bar.end - bar.start < NARROW_INCHES * room
+        groups.setdefault((bar.kind, narrow), []).append(bar)
+    for (kind, narrow), bars in groups.items():
+        axes.broken_barh(
+            [(bar.start, bar.end - bar.start) for bar in bars],
+            (place - 0.42, 0.84),
+            facecolor=COLOURS[kind],
+            edgecolor=COLOURS[kind] if narrow else "white",
+            linewidth=0.5 if narrow else 0.2,
+            hatch=None if narrow else HATCHED.get(kind),
+            zorder=2 if narrow else 1,
+        )
+    for bar in lane.bars:
+        if bar.end - bar.start >= NAME_INCHES * room and bar.kind not in HATCHED:
+            axes.text(
+                (bar.start + bar.end) / 2,
+                place,
+                shortened(bar.name),
+                rotation=90,
+                ha="center",
+                va="center",
+                fontsize=FONT,
+                color="black" if bar.kind == Kind.PAGED_OUT else "white",
+                clip_on=True,
+            )
+
+
+def shortened_title(title: str) -> str:
+    """Return a title with only characters that can be drawn."""
+    return "".join(c if c.isprintable() and c.isascii() else "?" for c in title)
+
+
+# -- grids -------------------------------------------------------------------------------------
+
+
+def _grid(picture: Grid) -> Any:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Polygon, Rectangle
+
+    size = [_clamped(NAME_INCHES * len(names)) for names in (picture.columns, picture.rows)]
+    figure = Figure(figsize=(size[0], size[1]))
+    axes = figure.add_axes((0, 0, 1, 1))
+    for kind in picture.kinds:
+        runs = [
+            Rectangle((column - 0.5, first - 0.5), 1, last - first + 1)
+            for column, first, last in _runs(cell for cell in picture.cells if cell.kind == kind)
+        ]
+        axes.add_collection(PatchCollection(runs, facecolor=COLOURS[kind], linewidth=0))
+    for mark in picture.marks:
+        corners = [
+            Polygon([(x - 0.5, y + 0.5), (x + 0.5, y + 0.5), (x + 0.5, y - 0.5)])
+            for x, y in ((cell.column, cell.row) for cell in picture.cells if cell.mark == mark)
+        ]
+        axes.add_collection(PatchCollection(corners, facecolor=COLOURS[mark], linewidth=0))
+    axes.set_xlim(-0.5, len(picture.columns) - 0.5)
+    axes.set_ylim(len(picture.rows) - 0.5, -0.5)
+    axes.xaxis.set_ticks(*_ticks(picture.columns, size[0]), rotation=90)
+    axes.yaxis.set_ticks(*_ticks(picture.rows, size[1]))
+    axes.tick_params(labelsize=FONT, length=2, width=0.4)
+    axes.grid(visible=True, linewidth=0.15, color="#BBBBBB")
+    axes.set_axisbelow(True)
+    axes.set_xlabel(picture.column_name)
+    axes.set_ylabel(picture.row_name)
+    axes.set_title(shortened_title(picture.title), loc="left", fontsize=FONT + 3)
+    _legend(axes, (*picture.kinds, *picture.marks))
+    return figure
+
+
+def _runs(cells: Iterable[Cell]) -> Iterator[tuple[int, int, int]]:
+    """Yield column, first and last row of cells that follow each other in a column."""
+    places = sorted((cell.column, cell.row) for cell in cells)
+    first = 0
+    for k, (column, row) in enumerate(places):
+        if k + 1 == len(places) or places[k + 1] != (column, row + 1):
+            yield column, places[first][1], row
+            first = k + 1
+
+
+def _ticks(names: tuple[str, ...], inches: float) -> tuple[list[int], list[str]]:
+    """Return where names stand: all of them where there is room, else every second, third ..."""
+    step = max(1, -int(-len(names) * NAME_INCHES // inches) if inches else 1)
+    places = list(range(0, len(names), step))
+    return places, [shortened(names[place]) for place in places]
+
+
+def _legend(axes: Any, kinds: Iterable[Kind]) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(
+            facecolor=COLOURS[kind],
+            hatch=HATCHED.get(kind),
+            edgecolor="white",
+            label=str(kind),
+        )
+        for kind in kinds
+    ]
+    if handles:
+        axes.legend(
+            handles=handles,
+            loc="lower right",
+            bbox_to_anchor=(1, 1),
+            borderaxespad=3,  # above the title
+            ncols=len(handles),
+            fontsize=FONT + 1,
+            frameon=False,
+        )

@@ -1,0 +1,271 @@
+"""The page of a report in a real browser: Chromium without a screen."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from poetmodel.device import Costs, Device
+from poetmodel.graph.catalogue import load_model
+from poetmodel.problem import Problem
+from poetmodel.report.page import report_facts, write_report
+from poetmodel.report.wording import look_up
+from report_subjects import subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, Page
+
+    from poetmodel.report.subject import Subject
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+DESKTOP = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
+PHONE = {
+    "viewport": {"width": 390, "height": 844},
+    "color_scheme": "dark",
+    "has_touch": True,
+    "is_mobile": True,
+}
+PATIENCE_MS = 120_000
+"""How long a page may take on a busy machine; no promise of speed."""
+
+
+@dataclass(slots=True)
+class Report:
+    """An open page, and all that it said and asked for."""
+
+    page: Page
+    messages: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def draw(self, chart: str) -> None:
+        """Scroll to a chart and wait until it is drawn."""
+        self.page.locator(f"#{chart}").scroll_into_view_if_needed()
+        self.page.wait_for_selector(f"#{chart}[data-ready]", timeout=PATIENCE_MS)
+
+    def readout(self, chart: str) -> str:
+        """Return what is read out above a chart."""
+        return self.page.locator(f"#{chart}-readout").inner_text()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Start the browser that the system has."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def subjects() -> list[Subject]:
+    """Return two schedules of a network, one that recomputes and one that only pages."""
+    graph = load_model("mlp")
+    costs = Costs.estimate(graph, Device.load("mkr1000"))
+    problems = [
+        Problem(graph, costs, ram="70%", recompute=recompute) for recompute in (True, False)
+    ]
+    return [
+        subject(problem, label=label, mode=mode)
+        for problem, label, mode in zip(problems, "AB", ("blocking", "dma"), strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def file(subjects: list[Subject], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the page of both, with a sweep of two cells."""
+    cells = [
+        {
+            **{"model": "mlp", "device": "mkr1000", "deadline": None, "ram": ram, "key": ram},
+            **{"method": "optimal", "backend": "highs", "status": "optimal", "makespan_s": 1.0},
+            **{"energy_j": 11.0, "baseline_energy_j": 10.0, "overhead_j": overhead_j},
+            "peak_ram_bytes": peak,
+        }
+        for ram, overhead_j, peak in (("70%", 1.0, 4000), ("90%", 0.5, 5000))
+    ]
+    out = tmp_path_factory.mktemp("report") / "r.html"
+    write_report(out, subjects, cells=cells, front=[{**cells[0], "proven": True}])
+    return out
+
+
+def opened(browser: Browser, file: Path, how: dict[str, Any]) -> Report:
+    """Open a page and wait until plotly is unpacked."""
+    report = Report(browser.new_context(**how).new_page())
+    report.page.on("console", lambda message: report.messages.append(message.text))
+    report.page.on("pageerror", lambda error: report.messages.append(str(error)))
+    report.page.on("request", lambda request: report.requests.append(request.url))
+    report.page.goto(file.as_uri(), timeout=PATIENCE_MS)
+    report.page.wait_for_selector("html[data-ready]", state="attached", timeout=PATIENCE_MS)
+    return report
+
+
+@pytest.fixture(scope="module")
+def report(browser: Browser, file: Path) -> Iterator[Report]:
+    """Open the page at the width of a desk; tests leave it as they find it."""
+    found = opened(browser, file, DESKTOP)
+    yield found
+    assert found.messages == []
+    found.page.context.close()
+
+
+@pytest.mark.parametrize("how", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_page_is_quiet_and_fits(browser: Browser, file: Path, how: dict[str, Any]) -> None:
+    """No message on the console, no request but the file, nothing wider than the screen."""
+    report = opened(browser, file, how)
+    for chart in ("time-A", "time-B", "map-A", "map-B", "front-1"):
+        report.draw(chart)
+    assert report.messages == []
+    assert report.requests == [file.as_uri()]
+    width = report.page.evaluate("() => document.documentElement.scrollWidth")
+    assert width <= how["viewport"]["width"]
+    assert (
+        report.page.evaluate("() => document.documentElement.dataset.theme") == how["color_scheme"]
+    )
+    answers = report.page.locator(".answers").first.bounding_box()
+    assert answers is not None
+    assert answers["y"] + answers["height"] <= how["viewport"]["height"]
+    report.page.context.close()
+
+
+def test_numbers_are_those_of_the_json(report: Report, subjects: list[Subject]) -> None:
+    """What the browser shows carries the values of the facts."""
+    script = """() => [...document.querySelectorAll('[data-key]')].map(
+        (cell) => [cell.dataset.schedule, cell.dataset.key, JSON.parse(cell.dataset.value)])"""
+    shown = report.page.evaluate(script)
+    facts = report_facts(subjects)["schedules"]
+    assert len(shown) > 60
+    for label, key, value in shown:
+        assert look_up(facts["AB".index(label)], key) == value
+
+
+def test_hover_names_node_stage_bytes_and_action(report: Report, subjects: list[Subject]) -> None:
+    """Pointing at a cell of the map shows what happens there."""
+    graph = subjects[0].graph
+    k = 3
+    report.draw("map-A")
+    point = report.page.evaluate(
+        """(k) => { const div = document.getElementById('map-A'), box = div.getBoundingClientRect();
+        const {xaxis, yaxis} = div._fullLayout;
+        return [box.x + xaxis._offset + xaxis.d2p(k), box.y + yaxis._offset + yaxis.d2p(k)]; }""",
+        k,
+    )
+    report.page.mouse.move(point[0] - 3, point[1] - 2)
+    report.page.mouse.move(*point)
+    label = report.page.locator("#map-A .hoverlayer .hovertext")
+    label.wait_for(timeout=PATIENCE_MS)
+    name = graph.nodes[k].name
+    for words in (name, f"stage {k}", "computed", " KiB" if graph.tensor_bytes[k] > 1023 else " B"):
+        assert words in (label.text_content() or "")
+        assert words in report.readout("map-A")
+
+
+def test_map_answers_to_keys(report: Report, subjects: list[Subject]) -> None:
+    """Arrows go from cell to cell and read it out; plus zooms in, 0 goes back."""
+    graph = subjects[0].graph
+    report.draw("map-A")
+    report.page.locator("#map-A").focus()
+    for key in ("ArrowDown", "ArrowRight"):
+        report.page.keyboard.press(key)
+    assert report.readout("map-A").startswith(f"{graph.nodes[1].name}, stage 1")
+    assert "computed" in report.readout("map-A")
+    span = "() => document.getElementById('map-A').layout.xaxis.range"
+    whole = report.page.evaluate(span)
+    report.page.keyboard.press("+")
+    low, high = report.page.evaluate(span)
+    assert high - low == pytest.approx((whole[1] - whole[0]) / 2)
+    report.page.keyboard.press("0")
+    assert report.page.evaluate(span) == pytest.approx(whole)
+
+
+def test_timeline_answers_to_keys(report: Report, subjects: list[Subject]) -> None:
+    """The first bar is the first computation."""
+    report.draw("time-B")
+    report.page.locator("#time-B").focus()
+    report.page.keyboard.press("ArrowRight")
+    assert f"computed {subjects[1].graph.nodes[0].name}" in report.readout("time-B")
+    report.draw("front-1")
+    report.page.locator("#front-1").focus()
+    report.page.keyboard.press("ArrowRight")
+    assert "optimal, highs at 70%" in report.readout("front-1")
+
+
+def test_stalls_are_seen(report: Report, subjects: list[Subject]) -> None:
+    """The hatched bars of a stall are filled in the colour of the legend."""
+    assert subjects[1].check is not None
+    assert (subjects[1].check.stall_s or 0.0) > 0
+    report.draw("time-B")
+    fills = """() => [...document.querySelectorAll('#time-B pattern rect')].map(
+        (rect) => getComputedStyle(rect).fill)"""
+    assert "rgb(213, 94, 0)" in report.page.evaluate(fills)
+
+
+def test_decisions_filter_and_sort(report: Report, subjects: list[Subject]) -> None:
+    """Words and a choice narrow the table; a head sorts it, and once more the other way."""
+    page, tensors = report.page, subjects[0].graph.tensors
+    assert page.locator("#count").inner_text() == f"{2 * len(tensors)} of {2 * len(tensors)} rows"
+    page.locator("#choice").select_option("paged")
+    visible = page.locator("#decision-table tbody tr:visible")
+    paged = visible.count()
+    assert 0 < paged < 2 * len(tensors)
+    assert page.locator("#count").inner_text() == f"{paged} of {2 * len(tensors)} rows"
+    page.locator("#choice").select_option("")
+    page.locator("#filter").fill(tensors[0].name)
+    assert visible.count() >= 2
+    assert all(tensors[0].name in text for text in visible.all_inner_texts())
+    page.locator("#filter").fill("")
+    head = page.locator("#decision-table th", has_text="size")
+    head.get_by_role("button").click()
+    sizes = """() => [...document.querySelectorAll('#decision-table tbody tr')].map(
+        (row) => Number(row.cells[2].dataset.v))"""
+    found = page.evaluate(sizes)
+    assert found == sorted(found, reverse=True)
+    assert head.get_attribute("aria-sort") == "descending"
+    head.get_by_role("button").press("Enter")
+    assert page.evaluate(sizes) == sorted(found)
+
+
+def test_colours_can_be_changed(report: Report) -> None:
+    """The button turns the page and its charts dark, and says what it would do next."""
+    report.draw("time-A")
+    button = report.page.locator("#theme")
+    assert button.get_attribute("aria-label") == "Change to dark colours"
+    button.click()
+    assert report.page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+    ground = "() => document.getElementById('time-A').layout.paper_bgcolor"
+    assert report.page.evaluate(ground) == "#12171c"
+    assert button.get_attribute("aria-label") == "Change to light colours"
+    button.click()
+    assert report.page.evaluate(ground) == "#ffffff"
+
+
+def test_paper_gets_everything(report: Report) -> None:
+    """Printing draws every chart, in light colours, and the whole table."""
+    report.page.locator("#theme").click()
+    report.page.pdf()
+    report.page.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
+    for chart in ("time-A", "map-A", "map-B", "front-1"):
+        selector = f"#{chart}[data-ready]"
+        report.page.wait_for_selector(selector, state="attached", timeout=PATIENCE_MS)
+    ground = "() => document.getElementById('map-B').layout.paper_bgcolor"
+    assert report.page.evaluate(ground) == "#ffffff"
+    width = "() => document.getElementById('map-B')._fullLayout.width"
+    assert report.page.evaluate(width) == 680
+    report.page.emulate_media(media="print")
+    assert not report.page.locator("nav").is_visible()
+    style = "() => getComputedStyle(document.querySelector('.wide')).maxHeight"
+    assert report.page.evaluate(style) == "none"
+    report.page.emulate_media(media="screen")
+    report.page.evaluate("() => window.dispatchEvent(new Event('afterprint'))")
+    assert report.page.locator("nav").is_visible()
+    report.page.wait_for_function(f"() => ({ground})() === '#12171c'")
+    report.page.locator("#theme").click()

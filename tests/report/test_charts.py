@@ -1,0 +1,122 @@
+"""What the charts of a report show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from poetmodel.problem import Problem
+from poetmodel.report.charts import KINDS, front_chart, ram_chart, stage_chart
+from poetmodel.report.pictures import Kind
+from poetmodel.report.stages import stage_map
+from poetmodel.schedule import Schedule
+from report_subjects import subject
+from worked import even_costs, skip_graph, skip_problem
+
+
+def cells(chart: dict[str, Any]) -> dict[tuple[int, int], tuple[Kind, bool, str]]:
+    """Spread the runs of a chart."""
+    found = {}
+    for column, first, last, which in chart["runs"]:
+        for row in range(first, last + 1):
+            kind, marked, words = chart["labels"][which]
+            assert (row, column) not in found
+            found[row, column] = (KINDS[kind], marked, words)
+    return found
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_runs_are_the_cells_of_the_map(*, recompute: bool) -> None:
+    """The packed form holds what the other pictures draw."""
+    one = subject(skip_problem(recompute=recompute))
+    found = cells(stage_chart(one))
+    grid = stage_map(one.graph, one.schedule)
+    assert {place: kind for place, (kind, _, _) in found.items()} == {
+        (cell.row, cell.column): cell.kind for cell in grid.cells
+    }
+    assert {place for place, (_, marked, _) in found.items() if marked} == {
+        (cell.row, cell.column) for cell in grid.cells if cell.mark
+    }
+
+
+def test_labels_count_the_bytes_of_what_happens() -> None:
+    """Of a node with two tensors, only the kept one counts."""
+    graph = skip_graph(mask=True)
+    problem = Problem(graph, even_costs(graph), ram=40)
+    schedule = Schedule(
+        R=((0, 0), (1, 1), (2, 2), (3, 1), (3, 2), (3, 3)),
+        S_RAM=((1, 0), (2, 0), (2, 1), (3, 0), (3, 3)),
+    )
+    found = cells(stage_chart(subject(problem, schedule)))
+    assert found[3, 2] == (Kind.RECOMPUTED, False, "recomputed 5 B; kept in RAM 1 B")
+    assert found[1, 0] == found[2, 0] == (Kind.KEPT, False, "kept in RAM 4 B")
+
+
+def test_ram_over_the_time_of_the_plan() -> None:
+    """Bars, curve, budget and the binding step, which reaches the peak that the judge found."""
+    one = subject(skip_problem(recompute=False))
+    chart = ram_chart(one)
+    assert chart["lanes"] == ["core", "bus"]
+    kinds = {KINDS[bar[1]] for bar in chart["bars"]}
+    assert kinds == {Kind.COMPUTED, Kind.PAGED_IN, Kind.PAGED_OUT}
+    assert max(chart["y"]) == chart["peak"]["y"] == one.simulation.peak_ram_bytes
+    assert (chart["limit"], chart["limit_name"]) == (13, "budget 13 B")
+    assert max(chart["x"]) == one.simulation.makespan_s
+    assert "compute" in chart["peak"]["text"]
+
+
+def test_curve_keeps_its_corners() -> None:
+    """What is left out of the curve changes its value at no time."""
+    one = subject(skip_problem(recompute=False))
+    from poetmodel.report.timeline import plan_timeline
+
+    assert one.plan is not None
+    assert one.check is not None
+    full = plan_timeline(one.graph, one.plan, one.check).curve.points
+    chart = ram_chart(one)
+    short = dict(zip(chart["x"], chart["y"], strict=True))
+    held = 0.0
+    for x, y in dict(full).items():
+        held = short.get(x, held)
+        assert held == y
+
+
+def test_ram_by_steps_where_there_is_no_plan() -> None:
+    """A schedule that cannot run is still drawn, as far as it names what is there."""
+    problem = skip_problem()
+    broken = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 3), (9, 9)), S_RAM=((1, 0), (2, 1)))
+    one = subject(problem, broken)
+    assert one.plan is None
+    assert (9, 9) not in one.schedule.R
+    chart = ram_chart(one)
+    assert (chart["lanes"], chart["bars"]) == ([], [])
+    assert len(chart["x"]) == len(chart["texts"]) == len(one.simulation.curve)
+    assert stage_chart(one)["runs"]
+
+
+def row(key: str, ram: int, overhead_j: float, **keys: Any) -> dict[str, Any]:
+    """Make a row of a sweep."""
+    fixed = {"method": "optimal", "backend": "highs", "ram": "50%", "status": "optimal"}
+    figures = {"peak_ram_bytes": ram, "overhead_j": overhead_j, "energy_j": 10 + overhead_j}
+    return {**fixed, **figures, "key": key, "baseline_energy_j": 10.0, **keys}
+
+
+def test_front_of_a_sweep() -> None:
+    """A line per method, by RAM; the edge has what no smaller peak undercuts."""
+    rows = [
+        row("b", 200, 0.5),
+        row("a", 100, 1.0),
+        row("c", 300, 0.7, method="lru-paging", backend=None, status="feasible"),
+        row("d", 300, 0.0) | {"energy_j": None, "overhead_j": None, "peak_ram_bytes": None},
+    ]
+    chart = front_chart(rows, rows[:2])
+    assert [line["name"] for line in chart["lines"]] == ["optimal, highs", "lru-paging"]
+    assert chart["lines"][0]["x"] == [100, 200]
+    assert chart["lines"][0]["y"] == [10, 5]
+    assert chart["lines"][1]["proven"] == [False]
+    assert (chart["front"]["x"], chart["front"]["y"]) == ([100, 200], [10, 5])
+    assert "on the front" in chart["lines"][0]["texts"][0]
+    assert "on the front" not in chart["lines"][1]["texts"][0]
+    assert not chart["log"]
+    assert front_chart([row("a", 100, 1.0), row("b", 200, 0.01)], [])["log"]

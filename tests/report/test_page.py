@@ -1,0 +1,168 @@
+"""The page of a report: whole, safe, and the same figures as its JSON."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pages import read_page
+from poetmodel.errors import MissingExtraError
+from poetmodel.graph import Graph, operation
+from poetmodel.problem import Problem
+from poetmodel.report import page as module
+from poetmodel.report.page import check_report, report_facts, report_page, write_report
+from poetmodel.report.wording import look_up
+from poetmodel.schedule import Schedule
+from report_subjects import subject
+from worked import even_costs, skip_problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("jinja2")
+pytest.importorskip("plotly")
+
+HOSTILE = '</script><img src="http://x.example/a" onerror=alert(1)>{{ 7*7 }}'
+
+
+def cell(key: str, ram: int, overhead_j: float, **keys: Any) -> dict[str, Any]:
+    """Make a row of a sweep of `skip_problem`."""
+    fixed = {"model": "skip", "device": "board", "deadline": None, "ram": "50%"}
+    figures = {"peak_ram_bytes": ram, "overhead_j": overhead_j, "energy_j": 10 + overhead_j}
+    rest = {"method": "optimal", "backend": "highs", "status": "optimal", "makespan_s": 11.0}
+    return {**fixed, **figures, **rest, "key": key, "baseline_energy_j": 10.0, **keys}
+
+
+def test_page_loads_nothing() -> None:
+    """Links stay on the page, nothing is fetched, and the policy forbids all else."""
+    text = report_page([subject(skip_problem())])
+    page = read_page(text)
+    assert page.targets
+    outside = [target for target in page.targets if not target.startswith(("#", "data:,"))]
+    assert outside == []
+    assert [
+        target[1:] for target in page.targets if target[0] == "#" if target[1:] not in page.ids
+    ] == []
+    assert page.policy.startswith("default-src 'none';")
+    assert "http" not in page.policy
+    assert "@import" not in page.scripts["style"]
+    assert "url(" not in page.scripts["style"]
+    assert not {"link", "img", "iframe", "object"} & set(page.tags) - {"link"}
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_plotly_is_inside() -> None:
+    """Unpacked, it is what plotly ships."""
+    from plotly.offline import get_plotlyjs
+
+    page = read_page(report_page([subject(skip_problem())]))
+    packed = page.scripts["plotly"]
+    assert gzip.decompress(base64.b64decode(packed)).decode() == get_plotlyjs()
+
+
+def test_numbers_are_those_of_the_json() -> None:
+    """Every figure of the page, for every schedule, is the value in the facts."""
+    both = [
+        subject(skip_problem(deadline="150%")),
+        subject(skip_problem(recompute=False), label="B", mode="dma"),
+    ]
+    page = read_page(report_page(both))
+    found = json.loads(json.dumps(report_facts(both)))
+    assert {label for label, _ in page.values} == {"A", "B"}
+    for (label, key), value in page.values.items():
+        entry = found["schedules"]["AB".index(label)]
+        assert look_up(entry, key) == value
+    keys = {key for _, key in page.values}
+    assert {"energy_j", "bound_j", "gap", "peak_ram_bytes", "makespan_s"} <= keys
+    assert page.values["B", "plan.mode"] == "dma"
+
+
+def test_decisions_are_on_the_page_without_scripts() -> None:
+    """A row per tensor and schedule, in the HTML itself."""
+    one, other = subject(skip_problem()), subject(skip_problem(recompute=False), label="B")
+    text = report_page([one, other])
+    assert text.count("<tr data-choice=") == 8
+    assert '<tr data-choice="paged"><td>B</td><td>a</td>' in text
+
+
+def test_names_are_only_text() -> None:
+    """A name with markup, template or script in it does nothing."""
+    graph = Graph(
+        name=HOSTILE,
+        nodes=(
+            operation(HOSTILE, output_bytes=4),
+            operation("b\x1b[31m", output_bytes=6, inputs=(HOSTILE,)),
+        ),
+    )
+    one = subject(Problem(graph, even_costs(graph), ram=40))
+    one = replace(one, sources=replace(one.sources, schedule=HOSTILE), notes=(HOSTILE,))
+    page = read_page(report_page([one]))
+    assert "img" not in page.tags
+    assert HOSTILE in page.text
+    charts = json.loads(page.scripts["charts"])
+    assert charts["charts"][1]["columns"] == [HOSTILE, "b\\x1b[31m"]
+    assert page.tags.count("script") == 3
+
+
+def test_same_input_gives_the_same_page() -> None:
+    """No time and no chance in it."""
+    one = subject(skip_problem())
+    assert report_page([one]) == report_page([one])
+
+
+def test_broken_schedule_says_so() -> None:
+    """The judge's words are on the page; there is no plan to draw."""
+    broken = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 3), (9, 9)), S_RAM=((1, 0), (2, 1)))
+    one = subject(skip_problem(), broken)
+    page = read_page(report_page([one]))
+    for violation in one.verdict.violations:
+        assert violation in page.text
+    assert "Rejected" in page.text
+    assert "no plan of a schedule that the judge rejects" in page.text
+    assert page.values["A", "valid"] is False
+
+
+def test_page_without_costs() -> None:
+    """RAM is shown step by step, and no energies."""
+    one = replace(subject(skip_problem()), costs=None, plan=None, check=None)
+    page = read_page(report_page([one]))
+    assert "There is no plan without costs" in page.text
+    assert ("A", "energy_j") not in page.values
+    assert page.values["A", "peak_ram_bytes"] == one.simulation.peak_ram_bytes
+
+
+def test_sweep_is_a_chart_for_each_problem() -> None:
+    """Cells of another device have a chart of their own; the front is a table too."""
+    rows = [cell("a", 100, 1.0), cell("b", 200, 0.5), cell("c", 200, 0.5, device="other")]
+    front = [{**row, "proven": True} for row in rows]
+    one = subject(skip_problem())
+    page = read_page(report_page([one], cells=rows, front=front))
+    assert [name for name in page.ids if name.startswith("front-") and name[-1].isdigit()] == [
+        "front-1",
+        "front-2",
+    ]
+    charts = [c for c in json.loads(page.scripts["charts"])["charts"] if c["type"] == "front"]
+    assert charts[0]["title"] == "skip on board"
+    assert charts[0]["here"] == []
+    assert "What no other cell beats" in page.text
+    assert report_facts([one], cells=rows, front=front)["sweep"]["cells"] == rows
+
+
+def test_file_is_written_whole(tmp_path: Path) -> None:
+    """The size that is told is that of the file."""
+    out = tmp_path / "r.html"
+    one = subject(skip_problem())
+    assert write_report(out, [one]) == out.stat().st_size
+    assert out.read_text(encoding="utf-8") == report_page([one])
+
+
+def test_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing, and what brings it."""
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "jinja2" else name)
+    with pytest.raises(MissingExtraError, match=r'needs jinja2, .*"poetmodel\[report\]"'):
+        check_report("r.html")

@@ -1,0 +1,63 @@
+"""The picture of a plan over time."""
+
+from __future__ import annotations
+
+from plan_words import PAGED, plan
+from poetmodel.plan import check_plan
+from poetmodel.report import Kind, Timeline, plan_timeline
+from worked import even_costs, skip_graph
+
+
+def described(text: str, mode: str = "dma") -> Timeline:
+    """Describe the picture of a program of `skip_graph`."""
+    graph = skip_graph()
+    made = plan(text, mode, ram_budget_bytes=13)
+    costs = even_costs(graph, page_in=(7.0, 0.5), page_out=(5.0, 0.25))
+    return plan_timeline(graph, made, check_plan(graph, costs, made))
+
+
+def test_lanes_of_a_plan() -> None:
+    """Core with stalls and bus, with the times of the walk."""
+    core, bus = described(PAGED).lanes
+    assert [(bar.start, bar.end, bar.kind, bar.name) for bar in core.bars] == [
+        (0, 1, Kind.COMPUTED, "a"),
+        (1, 3, Kind.COMPUTED, "b"),
+        (3, 6, Kind.STALL, "a"),
+        (6, 9, Kind.COMPUTED, "c"),
+        (9, 16, Kind.STALL, "a"),
+        (16, 20, Kind.COMPUTED, "d"),
+    ]
+    assert [(bar.start, bar.end, bar.kind, bar.name) for bar in bus.bars] == [
+        (1, 6, Kind.PAGED_OUT, "a"),
+        (9, 16, Kind.PAGED_IN, "a"),
+    ]
+    assert bus.bars[0].details == "1: paged out a, takes 5 s, 4 B, RAM 4 B"
+
+
+def test_curve_of_a_plan() -> None:
+    """RAM during each step, and after it, against the budget."""
+    curve = described(PAGED).curve
+    assert curve.name == "RAM [B]"
+    assert (curve.limit, curve.limit_name) == (13, "budget 13 B")
+    held = dict(curve.points)  # the last value at each time
+    assert held == {0.0: 4, 1.0: 10, 3.0: 10, 6.0: 11, 9.0: 9, 16.0: 12, 20.0: 3}
+
+
+def test_curve_has_the_workspace_of_a_step() -> None:
+    """While b is computed its workspace counts: 4 + 6 + 1 B from 1 s to 3 s."""
+    graph = skip_graph(workspace=True)
+    made = plan("c0 c1 c2 f1 c3 f0 f2")
+    points = plan_timeline(graph, made, check_plan(graph, even_costs(graph), made)).curve.points
+    assert points[3:5] == ((1.0, 11), (3.0, 10))
+
+
+def test_recomputation_and_blocking_transfers() -> None:
+    """A second computation has its own kind; without DMA the bus still has its lane."""
+    picture = described("c0 o0 c1 f0 c2 c1 f1 i0 c3 f0 f2", "blocking")
+    assert picture.kinds == (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.PAGED_OUT)
+    assert picture.lanes[1].bars[0].start == 1
+
+
+def test_plan_without_transfers_has_no_bus() -> None:
+    """One lane is enough."""
+    assert [lane.name for lane in described("c0 c1 c2 f1 c3 f0 f2").lanes] == ["core"]
