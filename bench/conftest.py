@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cases import CASES, smoke_cases
+from grid import smoke_cells
 from records import Recorder
 
 
@@ -28,6 +29,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         chosen = smoke_cases() if metafunc.config.getoption("smoke") else CASES
         metafunc.parametrize("case", chosen, ids=[case.name for case in chosen])
+    if "cell" in metafunc.fixturenames:
+        cells = smoke_cells()
+        metafunc.parametrize("cell", cells, ids=[cell.name for cell in cells])
 
 
 @pytest.fixture(scope="session")

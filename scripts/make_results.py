@@ -1,7 +1,9 @@
-"""Write ``docs/results.md`` and the README's table from the newest record of a benchmark run.
+"""Write the pages of results and the README's table from the newest records of benchmark runs.
 
-``python scripts/make_results.py`` takes the last file of ``bench/results/``; ``--check`` writes
-nothing and exits 1 where a page is not what the record says. Without a record there is no page.
+``python scripts/make_results.py`` takes the last ``*-grid.jsonl`` of ``bench/results/`` for the
+grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``) and the last other
+file for all else; ``--check`` writes nothing and exits 1 where a page is not what the records say.
+Without a record there is no page.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import grid_pages
+import grid_plot
 from blocks import replace_block, table, update_pages
 from poetmodel.units import format_bytes
 
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "bench" / "results"
 PAGE: Final = ROOT / "docs" / "results.md"
+GRID_PAGE: Final = ROOT / "docs" / "results-grid.md"
+GRID_PLOT: Final = ROOT / "docs" / "results-scale.svg"
 README: Final = ROOT / "README.md"
 
 SHIFT_S: Final = 1.0
@@ -259,14 +265,15 @@ def limits(records: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def page(records: Sequence[dict[str, Any]], source: str) -> str:
-    """Return the page of results."""
+def page(records: Sequence[dict[str, Any]], source: str, grid: str = "") -> str:
+    """Return the page of results, with what it says of the grid."""
     parts = [
         "# Results",
         f"Generated from `bench/results/{source}` by `scripts/make_results.py`; "
         "[the protocol](../bench/protocol.md) says how it was measured.",
         circumstances(records),
         limits(records) + " Bold times ended at their limit, with the gap that was left.",
+        "The figures of the paper, made again, are on [a page of their own](paper-figures.md).",
         "## The README's example",
         default_table(records, "main"),
         "## Problems with a known optimum",
@@ -282,6 +289,7 @@ def page(records: Sequence[dict[str, Any]], source: str) -> str:
         *paper_tables(records),
         "## The zoo",
         default_table(records, "zoo"),
+        *([grid] if grid else []),
         "## Stating the problem",
         build_table(records),
         "## Starting up",
@@ -324,19 +332,51 @@ def readme_table(records: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def read_newest(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the records of the last file, the latest of each kind and name; [] without a file."""
+    if not files:
+        return []
+    latest: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in files[-1].read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # a line that was cut off when its run was stopped
+        latest[record["kind"], record["name"]] = record
+    return list(latest.values())
+
+
+def grid_files() -> list[Path]:
+    """Return the records of the grid, the newest last."""
+    return sorted(RESULTS.glob("*-grid.jsonl"))
+
+
 def due() -> dict[Path, str]:
     """Return the pages as they should be."""
     readme = README.read_text(encoding="utf-8")
-    files = sorted(RESULTS.glob("*.jsonl"))
-    if not files:
+    grids = grid_files()
+    files = sorted(set(RESULTS.glob("*.jsonl")) - set(grids))
+    latest, cells = read_newest(files), read_newest(grids)
+    if not latest:
         return {README: replace_block(readme, "results", NOTHING_YET)}
-    lines = files[-1].read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines if line.strip()]
-    latest = list({(record["kind"], record["name"]): record for record in records}.values())
-    return {
-        PAGE: page(latest, files[-1].name),
-        README: replace_block(readme, "results", readme_table(latest)),
-    }
+    pages, grid = {}, ""
+    if cells:
+        grid = grid_pages.section(cells, grids[-1].name, plot=GRID_PLOT.name)
+        pages[GRID_PAGE] = grid_pages.full_page(cells, grids[-1].name)
+    pages[PAGE] = page(latest, files[-1].name, grid)
+    pages[README] = replace_block(readme, "results", readme_table(latest))
+    return pages
+
+
+def update_plot(*, check: bool) -> int:
+    """Draw the plot if it is not what the records say, or only say so; return the exit status."""
+    cells = read_newest(grid_files())
+    if not grid_plot.points(cells) or grid_plot.current(GRID_PLOT, cells):
+        return 0
+    sys.stdout.write(f"{'stale' if check else 'wrote'} {GRID_PLOT}\n")
+    if not check:
+        grid_plot.write_plot(GRID_PLOT, cells)
+    return int(check)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -345,10 +385,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if not current")
     options = parser.parse_args(arguments)
     pages = due()
-    status = update_pages(pages, check=options.check)
-    if PAGE not in pages and PAGE.exists():
-        sys.stdout.write(f"{PAGE} has no record\n")
-        status = 1
+    status = max(update_pages(pages, check=options.check), update_plot(check=options.check))
+    for path in (PAGE, GRID_PAGE):
+        if path not in pages and path.exists():
+            sys.stdout.write(f"{path} has no record\n")
+            status = 1
     return status
 
 

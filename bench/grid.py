@@ -1,0 +1,243 @@
+"""The grid: a frozen registry of the cells by which the solver's goals are measured.
+
+A cell is one problem, solved in one way, with its limit. Nothing is chosen by hand afterwards:
+budgets below a graph's floor stay in, are proved infeasible at once, and are counted apart.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cases import LIMIT_S, PAPER_LIMIT_S, SMOKE_LIMIT_S
+from poetmodel.device import Costs, Device
+from poetmodel.graph import Graph, floor
+from poetmodel.graph.catalogue import load_model
+from poetmodel.graph.paper import bert
+from poetmodel.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+FLOOR: Final = "floor+2%"
+"""The budget just above the least that any schedule needs: 1.02 times the floor."""
+ORDER_SEED: Final = 20
+"""Seed of the order in which cells are run."""
+
+TRACED: Final = Path(__file__).resolve().parent / "traced"
+"""Folder of graphs captured from PyTorch (``*.graph.json``) and their costs (``*.profile.csv``)."""
+PROFILE: Final = "profile"
+"""Stands for the costs that were measured when a graph was captured."""
+_TRACED: Final = "traced/"
+_BERT: Final = "paper/bert-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One way to solve a problem."""
+
+    formulation: str | None
+    """Passed to `solve`; None takes what `solve` takes by itself."""
+    backend: str = "highs"
+    """Passed to `solve`."""
+
+
+METHODS: Final = {
+    "default": Method(formulation=None),
+    "compact": Method(formulation="compact"),
+    "paper": Method(formulation="paper"),
+    "paper, Gurobi": Method(formulation="paper", backend="gurobi"),
+}
+"""What a cell can be solved by, by the names that tables use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One problem, solved in one way, for one goal."""
+
+    goal: int
+    """Which goal it measures, 1 to 5."""
+    model: str
+    """A shipped model, ``paper/bert-N`` of N blocks, or ``traced/NAME``."""
+    device: str
+    """A shipped device, or `PROFILE`."""
+    ram: str
+    """RAM budget: a share of the checkpoint-all peak, or `FLOOR`."""
+    deadline: str | None = None
+    """Limit of compute plus transfer time, as a share of one pass."""
+    method: str = "default"
+    """One of `METHODS`."""
+    limit_s: float = LIMIT_S
+    """Wall time, building included [s]."""
+    seed: int = 0
+    """Seed of the solver."""
+
+    @property
+    def name(self) -> str:
+        """What identifies it in a run."""
+        deadline = f"serial {self.deadline}" if self.deadline else "no deadline"
+        parts = (self.goal, self.model, self.device, self.ram, deadline, self.method, self.seed)
+        return " | ".join(map(str, parts))
+
+    def problem(self) -> Problem:
+        """Return what is to be solved."""
+        graph = graph_of(self.model)
+        ram = int(floor(graph).bytes * 1.02) if self.ram == FLOOR else self.ram
+        return Problem(
+            graph,
+            costs_of(self.model, self.device),
+            ram=ram,
+            deadline=self.deadline,
+            deadline_counts="serial" if self.deadline else None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields."""
+        return asdict(self)
+
+
+@cache
+def graph_of(model: str) -> Graph:
+    """Return the graph of a cell, read or built once."""
+    if model.startswith(_TRACED):
+        return Graph.load(TRACED / f"{model.removeprefix(_TRACED)}.graph.json")
+    if model.startswith(_BERT):
+        return bert(blocks=int(model.removeprefix(_BERT)))
+    return load_model(model)
+
+
+def costs_of(model: str, device: str) -> Costs:
+    """Return what everything in a graph costs: estimated for a device, or as it was measured."""
+    if device == PROFILE:
+        return Costs.load(TRACED / f"{model.removeprefix(_TRACED)}.profile.csv")
+    return Costs.estimate(graph_of(model), Device.load(device))
+
+
+# -- the goals -------------------------------------------------------------------------------------
+
+_PUBLISHED: Final = (
+    "vgg16-cifar",
+    "vgg16",
+    "resnet18-cifar",
+    "resnet18",
+    "resnet50",
+    "transformer",
+    "bert",
+)
+_PUBLISHED_DEVICES: Final = ("paper-m0", "paper-m4", "paper-a72")
+_PUBLISHED_BUDGETS: Final = (FLOOR, "15%", *(f"{share}0%" for share in range(2, 10)))
+_DEADLINES: Final = (None, "105%", "115%", "130%")
+
+_ZOO: Final = (
+    "vgg16-cifar",
+    "vgg16",
+    "resnet18-cifar",
+    "resnet18",
+    "resnet50",
+    "mobilenetv2",
+    "bert-base",
+)
+_DEVICES: Final = ("mkr1000", "nrf52840", "rpi4b", "jetson-tx2")
+
+_SCALE: Final = {24: 60.0, 48: 180.0, 96: 600.0}
+"""Limits by the number of blocks [s]."""
+
+_COMPARED: Final = {
+    "paper/linear": ("50%", "70%", "90%"),
+    "paper/transformer": (FLOOR, "90%"),
+    "paper/vgg16-cifar": ("50%", "70%", "90%"),
+    "paper/resnet18-cifar": ("50%", "70%", "90%"),
+    "paper/bert": ("50%",),
+}
+_FOR_GUROBI: Final = ("paper/transformer",)
+"""Graphs on which ``paper`` is solved with Gurobi, too: the licence that comes with it takes 2,000
+columns and rows. The next larger graph, ``paper/linear``, has 2,680 columns."""
+
+
+def _published() -> Iterator[Cell]:
+    for model in _PUBLISHED:
+        for device in _PUBLISHED_DEVICES:
+            for ram in _PUBLISHED_BUDGETS:
+                for deadline in _DEADLINES:
+                    yield Cell(
+                        goal=1, model=f"paper/{model}", device=device, ram=ram, deadline=deadline
+                    )
+
+
+def _zoo() -> Iterator[Cell]:
+    for model in _ZOO:
+        for device in _DEVICES:
+            for ram in ("20%", "35%", "50%", "70%"):
+                yield Cell(goal=2, model=model, device=device, ram=ram)
+
+
+def _traced() -> Iterator[Cell]:
+    for path in sorted(TRACED.glob("*.graph.json")):
+        model = _TRACED + path.name.removesuffix(".graph.json")
+        for device in (PROFILE, "rpi4b"):
+            for ram in ("70%", "50%", "35%", "25%"):
+                for deadline in (None, "150%"):
+                    yield Cell(goal=3, model=model, device=device, ram=ram, deadline=deadline)
+
+
+def _scale() -> Iterator[Cell]:
+    for blocks, limit_s in _SCALE.items():
+        for device in ("paper-m4", "paper-a72"):
+            for ram in ("20%", "40%"):
+                yield Cell(
+                    goal=4, model=f"{_BERT}{blocks}", device=device, ram=ram, limit_s=limit_s
+                )
+
+
+def _comparison() -> Iterator[Cell]:
+    for model, budgets in _COMPARED.items():
+        for device in ("paper-m4", "paper-a72"):
+            for ram in budgets:
+                cell = Cell(goal=5, model=model, device=device, ram=ram)
+                yield cell
+                yield replace(cell, method="compact")
+                yield replace(cell, method="paper", limit_s=PAPER_LIMIT_S)
+                if model in _FOR_GUROBI:
+                    yield replace(cell, method="paper, Gurobi", limit_s=PAPER_LIMIT_S)
+
+
+_GOALS: Final = {1: _published, 2: _zoo, 3: _traced, 4: _scale, 5: _comparison}
+GOALS: Final = tuple(_GOALS)
+"""Goals that have cells of their own; goal 6 is read off the records of goal 1."""
+
+
+def cells(goals: Sequence[int] = GOALS) -> tuple[Cell, ...]:
+    """Return the cells of some goals, in the registry's order."""
+    return tuple(cell for goal in goals for cell in _GOALS[goal]())
+
+
+def in_running_order(chosen: Sequence[Cell]) -> tuple[Cell, ...]:
+    """Return cells in the order in which they are run: mixed, the same each time.
+
+    Each goal's cells are shuffled by a fixed seed and spread evenly over the whole, so that a run
+    that is cut short has about the same share of every goal.
+    """
+    placed: list[tuple[float, int, Cell]] = []
+    for goal in sorted({cell.goal for cell in chosen}):
+        of_goal = [cell for cell in chosen if cell.goal == goal]
+        random.Random(ORDER_SEED + goal).shuffle(of_goal)  # noqa: S311 (no secret)
+        placed.extend(((i + 0.5) / len(of_goal), goal, cell) for i, cell in enumerate(of_goal))
+    return tuple(cell for _, _, cell in sorted(placed, key=lambda entry: entry[:2]))
+
+
+def smoke_cells() -> tuple[Cell, ...]:
+    """Return every kind of cell at its smallest size: each goal, method and deadline once."""
+    found: dict[Cell, None] = {}
+    for cell in (*cells((1, 2, 4, 5)), Cell(goal=3, model="", device="", ram="", deadline="150%")):
+        small = replace(
+            cell,
+            model="paper/linear",
+            device="paper-m4",
+            ram="70%" if cell.goal > 1 else FLOOR,
+            limit_s=SMOKE_LIMIT_S,
+        )
+        found[small] = None
+    return tuple(found)

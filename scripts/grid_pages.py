@@ -1,0 +1,340 @@
+"""What the pages of results say of the grid: summaries, worst cells, comparison, full tables."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING, Any, Final
+
+from blocks import table
+from grid_runs import (
+    ONE_PERCENT,
+    CellRun,
+    feasible,
+    of_goal,
+    percent_text,
+    percentile,
+    seconds_text,
+    share_text,
+)
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ONE_TENTH: Final = 0.001
+"""Gap that most of them are to be proved to."""
+FREE_SIZE: Final = 2000
+"""Columns, and rows, that the licence that comes with Gurobi takes."""
+WORST: Final = 15
+"""How many cells with the largest gaps are named for each goal."""
+
+GOALS: Final = {
+    1: (
+        "Published graphs",
+        "Wanted: every feasible cell within 1 % after at most 60 s, 95 % of them within 0.1 %, and "
+        "a median below 1 s.",
+    ),
+    2: (
+        "The zoo on every device",
+        "Wanted: 90 % of the cells within 1 % after at most 60 s, all within 5 %.",
+    ),
+    3: ("Graphs traced from PyTorch", "Wanted: every cell within 1 % after at most 60 s."),
+    4: (
+        "Scale",
+        "Wanted: BERT of 24, 48 and 96 blocks within 1 % after at most 1, 3 and 10 minutes, with "
+        "less than 4 GB of memory.",
+    ),
+}
+"""Heading of each goal, and what is wanted of it."""
+
+PUBLISHED: Final = """\
+What others report of solving this kind of problem, on machines and graphs of their own:
+
+| work | what it decides | reported | source |
+| --- | --- | --- | --- |
+| Checkmate | recomputation | optimal schedules "under an hour" with off-the-shelf MILP solvers | \
+Jain et al., MLSys 2020, arXiv:1910.02653, abstract |
+| POET | recomputation and paging | solved "in under ten minutes by commodity solvers"; solves \
+were limited to 10 minutes, and BERT ran into that on the Cortex-M4 and the Jetson TX2, where less \
+than 30 minutes would do | Patil et al., ICML 2022, sections 1, 6.1 and 6.2 |
+| Moccasin | recomputation | a number of integer variables linear in the nodes, not quadratic; "up \
+to an order of magnitude faster" than its predecessors | Bartan et al., ICML 2023, \
+arXiv:2304.14463, abstract |
+
+None of these figures is measured here."""
+
+
+# -- parts of the page -----------------------------------------------------------------------------
+
+
+def summary_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return a line for each goal: how many cells, how far they came, how long they took."""
+    rows = []
+    for goal, (heading, _) in GOALS.items():
+        runs = of_goal(records, goal)
+        if not runs:
+            continue
+        able = feasible(runs)
+        below = sum(run.below_floor for run in runs)
+        times = [run.seconds for run in able]
+        rows.append(
+            (
+                heading,
+                f"{len(runs)}",
+                f"{below}",
+                f"{len(runs) - len(able) - below}",
+                f"{len(able)}",
+                share_text(sum(run.within(ONE_PERCENT) for run in able), len(able)),
+                share_text(sum(run.within(ONE_TENTH) for run in able), len(able)),
+                seconds_text(statistics.median(times) if times else None),
+                seconds_text(percentile(times, 0.95) if times else None),
+                seconds_text(_median_to(able, ONE_PERCENT)),
+            )
+        )
+    heads = (
+        "grid",
+        "cells",
+        "below the floor",
+        "else infeasible",
+        "others",
+        "proved to 1 %",
+        "to 0.1 %",
+        "median time",
+        "95th percentile",
+        "median to 1 %",
+    )
+    return table(heads, rows, right=1)
+
+
+def _median_to(runs: Sequence[CellRun], gap: float) -> float | None:
+    """Return the median time to a gap; runs that never had it count as longer than all others."""
+    times = [run.time_to(gap) for run in runs]
+    middle = statistics.median([math.inf if value is None else value for value in times] or [0.0])
+    return middle if math.isfinite(middle) and times else None
+
+
+def worst_table(runs: Sequence[CellRun]) -> str:
+    """Return the cells that were not proved to 1 %, those with the largest gaps first."""
+    able = feasible(runs)
+    missed = [run for run in able if not run.within(ONE_PERCENT)]
+    if not missed:
+        return "Every feasible cell was proved to 1 %."
+    missed.sort(key=lambda run: -(math.inf if run.gap is None else run.gap))
+    rows = [
+        (
+            run.label,
+            run.status,
+            seconds_text(run.seconds),
+            percent_text(run.gap),
+            percent_text(run.overhead_ratio),
+            f"{run.size('columns'):,}",
+        )
+        for run in missed[:WORST]
+    ]
+    heads = ("cell", "status", "time", "gap", "overhead", "columns")
+    more = f"{len(missed)} of {len(able)} were not proved to 1 %"
+    more += f"; the worst {WORST}:" if len(missed) > WORST else ":"
+    return f"{more}\n\n{table(heads, rows, right=2)}"
+
+
+def by_model_table(runs: Sequence[CellRun]) -> str:
+    """Return a line for each graph of a goal."""
+    rows = []
+    for model, of_model in _grouped(runs).items():
+        able = feasible(of_model)
+        if not able:
+            continue
+        times = [run.seconds for run in able]
+        gaps = [math.inf if run.gap is None else run.gap for run in able]
+        worst = max(gaps)
+        rows.append(
+            (
+                f"`{model}`",
+                f"{of_model[0].record.get('graph_nodes', 0):,}",
+                f"{len(able)}",
+                f"{sum(run.within(ONE_PERCENT) for run in able)}",
+                f"{sum(run.within(ONE_TENTH) for run in able)}",
+                seconds_text(statistics.median(times)),
+                seconds_text(percentile(times, 0.95)),
+                percent_text(worst) if math.isfinite(worst) else "no schedule",
+            )
+        )
+    heads = ("graph", "nodes", "cells", "1 %", "0.1 %", "median", "95th percentile", "worst gap")
+    return table(heads, rows, right=1)
+
+
+def _grouped(runs: Sequence[CellRun]) -> dict[str, list[CellRun]]:
+    found: dict[str, list[CellRun]] = {}
+    for run in runs:
+        found.setdefault(run.cell["model"], []).append(run)
+    return found
+
+
+def free_size_sentence(records: Sequence[dict[str, Any]]) -> str:
+    """Return which share of the first grid fits the licence that comes with Gurobi."""
+    able = feasible(of_goal(records, 1))
+    fitting = sum(
+        run.size("columns") <= FREE_SIZE and run.size("rows") <= FREE_SIZE for run in able
+    )
+    return (
+        f"All models of all rounds have at most {FREE_SIZE:,} columns and {FREE_SIZE:,} rows, "
+        "which is what the licence that comes with Gurobi takes, in "
+        f"{share_text(fitting, len(able))} of the feasible cells of this grid."
+    )
+
+
+# -- comparison ------------------------------------------------------------------------------------
+
+
+def time_ratio(other: CellRun | None, default: CellRun | None) -> str:
+    """Return how much longer a method took to the gap asked for than the default.
+
+    Where the other method ran into its limit first the ratio is a lower bound and says so; where
+    the default did there is none.
+    """
+    if other is None or default is None or other.gap is None or not default.done:
+        return "-"
+    return f"{'' if other.done else '> '}{other.seconds / default.seconds:.0f}x"
+
+
+def comparison_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return every instance of the comparison with all methods."""
+    runs = of_goal(records, 5)
+    methods = [name for name in _METHODS if any(run.cell["method"] == name for run in runs)]
+    by_instance: dict[str, dict[str, CellRun]] = {}
+    for run in runs:
+        by_instance.setdefault(run.label, {})[run.cell["method"]] = run
+    rows = []
+    for label, found in by_instance.items():
+        times = [_method_text(found.get(name)) for name in methods]
+        ratios = [time_ratio(found.get(name), found.get("default")) for name in methods[1:]]
+        rows.append((label, *times, *ratios))
+    heads = ("instance", *methods, *(f"{name} / default" for name in methods[1:]))
+    return table(heads, rows, right=1)
+
+
+_METHODS: Final = ("default", "compact", "paper", "paper, Gurobi")
+
+
+def _method_text(run: CellRun | None) -> str:
+    if run is None:
+        return "-"
+    if run.status == "failed":
+        return "too large for its licence" if "licence" in run.record["reason"] else "failed"
+    if run.status == "infeasible":
+        return "infeasible"
+    text = seconds_text(run.seconds)
+    if not run.done:
+        text = f"**{text}**, gap {percent_text(run.gap)}"
+    if run.record.get("violations"):
+        text += ", rejected"
+    return text
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+def section(records: Sequence[dict[str, Any]], source: str, *, plot: str) -> str:
+    """Return what the page of results says of the grid."""
+    parts = [
+        "## The grid",
+        f"From `bench/results/{source}`, one process a cell; [every cell](results-grid.md). "
+        f"{_circumstances(records)} A budget of `floor+2%` is 1.02 times the floor, below which no "
+        "schedule is; all others are shares of the checkpoint-all peak. Budgets below the floor "
+        "are proved infeasible at once and counted apart. Every other cell counts, those without a "
+        "schedule and those that ran into their limit included, with the time that they took.",
+        summary_table(records),
+    ]
+    for goal, (heading, wanted) in GOALS.items():
+        runs = of_goal(records, goal)
+        if runs:
+            parts += [f"### {heading}", wanted, by_model_table(runs), worst_table(runs)]
+        if runs and goal == 1:
+            parts.append(free_size_sentence(records))
+        if runs and goal == 4:  # noqa: PLR2004
+            parts += [f"![Time and memory against nodes]({plot})", full_table(runs)]
+    if of_goal(records, 5):
+        parts += [
+            "### Against others",
+            "One run, one machine. Bold times ended at their limit with the gap that was left, for "
+            "`paper` that of its own model; *rejected* means that the judge refuses the schedule. "
+            "Ratios are of times to the same gap, the one asked for; `>` where the other method "
+            "ran into its limit before it had that.",
+            comparison_table(records),
+            PUBLISHED,
+        ]
+    return "\n\n".join(parts)
+
+
+def _circumstances(records: Sequence[dict[str, Any]]) -> str:
+    machine = records[0]["machine"]
+    days = sorted({record["recorded"][:10] for record in records})
+    workers = max(record.get("workers", 1) for record in records)
+    load = statistics.median(record["load_average"] for record in records)
+    versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    at_a_time = "one cell at a time" if workers == 1 else f"{workers} cells at a time"
+    threads = max(record.get("threads", 1) for record in records)
+    each = "one thread" if threads == 1 else f"{threads} threads"
+    return (
+        f"{when}, {machine['cpu']}, {machine['cores']} cores, {at_a_time} with {each} each (median "
+        f"load {load:.1f}); Python {machine['python']}, {versions}."
+    )
+
+
+def full_table(runs: Sequence[CellRun]) -> str:
+    """Return a line for each cell that is not below the floor."""
+    rows = []
+    for run in runs:
+        if run.below_floor:
+            continue
+        cell, counts = run.cell, run.record.get("statistics", {})
+        memory = run.record.get("peak_memory_bytes")
+        rows.append(
+            (
+                f"`{cell['model']}`" if cell["goal"] != 1 else cell["device"],
+                *((cell["device"],) if cell["goal"] != 1 else ()),
+                cell["ram"],
+                cell["deadline"] or "-",
+                run.status if cell["method"] == "default" else f"{cell['method']}: {run.status}",
+                seconds_text(run.seconds) if run.done else f"**{seconds_text(run.seconds)}**",
+                percent_text(run.gap),
+                percent_text(run.overhead_ratio, 5),
+                f"{run.size('columns'):,}",
+                f"{run.size('rows'):,}",
+                str(counts.get("rounds", "-")),
+                seconds_text(run.record.get("first_schedule_s")),
+                "-" if memory is None else format_bytes(memory),
+            )
+        )
+    first = ("device",) if runs and runs[0].cell["goal"] == 1 else ("graph", "device")
+    heads = (*first, "RAM", "deadline", "status", "time", "gap", "overhead", "columns", "rows")
+    return table((*heads, "rounds", "first schedule", "memory"), rows, right=len(first) + 3)
+
+
+def full_page(records: Sequence[dict[str, Any]], source: str) -> str:
+    """Return the page of every cell."""
+    return "\n\n".join(_full_parts(records, source)) + "\n"
+
+
+def _full_parts(records: Sequence[dict[str, Any]], source: str) -> Iterator[str]:
+    yield "# Every cell of the grid"
+    yield (
+        f"Generated from `bench/results/{source}` by `scripts/make_results.py`; summaries are in "
+        "[the results](results.md). Bold times ended at their limit. Columns and rows are those of "
+        "the largest model solved; memory is the most that the whole process had resident. "
+        "Budgets below the floor are left out here: they are proved infeasible at once."
+    )
+    headings = {goal: heading for goal, (heading, _) in GOALS.items()} | {5: "Against others"}
+    for goal, heading in headings.items():
+        runs = of_goal(records, goal)
+        if not runs:
+            continue
+        yield f"## {heading}"
+        if goal != 1:
+            yield full_table(runs)
+            continue
+        for model, of_model in _grouped(runs).items():
+            yield f"### `{model}`"
+            yield full_table(of_model)

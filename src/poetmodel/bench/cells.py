@@ -1,0 +1,184 @@
+"""The cells of a sweep: one problem, solved by one method."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poetmodel.baselines.registry import method as find_method
+from poetmodel.device import Costs, Device
+from poetmodel.errors import InputError
+from poetmodel.graph import Graph
+from poetmodel.graph.catalogue import load_model, model_names
+from poetmodel.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What all cells of a sweep share."""
+
+    deadline_counts: str | None = None
+    """Which time counts; None takes the device's default."""
+    time_limit_s: float = 60.0
+    """Wall time of a solve, building included [s]."""
+    gap: float = 1e-4
+    """Gap at which a solve is done."""
+    threads: int = 1
+    """Threads of a solve."""
+    seed: int = 0
+    """Seed of a solve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One problem, solved by one method."""
+
+    model: str
+    """A shipped model, or a graph file."""
+    device: str
+    """A shipped device, or a device file."""
+    ram: str
+    """RAM budget, as ``--ram`` takes it."""
+    deadline: str | None = None
+    """Deadline, as ``--deadline`` takes it; None for none."""
+    method: str = "optimal"
+    """A method by its name."""
+    backend: str | None = None
+    """The solver, for methods that need one."""
+    formulation: str | None = None
+    """The formulation, for methods that need a solver; None takes the default."""
+    settings: Settings = Settings()
+    """What it shares with the others."""
+    inputs: str = ""
+    """Fingerprint of the graph and the device; another one makes it another cell."""
+
+    @property
+    def key(self) -> str:
+        """What identifies it in the records of a sweep."""
+        text = json.dumps(self.to_dict(), sort_keys=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        parts = (self.model, self.device, self.ram, self.deadline, self.method, self.backend)
+        return " | ".join(part for part in (*parts, self.formulation) if part)
+
+    @property
+    def chain(self) -> Cell:
+        """The cell without its budget: what the cells along one RAM axis have in common."""
+        return replace(self, ram="")
+
+    def problem(self) -> Problem:
+        """Return what is to be solved.
+
+        Raises
+        ------
+        InputError
+            If the model or device is unknown, or a limit cannot be used.
+        """
+        graph, device = graph_of(self.model), device_of(self.device)
+        return Problem(
+            graph,
+            Costs.estimate(graph, device),
+            ram=self.ram,
+            deadline=self.deadline,
+            deadline_counts=self.settings.deadline_counts,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Cell:
+        """Return the cell of such fields."""
+        return cls(**{**fields, "settings": Settings(**fields["settings"])})
+
+
+def grid(
+    models: Sequence[str],
+    devices: Sequence[str],
+    *,
+    ram: Sequence[str],
+    deadlines: Sequence[str | None] = (None,),
+    methods: Sequence[str] = ("optimal",),
+    backends: Sequence[str] = ("highs",),
+    settings: Settings | None = None,
+) -> tuple[Cell, ...]:
+    """Return all cells of a sweep: models x devices x deadlines x methods x back ends x budgets.
+
+    Budgets ascend within the rest. Back ends multiply only the methods that need one; what is named
+    twice counts once.
+
+    Raises
+    ------
+    InputError
+        With every model, device, method or limit that cannot be used.
+    """
+    faults: dict[str, None] = {}
+    solved: list[tuple[str, str | None]] = []
+    for name in dict.fromkeys(methods):
+        try:
+            by_solver = find_method(name).by_solver
+        except InputError as error:
+            faults.update(dict.fromkeys(error.faults))
+            continue
+        solvers: Sequence[str | None] = backends if by_solver else (None,)
+        solved.extend((name, backend) for backend in solvers)
+    problems = []
+    for model, device, deadline in product(models, devices, deadlines):
+        sized = []
+        for budget in ram:
+            cell = Cell(
+                model=model,
+                device=device,
+                ram=budget,
+                deadline=deadline,
+                settings=settings or Settings(),
+            )
+            try:
+                cell = replace(cell, inputs=_fingerprint(model, device))
+                sized.append((cell.problem().ram_budget_bytes, cell))
+            except InputError as error:
+                faults.update(dict.fromkeys(error.faults))
+        problems.append([cell for _, cell in sorted(sized, key=lambda pair: pair[0])])
+    if faults:
+        raise InputError(faults)
+    return tuple(dict.fromkeys(_crossed(problems, solved)))
+
+
+def _crossed(
+    problems: Sequence[Sequence[Cell]], solved: Sequence[tuple[str, str | None]]
+) -> Iterator[Cell]:
+    for cells, (name, backend) in product(problems, solved):
+        for cell in cells:
+            yield replace(cell, method=name, backend=backend)
+
+
+@cache
+def graph_of(model: str) -> Graph:
+    """Return the graph of a cell, read once in a process."""
+    if model not in model_names() and (model.endswith(".json") or Path(model).exists()):
+        return Graph.load(model)
+    return load_model(model)
+
+
+@cache
+def device_of(device: str) -> Device:
+    """Return the device of a cell, read once in a process."""
+    return Device.load(device)
+
+
+@cache
+def _fingerprint(model: str, device: str) -> str:
+    text = f"{graph_of(model).sha256} {device_of(device)!r}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,7 @@
+"""The figures of the paper (POET, ICML 2022), and the comparison of solvers, as sweeps."""
+
+from poetmodel.bench.figures.panels import Panel, draw, panels
+from poetmodel.bench.figures.registry import FIGURES, Figure, Part, figure
+from poetmodel.bench.figures.summaries import Summary, summary
+
+__all__ = ["FIGURES", "Figure", "Panel", "Part", "Summary", "draw", "figure", "panels", "summary"]

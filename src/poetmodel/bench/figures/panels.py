@@ -1,0 +1,219 @@
+"""The picture of a figure: described as panels with lines, drawn by matplotlib."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.bench.figures.summaries import PROVEN, grouped, overhead_ratio
+from poetmodel.bench.plots import check_form
+from poetmodel.data import write_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from poetmodel.bench.tables import Row
+
+DOTS_PER_INCH: Final = 110
+PANEL_INCHES: Final = (3.1, 2.4)
+"""Width and height of a panel [in]."""
+MARKS: Final = "osv^D<>PX*"
+"""Markers of lines, in turn."""
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    """Stands above it."""
+    x_name: str
+    """What goes to the right."""
+    y_name: str
+    """What goes up."""
+    lines: tuple[tuple[str, tuple[Point, ...]], ...]
+    """Name and points of each line."""
+    scale: str = "overhead"
+    """``overhead``: logarithmic upwards; ``time``: to the right; ``plain``: neither."""
+
+
+def panels(name: str, found: Sequence[Row]) -> tuple[Panel, ...]:
+    """Return the picture of a figure.
+
+    Parameters
+    ----------
+    name : str
+        The figure.
+    found : sequence of dict
+        Its cells, as `poetmodel.bench.tables.rows` gives them.
+    """
+    if name == "solvers":
+        return tuple(_solved(found))
+    if name == "table3":
+        return tuple(_peaks_and_times(found))
+    return tuple(_overheads(found))
+
+
+def digest(shown: Sequence[Panel]) -> str:
+    """Return what identifies the content of a picture; its file carries it."""
+    text = json.dumps([asdict(panel) for panel in shown])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _overheads(found: Sequence[Row]) -> Iterable[Panel]:
+    for (model, device, deadline), rows in grouped(found, "model", "device", "deadline").items():
+        lines = []
+        for (method,), line in grouped(rows, "method").items():
+            points = [
+                (row["ram_budget_bytes"] / 1024, 100 * ratio)
+                for row in line
+                if (ratio := overhead_ratio(row)) is not None
+            ]
+            lines.append((method, tuple(sorted(points))))
+        limit = "" if deadline is None else f"\ndeadline {deadline}"
+        yield Panel(
+            title=f"{model}, {device}{limit}",
+            x_name="RAM budget [KiB]",
+            y_name="energy overhead [%]",
+            lines=tuple(lines),
+        )
+
+
+def _peaks_and_times(found: Sequence[Row]) -> Iterable[Panel]:
+    for (model, device), rows in grouped(found, "model", "device").items():
+        lines = []
+        for (method, deadline), line in grouped(rows, "method", "deadline").items():
+            points = [
+                (row["peak_ram_bytes"] / 1024, 1000 * row["makespan_s"])
+                for row in line
+                if row["energy_j"] is not None
+            ]
+            limit = "" if deadline is None else f", deadline {deadline}"
+            lines.append((method + limit, tuple(sorted(points))))
+        yield Panel(
+            title=f"{model}, {device}",
+            x_name="peak RAM [KiB]",
+            y_name="time [ms]",
+            lines=tuple(lines),
+            scale="plain",
+        )
+
+
+def _solved(found: Sequence[Row]) -> Iterable[Panel]:
+    """Yield how many cells each solver and formulation has solved after which time."""
+    for (limit_s,), rows in grouped(found, "time_limit_s").items():
+        lines = []
+        for (formulation, backend), line in grouped(rows, "formulation", "backend").items():
+            gap = "model_gap" if formulation == "paper" else "gap"
+            solved = [row for row in line if row[gap] is not None and row[gap] <= PROVEN]
+            times = sorted(row["seconds"] for row in solved)
+            points = tuple((time_s, float(k)) for k, time_s in enumerate(times, start=1))
+            lines.append((f"{formulation}, {backend}", points))
+        yield Panel(
+            title=f"limit {limit_s:g} s",
+            x_name="time [s]",
+            y_name="cells solved",
+            lines=tuple(lines),
+            scale="time",
+        )
+
+
+def draw(path: Path, shown: Sequence[Panel], *, columns: int = 4) -> None:
+    """Draw panels into a file; the same panels give the same bytes.
+
+    Parameters
+    ----------
+    path : Path
+        The picture, ``.svg`` or ``.png``.
+    shown : sequence of Panel
+        What to draw, row by row.
+    columns : int
+        Most panels side by side.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be written, or matplotlib is missing.
+    """
+    check_form(path)
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    across = max(1, min(columns, len(shown)))
+    down = max(1, -(-len(shown) // across))
+    width, height = PANEL_INCHES
+    form = path.suffix.removeprefix(".")
+    description = f"data {digest(shown)}"
+    metadata = {"Description": description, **({"Date": None} if form == "svg" else {})}
+    settings: Any = {"font.size": 7, "svg.hashsalt": "poetmodel", "svg.fonttype": "none"}
+    with mpl.rc_context(settings):
+        size = (width * across + 1.3, height * down)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(down, across, squeeze=False).ravel()
+        names = list(dict.fromkeys(name for panel in shown for name, _ in panel.lines))
+        handles: dict[str, Any] = {}
+        for axis, panel in zip(axes, shown, strict=False):
+            handles = _draw(axis, panel, names) | handles
+        for axis in axes[len(shown) :]:
+            axis.set_axis_off()
+        if handles:
+            known = [name for name in names if name in handles]
+            figure.legend([handles[name] for name in known], known, loc="outside right upper")
+        content = io.BytesIO()
+        figure.savefig(content, format=form, dpi=DOTS_PER_INCH, metadata=metadata)
+    write_bytes(path, content.getvalue())
+
+
+def _draw(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
+    """Draw one panel; return the lines by name."""
+    handles = {}
+    for name, points in panel.lines:
+        if not points:
+            continue
+        place = names.index(name)
+        main = name == "optimal"
+        (handles[name],) = axis.plot(
+            *zip(*points, strict=True),
+            color="black" if main else f"C{place % 10}",
+            linestyle="-" if main else ("--", ":", "-.")[place // 10 % 3],
+            linewidth=1.8 if main else 0.9,
+            marker=MARKS[place % len(MARKS)],
+            markersize=3,
+            drawstyle="steps-post" if panel.scale == "time" else "default",
+            zorder=2 if main else 3,  # what reaches the optimum is seen on it
+        )
+    axis.set_title(panel.title)
+    axis.set_xlabel(panel.x_name)
+    axis.set_ylabel(panel.y_name)
+    if panel.scale == "overhead":
+        _set_overheads(axis, [y for _, points in panel.lines for _, y in points])
+    elif panel.scale == "time":
+        from matplotlib.ticker import MaxNLocator, NullFormatter
+
+        axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(visible=True, linewidth=0.2)
+    if not handles:
+        middle = (0.5, 0.5)
+        axis.annotate("no schedule", middle, xycoords="axes fraction", ha="center")
+        axis.set(xticks=(), yticks=())
+    return handles
+
+
+def _set_overheads(axis: Any, overheads: Sequence[float]) -> None:
+    """Scale the axis logarithmically; where overheads are 0, linearly below the least other."""
+    positive = [overhead for overhead in overheads if overhead > 0]
+    if not positive:
+        return
+    if len(positive) == len(overheads):
+        axis.set_yscale("log")
+    else:
+        axis.set_yscale("symlog", linthresh=min(positive))
+        axis.set_ylim(bottom=0)

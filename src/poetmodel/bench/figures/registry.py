@@ -1,0 +1,315 @@
+"""Which figures there are, and of which cells they consist. A new one is an entry here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.baselines.registry import method_names
+from poetmodel.bench.cells import Settings, grid
+from poetmodel.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poetmodel.bench.cells import Cell
+
+COMPUTE: Final = "compute"
+"""The paper's deadline counts compute time alone (its equation 3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A product of models, devices, limits and methods; a figure is made of some."""
+
+    models: tuple[str, ...]
+    """Shipped models."""
+    devices: tuple[str, ...]
+    """Shipped devices."""
+    ram: tuple[str, ...]
+    """RAM budgets."""
+    quick_ram: tuple[str, ...]
+    """The budgets of a quick run; empty where that leaves the part out."""
+    methods: tuple[str, ...]
+    """Methods by their names."""
+    deadlines: tuple[str | None, ...] = (None,)
+    """Deadlines; None is none."""
+    deadline_counts: str | None = None
+    """Which time counts; None takes the device's default."""
+    backends: tuple[str, ...] = ("highs",)
+    """Solvers, for methods that need one."""
+    formulations: tuple[str | None, ...] = (None,)
+    """Formulations, for methods that need a solver; None takes the default."""
+    limits_s: tuple[float, ...] = ()
+    """Limits of each solve, one cell for each [s]; empty takes the figure's."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of the solver, one cell for each; a quick run takes the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure or table of the paper, or a comparison of the same kind."""
+
+    name: str
+    """What ``poetmodel bench`` calls it."""
+    title: str
+    """What it shows, in one line."""
+    paper: str
+    """What the paper says there; empty where it has no such figure."""
+    parts: tuple[Part, ...]
+    """What it is made of."""
+    limit_s: float
+    """Limit of each solve, building included [s]."""
+    quick_limit_s: float
+    """The same in a quick run [s]."""
+    warm: bool = True
+    """Whether a solve starts from the schedule of the next smaller budget."""
+
+    def cells(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Cell, ...]:
+        """Return what has to be solved.
+
+        Parameters
+        ----------
+        quick : bool
+            Whether fewer budgets, one seed and shorter limits do.
+        time_limit_s : float, optional
+            Limit of each solve in place of the figure's [s].
+
+        Returns
+        -------
+        tuple of Cell
+            Budgets ascend along each axis; no cell is there twice.
+        """
+        standard_s = self.quick_limit_s if quick else self.limit_s
+        found: dict[Cell, None] = {}
+        for part in self.parts:
+            limits_s: tuple[float, ...] = (standard_s,)
+            if part.limits_s and not quick:
+                limits_s = part.limits_s
+            if time_limit_s is not None:
+                limits_s = (time_limit_s,)
+            seeds = part.seeds[:1] if quick else part.seeds
+            for limit_s, seed in product(limits_s, seeds):
+                settings = Settings(
+                    deadline_counts=part.deadline_counts, time_limit_s=limit_s, seed=seed
+                )
+                found.update(dict.fromkeys(_cells(part, settings, quick=quick)))
+        return tuple(found)
+
+
+def _cells(part: Part, settings: Settings, *, quick: bool) -> list[Cell]:
+    cells = grid(
+        part.models,
+        part.devices,
+        ram=part.quick_ram if quick else part.ram,
+        deadlines=part.deadlines,
+        methods=part.methods,
+        backends=part.backends,
+        settings=settings,
+    )
+    return [
+        replace(cell, formulation=formulation)
+        for formulation in part.formulations
+        for cell in cells
+        if cell.backend is not None or formulation is None
+    ]
+
+
+_SHARES: Final = tuple(f"{share}%" for share in range(20, 100, 10))
+_QUICK_SHARES: Final = ("30%", "50%", "70%")
+_PAPER_DEVICES: Final = ("paper-m0", "paper-m4", "paper-a72", "jetson-tx2")
+
+_FIGURE3 = Figure(
+    name="figure3",
+    title="Energy overhead against RAM: three networks on four devices, every method",
+    paper="POET needs the least energy in most configurations; on the TX2 up to 35 % less than DTR "
+    "for ResNet-18.",
+    parts=(
+        Part(
+            models=("paper/resnet18-cifar", "paper/vgg16-cifar", "paper/bert"),
+            devices=_PAPER_DEVICES,
+            ram=_SHARES,
+            quick_ram=("45%", "70%"),
+            methods=method_names(),
+            deadline_counts=COMPUTE,
+        ),
+        Part(
+            models=("resnet18-cifar",),
+            devices=_PAPER_DEVICES,
+            ram=_SHARES,
+            quick_ram=("50%",),
+            methods=method_names(),
+            deadline_counts=COMPUTE,
+        ),
+        Part(
+            models=("vgg16-cifar",),
+            devices=_PAPER_DEVICES,
+            ram=_SHARES,
+            quick_ram=("70%",),
+            methods=method_names(),
+            deadline_counts=COMPUTE,
+        ),
+        Part(
+            models=("bert-base",),
+            devices=_PAPER_DEVICES,
+            ram=_SHARES,
+            quick_ram=(),
+            methods=method_names(),
+            deadline_counts=COMPUTE,
+        ),
+    ),
+    limit_s=10.0,
+    quick_limit_s=3.0,
+)
+
+_ABLATIONS: Final = ("optimal", "recompute-only", "paging-only")
+_FIGURE4 = Figure(
+    name="figure4",
+    title="Paging alone, recomputation alone, and both, on VGG-16 under deadlines",
+    paper="Both together need up to 40 % less energy than either alone; recomputation alone is "
+    "infeasible under the tightest deadline.",
+    parts=(
+        Part(
+            models=("paper/vgg16-cifar", "vgg16-cifar"),
+            devices=("paper-a72",),
+            ram=("45%", "50%", "60%", "70%", "80%", "90%"),
+            quick_ram=("50%", "60%", "70%", "80%"),
+            deadlines=("100%", "100.02%", "100.1%", None),
+            methods=_ABLATIONS,
+            deadline_counts=COMPUTE,
+        ),
+        Part(
+            models=("vgg16-cifar",),
+            devices=("rpi4b",),
+            ram=("45%", "50%", "60%", "70%", "80%", "90%"),
+            quick_ram=("60%", "70%", "80%"),
+            deadlines=("100.1%", "102%", "110%", None),
+            methods=_ABLATIONS,
+        ),
+    ),
+    limit_s=60.0,
+    quick_limit_s=5.0,
+)
+
+_FIGURE5 = Figure(
+    name="figure5",
+    title="Capuchin against the optimum, ResNet-18",
+    paper="Capuchin takes 73 to 141 % more energy than with full memory, POET less than 1 % more.",
+    parts=(
+        Part(
+            models=("paper/resnet18-cifar", "resnet18-cifar"),
+            devices=("paper-a72",),
+            ram=("15%", *_SHARES),
+            quick_ram=_QUICK_SHARES,
+            methods=("capuchin", "offload-all", "optimal"),
+            deadline_counts=COMPUTE,
+        ),
+        Part(
+            models=("resnet18-cifar",),
+            devices=("rpi4b",),
+            ram=("15%", *_SHARES),
+            quick_ram=_QUICK_SHARES,
+            methods=("capuchin", "offload-all", "optimal"),
+        ),
+        Part(
+            models=("paper/resnet18-cifar",),
+            devices=("paper-m4",),
+            ram=("15%", *_SHARES),
+            quick_ram=_QUICK_SHARES,
+            methods=("capuchin", "offload-all", "optimal"),
+            deadline_counts=COMPUTE,
+        ),
+    ),
+    limit_s=60.0,
+    quick_limit_s=5.0,
+)
+
+_TABLE3 = Figure(
+    name="table3",
+    title="POFO against the optimum on the TX2: peak RAM and time, ResNet-18",
+    paper="POFO takes 311,808 kB and 94.79 ms, POET 285,873 kB and 82.36 ms: 8.3 % less memory, "
+    "13 % less time.",
+    parts=tuple(
+        Part(
+            models=(model,),
+            devices=("jetson-tx2",),
+            ram=ram,
+            quick_ram=quick_ram,
+            deadlines=deadlines,
+            methods=methods,
+        )
+        for model, ram, quick_ram in (
+            ("paper/resnet18-cifar", _SHARES, _QUICK_SHARES),
+            ("resnet18-cifar", _SHARES, _QUICK_SHARES),
+            ("paper/resnet18", ("40%", "50%", "60%", "70%", "80%", "90%"), ("50%", "70%")),
+            ("resnet18", ("50%", "60%", "70%", "80%", "90%"), ("50%", "70%")),
+        )
+        # POFO minimizes time, the optimum energy: a deadline lets it try for time too
+        for methods, deadlines in ((("pofo", "optimal"), (None,)), (("optimal",), ("100.05%",)))
+    ),
+    limit_s=60.0,
+    quick_limit_s=5.0,
+)
+
+SHORT_LIMIT_S: Final = 10.0
+"""The first of the two limits at which solvers are compared [s]."""
+LONG_LIMIT_S: Final = 60.0
+"""The second one [s]."""
+_SOLVERS = Figure(
+    name="solvers",
+    title="Solvers and formulations: sizes, times, gaps at 10 s and at 60 s",
+    paper="",
+    parts=tuple(
+        Part(
+            models=(model,),
+            devices=(device,),
+            ram=ram,
+            quick_ram=quick_ram,
+            methods=("optimal",),
+            deadline_counts=COMPUTE,
+            backends=("highs", "scip", "gurobi"),
+            # `paper` takes no node with several outputs, as the zoo's loss is one
+            formulations=("compact", "paper") if model.startswith("paper/") else ("compact",),
+            limits_s=(SHORT_LIMIT_S, LONG_LIMIT_S),
+            seeds=(0, 1, 2),
+        )
+        for model, device, ram, quick_ram in (
+            ("mlp", "mkr1000", ("70%",), ("70%",)),
+            ("paper/linear", "paper-m4", ("50%", "70%"), ("50%",)),
+            ("paper/vgg16-cifar", "paper-m4", ("50%", "70%"), ("70%",)),
+            ("paper/vgg16-cifar", "paper-a72", ("50%", "70%"), ("70%",)),
+            ("paper/resnet18-cifar", "paper-m4", ("50%", "70%"), ()),
+            ("paper/resnet18-cifar", "paper-a72", ("50%", "70%"), ()),
+            ("resnet18-cifar", "rpi4b", ("50%", "70%"), ()),
+        )
+    ),
+    limit_s=LONG_LIMIT_S,
+    quick_limit_s=SHORT_LIMIT_S,
+    warm=False,
+)
+
+FIGURES: Final[Mapping[str, Figure]] = MappingProxyType(
+    {entry.name: entry for entry in (_FIGURE3, _FIGURE4, _FIGURE5, _TABLE3, _SOLVERS)}
+)
+"""All figures by name."""
+
+
+def figure(name: str) -> Figure:
+    """Return a figure by its name.
+
+    Raises
+    ------
+    InputError
+        If there is none of that name.
+
+    Examples
+    --------
+    >>> figure("figure5").title
+    'Capuchin against the optimum, ResNet-18'
+    """
+    if name not in FIGURES:
+        msg = f"bench {name!r}: expected one of {', '.join(FIGURES)}"
+        raise InputError(msg)
+    return FIGURES[name]

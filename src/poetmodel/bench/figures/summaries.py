@@ -1,0 +1,273 @@
+"""What a figure says, as tables for people."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.bench.figures.registry import LONG_LIMIT_S, SHORT_LIMIT_S
+from poetmodel.bench.measurement import NOT_APPLICABLE, UNAVAILABLE
+from poetmodel.result import Status
+from poetmodel.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from poetmodel.bench.tables import Row
+
+SHIFT_S: Final = 1.0
+"""Shift of geometric means of times [s]."""
+PROVEN: Final = 1e-4
+"""A gap up to this counts as closed, as the solves were asked for."""
+ROUNDING: Final = 1e-9
+"""A gap up to this is one of rounding."""
+_WORDS: Final[Mapping[str, str]] = {
+    NOT_APPLICABLE: "-",
+    Status.INFEASIBLE: "impossible",
+    Status.UNKNOWN: "none in time",
+}
+"""What stands for a figure where there is no schedule, by status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A table of words and figures."""
+
+    title: str
+    """Stands above it."""
+    heads: tuple[str, ...]
+    """One for each column."""
+    rows: tuple[tuple[str, ...], ...]
+    """The cells."""
+    words: int
+    """How many columns, from the first, hold words; the others hold figures."""
+
+
+def summary(name: str, found: Sequence[Row]) -> tuple[Summary, ...]:
+    """Return the tables of a figure.
+
+    Parameters
+    ----------
+    name : str
+        The figure.
+    found : sequence of dict
+        Its cells, as `poetmodel.bench.tables.rows` gives them.
+    """
+    make = _MAKERS.get(name, _by_method)
+    return tuple(make(found))
+
+
+def _without(row: Row) -> str:
+    """Return what stands for a figure where there is no schedule."""
+    status = str(row["status"])
+    if status == UNAVAILABLE:
+        return "licence too small" if "licence" in (row["reason"] or "") else "not installed"
+    return _WORDS.get(status, status)
+
+
+def grouped(found: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Return rows by what they have in some columns, in the order in which that comes."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in found:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def overhead_ratio(row: Row) -> float | None:
+    """Return the overhead as a fraction of the baseline, None without a schedule."""
+    if row["overhead_j"] is None or not row["baseline_energy_j"]:
+        return None
+    return float(row["overhead_j"] / row["baseline_energy_j"])
+
+
+def percent(ratio: float | None) -> str:
+    """Return a fraction as a percentage with three digits, or a dash.
+
+    Examples
+    --------
+    >>> percent(0.0012345), percent(None)
+    ('0.123 %', '-')
+    """
+    return "-" if ratio is None else f"{100 * ratio:.3g} %"
+
+
+def shifted_mean_s(times_s: Sequence[float]) -> float:
+    """Return the geometric mean of times shifted by `SHIFT_S` [s].
+
+    Examples
+    --------
+    >>> round(shifted_mean_s([0.0, 99.0]), 6)
+    9.0
+    """
+    return math.exp(statistics.fmean(math.log(time_s + SHIFT_S) for time_s in times_s)) - SHIFT_S
+
+
+# -- overheads ---------------------------------------------------------------------------------
+
+
+def _by_method(found: Sequence[Row]) -> Iterable[Summary]:
+    """Yield the overheads on each model and device: methods down, budgets across."""
+    for (model, device), rows in grouped(found, "model", "device").items():
+        budgets = tuple(dict.fromkeys(row["ram"] for row in rows))
+        with_deadlines = any(row["deadline"] for row in rows)
+        lines = []
+        for (deadline, method), line in grouped(rows, "deadline", "method").items():
+            at = {row["ram"]: _overhead(row) for row in line}
+            limits = (deadline or "none",) if with_deadlines else ()
+            lines.append((*limits, method, *(at.get(ram, "") for ram in budgets)))
+        heads = ("deadline", "method") if with_deadlines else ("method",)
+        yield Summary(
+            title=f"Energy overhead: {model}, {device}",
+            heads=(*heads, *budgets),
+            rows=tuple(lines),
+            words=len(heads),
+        )
+
+
+def _overhead(row: Row) -> str:
+    ratio = overhead_ratio(row)
+    if ratio is None:
+        return _without(row)
+    text = percent(ratio)
+    if row["method"] == "optimal" and row["axis_gap"] is not None and row["axis_gap"] > PROVEN:
+        text += f" (gap {percent(row['axis_gap'])})"
+    return text
+
+
+# -- POFO --------------------------------------------------------------------------------------
+
+
+def _pofo(found: Sequence[Row]) -> Iterable[Summary]:
+    """Yield how POFO and the optimum compare: at the same budget, and at the least as quick."""
+    for (model, device), rows in grouped(found, "model", "device").items():
+        best = [row for row in rows if row["method"] == "optimal" and row["energy_j"] is not None]
+        lines = []
+        for row in rows:
+            if row["method"] != "pofo":
+                continue
+            same = [other for other in best if other["ram"] == row["ram"] and not other["deadline"]]
+            if row["energy_j"] is None or not same:
+                lines.append((row["ram"], _without(row), *[""] * 7))
+                continue
+            quick = [other for other in best if other["makespan_s"] <= row["makespan_s"]]
+            least = min(quick, key=lambda other: other["peak_ram_bytes"], default=None)
+            lines.append((row["ram"], *_figures(row), *_figures(same[0]), *_less(row, least)))
+        yield Summary(
+            title=f"POFO and the optimum: {model}, {device}",
+            heads=(
+                "RAM",
+                *(f"{who} {what}" for who in ("pofo", "optimal") for what in _POFO_FIGURES),
+                "least peak as quick",
+                "saves",
+            ),
+            rows=tuple(lines),
+            words=1,
+        )
+
+
+_POFO_FIGURES: Final = ("peak", "time", "overhead")
+
+
+def _figures(row: Row) -> tuple[str, str, str]:
+    return (
+        format_bytes(row["peak_ram_bytes"]),
+        format_seconds(row["makespan_s"]),
+        percent(overhead_ratio(row)),
+    )
+
+
+def _less(row: Row, least: Row | None) -> tuple[str, str]:
+    if least is None:
+        return "none", ""
+    ram, time = (1 - least[name] / row[name] for name in ("peak_ram_bytes", "makespan_s"))
+    return format_bytes(least["peak_ram_bytes"]), f"{percent(ram)} RAM, {percent(time)} time"
+
+
+# -- solvers -----------------------------------------------------------------------------------
+
+
+def _solvers(found: Sequence[Row]) -> Iterable[Summary]:
+    """Yield the means of each solver and formulation, and every instance."""
+    yield _means(found)
+    lines = []
+    for key, rows in grouped(found, *_INSTANCE, "formulation", "backend").items():
+        longest = max(rows, key=lambda row: row["time_limit_s"])
+        middle = _middle([row for row in rows if row["time_limit_s"] == longest["time_limit_s"]])
+        sizes = (middle[name] for name in ("columns", "rows", "nodes"))
+        lines.append(
+            (
+                *key,
+                *("-" if size is None else f"{size:,}" for size in sizes),
+                *(_seconds(middle[name]) for name in ("build_s", "solve_s")),
+                *(_gap_at(rows, limit_s) for limit_s in (SHORT_LIMIT_S, LONG_LIMIT_S)),
+            )
+        )
+    words = ("model", "device", "RAM", "formulation", "solver")
+    figures = ("columns", "rows", "nodes", "build", "solve")
+    yield Summary(
+        title="Instances",
+        heads=(*words, *figures, f"gap at {SHORT_LIMIT_S:g} s", f"gap at {LONG_LIMIT_S:g} s"),
+        rows=tuple(lines),
+        words=len(words),
+    )
+
+
+_INSTANCE: Final = ("model", "device", "ram")
+
+
+def _means(found: Sequence[Row]) -> Summary:
+    longest_s = max((row["time_limit_s"] for row in found), default=0.0)
+    lines = []
+    for (formulation, backend), rows in grouped(found, "formulation", "backend").items():
+        of = [
+            _middle(seeds)
+            for seeds in grouped(
+                (row for row in rows if row["time_limit_s"] == longest_s), *_INSTANCE
+            ).values()
+        ]
+        tried = [row for row in of if row["status"] != UNAVAILABLE]
+        solved = sum((_gap(row) or 0.0) <= PROVEN for row in tried if _gap(row) is not None)
+        mean = _seconds(shifted_mean_s([row["seconds"] for row in tried])) if tried else "-"
+        counts = (len(of), len(of) - len(tried), solved)
+        lines.append((formulation, backend, *(f"{count}" for count in counts), mean))
+    heads = ("formulation", "solver", "instances", "unavailable", "solved", "mean time")
+    return Summary(
+        title=f"Solvers, limit {longest_s:g} s: geometric means of times shifted by {SHIFT_S:g} s",
+        heads=heads,
+        rows=tuple(lines),
+        words=2,
+    )
+
+
+def _middle(rows: Sequence[Row]) -> Row:
+    """Return the row of the median time among seeds, the slower of two."""
+    return sorted(rows, key=lambda row: row["seconds"])[len(rows) // 2]
+
+
+def _gap(row: Row) -> float | None:
+    """Return the gap of what was solved: the problem, or the looser model of ``paper``."""
+    gap: float | None = row["model_gap"] if row["formulation"] == "paper" else row["gap"]
+    return gap
+
+
+def _gap_at(rows: Sequence[Row], limit_s: float) -> str:
+    ended = [row for row in rows if row["time_limit_s"] == limit_s]
+    if not ended:
+        return ""
+    row = _middle(ended)
+    if row["status"] == UNAVAILABLE:
+        return _without(row)
+    gap = _gap(row)
+    return "none in time" if gap is None else percent(gap if gap > ROUNDING else 0.0)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g} s"
+
+
+_MAKERS: Final[Mapping[str, Callable[[Sequence[Row]], Iterable[Summary]]]] = {
+    "table3": _pofo,
+    "solvers": _solvers,
+}

@@ -1,0 +1,153 @@
+"""What a sweep found, as a table: bounds along the RAM axis, the Pareto front, CSV and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.bench.cells import Cell
+from poetmodel.data import check_writable, write_text
+from poetmodel.errors import InputError
+from poetmodel.result import Status, relative_gap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from poetmodel.bench.measurement import Record
+
+Row = dict[str, Any]
+
+_FIGURES: Final = (
+    "energy_j",
+    "baseline_energy_j",
+    "overhead_j",
+    "overhead_bound_j",
+    "gap",
+    "peak_ram_bytes",
+    "compute_s",
+    "transfer_s",
+    "makespan_s",
+    "build_s",
+    "solve_s",
+)
+_COUNTS: Final = ("recomputed", "paged_out", "paged_in")
+_SIZES: Final = ("columns", "rows", "nodes")
+
+
+def rows(records: Iterable[Record]) -> list[Row]:
+    """Return one flat row per record, with what the other budgets of its problem prove.
+
+    Returns
+    -------
+    list of dict
+        Figures are None where there is no schedule. ``axis_bound_j`` is the best bound on the
+        overhead that was proven for this or a larger budget of the same problem by the same method
+        and back end: what holds with more RAM holds with less. ``axis_gap`` is the gap to it.
+    """
+    found = [_row(record) for record in records]
+    axes: dict[Cell, list[Row]] = {}
+    for row, record in zip(found, records, strict=True):
+        axes.setdefault(Cell.from_dict(record["cell"]).chain, []).append(row)
+    for axis in axes.values():
+        bound_j = 0.0
+        for row in sorted(axis, key=lambda row: -(row["ram_budget_bytes"] or 0)):
+            bound_j = max(bound_j, row["overhead_bound_j"] or 0.0)
+            if row["overhead_j"] is not None:
+                row["axis_bound_j"] = min(bound_j, row["overhead_j"])
+                row["axis_gap"] = relative_gap(row["overhead_j"], bound_j)
+    return found
+
+
+def _row(record: Record) -> Row:
+    cell, result = record["cell"], record["result"] or {}
+    row: Row = {
+        name: cell.get(name)
+        for name in ("model", "device", "ram", "deadline", "method", "backend", "formulation")
+    }
+    row |= {name: cell["settings"][name] for name in ("seed", "time_limit_s")}
+    row["status"] = record["status"]
+    row["ram_budget_bytes"] = result.get("problem", {}).get("ram_budget_bytes")
+    row |= {name: result.get(name) for name in _FIGURES}
+    row |= {"axis_bound_j": None, "axis_gap": None}
+    row |= {name: (record.get("counts") or {}).get(name) for name in _COUNTS}
+    statistics = record.get("statistics") or {}
+    row |= {name: statistics.get(name) for name in _SIZES}
+    row["model_gap"] = _model_gap(statistics)
+    row |= {name: record.get(name) for name in ("seconds", "cpu_s", "warm_start", "reason", "key")}
+    return row
+
+
+def _model_gap(statistics: dict[str, Any]) -> float | None:
+    """Return the gap of the model that was solved, which for ``paper`` is none of the problem."""
+    value, bound = (statistics.get(name) for name in ("model_value", "model_bound"))
+    if value is None or bound is None:
+        return None
+    return relative_gap(value, bound)
+
+
+def pareto(found: Sequence[Row]) -> list[Row]:
+    """Return the rows that no other one beats in energy, RAM and time, for each model and device.
+
+    Parameters
+    ----------
+    found : sequence of dict
+        As `rows` gives them.
+
+    Returns
+    -------
+    list of dict
+        Copies with ``proven``: whether no schedule within the row's limits takes less energy, to
+        the gap asked for. RAM is the peak, time is compute plus transfer time. Of equal rows the
+        first stays. By model, device and RAM.
+    """
+    held = [row for row in found if row["energy_j"] is not None]
+    front: list[Row] = []
+    for place, row in enumerate(held):
+        rivals = (
+            other
+            for at, other in enumerate(held)
+            if _group(other) == _group(row) and _beats(other, row, earlier=at < place)
+        )
+        if next(rivals, None) is None:
+            front.append({**row, "proven": row["status"] == Status.OPTIMAL})
+    return sorted(front, key=lambda row: (*_group(row), row["peak_ram_bytes"]))
+
+
+def _group(row: Row) -> tuple[str, str]:
+    return row["model"], row["device"]
+
+
+def _beats(one: Row, other: Row, *, earlier: bool) -> bool:
+    figures = [(one[name], other[name]) for name in ("energy_j", "peak_ram_bytes", "makespan_s")]
+    if any(mine > theirs for mine, theirs in figures):
+        return False
+    return earlier or any(mine < theirs for mine, theirs in figures)
+
+
+def write_csv(path: Path, found: Sequence[Row]) -> None:
+    """Write rows as a CSV file, heads first; what is missing is empty."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(found[0]) if found else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    write_text(path, text.getvalue())
+
+
+def write_parquet(path: Path, found: Sequence[Row]) -> None:
+    """Write rows as a Parquet file.
+
+    Raises
+    ------
+    InputError
+        If pandas or pyarrow is missing, or the file cannot be written.
+    """
+    try:
+        import pandas as pd
+        import pyarrow as pa  # noqa: F401 - what pandas writes the file with
+    except ImportError:
+        msg = f"{path}: Parquet files need pandas and pyarrow: pip install pandas pyarrow"
+        raise InputError(msg) from None
+    check_writable(path)
+    pd.DataFrame(list(found)).to_parquet(path, index=False)

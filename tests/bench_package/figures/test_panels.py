@@ -1,0 +1,65 @@
+"""Pictures of figures: what is drawn where, and that the same rows give the same file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from figure_rows import row, without
+from poetmodel.bench.figures import Panel, draw, panels
+from poetmodel.bench.figures.panels import digest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_overheads_are_lines_along_the_budgets() -> None:
+    """One panel per model, device and deadline; points ascend, what has no schedule is left out."""
+    found = [row(ram="70%"), row(ram="50%", overhead_j=2.0), without("unknown", "dtr")]
+    first, second = panels("figure3", [*found, row(deadline="110%")])
+    assert first.lines == (("optimal", ((50.0, 2.0), (70.0, 1.0))), ("dtr", ()))
+    assert second.title == "m, d\ndeadline 110%"
+
+
+def test_peaks_and_times() -> None:
+    """Table 3 shows peak RAM against time."""
+    (panel,) = panels("table3", [row("pofo", peak_ram_bytes=2048, makespan_s=0.5)])
+    assert panel.lines == (("pofo", ((2.0, 500.0),)),)
+
+
+def test_solved_cells_are_counted_along_the_time() -> None:
+    """Only closed gaps count, of the model where that is another problem."""
+    compact = {"formulation": "compact", "backend": "highs"}
+    found = [
+        row(**compact, seconds=3.0),
+        row(**compact, seconds=1.0),
+        row(**compact, seconds=9.0, gap=0.5),
+        row(formulation="paper", backend="highs", model_gap=0.5),
+    ]
+    (panel,) = panels("solvers", found)
+    assert panel.lines == (("compact, highs", ((1.0, 1.0), (3.0, 2.0))), ("paper, highs", ()))
+
+
+def _panel(scale: str, *heights: float) -> Panel:
+    points = tuple((float(k), height) for k, height in enumerate(heights, start=1))
+    lines = (("optimal", points), ("dtr", points), ("none", ()))
+    return Panel(title=scale, x_name="x", y_name="y", lines=lines, scale=scale)
+
+
+def test_picture_is_reproducible_and_says_what_it_shows(tmp_path: Path) -> None:
+    """Zero overheads, empty lines and panels can be drawn; the file bears the digest."""
+    pytest.importorskip("matplotlib")
+    shown = [
+        _panel("overhead", 0.0, 0.5),
+        _panel("overhead"),
+        _panel("time", 1.0, 2.0),
+    ]
+    one, two, three = (tmp_path / name for name in ("one.svg", "two.svg", "three.png"))
+    for path in (one, two, three):
+        draw(path, shown, columns=2)
+    assert one.read_bytes() == two.read_bytes()
+    assert b"no schedule" in one.read_bytes()
+    for path in (one, three):
+        assert f"data {digest(shown)}".encode() in path.read_bytes()
+    assert digest(shown) != digest(shown[:1])

@@ -1,0 +1,103 @@
+"""Tables of figures: what stands in which cell, and nothing left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from figure_rows import row, without
+from poetmodel.bench.figures import summary
+from poetmodel.bench.figures.summaries import overhead_ratio, percent, shifted_mean_s
+
+
+def test_overheads_by_method_and_budget() -> None:
+    """Methods go down, budgets across; what has no schedule says why, an open gap is stated."""
+    found = [
+        row(ram="50%", axis_gap=0.25),
+        row(ram="70%", overhead_j=0.5),
+        without("infeasible", "dtr", "50%"),
+        row("dtr", "70%", overhead_j=10.0, axis_gap=1.0),
+        without("not-applicable", "rotor", "50%"),
+        without("unknown", "rotor", "70%"),
+        row(model="n"),
+    ]
+    first, second = summary("figure3", found)
+    assert first.title == "Energy overhead: m, d"
+    assert first.heads == ("method", "50%", "70%")
+    assert first.rows == (
+        ("optimal", "1 % (gap 25 %)", "0.5 %"),
+        ("dtr", "impossible", "10 %"),
+        ("rotor", "-", "none in time"),
+    )
+    assert second.title == "Energy overhead: n, d"
+
+
+def test_deadlines_have_rows_of_their_own() -> None:
+    """Each deadline and method is a row."""
+    (table,) = summary("figure4", [row(), row("paging-only", deadline="110%")])
+    assert table.words == 2
+    assert table.rows == (("none", "optimal", "1 %"), ("110%", "paging-only", "1 %"))
+
+
+def test_pofo_is_compared_at_its_budget_and_at_its_time() -> None:
+    """What is as quick with less RAM may be the optimum of a smaller budget."""
+    found = [
+        row("pofo", "50%", makespan_s=2.0, peak_ram_bytes=1000),
+        row("pofo", "70%", makespan_s=0.5),
+        without("not-applicable", "pofo", "90%"),
+        row(ram="30%", makespan_s=1.9, peak_ram_bytes=600),
+        row(ram="50%", makespan_s=1.5, peak_ram_bytes=900),
+        row(ram="70%", makespan_s=1.0, peak_ram_bytes=1100),
+    ]
+    (table,) = summary("table3", found)
+    assert len({len(line) for line in (table.heads, *table.rows)}) == 1
+    fifty, seventy, ninety = table.rows
+    assert fifty[0] == "50%"
+    assert "900 B" in fifty[4]
+    assert fifty[-2].startswith("600 B")
+    assert fifty[-1] == "40 % RAM, 5 % time"
+    assert seventy[-2:] == ("none", "")
+    assert ninety[:2] == ("90%", "-")
+
+
+def test_time_outs_of_solvers_stay() -> None:
+    """They count with the time they took; an open gap is shown, a refusal is no time-out."""
+
+    def cell(backend: str, ram: str, limit_s: float, **changes: object) -> dict[str, object]:
+        changes = {"formulation": "compact", "backend": backend, **changes}
+        return row(ram=ram, time_limit_s=limit_s, **changes)
+
+    found = [
+        cell("highs", "50%", 10.0, gap=0.5, status="feasible", seconds=10.0),
+        cell("highs", "50%", 60.0, gap=0.2, status="feasible", seconds=60.0),
+        cell("highs", "70%", 10.0, seconds=0.0),
+        cell("highs", "70%", 60.0, seconds=0.0),
+        without(
+            "unavailable",
+            ram="50%",
+            formulation="compact",
+            backend="gurobi",
+            reason="the licence allows less",
+            time_limit_s=60.0,
+            columns=None,
+        ),
+        cell("highs", "50%", 60.0, formulation="paper", gap=0.0, model_gap=0.3),
+    ]
+    means, instances = summary("solvers", found)
+    highs, gurobi, paper = means.rows
+    assert highs[:5] == ("compact", "highs", "2", "0", "1")
+    assert highs[5] == f"{shifted_mean_s([0.0, 60.0]):.3g} s"
+    assert gurobi == ("compact", "gurobi", "1", "1", "0", "-")
+    assert paper[4] == "0"
+    assert instances.rows[0][-2:] == ("50 %", "20 %")
+    assert instances.rows[0][5:8] == ("10", "2,000", "3")
+    refused = next(line for line in instances.rows if "gurobi" in line)
+    assert refused[5] == "-"
+    assert refused[-2:] == ("", "licence too small")
+    assert instances.rows[-1][-1] == "30 %"
+
+
+def test_shift_is_undone() -> None:
+    """Equal times have that mean; an overhead of nothing is none."""
+    assert shifted_mean_s([3.0, 3.0]) == pytest.approx(3.0)
+    assert overhead_ratio(without("unknown")) is None
+    assert percent(0.5) == "50 %"

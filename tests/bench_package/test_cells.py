@@ -1,0 +1,71 @@
+"""Cells of a sweep: what is crossed with what, and what identifies one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from commands import BOARD, chain, write_graph
+from poetmodel.bench import Cell, Settings, grid
+from poetmodel.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_all_combinations_budgets_ascending() -> None:
+    """Back ends multiply methods that need one; budgets ascend as sizes, not as texts."""
+    cells = grid(
+        ["mlp"],
+        ["rpi4b", "mkr1000"],
+        ram=["100%", "70%", "1KiB"],
+        deadlines=[None, "150%"],
+        methods=["optimal", "dtr", "dtr"],
+        backends=["highs", "scip"],
+    )
+    assert len(cells) == 2 * 2 * 3 * 3
+    assert [cell.ram for cell in cells[:3]] == ["1KiB", "70%", "100%"]
+    assert {(cell.method, cell.backend) for cell in cells} == {
+        ("optimal", "highs"),
+        ("optimal", "scip"),
+        ("dtr", None),
+    }
+    assert len({cell.chain for cell in cells}) == 12
+    assert len({cell.key for cell in cells}) == len(cells)
+
+
+def test_a_cell_survives_json() -> None:
+    """Its fields travel as plain values, and give the same cell and key."""
+    (cell,) = grid(["mlp"], ["rpi4b"], ram=["70%"], settings=Settings(gap=0.01))
+    again = Cell.from_dict(json.loads(json.dumps(cell.to_dict())))
+    assert (again, again.key) == (cell, cell.key)
+    assert cell.name == "mlp | rpi4b | 70% | optimal | highs"
+
+
+def test_another_limit_or_graph_is_another_cell(tmp_path: Path) -> None:
+    """A changed setting, graph or device file is not taken for what was solved before."""
+    from poetmodel.bench.cells import _fingerprint, device_of, graph_of
+
+    board = tmp_path / "board.toml"
+    keys = []
+    for size, power in ((100, "1.0"), (101, "1.0"), (101, "2.0")):
+        for cached in (graph_of, device_of, _fingerprint):
+            cached.cache_clear()
+        document = chain()
+        document["nodes"][0]["output_bytes"] = size
+        graph = write_graph(tmp_path / "chain.graph.json", document)
+        board.write_text(BOARD.replace("power_w = 1.0", f"power_w = {power}", 1))
+        (cell,) = grid([str(graph)], [str(board)], ram=["100%"])
+        keys += [cell.key, replace(cell, settings=Settings(seed=1)).key]
+    assert len(set(keys)) == 6
+
+
+def test_all_faults_are_said_at_once() -> None:
+    """Nothing is run before every name and limit is known to be usable."""
+    with pytest.raises(InputError) as caught:
+        grid(["mlp", "nope"], ["rpi4b"], ram=["70%", "7x"], methods=["best"])
+    text = " ".join(caught.value.faults)
+    assert all(word in text for word in ("'nope'", "'7x'", "'best'"))

@@ -1,0 +1,144 @@
+"""Tables of a sweep: bounds along the budgets, the front, and files."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from poetmodel.bench.cells import Cell
+from poetmodel.bench.plots import check_form, plot
+from poetmodel.bench.tables import pareto, rows, write_csv, write_parquet
+from poetmodel.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _record(
+    ram: int,
+    overhead_j: float | None,
+    *,
+    bound_j: float = 0.0,
+    peak: int = 0,
+    time_s: float = 1.0,
+    **cell: Any,
+) -> dict[str, Any]:
+    """Make a record of a model of 10 J; without an overhead there is no schedule."""
+    of_cell = Cell(**{"model": "m", "device": "d", "ram": f"{ram}B", **cell})
+    figures: dict[str, Any] = {"problem": {"ram_budget_bytes": ram}}
+    if overhead_j is not None:
+        figures |= {
+            "energy_j": 10.0 + overhead_j,
+            "baseline_energy_j": 10.0,
+            "overhead_j": overhead_j,
+            "overhead_bound_j": bound_j,
+            "peak_ram_bytes": peak or ram,
+            "makespan_s": time_s,
+        }
+    status = "infeasible" if overhead_j is None else "feasible"
+    if overhead_j is not None and bound_j >= overhead_j:
+        status = "optimal"
+    return {
+        "key": of_cell.key,
+        "cell": of_cell.to_dict(),
+        "status": status,
+        "result": figures,
+        "counts": None,
+    }
+
+
+def test_bounds_of_larger_budgets_hold_for_smaller_ones() -> None:
+    """1 J is proven for 30 B, hence for 20 B; what is proven for 10 B says nothing of more RAM."""
+    found = rows(
+        [
+            _record(10, 8.0, bound_j=4.0),
+            _record(20, 4.0, bound_j=0.5),
+            _record(30, 2.0, bound_j=1.0),
+            _record(40, 1.0),
+        ]
+    )
+    assert [row["axis_bound_j"] for row in found] == [4.0, 1.0, 1.0, 0.0]
+    assert [row["axis_gap"] for row in found] == [0.5, 0.75, 0.5, 1.0]
+
+
+def test_bounds_stay_with_their_problem() -> None:
+    """Another deadline or method is another axis; a bound is never above the value."""
+    found = rows(
+        [
+            _record(10, 1.0, method="dtr"),
+            _record(20, 4.0, bound_j=3.0),
+            _record(20, 4.0, bound_j=4.0, deadline="110%"),
+            _record(10, 2.0),
+        ]
+    )
+    assert [row["axis_bound_j"] for row in found] == [0.0, 3.0, 4.0, 2.0]
+
+
+def test_cells_without_a_schedule_have_empty_figures() -> None:
+    """They have a row, with the reason in it."""
+    record = _record(10, None) | {"reason": "below the floor"}
+    failed = _record(20, None) | {"result": None, "status": "failed"}
+    found = rows([record, failed])
+    assert [row["energy_j"] for row in found] == [None, None]
+    assert [row["reason"] for row in found] == ["below the floor", None]
+    assert pareto(found) == []
+
+
+def test_front_of_energy_ram_and_time() -> None:
+    """What another row beats in one figure and matches in the rest is not on the front."""
+    found = rows(
+        [
+            _record(30, 1.0, bound_j=1.0, time_s=3.0),
+            _record(30, 1.0, time_s=3.0, method="dtr"),  # equal: the first stays
+            _record(40, 1.0, time_s=3.0),  # more RAM for nothing
+            _record(20, 2.0, time_s=3.0),
+            _record(40, 3.0, time_s=1.0, method="capuchin"),  # dear but quick
+            _record(50, 3.0, time_s=2.0, method="rotor"),
+            _record(10, None),
+            _record(99, 9.0, time_s=9.0, model="other"),
+        ]
+    )
+    front = pareto(found)
+    assert [(row["model"], row["peak_ram_bytes"], row["proven"]) for row in front] == [
+        ("m", 20, False),
+        ("m", 30, True),
+        ("m", 40, False),
+        ("other", 99, False),
+    ]
+    assert front[2]["method"] == "capuchin"
+
+
+def test_csv_has_all_rows(tmp_path: Path) -> None:
+    """Heads first, a line per cell, empty where there is nothing."""
+    found = rows([_record(10, 1.0), _record(20, None)])
+    write_csv(tmp_path / "cells.csv", found)
+    with (tmp_path / "cells.csv").open(newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    assert [line["overhead_j"] for line in lines] == ["1.0", ""]
+    write_csv(tmp_path / "empty.csv", [])
+
+
+@pytest.mark.filterwarnings("default")
+def test_parquet_has_all_rows(tmp_path: Path) -> None:
+    """The same table, with numbers as numbers."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    found = rows([_record(10, 1.0), _record(20, None)])
+    write_parquet(tmp_path / "cells.parquet", found)
+    frame = pandas.read_parquet(tmp_path / "cells.parquet")
+    assert list(frame.columns) == list(found[0])
+    assert frame["overhead_j"].sum() == 1.0
+
+
+def test_picture_of_a_sweep(tmp_path: Path) -> None:
+    """Panels per model and device, lines per method; other endings are refused."""
+    pytest.importorskip("matplotlib")
+    found = rows([_record(10, 1.0), _record(20, 0.5), _record(20, None), _record(9, 1, model="n")])
+    plot(tmp_path / "sweep.svg", found)
+    text = (tmp_path / "sweep.svg").read_text()
+    assert text.startswith("<?xml")
+    plot(tmp_path / "empty.png", [])
+    with pytest.raises(InputError, match=r"ends in \.png, \.svg, \.pdf"):
+        check_form(tmp_path / "sweep.txt")

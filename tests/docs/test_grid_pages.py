@@ -1,0 +1,230 @@
+"""What the pages say of the grid is what its records say, misses included."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import grid_pages
+import grid_plot
+import make_results
+from grid_pages import comparison_table, full_page, section, time_ratio
+from grid_runs import CellRun, of_goal, percentile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """Return the record of a cell that was proved in two seconds, with some fields changed."""
+    cell: dict[str, Any] = {
+        "goal": 1,
+        "model": "paper/bert",
+        "device": "paper-m4",
+        "ram": "40%",
+        "deadline": None,
+        "method": "default",
+        "limit_s": 60.0,
+        "seed": 0,
+    }
+    cell |= {name: changes.pop(name) for name in tuple(changes) if name in cell}
+    found: dict[str, Any] = {
+        "kind": "cell",
+        "name": " | ".join(map(str, cell.values())),
+        "cell": cell,
+        "seconds": 2.0,
+        "recorded": "2026-01-02T03:04:05+00:00",
+        "load_average": 0.5,
+        "workers": 2,
+        "threads": 1,
+        "machine": {
+            "cpu": "A processor",
+            "cores": 2,
+            "system": "Linux",
+            "python": "3.11.7",
+            "versions": {"poetmodel": "0.1.0"},
+        },
+        "status": "optimal",
+        "reason": "",
+        "gap": 0.0,
+        "requested_gap": 1e-4,
+        "gaps": [[0.5, 0.4], [1.0, 0.009], [2.0, 0.0]],
+        "first_schedule_s": 0.5,
+        "overhead_j": 0.01,
+        "baseline_energy_j": 1.0,
+        "ram_budget_bytes": 100,
+        "floor_bytes": 50,
+        "graph_nodes": 195,
+        "peak_memory_bytes": 2**20,
+        "violations": 0,
+        "statistics": {"columns": 300, "rows": 400, "rounds": 2},
+    }
+    return found | changes
+
+
+TIMED_OUT = record(
+    ram="20%", status="feasible", seconds=60.2, gap=0.05, gaps=[[1.0, 0.5], [30.0, 0.05]]
+)
+UNKNOWN = record(ram="15%", status="unknown", seconds=60.1, gap=None, gaps=[], overhead_j=None)
+BELOW = record(ram="10%", status="infeasible", seconds=0.1, gap=None, gaps=[], ram_budget_bytes=40)
+LATE = record(deadline="105%", status="infeasible", seconds=1.0, gap=None, gaps=[], overhead_j=None)
+
+
+def line(text: str, start: str) -> str:
+    """Return the one line of a text that begins so."""
+    found = [line for line in text.splitlines() if line.startswith(start)]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_summary_counts_infeasible_cells_apart_and_misses_as_misses() -> None:
+    """A cell without a schedule is neither infeasible nor left out; both proofs are told apart."""
+    text = section((record(), TIMED_OUT, UNKNOWN, BELOW, LATE), "run.jsonl", plot="plot.svg")
+    row = line(text, "| Published graphs |")
+    assert "| 5 | 1 | 1 | 3 | 1 of 3 (33.3 %) | 1 of 3 (33.3 %) | 60.1 s | 60.2 s |" in row
+
+
+def test_misses_are_named_with_their_gap_the_worst_first() -> None:
+    """Cells that were not proved to 1 % are in a table of their own."""
+    text = section((record(), TIMED_OUT, UNKNOWN), "run.jsonl", plot="plot.svg")
+    assert "2 of 3 were not proved to 1 %:" in text
+    rows = [row for row in text.splitlines() if row.startswith("| `paper/bert`, ")]
+    assert "15%" in rows[0]
+    assert "unknown" in rows[0]
+    assert "| 60.2 s | 5 % |" in rows[1]
+    whole = section((record(),), "run.jsonl", plot="plot.svg")
+    assert "Every feasible cell was proved to 1 %." in whole
+
+
+def test_circumstances_are_told() -> None:
+    """Machine, versions, date, and how many cells ran at a time."""
+    text = section((record(),), "run.jsonl", plot="plot.svg")
+    assert "2026-01-02, A processor, 2 cores, 2 cells at a time with one thread each" in text
+
+
+def test_share_of_small_models_takes_columns_and_rows() -> None:
+    """One column or row too many does not fit; infeasible cells do not count."""
+    sizes = ({"columns": 2000, "rows": 2000}, {"columns": 2001, "rows": 1}, {"rows": 2001}, {})
+    records = [record(ram=f"{i}0%", statistics=size) for i, size in enumerate(sizes, 1)]
+    text = section((*records, BELOW), "run.jsonl", plot="plot.svg")
+    assert "2 of 4 (50.0 %) of the feasible cells" in text
+
+
+def test_largest_model_counts_where_it_is_recorded() -> None:
+    """The maximum over all rounds takes the place of the last model's size."""
+    run = CellRun(record(statistics={"columns": 5, "max_columns": 9, "rows": 7}))
+    assert (run.size("columns"), run.size("rows")) == (9, 7)
+
+
+def test_full_page_has_every_cell_but_those_below_the_floor() -> None:
+    """Seconds, gap, columns and rounds of each; time-outs are bold."""
+    text = full_page((record(), TIMED_OUT, UNKNOWN, BELOW, LATE), "run.jsonl")
+    assert len([row for row in text.splitlines() if row.startswith("| paper-m4 |")]) == 4
+    assert "| 20% | - | feasible | **60.2 s** | 5 % |" in text
+    assert "| 40% | 105% | infeasible | 1 s | - |" in text
+    assert "| 300 | 400 | 2 | 0.5 s | 1.00 MiB |" in text
+
+
+def test_ratio_is_a_lower_bound_at_the_limit() -> None:
+    """A ratio to a time-out says so, and there is none to a default that proved too little."""
+    default = CellRun(record())
+    stopped = CellRun(record(seconds=300.0, gap=0.4, status="feasible"))
+    assert time_ratio(CellRun(record(seconds=1000.0)), default) == "500x"
+    assert time_ratio(stopped, default) == "> 150x"
+    assert time_ratio(CellRun(UNKNOWN), default) == "-"
+    assert time_ratio(default, CellRun(TIMED_OUT)) == "-"
+
+
+def test_comparison_keeps_time_outs_rejections_and_refusals() -> None:
+    """What a method could not do is said in its place."""
+    methods: dict[str, dict[str, Any]] = {
+        "default": {},
+        "compact": {"seconds": 60.0, "gap": 0.3, "gaps": [], "status": "feasible"},
+        "paper": {"seconds": 300.0, "gap": 0.4, "gaps": [[300.0, 0.4]], "violations": 2},
+        "paper, Gurobi": {"status": "failed", "gap": None, "reason": "licence: 2,000 columns"},
+    }
+    records = [record(goal=5, method=method, **changes) for method, changes in methods.items()]
+    row = line(comparison_table(records), "| `paper/bert`")
+    assert "| 2 s | **60 s**, gap 30 % | **300 s**, gap 40 %, rejected | too large" in row
+    assert row.endswith("| too large for its licence | > 30x | > 150x | - |")
+
+
+def test_cells_go_in_a_natural_order() -> None:
+    """Sizes and budgets are sorted as numbers, the floor first, no deadline before the tightest."""
+    models = [record(goal=4, model=f"paper/bert-{blocks}") for blocks in (96, 24)]
+    assert [run.cell["model"][-2:] for run in of_goal(models, 4)] == ["24", "96"]
+    budgets = [record(ram=ram) for ram in ("90%", "15%", "floor+2%")]
+    assert [run.cell["ram"] for run in of_goal(budgets, 1)] == ["floor+2%", "15%", "90%"]
+    deadlines = [record(deadline=deadline) for deadline in ("105%", None, "130%")]
+    assert [run.cell["deadline"] for run in of_goal(deadlines, 1)] == [None, "130%", "105%"]
+
+
+def test_percentile_is_a_value_that_occurs() -> None:
+    """95 % of 20 values are at most the nineteenth."""
+    assert percentile(range(1, 21), 0.95) == 19
+    assert percentile([7.0], 0.95) == 7.0
+
+
+def test_crashed_cell_is_a_miss() -> None:
+    """A record of a process that died has little in it, and counts."""
+    crashed = {name: record()[name] for name in ("cell", "machine", "recorded", "load_average")}
+    crashed |= {"status": "failed", "seconds": 5.0, "reason": "the process ended with -9"}
+    text = section((record(), crashed), "run.jsonl", plot="plot.svg")
+    assert "1 of 2 (50.0 %)" in text
+    assert "failed" in full_page((record(), crashed), "run.jsonl")
+
+
+def test_plot_tells_what_it_shows(tmp_path: Path) -> None:
+    """A plot is current for its records and stale for others; equal records, equal files."""
+    pytest.importorskip("matplotlib")
+    records = (record(), record(goal=4, model="paper/bert-24", graph_nodes=387), TIMED_OUT)
+    paths = (tmp_path / "one.svg", tmp_path / "two.svg")
+    for path in paths:
+        grid_plot.write_plot(path, records)
+    assert grid_plot.current(paths[0], records)
+    assert not grid_plot.current(paths[0], records[:2])
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_plot_marks_what_was_not_proved() -> None:
+    """A point is at the time to 1 %, or at the end where that was not reached."""
+    found = grid_plot.points((record(), TIMED_OUT, UNKNOWN))
+    assert found["paper-m4", "40%"] == [(195, 1.0, True, 2**20)]
+    assert found["paper-m4", "20%"] == [(195, 60.2, False, 2**20)]
+
+
+def test_grid_has_its_own_file_and_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest grid is used beside the newest other run; checking needs no plotting library."""
+    pytest.importorskip("matplotlib")
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- begin results -->\n<!-- end results -->\n")
+    other = record() | {"kind": "startup", "name": "python", "rounds": 1}
+    (tmp_path / "2026-01-02.jsonl").write_text(json.dumps(other) + "\n")
+    old, new = json.dumps(record(seconds=9.0)), json.dumps(record())
+    (tmp_path / "2026-01-02-grid.jsonl").write_text(f"{old}\n{new}\n{new[:30]}")
+    names = {"RESULTS": "", "README": "README.md", "PAGE": "r.md", "GRID_PAGE": "g.md"}
+    for name, file in (names | {"GRID_PLOT": "p.svg"}).items():
+        monkeypatch.setattr(make_results, name, tmp_path / file)
+    assert make_results.main([]) == 0
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    capsys.readouterr()
+    assert make_results.main(["--check"]) == 0
+    assert capsys.readouterr().out == ""
+    assert "## The grid" in (tmp_path / "r.md").read_text()
+    assert "| 40% | - | optimal | 2 s |" in (tmp_path / "g.md").read_text()
+    (tmp_path / "2026-01-02-grid.jsonl").write_text(json.dumps(record(seconds=3.0, gaps=[])))
+    assert make_results.main(["--check"]) == 1
+    assert "stale" in capsys.readouterr().out
+
+
+def test_published_figures_name_their_source() -> None:
+    """What others report stands beside the comparison, each with where it was found."""
+    text = section((record(goal=5),), "run.jsonl", plot="plot.svg")
+    for source in ("arXiv:1910.02653", "ICML 2022, sections", "arXiv:2304.14463"):
+        assert source in text
+    assert grid_pages.PUBLISHED in text

@@ -1,0 +1,51 @@
+"""The page of the paper's figures says what the kept records say."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import make_figures
+from poetmodel.bench.figures import FIGURES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_page_and_pictures_are_current(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody edited a generated part; every figure has its block and its records."""
+    assert make_figures.main(["--check"]) == 0, capsys.readouterr().out
+    assert [name for name in FIGURES if not make_figures.read(name)] == []
+
+
+def test_stale_parts_are_noticed_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A changed record makes page and picture stale; writing them makes both current."""
+    pytest.importorskip("matplotlib")
+    records: list[dict[str, Any]] = make_figures.read("figure5")
+    blocks = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in FIGURES)
+    page = tmp_path / "paper-figures.md"
+    page.write_text(f"words\n{blocks}")
+    monkeypatch.setattr(make_figures, "RECORDS", tmp_path)
+    monkeypatch.setattr(make_figures, "PAGE", page)
+    kept = tmp_path / "figure5.jsonl"
+    kept.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert make_figures.main(["--check"]) == 1
+    assert make_figures.main([]) == 0
+    assert (tmp_path / "paper-figure5.svg").exists()
+    text = page.read_text()
+    assert text.startswith("words\n")
+    assert make_figures.NOTHING_YET in text
+    capsys.readouterr()
+    assert make_figures.main(["--check"]) == 0
+    assert capsys.readouterr().out == ""
+    found = next(record for record in records if record["status"] == "optimal")
+    found["result"]["overhead_j"] *= 2
+    kept.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert make_figures.main(["--check"]) == 1
+    said = capsys.readouterr().out
+    assert "stale" in said
+    assert "paper-figure5.svg" in said
