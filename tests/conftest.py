@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 from hypothesis import HealthCheck, settings
+
+# Helpers of the tests that need PyTorch; doctests are looked for in every module.
+collect_ignore = (
+    [] if find_spec("torch") else ["eager_steps.py", "small_networks.py", "traced_models.py"]
+)
 
 # Speed is no promise of a test, and machines that run tests are shared: no deadlines.
 _QUIET = (HealthCheck.too_slow,)

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph, Node, Tensor, operation, zoo
     from poetmodel.model import build
+    from poetmodel.plan import Plan, PlanCheck, check_plan
+    from poetmodel.planner import verify
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
-    from poetmodel.schedule import Schedule, Simulation, simulate, verify
+    from poetmodel.schedule import Schedule, Simulation, simulate
     from poetmodel.solve import solve
 
 __version__ = "0.1.0"
@@ -24,16 +26,19 @@ _HOMES = {
     "Device": "poetmodel.device",
     "Graph": "poetmodel.graph",
     "Node": "poetmodel.graph",
+    "Plan": "poetmodel.plan",
+    "PlanCheck": "poetmodel.plan",
     "Problem": "poetmodel.problem",
     "Schedule": "poetmodel.schedule",
     "Simulation": "poetmodel.schedule",
     "SolveResult": "poetmodel.result",
     "Tensor": "poetmodel.graph",
     "build": "poetmodel.model",
+    "check_plan": "poetmodel.plan",
     "operation": "poetmodel.graph",
     "simulate": "poetmodel.schedule",
     "solve": "poetmodel.solve",
-    "verify": "poetmodel.schedule",
+    "verify": "poetmodel.planner",
 }
 
 __all__ = [
@@ -41,6 +46,8 @@ __all__ = [
     "Device",
     "Graph",
     "Node",
+    "Plan",
+    "PlanCheck",
     "Problem",
     "Schedule",
     "Simulation",
@@ -48,6 +55,7 @@ __all__ = [
     "Tensor",
     "__version__",
     "build",
+    "check_plan",
     "operation",
     "simulate",
     "solve",

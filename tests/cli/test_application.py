@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +22,36 @@ from poetmodel.errors import BackendError, BackendUnavailableError, Verification
 if TYPE_CHECKING:
     from pathlib import Path
 
-COMMANDS = ("solve", "inspect", "verify", "models", "devices")
+COMMANDS = (
+    "solve",
+    "limits",
+    "plan",
+    "trace",
+    "profile",
+    "sweep",
+    "report",
+    "bench",
+    "inspect",
+    "verify",
+    "explain",
+    "diff",
+    "models",
+    "devices",
+    "doctor",
+)
+SLOW = ("bench",)
+"""Commands whose example takes long."""
+NEEDS = {"trace": ("torch",), "report": ("jinja2", "plotly"), "bench": ("matplotlib",)}
+"""Optional packages without which an example does not run."""
+TRAINING = """\
+import torch
+
+
+def step():
+    model = torch.nn.Linear(4, 2)
+    return model, torch.nn.functional.mse_loss, (torch.ones(3, 4), torch.zeros(3, 2))
+"""
+"""What the example of ``trace`` reads."""
 
 
 def start(
@@ -47,9 +78,12 @@ def test_no_arguments_show_what_to_type_next() -> None:
 
 
 def test_version_is_the_packages() -> None:
-    """--version prints the version and nothing else."""
+    """--version prints the version first, then that of every solver, or that it is missing."""
     outcome = invoke("--version")
-    assert (outcome.status, outcome.out) == (0, f"poetmodel {poetmodel.__version__}\n")
+    first, *solvers = outcome.out.splitlines()
+    assert (outcome.status, first) == (0, f"poetmodel {poetmodel.__version__}")
+    assert [line.split()[0] for line in solvers] == ["highspy", "pyscipopt", "gurobipy"]
+    assert solvers[0] == f"highspy {version('highspy')}"
 
 
 def test_module_runs_as_the_command_does() -> None:
@@ -60,12 +94,26 @@ def test_module_runs_as_the_command_does() -> None:
     assert process.stderr.startswith("error: no graph")
 
 
+def test_commands_load_no_table_before_they_print_one() -> None:
+    """Importing the commands draws in neither tables nor any other heavy library."""
+    script = (
+        "import sys\nimport poetmodel.cli.application\n"
+        "heavy = {'rich.table', 'pyomo', 'highspy', 'pydantic', 'numpy', 'scipy', 'networkx'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert process.stdout == "[]\n"
+
+
 def test_help_imports_no_solver_and_no_parser_library() -> None:
     """--help needs none of the heavy libraries, so it is quick."""
     script = (
         "import sys\nfrom poetmodel.cli import main\nsys.argv = ['poetmodel', '--help']\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "heavy = {'pyomo', 'highspy', 'networkx', 'pydantic', 'numpy', 'scipy'}\n"
+        "heavy = {'pyomo', 'highspy', 'networkx', 'pydantic', 'numpy', 'scipy', 'torch',\n"
+        "         'plotly', 'matplotlib', 'pandas', 'dask'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     process = subprocess.run(
@@ -89,14 +137,44 @@ def test_help_gives_an_example_of_its_command(command: str) -> None:
     assert "--json" in outcome.out
 
 
+def run_example(line: str) -> None:
+    """Type an example, which must succeed and say something."""
+    outcome = invoke(*line.split())
+    assert outcome.status == 0, (line, outcome.err)
+    assert outcome.out
+
+
+def is_equipped(command: str) -> bool:
+    """Return whether the optional packages of a command are there."""
+    return all(find_spec(package) is not None for package in NEEDS.get(command, ()))
+
+
 def test_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Typed one after the other in an empty folder, the examples all succeed."""
     monkeypatch.chdir(tmp_path)
     for command in COMMANDS:
+        if command not in (*SLOW, "trace") and is_equipped(command):
+            for line in examples(command):
+                run_example(line)
+
+
+def test_example_of_trace_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a module that returns a training step, it writes the graph of it."""
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "train.py").write_text(TRAINING)
+    for line in examples("trace"):
+        run_example(line)
+
+
+@pytest.mark.slow
+def test_long_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that take long succeed, too."""
+    monkeypatch.chdir(tmp_path)
+    for command in filter(is_equipped, SLOW):
         for line in examples(command):
-            outcome = invoke(*line.split())
-            assert outcome.status == 0, (line, outcome.err)
-            assert outcome.out
+            run_example(line)
 
 
 @pytest.mark.parametrize(
@@ -195,16 +273,25 @@ def test_full_disk_behind_stdout_is_told() -> None:
 def test_plain_terminal_gets_plain_output() -> None:
     """In a pipe, or with NO_COLOR, there are no colours; in ASCII, no character breaks."""
     for environment in ({"NO_COLOR": "1", "FORCE_COLOR": ""}, {"PYTHONIOENCODING": "ascii"}):
-        process = start("models", **environment)
-        assert process.returncode == 0, process.stderr
-        assert "\x1b" not in process.stdout
-        assert max(map(len, process.stdout.splitlines())) <= 80
+        for command in ("models", "doctor"):
+            process = start(command, **environment)
+            assert process.returncode == 0, process.stderr
+            assert "\x1b" not in process.stdout
+            assert max(map(len, process.stdout.splitlines())) <= 80
 
 
-def test_completion_is_offered() -> None:
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_offered(shell: str) -> None:
     """The shell can complete commands and options."""
-    process = start(_POETMODEL_COMPLETE="complete_bash", COMP_WORDS="poetmodel so", COMP_CWORD="1")
-    assert "solve" in process.stdout
+    process = start(
+        _POETMODEL_COMPLETE=f"complete_{shell}",
+        COMP_WORDS="poetmodel do",
+        COMP_CWORD="1",
+        _TYPER_COMPLETE_ARGS="poetmodel do",
+        _TYPER_COMPLETE_FISH_ACTION="get-args",
+    )
+    assert "doctor" in process.stdout
+    assert "inspect" not in process.stdout
 
 
 def test_application_can_be_embedded() -> None:

@@ -75,6 +75,46 @@ def test_neither_paging_nor_recomputing_is_proven_infeasible(
     assert solve("--ram", "404", "--no-paging", "--no-recompute").status == 0
 
 
+def test_infeasible_says_what_would_do(solve: Callable[..., Outcome]) -> None:
+    """After what is in the way come the changes that work, one a line, in words and in JSON.
+
+    With 350 B the sample x must leave RAM, for 4 ms of paging; all kept takes 404 B.
+    """
+    outcome = solve("--ram", "350", "--deadline", "100%", "--json")
+    assert outcome.status == 3
+    first, *more = outcome.err.splitlines()
+    assert first.startswith("error: infeasible: proved: no schedule keeps")
+    assert more == [
+        "error: feasible from 404 bytes of RAM, which 'g2' takes with x, h1, h2 and 2 more in RAM",
+        "error: feasible from 6.004 s as the deadline",
+    ]
+    told = outcome.json["infeasible"]
+    assert [f"error: {sentence}" for sentence in told["sentences"]] == more
+    assert [change["nearest"] for change in told["changes"][:2]] == pytest.approx([404, 6.004])
+    assert solve("--ram", "350", "--deadline", "6.004s").status == 0
+    assert solve("--ram", "404", "--deadline", "100%").status == 0
+
+
+def test_only_infeasible_objects_are_explained(solve: Callable[..., Outcome]) -> None:
+    """Where there is a schedule there is no such key."""
+    assert "infeasible" not in solve("--ram", "350", "--json").json
+
+
+def test_interrupted_explanation_leaves_the_answer(
+    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while it is looked for ends with what is known: exit 3 and the reason."""
+    from poetmodel.solve import explanation
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(explanation, "explain_infeasible", interrupted)
+    outcome = solve("--ram", "200")
+    assert outcome.status == 3
+    assert len(outcome.err.splitlines()) == 1
+
+
 def test_json_on_stdout_is_the_object_in_the_file(
     solve: Callable[..., Outcome], tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from poetmodel.graph.catalogue import model_names
 from poetmodel.schedule import RELATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")])
 LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]+))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -37,7 +37,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(found), f"{page.name} links to {target}#{anchor}"
 
 
-@pytest.mark.parametrize("script", ["make_docs.py", "make_results.py"])
+@pytest.mark.parametrize("script", ["make_docs.py", "make_commands.py", "make_results.py"])
 def test_generated_parts_are_current(script: str) -> None:
     """Nobody edited a generated part, or changed what it is generated from and forgot it."""
     command = [sys.executable, str(ROOT / "scripts" / script), "--check"]

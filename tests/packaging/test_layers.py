@@ -17,6 +17,9 @@ HEAVY = (
     "networkx",
     "pydantic",
     "torch",
+    "matplotlib",
+    "plotly",
+    "distributed",
     "gurobipy",
     "pyscipopt",
     "scipy",
@@ -29,6 +32,9 @@ VIOLATIONS = {
     "errors imports units": ("errors.py", "import poetmodel.units"),
     "judge imports model": ("schedule/forbidden.py", "from poetmodel import model"),
     "judge imports backends": ("schedule/forbidden.py", "import poetmodel.backends.registry"),
+    "judge of plans imports planner": ("plan/forbidden.py", "import poetmodel.planner"),
+    "solve imports baselines": ("solve/forbidden.py", "import poetmodel.baselines"),
+    "planner imports backends": ("planner/forbidden.py", "import poetmodel.backends"),
 }
 
 

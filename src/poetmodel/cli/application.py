@@ -7,7 +7,23 @@ import typer
 from typer.core import TyperGroup
 
 from poetmodel import __version__
-from poetmodel.cli import devices, inspect, models, solve, verify
+from poetmodel.cli import (
+    bench,
+    devices,
+    diff,
+    doctor,
+    explain,
+    inspect,
+    limits,
+    models,
+    plan,
+    profile,
+    solve,
+    sweep,
+    trace,
+    verify,
+)
+from poetmodel.cli import report as report_command
 from poetmodel.cli.failures import Status, mute_stdout, print_faults, report
 from poetmodel.errors import PoetModelError
 
@@ -27,6 +43,7 @@ Then look around:
   poetmodel devices                 the devices that come along
   poetmodel inspect resnet18-cifar  what a network needs before anything is decided
   poetmodel solve --help            all limits and choices
+  poetmodel doctor                  which solvers and extras work here
 """
 
 
@@ -68,6 +85,8 @@ app = typer.Typer(
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"poetmodel {__version__}")
+        for package in doctor.SOLVERS:
+            print(f"{package} {doctor.installed(package) or 'is not installed'}")
         raise typer.Exit
 
 
@@ -78,7 +97,7 @@ def _start(
     version: Annotated[  # noqa: ARG001 - acts while the arguments are parsed
         bool,
         typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
+            "--version", help="Print the versions.", callback=_print_version, is_eager=True
         ),
     ] = False,
 ) -> None:
@@ -86,7 +105,23 @@ def _start(
         print(WELCOME, end="")
 
 
-for _command in (solve, inspect, verify, models, devices):
+for _command in (
+    solve,
+    limits,
+    plan,
+    trace,
+    profile,
+    sweep,
+    report_command,
+    bench,
+    inspect,
+    verify,
+    explain,
+    diff,
+    models,
+    devices,
+    doctor,
+):
     _command.register(app)
 
 

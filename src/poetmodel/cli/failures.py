@@ -12,6 +12,7 @@ from poetmodel.cli.output import printable
 from poetmodel.errors import (
     BackendUnavailableError,
     InputError,
+    MethodNotApplicableError,
     PoetModelError,
     VerificationError,
 )
@@ -54,6 +55,9 @@ def report(error: PoetModelError | OSError) -> Status:
     if isinstance(error, BackendUnavailableError):
         print_faults([str(error)])
         return Status.NO_BACKEND
+    if isinstance(error, MethodNotApplicableError):
+        print_faults([str(error)])
+        return Status.NO_SCHEDULE
     if isinstance(error, VerificationError):
         print_faults(
             [

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from poetmodel.baselines.registry import method
 from poetmodel.errors import InputError
 from poetmodel.problem import DeadlineCounts, Quantity
 
@@ -78,6 +79,13 @@ def _count(text: str | int) -> int:
         msg = f"expected a whole number from 1 to {MAX_THREADS}, got {str(text)!r}"
         raise typer.BadParameter(msg)
     return value
+
+
+def _method_name(text: str) -> str:
+    try:
+        return method(text).name
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 ModelArgument = Annotated[
@@ -185,6 +193,17 @@ CountParametersOption = Annotated[
         "--count-parameters",
         help="Let parameters, gradients and optimizer state take room in the RAM budget.",
         rich_help_panel=LIMITS,
+    ),
+]
+MethodOption = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        parser=_method_name,
+        help="How to make the schedule: optimal, or a method to compare it with, such as "
+        "checkpoint-all, chen-sqrt, rotor or dtr.",
+        rich_help_panel=HOW,
     ),
 ]
 FormulationOption = Annotated[
@@ -337,8 +356,8 @@ def device_warnings(device: Device) -> tuple[str, ...]:
     return tuple(f"device {device.key or device.name}: {text}" for text in sanity_warnings(device))
 
 
-def check_output(out: Path | None, *, inputs: Iterable[str | None]) -> None:
-    """Raise unless `out` can be written and is none of the files that are read.
+def check_output(out: Path | None, *, inputs: Iterable[str | None], option: str = "--out") -> None:
+    """Raise unless `out`, the file of an option, can be written and is none that is read.
 
     Raises
     ------
@@ -351,6 +370,6 @@ def check_output(out: Path | None, *, inputs: Iterable[str | None]) -> None:
 
     for name in inputs:
         if name is not None and out.exists() and Path(name).exists() and out.samefile(name):
-            msg = f"--out {out}: this is an input file; give another name"
+            msg = f"{option} {out}: this is an input file; give another name"
             raise InputError(msg)
     check_writable(out)

@@ -142,3 +142,14 @@ def count(value: float | None) -> str:
         if abs(value) >= factor:
             return f"{value / factor:.4g} {letter}"
     return f"{value:.4g} "
+
+
+def percent(ratio: float, *, digits: int = 5) -> str:
+    """Return a ratio as a percentage for people: ``12.5 %``.
+
+    Examples
+    --------
+    >>> percent(0.125), percent(3e-15)
+    ('12.5 %', '0 %')
+    """
+    return f"{round(100 * ratio, 5):.{digits}g} %"

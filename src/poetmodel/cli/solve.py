@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from poetmodel.cli import options
+from poetmodel.baselines.registry import DEFAULT
+from poetmodel.cli import job as job_options
+from poetmodel.cli import options, plan_output
 from poetmodel.cli.failures import Status, print_faults, print_warnings
 from poetmodel.cli.output import print_json, show
 from poetmodel.cli.progress import live_line
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.result import SolveResult
+    from poetmodel.solve.explanation import Explanation
 
 EPILOG: Final = "Example: poetmodel solve mlp --device mkr1000 --ram 70% --out mlp.json"
 
@@ -46,15 +49,21 @@ def solve(  # noqa: PLR0913 - one parameter per option
     deadline_counts: options.DeadlineCountsOption = None,
     minimize: options.MinimizeOption = Quantity.ENERGY,
     energy_budget: options.EnergyBudgetOption = None,
+    samples: job_options.SamplesOption = None,
+    within: job_options.WithinOption = None,
+    battery: job_options.BatteryOption = None,
     no_paging: options.NoPagingOption = False,
     no_recompute: options.NoRecomputeOption = False,
     count_parameters: options.CountParametersOption = False,
+    method: options.MethodOption = DEFAULT,
     formulation: options.FormulationOption = None,
     backend: options.BackendOption = options.Backend.HIGHS,
     time_limit: options.TimeLimitOption = 60.0,
     gap: options.GapOption = 1e-4,
     threads: options.ThreadsOption = 1,
     out: options.OutOption = None,
+    plan: plan_output.PlanFileOption = None,
+    plot: plan_output.MapOption = None,
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,
     verbose: options.VerboseOption = False,
@@ -63,28 +72,36 @@ def solve(  # noqa: PLR0913 - one parameter per option
     training_graph = _large_enough(options.read_graph(model, graph))
     board = options.read_device(device)
     costs = options.read_costs(training_graph, board, profile)
+    job = job_options.read_job(
+        samples, within, battery, deadline=deadline, energy_budget=energy_budget
+    )
+    step_deadline, step_energy = job_options.limits_of_a_step(
+        job, training_graph, deadline=deadline, energy_budget=energy_budget
+    )
     problem = Problem(
         training_graph,
         costs,
         ram=ram,
-        deadline=deadline,
+        deadline=step_deadline,
         deadline_counts=deadline_counts,
         aux_bytes=aux,
         recompute=not no_recompute,
         paging=not no_paging,
         minimize=minimize,
-        energy_budget=energy_budget,
+        energy_budget=step_energy,
         count_parameters=count_parameters,
     )
-    options.check_output(out, inputs=(model, graph, device, profile))
+    inputs = (model, graph, device, profile)
+    plan_output.check_targets(out, ("--plan", plan), ("--plot", plot), inputs=inputs)
     if board is not None and not quiet:
         print_warnings(options.device_warnings(board))
     try:
         with live_line(problem, wanted=not (json or quiet)) as on_progress:
-            from poetmodel.solve import solve as solve_problem
+            from poetmodel.baselines import run
 
-            result = solve_problem(
+            result = run(
                 problem,
+                method,
                 formulation=None if formulation is None else formulation.value,
                 backend=backend.value,
                 time_limit=time_limit,
@@ -97,10 +114,15 @@ def solve(  # noqa: PLR0913 - one parameter per option
         raise typer.Exit(Status.NO_SCHEDULE) from None
     if verbose and result.log:
         print(result.log.rstrip(), file=sys.stderr)
-    _deliver(result, out=out, json=json)
+    explanation = _explain(result, threads=threads)
+    reply = None if job is None else job_options.answer(job, result)
+    _deliver(result, reply, explanation, out=out, json=json)
     if out is not None and result.schedule is not None and not quiet:
         print(f"wrote {out}", file=sys.stderr)
-    raise typer.Exit(_status(result))
+    for path in plan_output.deliver_beside(result, plan=plan, plot=plot):
+        if not quiet:
+            plan_output.told(path)
+    raise typer.Exit(_status(result, explanation))
 
 
 def _large_enough(graph: Graph) -> Graph:
@@ -113,7 +135,29 @@ def _large_enough(graph: Graph) -> Graph:
     return graph
 
 
-def _deliver(result: SolveResult, *, out: Path | None, json: bool) -> None:
+def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
+    """Return why a problem that is proved infeasible is, and what would do instead."""
+    from poetmodel.result import Status as Outcome
+
+    if result.status != Outcome.INFEASIBLE or result.method != DEFAULT:
+        return None
+    from poetmodel.solve.explanation import SHARE, explain_infeasible
+
+    limit_s = SHARE * (result.time_limit_s or 1.0)
+    try:
+        return explain_infeasible(result, time_limit=limit_s, threads=threads)
+    except KeyboardInterrupt:  # the answer is known, and stays
+        return None
+
+
+def _deliver(
+    result: SolveResult,
+    reply: job_options.Reply | None,
+    explanation: Explanation | None,
+    *,
+    out: Path | None,
+    json: bool,
+) -> None:
     """Write the file and print the result; a file that cannot be written does not hide it."""
     unwritten: InputError | None = None
     if out is not None and result.schedule is not None:
@@ -122,16 +166,23 @@ def _deliver(result: SolveResult, *, out: Path | None, json: bool) -> None:
         except InputError as error:
             unwritten = error
     if json:
-        print_json(result.to_dict())
+        document = result.to_dict()
+        if reply is not None:
+            document["job"] = reply.as_dict()
+        if explanation is not None:
+            document["infeasible"] = explanation.to_dict()
+        print_json(document)
     elif result.schedule is not None:
         from poetmodel.cli.summary import result_table
 
-        show(result_table(result))
+        show(result_table(result), *(() if reply is None else (reply.table(),)))
+    elif reply is not None:
+        print_warnings(reply.sentences())
     if unwritten is not None:
         raise unwritten
 
 
-def _status(result: SolveResult) -> Status:
+def _status(result: SolveResult, explanation: Explanation | None) -> Status:
     """Return the exit status of a result, with its reason on stderr where it is not a success."""
     from poetmodel.result import Status as Outcome
     from poetmodel.result import Termination
@@ -148,7 +199,8 @@ def _status(result: SolveResult) -> Status:
     if result.schedule is not None:
         return Status.SUCCESS
     if result.status == Outcome.INFEASIBLE:
-        print_faults([f"infeasible: {result.reason or 'no schedule keeps the limits'}"])
+        more = () if explanation is None else explanation.sentences()
+        print_faults([f"infeasible: {result.reason or 'no schedule keeps the limits'}", *more])
         return Status.INFEASIBLE
     if result.termination == Termination.INTERRUPTED:
         print_faults([TOO_EARLY])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.cli.output import figures
+from poetmodel.cli.output import figures, percent
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import DeadlineCounts, Quantity
 from poetmodel.result import Termination
@@ -94,6 +94,8 @@ def result_table(result: SolveResult) -> Table:
 
 def _proof(result: SolveResult) -> Iterator[Row]:
     reason = "the judge rejects it, see below" if result.violations else STOPPED[result.termination]
+    if not result.backend and result.termination == Termination.STALLED:
+        reason = f"method {result.method!r} proves nothing of its schedule"
     yield "status", str(result.status), reason
     baseline_j, overhead_j = result.baseline_energy_j, result.overhead_j or 0.0
     yield (
@@ -168,6 +170,12 @@ def _times(problem: Problem, simulation: Simulation) -> Iterator[Row]:
     one_pass = f"one computation of every node takes {format_seconds(problem.pass_time_s)}"
     yield "compute time", format_seconds(simulation.compute_s or 0.0), one_pass
     yield "transfer time", format_seconds(simulation.transfer_s or 0.0), ""
+    if simulation.planned_s is not None:
+        yield (
+            "makespan",
+            format_seconds(simulation.planned_s),
+            "of the plan, whose transfers run beside the computing",
+        )
     if problem.deadline_s is not None:
         used_s = simulation.time_s or 0.0
         counts = DeadlineCounts(problem.deadline_counts or DeadlineCounts.SERIAL)
@@ -192,11 +200,12 @@ def _effort(result: SolveResult) -> Iterator[Row]:
     versions = ", ".join(
         f"{name} {version}" for name, version in result.versions.items() if name != "poetmodel"
     )
-    yield (
-        "solved by",
-        result.backend,
-        "; ".join(part for part in (f"formulation {result.formulation}", versions) if part),
-    )
+    if not result.backend:
+        yield "made by", result.method, "no solver took part"
+        return
+    method = "" if result.method == "optimal" else f"method {result.method}"
+    parts = (method, f"formulation {result.formulation}", versions)
+    yield "solved by", result.backend, "; ".join(part for part in parts if part)
 
 
 def _sizes(statistics: Mapping[str, Any]) -> Iterator[str]:
@@ -206,17 +215,6 @@ def _sizes(statistics: Mapping[str, Any]) -> Iterator[str]:
         if value is not None:
             name = key.replace("_", " ")
             yield f"{value:,} {name.removesuffix('s') if value == 1 else name}"
-
-
-def percent(ratio: float, *, digits: int = 5) -> str:
-    """Return a ratio as a percentage for people: ``12.5 %``.
-
-    Examples
-    --------
-    >>> percent(0.125), percent(3e-15)
-    ('12.5 %', '0 %')
-    """
-    return f"{round(100 * ratio, 5):.{digits}g} %"
 
 
 def _times_of(count: int) -> str:

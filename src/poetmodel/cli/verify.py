@@ -1,4 +1,4 @@
-"""``poetmodel verify``: the judge on a schedule file."""
+"""``poetmodel verify``: the judge on a schedule file, or a plan."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from poetmodel.cli import options
+from poetmodel.cli import options, verify_plan
 from poetmodel.cli.failures import Status, print_warnings
 from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.data import as_text, read_bytes
 from poetmodel.errors import InputError, ScheduleError
+from poetmodel.plan.walk import check_identity as check_plan_identity
 from poetmodel.units import MAX_BYTES, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Verdict
+    from poetmodel.schedule import GraphIdentity, Verdict
     from poetmodel.schedule.io import ScheduleDocument
 
 EPILOG: Final = "Example: poetmodel verify mlp.json --graph mlp"
@@ -31,7 +33,9 @@ MEMORY_FIGURES: Final = ("peak_ram_bytes",)
 ScheduleArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="SCHEDULE", help="A schedule file, *.schedule.json.", show_default=False
+        metavar="SCHEDULE|PLAN",
+        help="A schedule file, *.schedule.json, or a plan: *.plan.json, or coded in bytes.",
+        show_default=False,
     ),
 ]
 GraphOption = Annotated[
@@ -54,6 +58,8 @@ class Judgement:
     """What the judge says."""
     costs: Costs | None
     """Costs that times and energies were checked with."""
+    problem: Problem
+    """What the file states, with those costs; without any, all times and energies are 0."""
     notes: tuple[str, ...]
     """What was not checked, or assumed."""
 
@@ -71,13 +77,18 @@ def verify(
     profile: options.ProfileOption = None,
     json: options.JsonOption = False,
 ) -> None:
-    """Check a schedule file step by step: rules of execution, limits, and its own figures."""
-    from poetmodel.schedule.io import load_document
+    """Check a schedule or a plan step by step: rules of execution, limits, and its own figures."""
+    from poetmodel.schedule.io import parse_document
 
     if graph is None:
         msg = "no graph: give --graph FILE|MODEL, the graph that the schedule was made for"
         raise InputError(msg)
-    document = load_document(schedule)
+    content = read_bytes(schedule)
+    if verify_plan.is_plan(content):
+        raise typer.Exit(
+            _verify_plan(content, schedule, graph, device=device, profile=profile, json=json)
+        )
+    document = parse_document(as_text(content, source=str(schedule)), source=str(schedule))
     training_graph = options.read_model_or_file(graph)
     try:
         judgement = judge(document, training_graph, device=device, profile=profile)
@@ -89,6 +100,24 @@ def verify(
     else:
         _print(judgement, training_graph)
     raise typer.Exit(Status.SUCCESS if judgement.verdict.valid else Status.INFEASIBLE)
+
+
+def _verify_plan(
+    content: bytes, path: Path, graph: str, *, device: str | None, profile: str | None, json: bool
+) -> Status:
+    source, training_graph = str(path), options.read_model_or_file(graph)
+    document = verify_plan.read_plan(content, training_graph, source=source)
+    plan = document.plan
+    try:
+        check_plan_identity(training_graph, plan)
+        _check_names(plan.identity, training_graph)
+    except InputError as error:
+        raise error.within(source) from None
+    costs, notes = _find_costs(plan.device, training_graph, device=device, profile=profile)
+    judgement = verify_plan.judge_plan(document, training_graph, costs, notes)
+    print_warnings(judgement.notes)
+    verify_plan.tell(judgement, as_json=json)
+    return Status.SUCCESS if judgement.valid else Status.INFEASIBLE
 
 
 def judge(
@@ -111,12 +140,12 @@ def judge(
     ScheduleError
         If the file belongs to another graph.
     """
+    from poetmodel.planner import verify as verify_schedule
     from poetmodel.schedule import check_identity
-    from poetmodel.schedule import verify as verify_schedule
 
     check_identity(graph, document.schedule)
-    _check_names(document, graph)
-    costs, notes = _find_costs(document, graph, device=device, profile=profile)
+    _check_names(document.schedule.identity, graph)
+    costs, notes = _find_costs(document.device, graph, device=device, profile=profile)
     problem = _stated_problem(document, graph, costs)
     if document.problem is None:
         notes.append("the file states no problem: no budget and no deadline were checked")
@@ -124,11 +153,10 @@ def judge(
     if costs is None:
         stated = {key: stated.get(key) for key in MEMORY_FIGURES}
     verdict = verify_schedule(problem, document.schedule, stated=stated)
-    return Judgement(verdict=verdict, costs=costs, notes=tuple(notes))
+    return Judgement(verdict=verdict, costs=costs, problem=problem, notes=tuple(notes))
 
 
-def _check_names(document: ScheduleDocument, graph: Graph) -> None:
-    identity = document.schedule.identity
+def _check_names(identity: GraphIdentity | None, graph: Graph) -> None:
     if identity is None:
         return
     for key, found, wanted in (
@@ -146,15 +174,20 @@ def _check_names(document: ScheduleDocument, graph: Graph) -> None:
         raise ScheduleError(msg)
 
 
-def _find_costs(
-    document: ScheduleDocument, graph: Graph, *, device: str | None, profile: str | None
-) -> tuple[Costs | None, list[str]]:
-    """Return the costs to judge with, and what should be said about them."""
+def known_device(name: str | None) -> str | None:
+    """Return the device that a file names, if it can be found here."""
     from poetmodel.device.io import device_names
 
-    named = document.device
-    if named is not None and named not in device_names() and not Path(named).is_file():
-        named = None
+    if name is None or name in device_names() or Path(name).is_file():
+        return name
+    return None
+
+
+def _find_costs(
+    named_in_file: str | None, graph: Graph, *, device: str | None, profile: str | None
+) -> tuple[Costs | None, list[str]]:
+    """Return the costs to judge with, and what should be said about them."""
+    named = known_device(named_in_file)
     chosen = device if device is not None else named
     if chosen is None and profile is None:
         note = "times and energies were not checked: give --device or --profile for the costs"
@@ -223,6 +256,7 @@ def as_dict(judgement: Judgement, graph: Graph) -> dict[str, Any]:
         "compute_s": simulation.compute_s if timed else None,
         "transfer_s": simulation.transfer_s if timed else None,
         "time_s": simulation.time_s if timed else None,
+        "makespan_s": simulation.makespan_s if timed else None,
         "peak_ram_bytes": peak.ram_bytes,
         "peak": {
             "stage": peak.stage,
@@ -253,6 +287,9 @@ def _rows(judgement: Judgement, graph: Graph) -> Iterator[tuple[str, str, str]]:
         yield "energy", format_joules(simulation.energy_j or 0.0), f"overhead {overhead}"
         yield "compute time", format_seconds(simulation.compute_s or 0.0), ""
         yield "transfer time", format_seconds(simulation.transfer_s or 0.0), ""
+        if simulation.planned_s is not None:
+            remark = "transfers run beside the computing"
+            yield "makespan", format_seconds(simulation.planned_s), remark
     yield (
         "peak RAM",
         format_bytes(peak.ram_bytes),

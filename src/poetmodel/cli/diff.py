@@ -1,0 +1,220 @@
+"""``poetmodel diff``: two schedules of one graph side by side, and the decisions that changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from poetmodel.cli import options  # noqa: TC001 - typer reads it
+from poetmodel.cli.failures import print_warnings
+from poetmodel.cli.output import listing, print_json, print_text, show
+from poetmodel.cli.stated import GraphOption, read_stated
+from poetmodel.units import format_bytes, format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from poetmodel.cli.stated import Stated
+    from poetmodel.solve.decisions import Life
+
+EPILOG: Final = "Example: poetmodel diff mlp.json mlp.json --graph mlp"
+
+SHOWN: Final = 40
+"""Most changed tensors that the table shows; JSON has them all."""
+
+FirstArgument = Annotated[
+    Path, typer.Argument(metavar="A", help="A schedule file.", show_default=False)
+]
+SecondArgument = Annotated[
+    Path,
+    typer.Argument(metavar="B", help="Another one, of the same graph.", show_default=False),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Two schedules of one graph."""
+
+    sides: tuple[Stated, Stated]
+    """The schedules."""
+    lives: tuple[Sequence[Life], Sequence[Life]]
+    """What becomes of each tensor in each."""
+
+    def changed(self) -> Iterator[tuple[Life, Life]]:
+        """Yield the tensors with different decisions."""
+        for one, other in zip(*self.lives, strict=True):
+            if _deeds(one) != _deeds(other):
+                yield one, other
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("diff", epilog=EPILOG)(diff)
+
+
+def diff(
+    a: FirstArgument,
+    b: SecondArgument,
+    *,
+    graph: GraphOption = None,
+    device: options.DeviceOption = None,
+    profile: options.ProfileOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Compare two schedules of one graph: budgets, devices or methods."""
+    from poetmodel.solve.decisions import find_lives
+
+    sides = (
+        read_stated(a, graph, device=device, profile=profile),
+        read_stated(b, graph, device=device, profile=profile),
+    )
+    print_warnings(dict.fromkeys(note for side in sides for note in side.notes))
+    first, second = (find_lives(side.problem, side.schedule) for side in sides)
+    difference = Difference(sides=sides, lives=(first, second))
+    if json:
+        print_json(as_dict(difference, (a, b)))
+    else:
+        _print(difference, (a, b))
+
+
+def as_dict(difference: Difference, paths: tuple[Path, Path]) -> dict[str, Any]:
+    """Return two schedules as plain values, SI: figures of each, and what changed."""
+    graph = difference.sides[0].problem.graph
+    return {
+        "graph": {"name": graph.name, "sha256": graph.sha256},
+        "schedules": [
+            {"file": str(path)} | _facts(side)
+            for path, side in zip(paths, difference.sides, strict=True)
+        ],
+        "changed": [
+            {
+                "tensor": graph.tensors[one.tensor].name,
+                "bytes": graph.tensor_bytes[one.tensor],
+                "a": _side(one),
+                "b": _side(other),
+            }
+            for one, other in difference.changed()
+        ],
+    }
+
+
+def _side(life: Life) -> dict[str, Any]:
+    return {
+        "fate": str(life.fate),
+        "recomputed": list(life.recomputed),
+        "paged_out": list(life.paged_out),
+        "paged_in": list(life.paged_in),
+        "energy_j": life.energy_j,
+        "time_s": life.time_s,
+    }
+
+
+def _facts(side: Stated) -> dict[str, Any]:
+    simulation, problem = side.verdict.simulation, side.problem
+    stated = side.document.problem
+    return {
+        "device": side.document.device,
+        "method": None if stated is None else stated.method,
+        "status": side.document.status,
+        "ram_budget_bytes": problem.ram_budget_bytes,
+        "deadline_s": problem.deadline_s,
+        "energy_j": simulation.energy_j,
+        "overhead_j": simulation.overhead_j,
+        "time_s": simulation.time_s,
+        "compute_s": simulation.compute_s,
+        "transfer_s": simulation.transfer_s,
+        "peak_ram_bytes": simulation.peak_ram_bytes,
+        "written_bytes": simulation.written_bytes,
+        "read_bytes": simulation.read_bytes,
+        "recomputations": sum(k < t for t, k in side.schedule.R),
+    }
+
+
+def _deeds(life: Life) -> tuple[tuple[int, ...], ...]:
+    """Return what is done to a tensor, and when; when it is dropped follows from that."""
+    return life.recomputed, life.paged_out, life.paged_in
+
+
+def _print(difference: Difference, paths: tuple[Path, Path]) -> None:
+    graph = difference.sides[0].problem.graph
+    facts = [_facts(side) for side in difference.sides]
+    rows = [
+        (words, *(form(fact[key]) for fact in facts), _change(form, *(fact[key] for fact in facts)))
+        for key, words, form in _ROWS
+    ]
+    names = [path.name if paths[0].name != paths[1].name else str(path) for path in paths]
+    show(listing(f"Schedules for {graph.name}", ("", *names, "change"), rows))
+    changed = list(difference.changed())
+    if not changed:
+        print_text("Every tensor is treated the same.")
+        return
+    size = graph.tensor_bytes
+    changed.sort(key=lambda pair: -size[pair[0].tensor])
+    cells = [
+        (
+            graph.tensors[one.tensor].name,
+            *_words(one, other),
+            format_bytes(size[one.tensor]),
+        )
+        for one, other in changed[:SHOWN]
+    ]
+    many = "1 tensor" if len(changed) == 1 else f"{len(changed)} tensors"
+    show(listing(f"Treated differently: {many}", ("tensor", *names, "bytes"), cells, left=3))
+    if len(changed) > SHOWN:
+        print_text(f"and {len(changed) - SHOWN} more; --json has them all")
+
+
+def _words(one: Life, other: Life) -> tuple[str, str]:
+    """Return what is done to a tensor in each; with the stages where that is the same."""
+    first, second = _word(one), _word(other)
+    if first != second:
+        return first, second
+    return f"{first} {_listed(one)}", f"{second} {_listed(other)}"
+
+
+def _word(life: Life) -> str:
+    times = len(_stages(life))
+    return f"{life.fate} x{times}" if times > 1 else str(life.fate)
+
+
+def _listed(life: Life) -> str:
+    return f"at {','.join(map(str, _stages(life)))}"
+
+
+def _stages(life: Life) -> list[int]:
+    return sorted((*life.recomputed, *life.paged_in))
+
+
+def _change(form: Callable[[Any], str], one: Any, other: Any) -> str:
+    """Return by how much a figure grows; empty for words and for what is the same."""
+    if not isinstance(one, int | float) or not isinstance(other, int | float) or one == other:
+        return ""
+    return f"{'-' if other < one else '+'}{form(abs(other - one))}"
+
+
+def _word_or_none(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _seconds_or_none(value: float | None) -> str:
+    return "none" if value is None else format_seconds(value)
+
+
+_ROWS: Final[tuple[tuple[str, str, Callable[[Any], str]], ...]] = (
+    ("device", "device", _word_or_none),
+    ("method", "method", _word_or_none),
+    ("status", "status", _word_or_none),
+    ("ram_budget_bytes", "RAM budget", format_bytes),
+    ("deadline_s", "deadline", _seconds_or_none),
+    ("energy_j", "energy", format_joules),
+    ("overhead_j", "overhead", format_joules),
+    ("time_s", "time", format_seconds),
+    ("peak_ram_bytes", "peak RAM", format_bytes),
+    ("written_bytes", "paged out", format_bytes),
+    ("read_bytes", "paged in", format_bytes),
+    ("recomputations", "recomputations", str),
+)
+"""Key, words and form of each figure in the table."""

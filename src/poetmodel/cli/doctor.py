@@ -1,0 +1,158 @@
+"""``poetmodel doctor``: what is installed, what works, and what to install for the rest."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from poetmodel import __version__
+from poetmodel.cli.failures import Status
+from poetmodel.cli.output import figures, print_json, print_text, show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+EPILOG: Final = "Example: poetmodel doctor"
+
+DEFAULT_BACKEND: Final = "highs"
+"""What has to work; everything else is extra."""
+
+SOLVERS: Final = ("highspy", "pyscipopt", "gurobipy")
+"""The packages of the solvers."""
+
+EXTRAS: Final = {
+    "torch": ("torch", "trace and profile"),
+    "plotly": ("report", "interactive pictures"),
+    "matplotlib": ("report", "pictures in files"),
+    "jinja2": ("report", "report pages"),
+    "pyscipopt": ("scip", "the SCIP back end, and conflicts among own constraints"),
+    "gurobipy": ("gurobi", "the Gurobi back end"),
+    "distributed": ("cluster", "sweeps on a Dask cluster"),
+}
+"""For each optional package the extra that brings it, and what it is for."""
+
+LICENCE_SIZE: Final = 2001
+"""One column more than a size-limited licence allows."""
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What was found of one thing."""
+
+    name: str
+    """What was looked at."""
+    state: str
+    """``works``, ``installed``, ``missing`` or ``broken``."""
+    versions: str
+    """Its versions; empty where it is missing."""
+    remark: str
+    """What it is for, what is limited, or what to do."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("doctor", epilog=EPILOG)(doctor)
+
+
+def doctor(*, json: JsonOption = False) -> None:
+    """Check solvers, licences and optional packages, and say what to install."""
+    backends, extras = list(_backends()), list(_extras())
+    works = any(one.name == DEFAULT_BACKEND and one.state == "works" for one in backends)
+    if json:
+        print_json(
+            {
+                "poetmodel": __version__,
+                "python": platform.python_version(),
+                "works": works,
+                "backends": [asdict(finding) for finding in backends],
+                "extras": [asdict(finding) for finding in extras],
+            }
+        )
+    else:
+        title = f"poetmodel {__version__} on Python {platform.python_version()}"
+        print_text(title, "")
+        show(figures("Back ends", _rows(backends)), "", figures("Optional packages", _rows(extras)))
+    raise typer.Exit(Status.SUCCESS if works else Status.NO_BACKEND)
+
+
+def installed(package: str) -> str | None:
+    """Return the version of an installed package, without importing it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _rows(findings: Sequence[Finding]) -> Iterator[tuple[str, str, str]]:
+    for found in findings:
+        versions = f"{found.versions}; " if found.versions and found.remark else found.versions
+        yield found.name, found.state, f"{versions}{found.remark}"
+
+
+def _backends() -> Iterator[Finding]:
+    from poetmodel.backends.registry import backend, backend_names
+    from poetmodel.errors import BackendError, BackendUnavailableError
+
+    for name in backend_names():
+        try:
+            numbers = backend(name).versions()
+        except BackendUnavailableError as error:
+            yield Finding(name=name, state="missing", versions="", remark=str(error))
+            continue
+        versions = ", ".join(f"{part} {number}" for part, number in numbers.items())
+        try:
+            remark = _try_out(name)
+        except BackendError as error:
+            yield Finding(name=name, state="broken", versions=versions, remark=str(error))
+        else:
+            yield Finding(name=name, state="works", versions=versions, remark=remark)
+
+
+def _try_out(name: str) -> str:
+    """Solve a small model and one that a size-limited licence refuses; return what to know.
+
+    Raises
+    ------
+    BackendError
+        If the small model is not solved.
+    """
+    from poetmodel.errors import BackendError, BackendUnavailableError
+
+    value = _solve(name, columns=2)
+    if value != 1.0:
+        msg = f"the least value of a small model is 1, and it says {value}"
+        raise BackendError(msg)
+    try:
+        _solve(name, columns=LICENCE_SIZE)
+    except BackendUnavailableError:
+        return "the licence is limited to small models"
+    return ""
+
+
+def _solve(name: str, *, columns: int) -> float | None:
+    """Minimize the sum of binaries that must be at least one."""
+    import numpy as np
+
+    from poetmodel.backends.protocol import Limits
+    from poetmodel.backends.registry import backend
+    from poetmodel.backends.standard_form import StandardForm
+
+    form = StandardForm.from_arrays(
+        np.ones((1, columns)), np.ones(columns), upper=1.0, row_lower=1.0, integer=True
+    )
+    return backend(name).solve(form, Limits(time_s=10.0)).objective
+
+
+def _extras() -> Iterator[Finding]:
+    for package, (extra, purpose) in EXTRAS.items():
+        found = installed(package)
+        state = "missing" if found is None else "installed"
+        advice = "" if found is not None else f": pip install 'poetmodel[{extra}]'"
+        yield Finding(name=package, state=state, versions=found or "", remark=purpose + advice)

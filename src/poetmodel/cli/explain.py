@@ -1,0 +1,338 @@
+"""``poetmodel explain``: what a schedule decided, where memory binds, what else would have cost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from poetmodel.cli import options  # noqa: TC001 - typer reads it
+from poetmodel.cli.failures import print_warnings
+from poetmodel.cli.output import figures, listing, print_json, print_text, show
+from poetmodel.cli.stated import GraphOption, read_stated
+from poetmodel.errors import InputError
+from poetmodel.units import format_bytes, format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from poetmodel.cli.stated import Stated
+    from poetmodel.graph import Graph
+    from poetmodel.schedule.simulation import MemoryPoint
+    from poetmodel.solve.alternatives import Alternative, MoreRam
+    from poetmodel.solve.decisions import Life
+
+EPILOG: Final = "Example: poetmodel explain mlp.json --graph mlp"
+
+SHOWN: Final = 10
+"""How many of the most expensive decisions, and of the fullest steps, are shown."""
+RAM_SHARE: Final = 0.3
+"""Part of the time limit for the value of more RAM."""
+
+ScheduleArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SCHEDULE", help="A schedule file, *.schedule.json.", show_default=False
+    ),
+]
+TensorArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TENSOR", help="Explain this tensor alone, in full.", show_default=False
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What is said of a schedule."""
+
+    stated: Stated
+    """The schedule, and its problem."""
+    lives: Sequence[Life]
+    """What becomes of each tensor."""
+    binding: Sequence[MemoryPoint]
+    """The steps at which memory binds."""
+    asked: Sequence[tuple[Life, Sequence[Alternative]]]
+    """The tensors that are looked at closely, the most expensive first."""
+    more_ram: Sequence[MoreRam]
+    """What more RAM is worth."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("explain", epilog=EPILOG)(explain)
+
+
+def explain(
+    schedule: ScheduleArgument,
+    tensor: TensorArgument = None,
+    *,
+    graph: GraphOption = None,
+    device: options.DeviceOption = None,
+    profile: options.ProfileOption = None,
+    time_limit: options.TimeLimitOption = 60.0,
+    threads: options.ThreadsOption = 1,
+    json: options.JsonOption = False,
+) -> None:
+    """Say what a schedule decided on its tensors, and what else would have cost."""
+    stated = read_stated(schedule, graph, device=device, profile=profile)
+    print_warnings((*stated.notes, *_doubts(stated)))
+    account = give_account(stated, tensor, time_limit=time_limit, threads=threads)
+    if json:
+        print_json(as_dict(account))
+    elif tensor is not None:
+        _print_tensor(account)
+    else:
+        _print_schedule(account)
+
+
+def _doubts(stated: Stated) -> Iterator[str]:
+    if stated.document.status != "optimal" or stated.problem.minimize != "energy":
+        yield (
+            "the schedule is not proven to need the least energy: some of what another decision or "
+            "more RAM saves may be had without it"
+        )
+
+
+def give_account(stated: Stated, tensor: str | None, *, time_limit: float, threads: int) -> Account:
+    """Look at one tensor, or at the most expensive ones and at the value of more RAM.
+
+    Raises
+    ------
+    InputError
+        If the graph has no such tensor.
+    """
+    from poetmodel.solve.alternatives import find_alternatives, value_of_ram
+    from poetmodel.solve.decisions import MOVED, binding_points, find_lives
+
+    ends_s = time.monotonic() + time_limit
+    problem, schedule = stated.problem, stated.schedule
+    binding = binding_points(problem, schedule, stated.verdict.simulation)
+    lives = find_lives(problem, schedule, binding)
+    more_ram: Sequence[MoreRam] = ()
+    if tensor is None:
+        chosen = _dearest([life for life in lives if life.fate in MOVED], problem.graph)
+        more_ram = value_of_ram(
+            problem, schedule, time_limit=RAM_SHARE * time_limit, threads=threads
+        )
+    else:
+        chosen = [lives[_number(stated, tensor)]]
+    asked = []
+    for place, life in enumerate(chosen):
+        left_s = max(0.0, ends_s - time.monotonic()) / (len(chosen) - place)
+        others = find_alternatives(
+            problem, schedule, life.tensor, time_limit=left_s, threads=threads
+        )
+        asked.append((life, others))
+    return Account(stated=stated, lives=lives, binding=binding, asked=asked, more_ram=more_ram)
+
+
+def _dearest(moved: Sequence[Life], graph: Graph) -> list[Life]:
+    """Return the most expensive decisions; of one recomputation only its largest output."""
+    size = graph.tensor_bytes
+    chosen: dict[tuple[object, ...], Life] = {}
+    for life in sorted(moved, key=lambda life: (-life.energy_j, -size[life.tensor])):
+        shared = not life.paged_in
+        chosen.setdefault((shared, graph.node_of[life.tensor] if shared else life.tensor), life)
+    return list(chosen.values())[:SHOWN]
+
+
+def _number(stated: Stated, name: str) -> int:
+    index = stated.problem.graph.tensor_index
+    if name not in index:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, index, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        msg = f"tensor {name!r}: graph {stated.problem.graph.name!r} has no such tensor{hint}"
+        raise InputError(msg)
+    return index[name]
+
+
+def as_dict(account: Account) -> dict[str, Any]:
+    """Return an account as plain values, SI."""
+    stated = account.stated
+    graph, simulation = stated.problem.graph, stated.verdict.simulation
+    return {
+        "graph": {"name": graph.name, "sha256": graph.sha256},
+        "status": stated.document.status,
+        "energy_j": simulation.energy_j,
+        "overhead_j": simulation.overhead_j,
+        "time_s": simulation.time_s,
+        "peak_ram_bytes": simulation.peak_ram_bytes,
+        "ram_budget_bytes": stated.problem.ram_budget_bytes,
+        "binding": [
+            {
+                "stage": point.stage,
+                "node": graph.nodes[point.node].name,
+                "ram_bytes": point.ram_bytes,
+            }
+            for point in account.binding
+        ],
+        "tensors": [life.to_dict(graph) for life in account.lives],
+        "decisions": [
+            life.to_dict(graph) | {"alternatives": [other.to_dict() for other in others]}
+            for life, others in account.asked
+        ],
+        "more_ram": [more.to_dict() for more in account.more_ram],
+    }
+
+
+def _print_tensor(account: Account) -> None:
+    ((life, others),) = account.asked
+    graph = account.stated.problem.graph
+    tensor = graph.tensors[life.tensor]
+    show(figures(f"{tensor.name} in {graph.name}", _life_rows(account, life)))
+    if not others:
+        print_text("", "Nothing else could be decided on it.")
+        return
+    print_text("")
+    show(figures("What else would have cost", (_row(other) for other in others)))
+
+
+def _life_rows(account: Account, life: Life) -> Iterator[tuple[str, str, str]]:
+    graph = account.stated.problem.graph
+    size = graph.tensor_bytes[life.tensor]
+    made = graph.nodes[graph.node_of[life.tensor]].name
+    users = ", ".join(graph.nodes[k].name for k in graph.users_of[life.tensor]) or "nobody"
+    yield "size", format_bytes(size), f"made by {made}, read by {users}"
+    yield "decided", str(life.fate), _deeds(life)
+    yield "costs", format_joules(life.energy_j), format_seconds(life.time_s)
+    yield "in RAM", _spans(life.in_ram), "stages"
+    if life.on_storage:
+        yield "on storage", _spans(life.on_storage), "stages"
+    steps = life.binding_bytes // size if size else 0
+    yield (
+        "binds",
+        format_bytes(life.binding_bytes),
+        f"its bytes times the {steps} of {len(account.binding)} steps without room at which it is "
+        "in RAM",
+    )
+
+
+def _deeds(life: Life) -> str:
+    parts = [
+        f"{what} in stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+        for what, stages in (
+            ("recomputed", life.recomputed),
+            ("paged out", life.paged_out),
+            ("paged in", life.paged_in),
+        )
+        if stages
+    ]
+    return "; ".join(parts)
+
+
+def _spans(spans: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans) or "never"
+
+
+def _row(other: Alternative) -> tuple[str, str, str]:
+    """Return an alternative: what it does without, its price, and how that is known."""
+    from poetmodel.solve.alternatives import How
+
+    without = f"without {other.forbidden}"
+    if other.how == How.IMPOSSIBLE:
+        return without, "impossible", "proven: no schedule does without"
+    if other.energy_j is None:
+        if other.becomes is not None:
+            return without, "unknown", f"{other.becomes} in its longest gap it breaks a limit"
+        if other.least_j is None:
+            return without, "unknown", "no schedule was found that does without"
+        remark = "proven; there may be no schedule at all that does without"
+        return without, f"{_signed(other.least_j)} or more", remark
+    becomes = "" if other.becomes is None else f"{other.becomes} then; "
+    seconds = other.time_s or 0.0
+    remark = (
+        f"{becomes}{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}; {_known(other)}"
+    )
+    return without, _signed(other.energy_j), remark
+
+
+def _known(other: Alternative) -> str:
+    if other.exact:
+        return "solved again, proven"
+    if other.least_j is not None:
+        return f"solved again; at least {_signed(other.least_j)}"
+    return "at most: the rest of the schedule was left as it is"
+
+
+def _signed(energy_j: float) -> str:
+    return f"{'-' if energy_j < 0 else '+'}{format_joules(abs(energy_j))}"
+
+
+def _print_schedule(account: Account) -> None:
+    stated = account.stated
+    graph, simulation = stated.problem.graph, stated.verdict.simulation
+    overhead = format_joules(simulation.overhead_j or 0.0)
+    fates: dict[str, int] = {}
+    for life in account.lives:
+        fates[str(life.fate)] = fates.get(str(life.fate), 0) + 1
+    rows = [
+        ("energy", format_joules(simulation.energy_j or 0.0), f"overhead {overhead}"),
+        ("tensors", f"{len(account.lives)}", ", ".join(f"{n} {fate}" for fate, n in fates.items())),
+        *_binding_rows(account),
+        *(_more_row(more) for more in account.more_ram),
+    ]
+    show(figures(f"Schedule for {graph.name}", rows))
+    if not account.asked:
+        print_text("", "Nothing is recomputed or paged: no decision costs anything.")
+        return
+    show("", listing("Most expensive decisions", _HEADS, _decisions(account), left=2))
+    print_text(
+        "otherwise: what the step costs more without the decision, by solving again",
+        "  * a schedule was found; that none is cheaper is not proven",
+        "'poetmodel explain SCHEDULE TENSOR' says more about one tensor.",
+    )
+
+
+def _binding_rows(account: Account) -> Iterator[tuple[str, str, str]]:
+    graph, points = account.stated.problem.graph, account.binding
+    fullest = sorted(points, key=lambda point: -point.ram_bytes)[:3]
+    names = ", ".join(f"{graph.nodes[point.node].name} in stage {point.stage}" for point in fullest)
+    total = len(account.stated.verdict.simulation.curve)
+    yield "memory binds", f"{len(points)} of {total} steps", f"fullest at {names}" if names else ""
+
+
+def _more_row(more: MoreRam) -> tuple[str, str, str]:
+    head = f"+{format_bytes(more.more_bytes)} RAM"
+    if more.saved_j is None:
+        return head, "unknown", ""
+    per_kb = format_joules(more.saved_j_per_kb or 0.0)
+    most = f"; at most {format_joules(more.most_j or 0.0)}"
+    return (
+        head,
+        f"saves {format_joules(more.saved_j)}",
+        f"{per_kb} for each kB, by solving again"
+        f"{most if more.most_j is not None and more.most_j > more.saved_j else ', proven'}",
+    )
+
+
+def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
+    graph = account.stated.problem.graph
+    for life, others in account.asked:
+        yield (
+            graph.tensors[life.tensor].name,
+            str(life.fate),
+            format_joules(life.energy_j),
+            format_seconds(life.time_s),
+            _otherwise(others),
+        )
+
+
+def _otherwise(others: Sequence[Alternative]) -> str:
+    """Return the price of the cheapest other decision, with a star unless it is proven."""
+    if others and all(other.how == "impossible" for other in others):
+        return "impossible"
+    prices = [other.energy_j for other in others if other.energy_j is not None]
+    if not prices:
+        least = [other.least_j for other in others if other.least_j is not None]
+        return f"from {_signed(min(least))}" if len(least) == len(others) and least else "unknown"
+    return _signed(min(prices)) + ("" if all(other.exact for other in others) else " *")
+
+
+_HEADS: Final = ("tensor", "decided", "energy", "time", "otherwise")

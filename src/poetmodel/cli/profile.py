@@ -1,0 +1,117 @@
+"""``poetmodel profile``: what every operation and every page costs, measured or estimated."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from poetmodel.cli import options, tracing
+from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.errors import InputError
+
+if TYPE_CHECKING:
+    from poetmodel.device import Costs, Device
+    from poetmodel.graph import Graph
+
+EPILOG: Final = "Example: poetmodel profile mlp --device mkr1000 --out mlp.csv"
+
+WhatArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:FUNCTION|GRAPH",
+        help="As for 'poetmodel trace'; with --device also a graph file or a network that comes "
+        "along.",
+        show_default=False,
+    ),
+]
+CsvOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Write the profile, *.csv.",
+        rich_help_panel=options.OUTPUT,
+        show_default=False,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("profile", epilog=EPILOG)(profile)
+
+
+def profile(
+    what: WhatArgument,
+    *,
+    name: tracing.NameOption = None,
+    device: tracing.BoardOption = None,
+    power_from: tracing.PowerOption = None,
+    folder: tracing.FolderOption = Path(),
+    repeats: tracing.RepeatsOption = 5,
+    threads: tracing.ThreadsOption = 1,
+    out: CsvOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Measure a training step on this host: time per operation, page times, energies."""
+    tracing.check_choice(device, power_from)
+    meter = options.read_device(power_from)
+    options.check_output(out, inputs=(what,))
+    if device is not None:
+        graph, costs, notes = _estimate(what, name=name, device=device)
+    else:
+        graph, costs, notes = _measure(
+            what, name=name, folder=folder, repeats=repeats, threads=threads, meter=meter
+        )
+    if out is not None:
+        from poetmodel.device.io import save_profile
+
+        save_profile(costs, out)
+    if json:
+        print_json(
+            {"graph": {"name": graph.name, "sha256": graph.sha256}}
+            | tracing.cost_figures(graph, costs)
+            | {"notes": list(notes)}
+        )
+    else:
+        show(figures(f"Costs of {graph.name}", tracing.cost_rows(graph, costs)))
+        print_text(*notes)
+    if out is not None:
+        print(f"wrote {out}", file=sys.stderr)
+
+
+def _estimate(what: str, *, name: str | None, device: str) -> tuple[Graph, Costs, tuple[str, ...]]:
+    from poetmodel.torch.target import is_target
+
+    if is_target(what):
+        graph = tracing.traced(what, name=name).graph
+    else:
+        graph = options.read_model_or_file(what)
+    return graph, *tracing.estimated(graph, device)
+
+
+def _measure(
+    what: str,
+    *,
+    name: str | None,
+    folder: Path,
+    repeats: int,
+    threads: int,
+    meter: Device | None,
+) -> tuple[Graph, Costs, tuple[str, ...]]:
+    from poetmodel.torch.target import is_target
+
+    if not is_target(what):
+        msg = (
+            f"{what}: a graph cannot be run; give the MODULE:FUNCTION that it was traced from, or "
+            "--device to estimate its costs"
+        )
+        raise InputError(msg)
+    traced = tracing.traced(what, name=name)
+    found = tracing.measured(
+        traced, folder=folder, repeats=repeats, threads=threads, power_from=meter
+    )
+    return traced.graph, found.costs, found.notes

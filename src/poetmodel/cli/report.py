@@ -1,0 +1,200 @@
+"""``poetmodel report``: schedules as one page that stands alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from poetmodel.cli import options
+from poetmodel.cli.failures import print_warnings
+from poetmodel.cli.output import figures, print_json, show
+from poetmodel.cli.plan_output import default_mode, told
+from poetmodel.errors import InputError, PlanError, ScheduleError
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.bench.tables import Row
+    from poetmodel.cli.plan_output import Planned
+    from poetmodel.cli.verify import Judgement
+    from poetmodel.graph import Graph
+    from poetmodel.report.subject import Sources, Subject
+    from poetmodel.schedule.io import ScheduleDocument
+
+EPILOG: Final = "Example: poetmodel report mlp.json --graph mlp --out report.html"
+
+LABELS: Final = "ABCDEFGH"
+"""What stands for each schedule on the page."""
+
+SchedulesArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="SCHEDULE...",
+        help="Schedule files, *.schedule.json, of one graph; they stand side by side.",
+        show_default=False,
+    ),
+]
+GraphOption = Annotated[
+    str | None,
+    typer.Option(
+        "--graph",
+        metavar="FILE|MODEL",
+        help="The graph that they were made for: a file, or a network that comes along.",
+        rich_help_panel=options.WHAT,
+        show_default=False,
+    ),
+]
+SweepOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--sweep",
+        metavar="DIR",
+        help="Folder of a sweep, for the chart of energy against RAM.",
+        rich_help_panel=options.WHAT,
+        show_default=False,
+    ),
+]
+OutOption = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="The page, *.html.",
+        rich_help_panel=options.OUTPUT,
+        show_default=False,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("report", epilog=EPILOG)(report)
+
+
+def report(
+    schedules: SchedulesArgument,
+    *,
+    out: OutOption,
+    graph: GraphOption = None,
+    device: options.DeviceOption = None,
+    profile: options.ProfileOption = None,
+    sweep: SweepOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Write one page with verdict, charts and decisions of schedules; it needs no network."""
+    from poetmodel.report.page import check_report, report_facts, write_report
+    from poetmodel.report.subject import Sources
+
+    if graph is None:
+        msg = "no graph: give --graph FILE|MODEL, the graph that the schedules were made for"
+        raise InputError(msg)
+    if len(schedules) > len(LABELS):
+        msg = f"SCHEDULE: expected at most {len(LABELS)} files, got {len(schedules)}"
+        raise InputError(msg)
+    check_report(out)
+    options.check_output(out, inputs=(*map(str, schedules), graph, device, profile))
+    cells, front = ([], []) if sweep is None else read_sweep(sweep)
+    training_graph = options.read_model_or_file(graph)
+    subjects = []
+    for label, path in zip(LABELS, schedules, strict=False):
+        sources = Sources(schedule=str(path), graph=graph, device=device, profile=profile)
+        try:
+            subjects.append(read_subject(training_graph, sources, label=label))
+        except ScheduleError as error:
+            raise error.within(str(path)) from None
+    print_warnings(dict.fromkeys(note for subject in subjects for note in subject.notes))
+    size_bytes = write_report(out, subjects, cells=cells, front=front)
+    told(out)
+    found = report_facts(subjects, cells=cells, front=front)
+    if json:
+        print_json({"out": str(out), "size_bytes": size_bytes, **found})
+        return
+    show(figures(f"Report on {training_graph.name}, {format_bytes(size_bytes)}", _rows(found)))
+
+
+def read_subject(graph: Graph, sources: Sources, *, label: str = "A") -> Subject:
+    """Read and judge a schedule file, and plan its schedule where that can be done.
+
+    Raises
+    ------
+    ScheduleError
+        If the file cannot be read, or belongs to another graph.
+    """
+    from poetmodel.cli.verify import judge
+    from poetmodel.data import read_text
+    from poetmodel.report.subject import Subject, in_graph
+    from poetmodel.schedule.io import parse_document
+
+    document = parse_document(read_text(sources.schedule), source="")
+    judgement = judge(document, graph, device=sources.device, profile=sources.profile)
+    planned, notes = _planned(document, judgement, graph)
+    return Subject(
+        label=label,
+        sources=sources,
+        document=document,
+        schedule=in_graph(graph, document.schedule),
+        problem=judgement.problem,
+        costs=judgement.costs,
+        verdict=judgement.verdict,
+        notes=(*judgement.notes, *notes),
+        plan=None if planned is None else planned.plan,
+        check=None if planned is None else planned.check,
+    )
+
+
+def read_sweep(folder: Path) -> tuple[list[Row], list[Row]]:
+    """Return the rows of a sweep's folder, and its Pareto front.
+
+    Raises
+    ------
+    InputError
+        If there are no records in it.
+    """
+    from poetmodel.bench import tables
+    from poetmodel.bench.store import RECORDS, Store
+
+    if not (folder / RECORDS).is_file():
+        msg = f"--sweep {folder}: expected a folder that 'poetmodel sweep' wrote, with {RECORDS}"
+        raise InputError(msg)
+    found = tables.rows(Store(folder).records())
+    if not found:
+        msg = f"--sweep {folder}: {RECORDS} holds no cells"
+        raise InputError(msg)
+    return found, tables.pareto(found)
+
+
+def _planned(
+    document: ScheduleDocument, judgement: Judgement, graph: Graph
+) -> tuple[Planned | None, list[str]]:
+    """Return the plan of a schedule that can run, and what should be said of it."""
+    from poetmodel.cli.plan import make
+    from poetmodel.cli.plan_output import mode_notes
+
+    costs, problem = judgement.costs, judgement.problem
+    if costs is None or judgement.verdict.simulation.violations:
+        return None, []
+    stated = document.problem
+    meaning = None if stated is None else stated.deadline_counts
+    budget = None if stated is None else problem.usable_ram_bytes
+    try:
+        made = make(
+            document,
+            graph,
+            costs,
+            mode=default_mode(costs.device, meaning),
+            ram_budget_bytes=budget if budget is None or budget > 0 else None,
+        )
+    except PlanError as error:
+        return None, [f"there is no plan: {error}"]
+    return made, mode_notes(costs.device, meaning)
+
+
+def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    from poetmodel.report.wording import answers
+
+    for entry in found["schedules"]:
+        for answer in answers(entry):
+            yield f"{entry['label']}: {answer.question}", answer.word, answer.text

@@ -1,0 +1,118 @@
+"""A schedule file together with the problem that it states: graph, costs and limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from poetmodel.cli import options
+from poetmodel.errors import InputError, ScheduleError
+from poetmodel.units import MAX_BYTES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule, Verdict
+    from poetmodel.schedule.io import ScheduleDocument
+
+GraphOption = Annotated[
+    str | None,
+    typer.Option(
+        "--graph",
+        metavar="FILE|MODEL",
+        help="The graph that it was made for: a file, or a network that comes along.",
+        rich_help_panel=options.WHAT,
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """A schedule that the judge accepts, for the problem that its file states."""
+
+    problem: Problem
+    """Graph, costs and limits."""
+    schedule: Schedule
+    """The relations."""
+    verdict: Verdict
+    """The judge's figures."""
+    document: ScheduleDocument
+    """What the file says."""
+    notes: tuple[str, ...]
+    """What was assumed."""
+
+
+def read_stated(
+    path: Path, graph: str | None, *, device: str | None, profile: str | None
+) -> Stated:
+    """Read a schedule file and its problem, and judge the schedule.
+
+    Raises
+    ------
+    InputError
+        If the graph or the costs are missing.
+    ScheduleError
+        If the file cannot be read, is for another graph, or the judge rejects its schedule.
+    """
+    from poetmodel.planner import verify
+    from poetmodel.schedule import check_identity
+    from poetmodel.schedule.io import load_document
+
+    if graph is None:
+        msg = "no graph: give --graph FILE|MODEL, the graph that the schedule was made for"
+        raise InputError(msg)
+    document = load_document(path)
+    training_graph = options.read_model_or_file(graph)
+    try:
+        check_identity(training_graph, document.schedule)
+        problem, notes = _problem(document, training_graph, device=device, profile=profile)
+        verdict = verify(problem, document.schedule)
+    except ScheduleError as error:
+        raise error.within(str(path)) from None
+    if verdict.violations:
+        raise ScheduleError(f"{path}: is not valid: {fault}" for fault in verdict.violations)
+    return Stated(
+        problem=problem,
+        schedule=document.schedule,
+        verdict=verdict,
+        document=document,
+        notes=tuple(f"{path}: {note}" for note in notes),
+    )
+
+
+def _problem(
+    document: ScheduleDocument, graph: Graph, *, device: str | None, profile: str | None
+) -> tuple[Problem, list[str]]:
+    from poetmodel.cli.verify import known_device
+    from poetmodel.problem import Problem
+
+    named = known_device(document.device)
+    notes = []
+    if device is None and profile is None and named is not None:
+        notes.append(f"costs are the estimates of device {named}, which the file names")
+    board = options.read_device(device if device is not None else named)
+    costs = options.read_costs(graph, board, profile)
+    stated = document.problem
+    if stated is None:
+        notes.append("the file states no problem: no limits but the device's hold")
+        ram = MAX_BYTES if costs.device is None else None
+        return Problem(graph, costs, ram=ram), notes
+    problem = Problem(
+        graph,
+        costs,
+        ram=stated.ram_budget_bytes,
+        deadline=stated.deadline_s,
+        deadline_counts=stated.deadline_counts,
+        aux_bytes=MAX_BYTES if stated.aux_bytes is None else stated.aux_bytes,
+        recompute=stated.recompute,
+        paging=stated.paging,
+        minimize=stated.minimize,
+        energy_budget=stated.energy_budget_j,
+        count_parameters=stated.count_parameters,
+    )
+    return problem, notes

@@ -1,0 +1,111 @@
+"""``poetmodel trace``: a PyTorch module and its loss as a graph file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from poetmodel.cli import inspect, options, tracing
+from poetmodel.cli.failures import print_warnings
+from poetmodel.cli.output import figures, print_json, print_text, show
+
+if TYPE_CHECKING:
+    from poetmodel.device import Costs
+    from poetmodel.torch.tracing import Trace
+
+EPILOG: Final = "Example: poetmodel trace train:step --out net.graph.json"
+
+TargetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:FUNCTION",
+        help="A function without arguments that returns (model, loss_fn, inputs), the target the "
+        "last of the inputs. In place of the module: path/file.py.",
+        show_default=False,
+    ),
+]
+GraphOutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Write the graph file, *.graph.json.",
+        rich_help_panel=options.OUTPUT,
+        show_default=False,
+    ),
+]
+ProfileOutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile-out",
+        metavar="FILE",
+        help="Write its costs too, *.csv: measured on this host, or estimated for --device.",
+        rich_help_panel=options.OUTPUT,
+        show_default=False,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("trace", epilog=EPILOG)(trace)
+
+
+def trace(
+    target: TargetArgument,
+    *,
+    name: tracing.NameOption = None,
+    device: tracing.BoardOption = None,
+    power_from: tracing.PowerOption = None,
+    folder: tracing.FolderOption = Path(),
+    repeats: tracing.RepeatsOption = 5,
+    threads: tracing.ThreadsOption = 1,
+    out: GraphOutOption = None,
+    profile_out: ProfileOutOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Capture a training step of a PyTorch module: forward pass, loss and backward pass."""
+    tracing.check_choice(device, power_from)
+    meter = options.read_device(power_from)
+    options.read_device(device)
+    for path in (out, profile_out):
+        options.check_output(path, inputs=())
+    traced = tracing.traced(target, name=name)
+    if out is not None:
+        traced.graph.save(out)
+    costs: Costs | None = None
+    notes: tuple[str, ...] = ()
+    if device is not None:
+        costs, notes = tracing.estimated(traced.graph, device)
+    elif profile_out is not None:
+        profile = tracing.measured(
+            traced, folder=folder, repeats=repeats, threads=threads, power_from=meter
+        )
+        costs, notes = profile.costs, profile.notes
+    if profile_out is not None and costs is not None:
+        from poetmodel.device.io import save_profile
+
+        save_profile(costs, profile_out)
+    _show(traced, costs, notes, json=json)
+    written = [path for path in (out, profile_out) if path is not None]
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)
+    if not written:
+        print_warnings(["nothing was written: give --out FILE for the graph"])
+
+
+def _show(traced: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: bool) -> None:
+    graph = traced.graph
+    if json:
+        document = inspect.as_dict(graph) | {"held_bytes": traced.held_bytes, "notes": list(notes)}
+        if costs is not None:
+            document["costs"] = tracing.cost_figures(graph, costs)
+        print_json(document)
+        return
+    show(*inspect.tables(graph))
+    if costs is not None:
+        show(figures("Costs", tracing.cost_rows(graph, costs)))
+        print_text(*notes)

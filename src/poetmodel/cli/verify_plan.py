@@ -1,0 +1,165 @@
+"""``poetmodel verify`` on a plan: the judge walks the program."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.data import as_text
+from poetmodel.device import StorageMode
+from poetmodel.errors import InputError
+from poetmodel.units import format_bytes, format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.device import Costs
+    from poetmodel.graph import Graph
+    from poetmodel.plan import PlanCheck
+    from poetmodel.plan.io import PlanDocument
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanJudgement:
+    """What the judge found, and what it could rely on."""
+
+    graph: Graph
+    """The graph."""
+    document: PlanDocument
+    """The plan, and what its file states."""
+    check: PlanCheck
+    """What the walk found."""
+    violations: tuple[str, ...]
+    """Every rule, limit and stated figure that is wrong, in words."""
+    costs: Costs | None
+    """Costs that times and energies were checked with."""
+    notes: tuple[str, ...]
+    """What was not checked, or assumed."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.violations
+
+
+def is_plan(content: bytes) -> bool:
+    """Return whether the content of a file is a plan, coded or in JSON."""
+    from poetmodel.plan.binary import is_coded
+    from poetmodel.plan.io import FORMAT
+
+    if is_coded(content):
+        return True
+    if FORMAT.encode() not in content:
+        return False
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):  # the reader of plans says what is wrong
+        return True
+    return isinstance(document, dict) and document.get("format") == FORMAT
+
+
+def read_plan(content: bytes, graph: Graph, *, source: str) -> PlanDocument:
+    """Return the plan in the content of a file.
+
+    Raises
+    ------
+    PlanError
+        If it is damaged, or coded for another graph.
+    InputError
+        If it is neither text nor a coded plan.
+    """
+    from poetmodel.plan import decode
+    from poetmodel.plan.binary import is_coded
+    from poetmodel.plan.io import PlanDocument, parse_document
+
+    if not is_coded(content):
+        return parse_document(as_text(content, source=source), source=source)
+    try:
+        return PlanDocument(plan=decode(graph, content), stated={})
+    except InputError as error:
+        raise error.within(source) from None
+
+
+def judge_plan(
+    document: PlanDocument, graph: Graph, costs: Costs | None, notes: list[str]
+) -> PlanJudgement:
+    """Walk a plan and compare what its file states.
+
+    Raises
+    ------
+    PlanError
+        If it belongs to another graph.
+    """
+    from poetmodel.plan import check_plan
+    from poetmodel.plan.walk import false_claims
+
+    check = check_plan(graph, costs, document.plan)
+    if document.plan.ram_budget_bytes is None:
+        notes = [*notes, "the plan states no RAM budget: its peak was checked against none"]
+    return PlanJudgement(
+        graph=graph,
+        document=document,
+        check=check,
+        violations=(*check.violations, *false_claims(check, document.stated)),
+        costs=costs,
+        notes=tuple(notes),
+    )
+
+
+def tell(judgement: PlanJudgement, *, as_json: bool) -> None:
+    """Print the verdict, for people or as JSON."""
+    if as_json:
+        print_json(as_dict(judgement))
+        return
+    violations = judgement.violations
+    if violations:
+        many = "1 violation" if len(violations) == 1 else f"{len(violations)} violations"
+        print_text(f"not valid: {many}", *violations, "")
+    else:
+        print_text("valid: every rule and every limit that was checked is kept", "")
+    show(figures(f"Plan for {judgement.graph.name}", _rows(judgement)))
+
+
+def as_dict(judgement: PlanJudgement) -> dict[str, Any]:
+    """Return a verdict as plain values; without costs, times and energies are None."""
+    check, graph, costs = judgement.check, judgement.graph, judgement.costs
+    plan = judgement.document.plan
+    return {
+        "valid": judgement.valid,
+        "violations": list(judgement.violations),
+        "notes": list(judgement.notes),
+        "graph": {"name": graph.name, "sha256": graph.sha256},
+        "costs": costs.source if costs is not None else None,
+        "mode": str(plan.mode),
+        "ram_budget_bytes": plan.ram_budget_bytes,
+        "instructions": len(plan.program),
+        "makespan_s": check.makespan_s,
+        "stall_s": check.stall_s,
+        "compute_s": check.compute_s,
+        "transfer_s": check.transfer_s,
+        "energy_j": check.energy_j,
+        "peak_ram_bytes": check.peak_ram_bytes,
+        "peak_instruction": check.peak_position,
+        "aux_used_bytes": check.aux_used_bytes,
+        "written_bytes": check.written_bytes,
+        "read_bytes": check.read_bytes,
+    }
+
+
+def _rows(judgement: PlanJudgement) -> Iterator[tuple[str, str, str]]:
+    check, plan = judgement.check, judgement.document.plan
+    yield "instructions", f"{len(plan.program):,}", f"{plan.mode} transfers"
+    if judgement.costs is not None:
+        stalls = plan.mode == StorageMode.DMA
+        remark = f"stall {format_seconds(check.stall_s or 0.0)}" if stalls else ""
+        yield "makespan", format_seconds(check.makespan_s or 0.0), remark
+        yield "energy", format_joules(check.energy_j or 0.0), ""
+        yield "compute time", format_seconds(check.compute_s or 0.0), ""
+        yield "transfer time", format_seconds(check.transfer_s or 0.0), ""
+    at = "" if check.peak_position is None else f"at instruction {check.peak_position}"
+    yield "peak RAM", format_bytes(check.peak_ram_bytes), at
+    yield "paged out", format_bytes(check.written_bytes), ""
+    yield "paged in", format_bytes(check.read_bytes), ""
+    yield "storage used", format_bytes(check.aux_used_bytes), ""

@@ -1,0 +1,267 @@
+"""`compile`: a module, its loss and a budget become a training step that keeps the budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from poetmodel.torch.failures import CaptureError
+from poetmodel.torch.guards import differences, signature
+from poetmodel.torch.preparation import Compiled, Dynamic, Options, prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import torch
+
+    from poetmodel.device import Costs, Device
+    from poetmodel.plan import Plan
+    from poetmodel.result import SolveResult
+    from poetmodel.torch.certificate import Certificate
+    from poetmodel.torch.profiling import Profile
+
+
+def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters have defaults
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Sequence[Any],
+    *,
+    ram: str | int,
+    storage: str | Path | None = None,
+    paging: bool | None = None,
+    recompute: bool = True,
+    device: str | Device | None = None,
+    profile: Profile | Costs | None = None,
+    minimize: str = "energy",
+    deadline: str | float | None = None,
+    time_limit: float = 60.0,
+    gap: float = 0.01,
+    background_io: bool = False,
+    rollback: bool = True,
+    dynamic: str = "error",
+) -> Step:
+    """Compile a training step that keeps a RAM budget and computes what PyTorch would.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network, on the processor, in the mode (train or eval) that it is to run in.
+    loss_fn : callable, optional
+        The loss is ``loss_fn(model(*inputs[:-1]), inputs[-1])``; without it, it is
+        ``model(*inputs)``.
+    inputs : sequence
+        Example inputs, the target last.
+    ram : str or int
+        The budget for tensors and workspaces, without parameters and gradients: bytes, a size such
+        as ``20MiB``, or a percentage of the peak when everything is kept.
+    storage : str or Path, optional
+        Folder for the page file; made if it is not there.
+    paging : bool, optional
+        Whether tensors may be paged. Default: where `storage` is given.
+    recompute : bool
+        Whether tensors may be recomputed.
+    device : str or Device, optional
+        Estimate costs for this device in place of measuring them here.
+    profile : Profile or Costs, optional
+        Costs of the traced step, such as `measure` returns, in place of measuring them here.
+    minimize : {'energy', 'time', 'ram', 'writes'}
+        What the schedule is best in.
+    deadline : str or float, optional
+        Time limit of a step: seconds, ``20ms``, or ``150%`` of one computation of every operation.
+    time_limit : float
+        Most time for the solver [s].
+    gap : float
+        Gap of the overhead at which the solver stops.
+    background_io : bool
+        Whether a thread moves pages while the calling thread computes.
+    rollback : bool
+        Whether a step that fails in the middle leaves existing gradients alone. While gradients
+        accumulate over several steps that page, this holds a second set of gradients.
+    dynamic : {'error', 'retrace'}
+        What to do with inputs of other shapes or types.
+
+    Returns
+    -------
+    Step
+        Call it in place of forward pass, loss and ``backward()``.
+
+    Raises
+    ------
+    CaptureError
+        If the step cannot be captured.
+    BudgetError
+        If a limit is not usable.
+    NoScheduleError
+        If no schedule keeps the limits, or none was found in time.
+    InputError
+        If the page file cannot be made, or costs cannot be measured.
+    """
+    options = Options(
+        ram=ram,
+        storage=storage,
+        paging=paging,
+        recompute=recompute,
+        device=device,
+        profile=profile,
+        minimize=minimize,
+        deadline=deadline,
+        time_limit=time_limit,
+        gap=gap,
+        background_io=background_io,
+        rollback=rollback,
+        dynamic=dynamic,
+    )
+    return Step(model, loss_fn, inputs, options)
+
+
+class Step:
+    """A compiled training step: ``loss = step(x, y)``, then ``optimizer.step()``.
+
+    Use it in a ``with`` block, or call `close`, to remove its page file at a time of your own; it
+    goes with the object otherwise.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: Callable[..., torch.Tensor] | None,
+        inputs: Sequence[Any],
+        options: Options,
+    ) -> None:
+        self._model = model
+        self._loss_fn = loss_fn
+        self._options = options
+        self._compiled: list[Compiled] = []
+        self._current = self._compile(inputs)
+        self._certificate: Certificate | None = None
+
+    # -- running -----------------------------------------------------------------------------
+
+    def __call__(self, *inputs: Any) -> torch.Tensor:
+        """Run one step: fill ``.grad`` (accumulating), update buffers, return the loss.
+
+        Parameters
+        ----------
+        *inputs
+            As those that the step was compiled with: same nesting, shapes and types.
+
+        Returns
+        -------
+        Tensor
+            The loss, detached.
+
+        Raises
+        ------
+        CaptureError
+            If the inputs, the parameters or the mode of a module are not as they were compiled for.
+        PageError
+            If a page cannot be written, read or trusted; nothing has changed then.
+        """
+        compiled, flat = self.select(*inputs)
+        return compiled.runner(flat)
+
+    def select(self, *inputs: Any) -> tuple[Compiled, tuple[Any, ...]]:
+        """Return what was compiled for such inputs, and the inputs flat; compile if need be."""
+        retraces = self._options.dynamic == Dynamic.RETRACE
+        current = self._current
+        joint = current.trace.joint
+        try:
+            flat = joint.flat_inputs(inputs)
+        except CaptureError:
+            if not retraces:
+                raise
+        else:
+            found = signature(joint, flat)
+            if found == current.signature:
+                return current, flat
+            if not retraces:
+                told = "; ".join(differences(joint, current.signature, found))
+                msg = f"{joint.name}: {told}; compile again, or with dynamic='retrace'"
+                raise CaptureError(msg)
+        self._current = self._known(inputs) or self._compile(inputs)
+        return self._current, self._current.trace.joint.flat_inputs(inputs)
+
+    def _known(self, inputs: Sequence[Any]) -> Compiled | None:
+        for compiled in self._compiled:
+            joint = compiled.trace.joint
+            try:
+                flat = joint.flat_inputs(inputs)
+            except CaptureError:
+                continue
+            if signature(joint, flat) == compiled.signature:
+                return compiled
+        return None
+
+    # -- what it is ----------------------------------------------------------------------------
+
+    @property
+    def compiled(self) -> Compiled:
+        """What ran last, or is to run first."""
+        return self._current
+
+    @property
+    def result(self) -> SolveResult:
+        """What the solver found."""
+        return self._current.result
+
+    @property
+    def plan(self) -> Plan:
+        """What is run."""
+        return self._current.plan
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget for tensors and workspaces [B]."""
+        return self._current.budget_bytes
+
+    @property
+    def source(self) -> str:
+        """The program, as Python."""
+        return self._current.runner.generated.source
+
+    def verify(self, *inputs: Any) -> Certificate:
+        """Run eager PyTorch and this step from the same state, and compare.
+
+        Parameters
+        ----------
+        *inputs
+            Inputs of a step; by default those that it was compiled with.
+
+        Returns
+        -------
+        Certificate
+            Its ``summary()`` says what was found. Parameters, gradients, buffers, inputs and the
+            state of the random generator are as before.
+        """
+        from poetmodel.torch.certificate import certify
+
+        if inputs:
+            compiled, flat = self.select(*inputs)
+        else:
+            compiled, flat = self._current, self._current.trace.joint.inputs
+        self._certificate = certify(compiled, flat)
+        return self._certificate
+
+    def report(self) -> dict[str, Any]:
+        """Return what is known about the step, as plain numbers, texts, lists and dicts."""
+        from poetmodel.torch.certificate import report
+
+        return report(self._current, self._certificate)
+
+    def close(self) -> None:
+        """Remove the page files. The step cannot be run any more if it pages."""
+        for compiled in self._compiled:
+            compiled.runner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- compiling -----------------------------------------------------------------------------
+
+    def _compile(self, inputs: Sequence[Any]) -> Compiled:
+        compiled = prepare(self._model, self._loss_fn, inputs, self._options)
+        self._compiled.append(compiled)
+        return compiled

@@ -1,0 +1,154 @@
+"""What a module does that cannot be captured: which operation, where, and what to do."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class CaptureError(InputError):
+    """A module, loss or input that cannot be captured as one graph."""
+
+
+RAISED: Final = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+    OSError,
+)
+"""What a user's or PyTorch's code raises, as far as it is worth a sentence."""
+
+_DATA_DEPENDENT: Final = (
+    "DataDependentOutputException",
+    "GuardOnDataDependentSymNode",
+    "UserError",
+)
+_DYNAMIC_SHAPE: Final = ("DynamicOutputShapeException",)
+_NUMPY: Final = (".numpy() is not supported", "numpy() on", "__array__", "data pointer")
+
+_FOREIGN: Final = ("allow_non_fake_inputs",)
+
+_FOREIGN_ADVICE: Final = "make it a buffer of the module (register_buffer) or one of the inputs"
+_BRANCH_ADVICE: Final = (
+    "the graph must not depend on values: choose with torch.where, or compute the value outside "
+    "of the step"
+)
+_SHAPE_ADVICE: Final = (
+    "shapes must not depend on values: multiply by the mask, or use torch.where or masked_fill"
+)
+_NUMPY_ADVICE: Final = "stay with torch operations, or convert outside of the step"
+
+
+@contextmanager
+def explained(subject: str) -> Iterator[None]:
+    """Turn what is raised inside into a `CaptureError` that says where and what to do.
+
+    Parameters
+    ----------
+    subject : str
+        What is captured, for the message.
+
+    Raises
+    ------
+    CaptureError
+        In place of every ordinary exception.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except RAISED as error:
+        raise CaptureError(_sentence(subject, error)) from error
+
+
+def _sentence(subject: str, error: BaseException) -> str:
+    place = user_place(error)
+    where = f" at {place}" if place else ""
+    kinds = {kind.__name__ for link in _chain(error) for kind in type(link).__mro__}
+    text = " ".join(str(error).split())
+    operation = next(
+        (name for name in (_operation(link) for link in _chain(error)) if name is not None), None
+    )
+    if any(mark in text for mark in _NUMPY):
+        return f"{subject}: .numpy() or the like{where} cannot be captured; {_NUMPY_ADVICE}"
+    if any(mark in text for mark in _FOREIGN):
+        return (
+            f"{subject}: a tensor that is no parameter, buffer or input is used{where} and cannot "
+            f"be captured; {_FOREIGN_ADVICE}"
+        )
+    if kinds.intersection(_DYNAMIC_SHAPE):
+        named = operation or "an operation"
+        return (
+            f"{subject}: the shape that {named} makes{where} depends on values and cannot be "
+            f"captured; {_SHAPE_ADVICE}"
+        )
+    if kinds.intersection(_DATA_DEPENDENT):
+        named = operation or "an operation"
+        return (
+            f"{subject}: {named}{where} reads a tensor's value (an if, .item(), float(), ...) "
+            f"and cannot be captured; {_BRANCH_ADVICE}"
+        )
+    reason = text[:_LONGEST].rstrip(".") + ("..." if len(text) > _LONGEST else "")
+    return (
+        f"{subject}: capture stopped{where} with {type(error).__name__}: {reason}; try one "
+        "ordinary training step first, and replace what cannot be traced"
+    )
+
+
+_LONGEST: Final = 300
+"""Most characters of another's message that are repeated."""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that it was raised from."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _operation(error: BaseException) -> str | None:
+    """Return the operator that an exception of PyTorch's tracing names."""
+    function = getattr(error, "func", None)
+    return None if function is None else str(function)
+
+
+def user_place(error: BaseException) -> str | None:
+    """Return the innermost line that belongs neither to PyTorch nor to this package."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    for frame, line in reversed(frames):
+        path = frame.f_code.co_filename
+        if path.startswith("<") or _is_foreign(path):
+            continue
+        text = linecache.getline(path, line).strip()
+        return f"{path}:{line}" + (f" ({text})" if text else "")
+    return None
+
+
+def _is_foreign(path: str) -> bool:
+    """Return whether a file is one of PyTorch, of this package or of the standard library."""
+    folders = [Path(__file__).parents[1]]
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.__file__ is not None:
+        folders.append(Path(torch.__file__).parent)
+    file = Path(path)
+    library = Path(os.__file__).parent
+    standard = file.is_relative_to(library) and "site-packages" not in file.parts
+    return standard or any(file.is_relative_to(folder) for folder in folders)

@@ -1,0 +1,363 @@
+"""Capture: module, loss and inputs become one functional graph of forward, loss and backward.
+
+This is the only module that calls what PyTorch does not promise to keep:
+``aot_export_joint_with_descriptors`` (PyTorch 2.9 and newer) and its descriptors.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.torch.failures import CaptureError, explained
+from poetmodel.torch.requirement import require_torch
+from poetmodel.torch.roles import Argument, Purpose, Result, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import torch
+    from torch import fx
+
+ANNOTATION: Final = "poetmodel.module"
+"""Key under a node's ``custom`` annotations: the path of the module it was recorded in."""
+
+BODY: Final = "model"
+"""Where the user's module lies in the captured one."""
+LOSS: Final = "loss"
+"""Where a loss with parameters of its own lies in the captured one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """The captured step, and the roles of all that goes in and comes out."""
+
+    name: str
+    """What messages call it."""
+    module: torch.nn.Module
+    """The captured module: the user's at `BODY`, with the loss applied to its output."""
+    graph_module: fx.GraphModule
+    """Forward, loss and backward; functional: no operation changes a tensor in place."""
+    arguments: tuple[Argument, ...]
+    """What goes in: placeholders in order, then constants."""
+    results: tuple[Result, ...]
+    """What comes out, in the order of the graph's output; absent gradients are left out."""
+    input_spec: Any
+    """How inputs are flattened (``torch.utils._pytree.TreeSpec``)."""
+    inputs: tuple[Any, ...]
+    """The inputs it was captured with, flat."""
+
+    def of(self, source: Source) -> tuple[Argument, ...]:
+        """Return the arguments of one source, in order."""
+        return tuple(a for a in self.arguments if a.source == source)
+
+    def flat_inputs(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the inputs of a step as a flat tuple.
+
+        Raises
+        ------
+        CaptureError
+            If they are not nested as those that it was captured with.
+        """
+        from torch.utils import _pytree
+
+        flat, spec = _pytree.tree_flatten(tuple(inputs))
+        if spec != self.input_spec:
+            msg = f"{self.name}: expected inputs nested as {self.input_spec}, got {spec}"
+            raise CaptureError(msg)
+        return tuple(flat)
+
+    def value(self, argument: Argument, inputs: Sequence[Any] | None = None) -> torch.Tensor:
+        """Return what an argument stands for now.
+
+        Parameters
+        ----------
+        argument : Argument
+            One of `arguments`.
+        inputs : sequence, optional
+            Flat inputs of the step; by default those that it was captured with.
+
+        Returns
+        -------
+        torch.Tensor
+            The parameter or buffer itself, the input, the constant, or ones for a tangent. An input
+            that is a number and no tensor is itself; the graph holds it as it was at the capture.
+        """
+        import torch
+
+        if argument.source is Source.INPUT:
+            chosen = self.inputs if inputs is None else inputs
+            found: torch.Tensor = chosen[argument.position or 0]
+            return found
+        if argument.source is Source.TANGENT:
+            example = argument.node.meta["val"]
+            device = next((a.device for a in self.inputs if isinstance(a, torch.Tensor)), None)
+            return torch.ones(tuple(example.shape), dtype=example.dtype, device=device)
+        owner = self.graph_module if argument.source is Source.CONSTANT else self.module
+        tensor: torch.Tensor = attrgetter(argument.target)(owner)
+        return tensor
+
+
+def capture(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Sequence[Any],
+    *,
+    name: str | None = None,
+) -> Joint:
+    """Capture a training step: forward pass, loss, and backward pass.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network, in the mode (train or eval) that it is to run in.
+    loss_fn : callable, optional
+        The loss is ``loss_fn(model(*inputs[:-1]), inputs[-1])``; without it, it is
+        ``model(*inputs)``.
+    inputs : sequence
+        Example inputs, the target last; tensors or nests of tensors.
+    name : str, optional
+        What to call it; by default the class of `model`.
+
+    Returns
+    -------
+    Joint
+        Parameters, gradients, buffers and the state of random generators stay as they were.
+
+    Raises
+    ------
+    CaptureError
+        If the step cannot be captured: says which operation, where, and what to do.
+    BackendUnavailableError
+        If PyTorch is missing or too old.
+    """
+    require_torch()
+    import torch
+    from torch.utils import _pytree
+
+    name = name or type(model).__name__
+    _check(name, model, inputs)
+    flat, spec = _pytree.tree_flatten(tuple(inputs))
+    stepped = _with_loss(model, loss_fn)
+    with torch.random.fork_rng(devices=[]), _quiet(), explained(name):
+        graph_module = _export(stepped, tuple(inputs))
+    arguments = tuple(_arguments(name, graph_module))
+    joint = Joint(
+        name=name,
+        module=stepped,
+        graph_module=graph_module,
+        arguments=arguments,
+        results=tuple(_results(name, graph_module, arguments)),
+        input_spec=spec,
+        inputs=tuple(flat),
+    )
+    _check_joint(joint)
+    return joint
+
+
+def _check(name: str, model: torch.nn.Module, inputs: Sequence[Any]) -> None:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        msg = f"{name}: expected a torch.nn.Module, got a {type(model).__name__}"
+        raise CaptureError(msg)
+    if not inputs:
+        msg = f"{name}: expected inputs (the target last), got none"
+        raise CaptureError(msg)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        msg = f"{name}: no parameter requires a gradient, so there is nothing to train"
+        raise CaptureError(msg)
+
+
+def _with_loss(
+    model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor] | None
+) -> torch.nn.Module:
+    """Return a module whose output is the loss; it holds the user's modules, not copies."""
+    import torch
+
+    class Step(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(BODY, model)
+            if isinstance(loss_fn, torch.nn.Module):
+                self.add_module(LOSS, loss_fn)
+            self.training = model.training
+
+        def forward(self, *inputs: Any) -> Any:
+            if loss_fn is None:
+                return model(*inputs)
+            return loss_fn(model(*inputs[:-1]), inputs[-1])
+
+    return Step()
+
+
+def _export(stepped: torch.nn.Module, inputs: tuple[Any, ...]) -> fx.GraphModule:
+    """Call PyTorch's capture; with oneDNN's LSTM off, whose backward cannot be captured."""
+    import torch
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    with ExitStack() as stack, _annotated(stepped):
+        if any(isinstance(module, torch.nn.LSTM) for module in stepped.modules()):
+            stack.enter_context(_without_onednn())
+        exported = aot_export_joint_with_descriptors(stack, stepped, inputs)
+        graph_module: fx.GraphModule = exported.graph_module
+    return graph_module
+
+
+@contextmanager
+def _annotated(stepped: torch.nn.Module) -> Iterator[None]:
+    """Let every node that is recorded inside carry the path of the module it came from.
+
+    PyTorch 2.9 cannot do that; names then say the operator only.
+    """
+    from torch.fx import traceback
+
+    annotate = getattr(traceback, "annotate", None)
+    if annotate is None:
+        yield
+        return
+    open_contexts: list[Any] = []
+
+    def enter(path: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            context = annotate({ANNOTATION: path})
+            context.__enter__()
+            open_contexts.append(context)
+
+        return hook
+
+    def leave(*_: Any) -> None:
+        open_contexts.pop().__exit__(None, None, None)
+
+    handles = []
+    for path, module in stepped.named_modules():
+        handles.append(module.register_forward_pre_hook(enter(path)))
+        handles.append(module.register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        while open_contexts:
+            leave()
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    from torch.backends import mkldnn
+
+    before = mkldnn.enabled
+    mkldnn.enabled = False
+    try:
+        yield
+    finally:
+        mkldnn.enabled = before
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep PyTorch from logging the traceback of a failure that is raised anyway."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _arguments(name: str, graph_module: fx.GraphModule) -> Iterator[Argument]:
+    from torch._functorch._aot_autograd import descriptors
+
+    sources = {
+        descriptors.ParamAOTInput: Source.PARAMETER,
+        descriptors.BufferAOTInput: Source.BUFFER,
+        descriptors.PlainAOTInput: Source.INPUT,
+        descriptors.TangentAOTInput: Source.TANGENT,
+    }
+    for node in graph_module.graph.find_nodes(op="placeholder"):
+        descriptor = node.meta["desc"]
+        source = sources.get(type(descriptor))
+        if source is None:
+            raise CaptureError(_unknown(name, "input", descriptor))
+        yield _argument(
+            source,
+            node,
+            target=getattr(descriptor, "target", ""),
+            position=getattr(descriptor, "idx", None),
+        )
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        value = attrgetter(str(node.target))(graph_module)
+        if hasattr(value, "untyped_storage"):
+            yield _argument(Source.CONSTANT, node, target=str(node.target), position=None)
+
+
+def _argument(source: Source, node: fx.Node, *, target: str, position: int | None) -> Argument:
+    example = node.meta.get("val")
+    known = hasattr(example, "untyped_storage")
+    name = target.removeprefix(f"{BODY}.") or str(source)
+    if source is Source.INPUT:
+        name = f"inputs[{position}]"
+    return Argument(
+        source=source,
+        node=node,
+        target=target,
+        name=name,
+        position=position,
+        bytes=example.untyped_storage().nbytes() if known else 0,
+    )
+
+
+def _results(
+    name: str, graph_module: fx.GraphModule, arguments: Sequence[Argument]
+) -> Iterator[Result]:
+    from torch._functorch._aot_autograd import descriptors
+
+    by_descriptor = {a.node.meta["desc"]: a for a in arguments if "desc" in a.node.meta}
+    output = graph_module.graph.output_node()
+    for node, descriptor in zip(output.args[0], output.meta["desc"], strict=True):
+        if node is None:
+            continue
+        if isinstance(descriptor, descriptors.PlainAOTOutput):
+            yield Result(purpose=Purpose.LOSS, node=node, of=None)
+        elif isinstance(descriptor, descriptors.GradAOTOutput):
+            of = by_descriptor[descriptor.grad_of]
+            yield Result(purpose=Purpose.GRADIENT, node=node, of=of)
+        elif isinstance(descriptor, descriptors.InputMutationAOTOutput):
+            of = by_descriptor[descriptor.mutated_input]
+            yield Result(purpose=Purpose.MUTATION, node=node, of=of)
+        else:
+            raise CaptureError(_unknown(name, "output", descriptor))
+
+
+def _unknown(name: str, kind: str, descriptor: object) -> str:
+    return (
+        f"{name}: the step has an {kind} of the kind {type(descriptor).__name__}, which is not "
+        "supported; give inputs that are plain tensors and share no memory, and return one loss"
+    )
+
+
+def _check_joint(joint: Joint) -> None:
+    losses = [result for result in joint.results if result.purpose is Purpose.LOSS]
+    if len(losses) != 1 or losses[0].node.meta["val"].numel() != 1:
+        shapes = [tuple(result.node.meta["val"].shape) for result in losses]
+        msg = (
+            f"{joint.name}: expected one loss with one element, got shapes {shapes}; "
+            "reduce it with .mean() or .sum()"
+        )
+        raise CaptureError(msg)
+    if not any(result.purpose is Purpose.GRADIENT for result in joint.results):
+        msg = f"{joint.name}: the loss depends on no parameter that requires a gradient"
+        raise CaptureError(msg)
+    for node in joint.graph_module.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op == "call_function" and schema is not None and schema.is_mutable:
+            path = node.meta.get("custom", {}).get(ANNOTATION, "")
+            msg = (
+                f"{joint.name}: {node.target} in module {path!r} changes a tensor in place and "
+                "cannot be replayed; use its functional form"
+            )
+            raise CaptureError(msg)

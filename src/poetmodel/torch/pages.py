@@ -1,0 +1,318 @@
+"""Pages: storages of tensors that lie in a file, and their way there and back."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from poetmodel.errors import InputError, PoetModelError
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    import torch
+
+    from poetmodel.torch.units import Layout, Storage
+
+ALIGNMENT_BYTES: Final = 4096
+"""Every page begins at a multiple of this, so that the copies of one never hold part of another."""
+
+_WORD_BYTES: Final = 8
+_ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
+
+
+class PageError(PoetModelError, OSError):
+    """A page could not be written, read, or trusted; the step was undone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """The place of one tensor in the file."""
+
+    name: str
+    """Name of the tensor."""
+    offset: int
+    """First byte in the file."""
+    bytes: int
+    """Size [B]."""
+    layouts: tuple[Layout, ...]
+    """How tensors are made of the bytes."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What was moved."""
+
+    written_bytes: int = 0
+    """Bytes paged out [B]."""
+    read_bytes: int = 0
+    """Bytes paged in [B]."""
+    transfer_s: float = 0.0
+    """Time of the transfers [s]."""
+
+
+class Pages(Protocol):
+    """What a program pages with."""
+
+    def out(self, index: int, tensor: torch.Tensor) -> None:
+        """Start to write the storage behind a tensor."""
+
+    def into(self, index: int) -> Any:
+        """Start to read a storage; return the tensors in it, one or a tuple."""
+
+    def wait(self, index: int) -> None:
+        """Return when the transfer of a storage is done."""
+
+
+def slots_of(storages: Iterable[Storage]) -> dict[int, Slot]:
+    """Return a place in the file for each storage, by its number."""
+    slots: dict[int, Slot] = {}
+    offset = 0
+    for storage in storages:
+        slots[storage.index] = Slot(
+            name=storage.name, offset=offset, bytes=storage.bytes, layouts=storage.layouts
+        )
+        offset += -(-storage.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return slots
+
+
+class PageFile:
+    """One file in the user's folder, of its full size from the beginning.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Where it lies; made if it is not there. The file is removed by `close`, or with the object.
+    slots : dict of int to Slot
+        The places in it.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be made, or the disk has no room for it.
+
+    Notes
+    -----
+    A page-out is ``pwrite`` and ``fdatasync``, after which the copy in the file cache is dropped
+    (``POSIX_FADV_DONTNEED``); a page-in drops it too. So a page that is out takes no RAM.
+    """
+
+    def __init__(self, folder: str | Path, slots: dict[int, Slot]) -> None:
+        self.slots = slots
+        self.bytes = max((slot.offset + slot.bytes for slot in slots.values()), default=0)
+        self.traffic = Traffic()
+        self._sums: dict[int, int] = {}
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self._descriptor, name = tempfile.mkstemp(prefix=".poetmodel-pages-", dir=folder)
+        except OSError as error:
+            msg = f"{folder}: no page file can be made here ({error.strerror or error})"
+            raise InputError(msg) from None
+        self.path = Path(name)
+        self._close = weakref.finalize(self, _remove, self._descriptor, self.path)
+        try:
+            os.posix_fallocate(self._descriptor, 0, max(self.bytes, 1))
+        except OSError as error:
+            self.close()
+            msg = (
+                f"{folder}: no room for a page file of {format_bytes(self.bytes)} "
+                f"({error.strerror or error}); free some, or page less"
+            )
+            raise InputError(msg) from None
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._close()
+
+    def check(self) -> None:
+        """Raise `PageError` unless the file is there, with its full size."""
+        try:
+            there = self.path.stat()
+        except OSError as error:
+            msg = f"{self.path}: the page file is gone ({error.strerror or error}); compile again"
+            raise PageError(msg) from None
+        if there.st_size < self.bytes:
+            msg = (
+                f"{self.path}: the page file has {there.st_size:,} of {self.bytes:,} B; "
+                "compile again"
+            )
+            raise PageError(msg)
+
+    def write(self, index: int, memory: memoryview) -> None:
+        """Write a page, and return when the medium has it."""
+        slot = self.slots[index]
+        begin = perf_counter()
+        self._sums[index] = checksum(memory)
+        try:
+            done = 0
+            while done < slot.bytes:
+                done += os.pwrite(self._descriptor, memory[done:], slot.offset + done)
+            os.fdatasync(self._descriptor)
+            self._drop(slot)
+        except OSError as error:
+            reason = error.strerror or error
+            msg = f"{self.path}: tensor {slot.name!r} could not be written: {reason}"
+            raise PageError(msg) from None
+        self.traffic.written_bytes += slot.bytes
+        self.traffic.transfer_s += perf_counter() - begin
+
+    def read(self, index: int, memory: memoryview) -> None:
+        """Read a page, and check that it is what was written."""
+        slot = self.slots[index]
+        begin = perf_counter()
+        try:
+            done = 0
+            while done < slot.bytes:
+                got = os.preadv(self._descriptor, [memory[done:]], slot.offset + done)
+                if got == 0:
+                    break
+                done += got
+            self._drop(slot)
+        except OSError as error:
+            reason = error.strerror or error
+            msg = f"{self.path}: tensor {slot.name!r} could not be read: {reason}"
+            raise PageError(msg) from None
+        if done < slot.bytes:
+            msg = (
+                f"{self.path}: tensor {slot.name!r}: only {done:,} of {slot.bytes:,} B could be "
+                "read; the file was cut"
+            )
+            raise PageError(msg)
+        if checksum(memory) != self._sums[index]:
+            msg = (
+                f"{self.path}: tensor {slot.name!r} is not what was written; "
+                "something changed the file, or the medium is failing"
+            )
+            raise PageError(msg)
+        self.traffic.read_bytes += slot.bytes
+        self.traffic.transfer_s += perf_counter() - begin
+
+    def _drop(self, slot: Slot) -> None:
+        """Drop the copy of a page in the file cache."""
+        os.posix_fadvise(self._descriptor, slot.offset, slot.bytes, os.POSIX_FADV_DONTNEED)
+
+
+def _remove(descriptor: int, path: Path) -> None:
+    os.close(descriptor)
+    with suppress(OSError):
+        path.unlink()
+
+
+class DirectPages:
+    """Transfers that the calling thread makes itself."""
+
+    def __init__(self, file: PageFile) -> None:
+        self._file = file
+
+    def out(self, index: int, tensor: torch.Tensor) -> None:
+        """Write the storage behind a tensor."""
+        self._file.write(index, bytes_of(tensor.untyped_storage()))
+
+    def into(self, index: int) -> Any:
+        """Read a storage; return the tensors in it, one or a tuple."""
+        storage, tensors = blank(self._file.slots[index])
+        self._file.read(index, bytes_of(storage))
+        return tensors
+
+    def wait(self, index: int) -> None:
+        """Return at once."""
+
+
+class BackgroundPages:
+    """Transfers that one thread makes in the order in which they are started."""
+
+    def __init__(self, file: PageFile, executor: ThreadPoolExecutor) -> None:
+        self._file = file
+        self._executor = executor
+        self._under_way: dict[int, Future[None]] = {}
+        self._started: list[Future[None]] = []
+
+    def out(self, index: int, tensor: torch.Tensor) -> None:
+        """Start to write the storage behind a tensor."""
+        self._start(index, self._file.write, tensor.untyped_storage())
+
+    def into(self, index: int) -> Any:
+        """Start to read a storage; return the tensors in it, which are to be waited for."""
+        storage, tensors = blank(self._file.slots[index])
+        self._start(index, self._file.read, storage)
+        return tensors
+
+    def wait(self, index: int) -> None:
+        """Return when the transfer of a storage is done; raise what stopped it."""
+        self._under_way.pop(index).result()
+
+    def finish(self) -> None:
+        """Wait for all transfers; raise what stopped the first one that failed."""
+        for future in self._started:
+            future.result()
+
+    def abandon(self) -> None:
+        """Drop the transfers that did not begin, and wait for the one under way."""
+        for future in self._started:
+            if not future.cancel():
+                future.exception()
+
+    def _start(self, index: int, move: Any, storage: torch.UntypedStorage) -> None:
+        future = self._executor.submit(_move, move, index, [storage])
+        self._under_way[index] = future
+        self._started.append(future)
+
+
+def _move(move: Any, index: int, held: list[torch.UntypedStorage]) -> None:
+    """Move a page; hold its memory until then, and no longer than until whoever waits goes on."""
+    storage = held.pop()
+    move(index, bytes_of(storage))
+
+
+def blank(slot: Slot) -> tuple[torch.UntypedStorage, Any]:
+    """Return new memory for a page, and the tensors that lie in it, one or a tuple."""
+    import torch
+
+    storage = torch.UntypedStorage(slot.bytes)
+    tensors = tuple(
+        torch.empty(0, dtype=layout.dtype).set_(storage, layout.offset, layout.shape, layout.stride)
+        for layout in slot.layouts
+    )
+    return storage, tensors[0] if len(tensors) == 1 else tensors
+
+
+def bytes_of(storage: torch.UntypedStorage) -> memoryview:
+    """Return the memory of a storage; valid as long as the storage is."""
+    array = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+    return memoryview(array).cast("B")
+
+
+def checksum(memory: memoryview) -> int:
+    """Return a sum that changes with any one word of a page, and when blocks change places.
+
+    Notes
+    -----
+    Words of 8 B are summed by blocks of 4 KiB, and the sums with odd weights, all modulo 2^64; that
+    takes as long as reading the memory once, a fifth of the time of a CRC.
+
+    Examples
+    --------
+    >>> checksum(memoryview(bytes(8))), checksum(memoryview(bytes(7) + b"x"))
+    (0, 8646911284551352320)
+    """
+    import numpy as np
+
+    whole = len(memory) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    words = np.frombuffer(memory[:whole], dtype=np.uint64).reshape(-1, _ROW_WORDS)
+    sums = words.sum(axis=1, dtype=np.uint64)
+    weights = np.arange(1, 2 * len(sums), 2, dtype=np.uint64)
+    total = int((sums * weights).sum(dtype=np.uint64))
+    rest = bytes(memory[whole:])
+    for place in range(0, len(rest), _WORD_BYTES):
+        word = int.from_bytes(rest[place : place + _WORD_BYTES], "little")
+        total += word * (2 * (len(sums) + place) + 1)
+    return total % 2**64

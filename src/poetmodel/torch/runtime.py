@@ -1,0 +1,276 @@
+"""Running a compiled program as one training step: all of it happens, or nothing does."""
+
+from __future__ import annotations
+
+import traceback
+import weakref
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from poetmodel.plan import Op
+from poetmodel.torch.coarsening import is_held
+from poetmodel.torch.generated import generate
+from poetmodel.torch.pages import BackgroundPages, DirectPages, PageFile, Traffic, slots_of
+from poetmodel.torch.roles import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import torch
+
+    from poetmodel.plan import Plan
+    from poetmodel.torch.tracing import Trace
+
+
+class Runner:
+    """A captured step with its compiled program and its page file.
+
+    Parameters
+    ----------
+    trace : Trace
+        The captured step.
+    plan : Plan
+        A valid plan; ``dma`` transfers run on a thread of their own.
+    numbers : sequence of int
+        For each tensor of the plan's graph the number of its storage.
+    folder : str or Path, optional
+        Where the page file lies; needed by plans that page.
+    rollback : bool
+        Whether gradients that are added to existing ones wait for the end of steps that page.
+
+    Raises
+    ------
+    InputError
+        If the page file cannot be made.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        plan: Plan,
+        numbers: Sequence[int],
+        *,
+        folder: str | Path | None = None,
+        rollback: bool = True,
+    ) -> None:
+        self.trace = trace
+        self.generated = generate(trace, plan.program, numbers)
+        self.file: PageFile | None = None
+        self.executor: ThreadPoolExecutor | None = None
+        paged = sorted({numbers[i] for op, i in plan.program if op == Op.PAGE_OUT})
+        if paged:
+            self.file = PageFile(folder or ".", slots_of(trace.parts.storages[i] for i in paged))
+            if plan.mode == "dma":
+                self.executor = ThreadPoolExecutor(1, thread_name_prefix="poetmodel-pages")
+                weakref.finalize(self, self.executor.shutdown, wait=False)
+        self.waits = self.file is not None and rollback
+        """Whether gradients that are added to existing ones wait for the end of the step."""
+        self.places = _gradient_places(trace)
+        """Where gradients go, by the number of their emission, in the order they come."""
+        self._loss = [emission.result.of for emission in self.generated.held].index(None)
+        self.random = any(unit.random for unit in trace.parts.units)
+        self._constant = {
+            k: trace.joint.value(argument)
+            for k, argument in enumerate(trace.joint.arguments)
+            if argument.source in (Source.TANGENT, Source.CONSTANT)
+        }
+
+    @property
+    def traffic(self) -> Traffic:
+        """What all steps so far have moved."""
+        return Traffic() if self.file is None else self.file.traffic
+
+    def close(self) -> None:
+        """Remove the page file, and end its thread."""
+        if self.executor is not None:
+            self.executor.shutdown()
+        if self.file is not None:
+            self.file.close()
+
+    def __call__(self, inputs: Sequence[Any], *, waits: bool | None = None) -> torch.Tensor:
+        """Run one step on flat inputs; return the loss.
+
+        Parameters
+        ----------
+        inputs : sequence
+            Flat inputs of the step.
+        waits : bool, optional
+            In place of the field.
+
+        Raises
+        ------
+        PageError
+            If a page is lost; parameters, gradients, buffers and the state of the random generator
+            are as before the step.
+        """
+        import torch
+
+        gradients = Gradients(self, inputs, waits=self.waits if waits is None else waits)
+        held = self.run(inputs, gradients.emit)
+        with torch.no_grad():
+            gradients.commit()
+            return self._hand_out(held, inputs)
+
+    def run(
+        self, inputs: Sequence[Any], emit: Callable[[int, torch.Tensor], None]
+    ) -> list[torch.Tensor]:
+        """Run the program; nothing but the state of the random generator changes outside of it.
+
+        Parameters
+        ----------
+        inputs : sequence
+            Flat inputs of the step.
+        emit : callable
+            Called with the number of an emission and its gradient, once for each.
+
+        Returns
+        -------
+        list of Tensor
+            Values of ``generated.held``.
+        """
+        import torch
+
+        joint = self.trace.joint
+        values = [
+            self._constant[k] if k in self._constant else joint.value(argument, inputs)
+            for k, argument in enumerate(joint.arguments)
+        ]
+        state = torch.default_generator.get_state() if self.random else None
+        pages = self._pages()
+        try:
+            with torch.no_grad():
+                held = list(self.generated.function(values, emit, pages))
+                if isinstance(pages, BackgroundPages):
+                    pages.finish()
+        except BaseException as error:
+            if isinstance(pages, BackgroundPages):
+                pages.abandon()
+            if state is not None:
+                torch.default_generator.set_state(state)
+            # The frames of the program would hold its tensors for as long as the exception lives.
+            traceback.clear_frames(error.__traceback__)
+            raise
+        return held
+
+    def _pages(self) -> Any:
+        if self.file is None:
+            return None
+        self.file.check()
+        if self.executor is not None:
+            return BackgroundPages(self.file, self.executor)
+        return DirectPages(self.file)
+
+    def _hand_out(self, held: list[torch.Tensor], inputs: Sequence[Any]) -> torch.Tensor:
+        """Put new values into buffers and inputs; return the loss."""
+        for emission, value in zip(self.generated.held, held, strict=True):
+            of = emission.result.of
+            if of is not None:
+                self.trace.joint.value(of, inputs).copy_(value)
+        return held[self._loss]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the gradient of one emission goes."""
+
+    key: int
+    """The same for all gradients of one weight, which has several if it is used by several names;
+    they are summed before anything else, as PyTorch does."""
+    single: bool
+    """Whether it is the only one of its weight."""
+    last: bool
+    """Whether it is the last one."""
+    alone: bool
+    """Whether nobody else reads the memory that it lies in."""
+
+
+class Gradients:
+    """The gradients of one step on their way into ``.grad``.
+
+    Where there was no gradient the new one takes its place when the step is done. Where there was
+    one, the new one is added to it: at once, or at the end where pages could still fail.
+    """
+
+    def __init__(self, runner: Runner, inputs: Sequence[Any], *, waits: bool) -> None:
+        self._runner = runner
+        self._inputs = inputs
+        self._waits = waits
+        self._sums: dict[int, torch.Tensor] = {}
+        """What came so far, by the key of its place."""
+
+    def emit(self, number: int, value: torch.Tensor) -> None:
+        """Take a gradient."""
+        place = self._runner.places[number]
+        target = self._target(number)
+        at_once = target.grad is not None and not self._waits
+        if place.single and at_once:
+            target.grad.add_(value)
+            return
+        if place.key in self._sums:
+            self._sums[place.key].add_(value)
+        else:
+            own = place.alone and _lies_alike(value, target)
+            self._sums[place.key] = value if own else _copy(value, target)
+        if place.last and at_once:
+            target.grad.add_(self._sums.pop(place.key))
+
+    def commit(self) -> None:
+        """Hand out what has waited."""
+        for number, place in self._runner.places.items():
+            if not place.last or place.key not in self._sums:
+                continue
+            value = self._sums.pop(place.key)
+            target = self._target(number)
+            if target.grad is None:
+                target.grad = value
+            else:
+                target.grad.add_(value)
+
+    def _target(self, number: int) -> Any:
+        of = self._runner.trace.parts.emissions[number].result.of
+        return self._runner.trace.joint.value(of, self._inputs)  # type: ignore[arg-type]
+
+
+def _gradient_places(trace: Trace) -> dict[int, Place]:
+    """Return the place of each gradient, by the number of its emission, in the order they come."""
+    parts = trace.parts
+    read = Counter(number for unit in parts.units for number in unit.reads.storages)
+    read.update(number for emission in parts.emissions for number in emission.reads.storages)
+    keys: dict[int, int] = {}
+    for number, emission in enumerate(parts.emissions):
+        of = emission.result.of
+        if not is_held(emission) and of is not None:
+            keys[number] = id(trace.joint.value(of))
+
+    def moment(number: int) -> tuple[bool, int, int]:
+        # What is an argument as it is comes at the end of the program.
+        after = parts.emissions[number].after
+        return (after is None, after or 0, number)
+
+    order = sorted(keys, key=moment)
+    count = Counter(keys.values())
+    final = {keys[number]: number for number in order}
+    return {
+        number: Place(
+            key=keys[number],
+            single=count[keys[number]] == 1,
+            last=final[keys[number]] == number,
+            alone=[read[i] for i in parts.emissions[number].reads.storages] == [1],
+        )
+        for number in order
+    }
+
+
+def _lies_alike(value: torch.Tensor, target: torch.Tensor) -> bool:
+    """Return whether a gradient fills its memory, in the order of its weight."""
+    whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    return bool(whole and value.stride() == target.stride())
+
+
+def _copy(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.empty_like(target, requires_grad=False).copy_(value)

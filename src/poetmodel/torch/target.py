@@ -1,0 +1,150 @@
+"""``module:function``: where the command line finds a user's model, loss and inputs."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.errors import InputError, shown
+from poetmodel.torch.failures import RAISED, user_place
+from poetmodel.torch.requirement import require_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    import torch
+
+FORM: Final = (
+    "module:function or path/file.py:function, a function without arguments that returns "
+    "(model, loss_fn, inputs)"
+)
+"""What a target looks like."""
+
+_PARTS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What a target returns."""
+
+    model: torch.nn.Module
+    """The network."""
+    loss_fn: Callable[..., torch.Tensor] | None
+    """Takes the network's output and the target; None where the network returns the loss."""
+    inputs: tuple[Any, ...]
+    """Example inputs, the target last."""
+
+
+def is_target(text: str) -> bool:
+    """Return whether a text reads like ``module:function`` and not like a file or a model.
+
+    Examples
+    --------
+    >>> is_target("train:step"), is_target("train.graph.json")
+    (True, False)
+    """
+    head, colon, function = text.rpartition(":")
+    return bool(head and colon and function.isidentifier())
+
+
+def load_step(target: str) -> Step:
+    """Import a module and call its function.
+
+    Parameters
+    ----------
+    target : str
+        ``module:function`` (modules of the current folder are found too) or
+        ``path/file.py:function``.
+
+    Returns
+    -------
+    Step
+        What the function returned.
+
+    Raises
+    ------
+    InputError
+        If there is no such function, it fails, or it returns something else.
+    BackendUnavailableError
+        If PyTorch is missing or too old.
+    """
+    require_torch()
+    if not is_target(target):
+        msg = f"{shown(target)}: expected {FORM}"
+        raise InputError(msg)
+    head, _, name = target.rpartition(":")
+    with _current_folder_first(), _told(target):
+        module = _load_file(Path(head)) if head.endswith(".py") else _load_module(head)
+        function = getattr(module, name, None)
+        if not callable(function):
+            msg = f"{target}: {head} has no function {name!r}"
+            raise InputError(msg)
+        returned = function()
+    return _step(target, returned)
+
+
+def _step(target: str, returned: object) -> Step:
+    if not isinstance(returned, tuple | list) or len(returned) != _PARTS:
+        msg = f"{target}: expected it to return (model, loss_fn, inputs), got {shown(returned)}"
+        raise InputError(msg)
+    model, loss_fn, inputs = returned
+    if not isinstance(inputs, tuple | list):
+        msg = f"{target}: inputs: expected a tuple, got a {type(inputs).__name__}"
+        raise InputError(msg)
+    if loss_fn is not None and not callable(loss_fn):
+        msg = f"{target}: loss_fn: expected a function or None, got {shown(loss_fn)}"
+        raise InputError(msg)
+    return Step(model=model, loss_fn=loss_fn, inputs=tuple(inputs))
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        known = find_spec(name) is not None
+    except (ModuleNotFoundError, ValueError):
+        known = False
+    if not known:
+        msg = f"there is no module {name!r} here or installed; expected {FORM}"
+        raise InputError(msg)
+    return import_module(name)
+
+
+def _load_file(path: Path) -> ModuleType:
+    spec = spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        msg = f"{path}: no such file; expected {FORM}"
+        raise InputError(msg)
+    module = module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _told(target: str) -> Iterator[None]:
+    """Turn what a user's code raises into an `InputError` with its place."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (*RAISED, SyntaxError) as error:
+        place = user_place(error)
+        where = f" at {place}" if place else ""
+        reason = " ".join(str(error).split())
+        msg = f"{target}: failed{where} with {type(error).__name__}: {reason}"
+        raise InputError(msg) from error
+
+
+@contextmanager
+def _current_folder_first() -> Iterator[None]:
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)

@@ -1,0 +1,130 @@
+"""``poetmodel bench`` on the command line."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from commands import invoke
+from poetmodel import bench
+from poetmodel.bench import figures
+from poetmodel.bench.figures import Figure, Part
+from poetmodel.bench.figures.registry import FIGURES
+from poetmodel.bench.measurement import failure, measure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from poetmodel.bench import Cell
+
+SMALL = Figure(
+    name="small",
+    title="A small figure",
+    paper="It says so.",
+    parts=(
+        Part(
+            models=("mlp",),
+            devices=("rpi4b",),
+            ram=("75%", "100%"),
+            quick_ram=("100%",),
+            methods=("lru-paging", "checkpoint-all"),
+        ),
+    ),
+    limit_s=5.0,
+    quick_limit_s=5.0,
+)
+
+
+def here(cells: Sequence[Cell], folder: Path, **_: Any) -> list[dict[str, Any]]:
+    """Measure cells in this process, and record nothing."""
+    folder.mkdir(exist_ok=True)
+    return [measure(cell.to_dict()) for cell in cells]
+
+
+@pytest.fixture(autouse=True)
+def _small_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be a figure that takes no time."""
+    monkeypatch.setattr(figures, "figure", lambda name: {"small": SMALL}.get(name) or FIGURES[name])
+
+
+def test_bench_writes_records_table_and_picture(tmp_path: Path) -> None:
+    """A quick run, then the whole one: what was done is not done again."""
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "runs" / "small"
+    done = invoke("bench", "small", "--quick", "--out", out)
+    assert done.status == 0
+    assert "2 of 2 cells done, 0 failed" in done.err
+    assert "lru-paging" in done.out
+    assert "The paper: It says so." in done.out
+    first = (out / "cells.jsonl").read_bytes()
+    whole = invoke("bench", "small", "--out", out, "--json")
+    assert whole.status == 0
+    assert whole.err == ""
+    assert len(whole.json["cells"]) == 4
+    assert whole.json["tables"][0]["heads"] == ["method", "75%", "100%"]
+    assert whole.json["tables"][0]["rows"][1][1:] == ["-", "0 %"]
+    assert whole.json["notes"] == []
+    assert [(out / name).exists() for name in ("small.svg", "small.png")] == [True, True]
+    assert len((out / "cells.csv").read_text().splitlines()) == 5
+    assert (out / "cells.jsonl").read_bytes().startswith(first)
+
+
+def test_missing_matplotlib_leaves_the_picture_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records and table are there, and a note says what brings the picture."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(bench, "sweep", here)
+    done = invoke("bench", "small", "--quick", "--out", tmp_path)
+    assert done.status == 0
+    assert "no picture is drawn" in done.err
+    assert "poetmodel[report]" in done.err
+    assert not (tmp_path / "small.svg").exists()
+    assert (
+        "no picture"
+        in invoke("bench", "small", "--quick", "--out", tmp_path, "--json").json["notes"][0]
+    )
+
+
+def test_time_limit_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of the command line replaces the figure's."""
+    monkeypatch.setattr(bench, "sweep", here)
+    done = invoke("bench", "small", "--quick", "--time-limit", "2.5", "--out", tmp_path, "--json")
+    assert {cell["time_limit_s"] for cell in done.json["cells"]} == {2.5}
+
+
+def test_failed_cells_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell that ended without an answer makes the status 1."""
+    monkeypatch.setattr(
+        bench, "sweep", lambda cells, *_, **__: [failure(cell, "it broke") for cell in cells]
+    )
+    done = invoke("bench", "small", "--quick", "--out", tmp_path, "--quiet")
+    assert done.status == 1
+    assert "2 of 2 cells failed" in done.err
+    assert "it broke" in done.err
+
+
+def test_help_and_page_name_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can be asked for is in the help."""
+    monkeypatch.setenv("COLUMNS", "200")
+    text = invoke("bench", "--help").out
+    assert [name for name in FIGURES if name not in text] == []
+
+
+def test_unknown_names_and_limits_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end with status 2 before a folder is made."""
+    monkeypatch.undo()
+    out = tmp_path / "x"
+    for arguments in (
+        ("figure9",),
+        ("figure5", "--time-limit", "0"),
+        ("figure5", "--time-limit", "nan"),
+        ("figure5", "--workers", "0"),
+    ):
+        assert invoke("bench", *arguments, "--out", out).status == 2
+    assert not out.exists()

@@ -1,0 +1,183 @@
+"""``poetmodel explain``: what a schedule decided, and what else would have cost."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from commands import invoke
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from commands import Outcome
+
+
+@pytest.fixture
+def explain(tmp_path: Path, chain_file: Path, board_file: Path) -> Callable[..., Outcome]:
+    """Return a function that solves the chain with options, and explains the schedule."""
+
+    def run(
+        *arguments: object,
+        ram: str = "350",
+        tensor: str | None = None,
+        limits: tuple[str, ...] = (),
+    ) -> Outcome:
+        out = tmp_path / "chain.schedule.json"
+        stated = ("--device", board_file, "--ram", ram, *limits)
+        made = invoke("solve", chain_file, *stated, "--out", out, "--quiet")
+        assert made.status == 0
+        asked = () if tensor is None else (tensor,)
+        where = ("--graph", chain_file, "--device", board_file)
+        return invoke("explain", out, *asked, *where, *arguments)
+
+    return run
+
+
+def test_schedule_is_explained_in_json(explain: Callable[..., Outcome]) -> None:
+    """With 350 B x is paged for 4 mJ; computed again it takes 1 J; 18 B more save nothing."""
+    outcome = explain("--json")
+    assert (outcome.status, outcome.err) == (0, "")
+    document = outcome.json
+    assert document["energy_j"] == pytest.approx(6.004)
+    assert [tensor["fate"] for tensor in document["tensors"]] == [
+        "paged",
+        "kept",
+        "kept",
+        "kept",
+        "kept",
+        "unused",
+    ]
+    assert document["binding"] == [{"stage": 4, "node": "g2", "ram_bytes": 304}]
+    (decision,) = document["decisions"]
+    assert decision["tensor"] == "x"
+    assert decision["energy_j"] == pytest.approx(0.004)
+    assert decision["time_s"] == pytest.approx(0.004)
+    recomputed = decision["alternatives"][0]
+    assert (recomputed["without"], recomputed["becomes"]) == ("paging", "recomputed")
+    assert recomputed["energy_j"] == pytest.approx(1.0 - 0.004)
+    assert recomputed["exact"] is True
+    assert [more["more_bytes"] for more in document["more_ram"]] == [4, 18]
+    assert [more["saved_j"] for more in document["more_ram"]] == pytest.approx([0, 0], abs=1e-12)
+
+
+def test_more_ram_that_saves_is_priced(explain: Callable[..., Outcome]) -> None:
+    """From 390 B, 5 % more hold all 404 B, which saves the 4 mJ of paging: 0.2 mJ for each byte."""
+    small, large = explain("--json", ram="390").json["more_ram"]
+    assert small["saved_j"] == pytest.approx(0, abs=1e-12)
+    assert (large["more_bytes"], large["saved_j"]) == (20, pytest.approx(0.004))
+    assert large["most_j"] == pytest.approx(0.004)
+    assert large["saved_j_per_kb"] == pytest.approx(0.2)
+
+
+def test_tables_fit(explain: Callable[..., Outcome]) -> None:
+    """The tables of a schedule and of a tensor fit 80 columns and have the same figures."""
+    whole = explain()
+    assert max(map(len, whole.out.splitlines())) <= 80
+    words = " ".join(whole.out.split())
+    assert "1 paged, 4 kept, 1 unused" in words
+    assert "x paged 4 mJ 4 ms +996 mJ" in words
+    one = explain(tensor="x")
+    assert max(map(len, one.out.splitlines())) <= 80
+    words = " ".join(one.out.split())
+    assert "made by x, read by h1, g1" in words
+    assert "paged out in stage 0; paged in in stage 5" in words
+    assert "without paging +996 mJ recomputed then; +996 ms; solved again, proven" in words
+    assert "without paging and recomputation" in words
+
+
+def test_kept_tensor_has_upper_bounds(explain: Callable[..., Outcome]) -> None:
+    """What is kept could be let go at most at the price of its way out and back."""
+    words = " ".join(explain(tensor="h1").out.split())
+    assert "decided kept" in words
+    assert "without keeping +4 mJ paged then; +4 ms; at most" in words
+    assert "Nothing else could be decided" in explain(tensor="g1").out
+
+
+def test_what_no_schedule_does_without_is_impossible(explain: Callable[..., Outcome]) -> None:
+    """Where nothing may be paged, 350 B cannot do without computing x again: proved."""
+    limits = ("--no-paging",)
+    assert "impossible" in explain(limits=limits).out
+    words = " ".join(explain(tensor="x", limits=limits).out.split())
+    assert "recomputed in stage 5" in words
+    assert "impossible proven: no schedule does without" in words
+
+
+def test_change_that_breaks_a_limit_has_no_price(explain: Callable[..., Outcome]) -> None:
+    """With a deadline of one pass, what is kept cannot be let go without missing it."""
+    words = " ".join(explain(ram="404", tensor="h1", limits=("--deadline", "100%")).out.split())
+    assert "unknown paged in its longest gap it breaks a limit" in words
+
+
+def test_file_of_bare_relations_is_explained(
+    explain: Callable[..., Outcome], tmp_path: Path, chain_file: Path, board_file: Path
+) -> None:
+    """Without a stated problem the device's limits hold, which is said."""
+    explain()
+    path = tmp_path / "chain.schedule.json"
+    document = json.loads(path.read_text())
+    del document["problem"]
+    path.write_text(json.dumps(document))
+    outcome = invoke("explain", path, "--graph", chain_file, "--device", board_file, "--json")
+    assert outcome.json["ram_budget_bytes"] == 1_000_000
+    assert "the file states no problem" in outcome.err
+
+
+def test_doubtful_comparisons_are_flagged(
+    explain: Callable[..., Outcome], tmp_path: Path, chain_file: Path, board_file: Path
+) -> None:
+    """Of a schedule that is not proven to need the least energy, a warning says what that means."""
+    explain()
+    path = tmp_path / "chain.schedule.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "feasible"}))
+    outcome = invoke("explain", path, "--graph", chain_file, "--device", board_file)
+    assert outcome.status == 0
+    assert outcome.err.startswith("warning: the schedule is not proven")
+
+
+def test_schedule_without_any_decision_says_so(explain: Callable[..., Outcome]) -> None:
+    """Where everything fits nothing costs anything."""
+    assert "no decision costs anything" in explain(ram="404").out
+
+
+def test_unknown_tensor_is_told_with_a_near_one(explain: Callable[..., Outcome]) -> None:
+    """A name that the graph does not have ends with one sentence and status 2."""
+    outcome = explain(tensor="h11")
+    assert outcome.status == 2
+    assert "'h11'" in outcome.err
+    assert "did you mean h1" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("change", "fragment"),
+    [
+        ({"S_RAM": []}, "is not valid"),
+        ({"graph": {"name": "other", "sha256": "0" * 64}}, "other"),
+    ],
+)
+def test_schedule_that_does_not_hold_is_refused(
+    change: dict[str, Any],
+    fragment: str,
+    explain: Callable[..., Outcome],
+    tmp_path: Path,
+    chain_file: Path,
+    board_file: Path,
+) -> None:
+    """What the judge rejects, or another graph's, is not explained: exit 2 names the file."""
+    explain()
+    path = tmp_path / "chain.schedule.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    outcome = invoke("explain", path, "--graph", chain_file, "--device", board_file)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert fragment in outcome.err
+    assert path.name in outcome.err
+
+
+def test_graph_is_required(tmp_path: Path) -> None:
+    """Without a graph there is one sentence."""
+    outcome = invoke("explain", tmp_path / "x.json")
+    assert outcome.status == 2
+    assert "no graph" in outcome.err

@@ -1,0 +1,250 @@
+"""``poetmodel plan``, and ``solve --plan`` and ``--plot``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from commands import BOARD, Outcome, invoke
+from poetmodel.cli.plan_output import deliver_beside
+from poetmodel.device import Costs, Device
+from poetmodel.graph import Graph
+from poetmodel.plan import Plan, check_plan, decode
+from poetmodel.schedule import Schedule, simulate
+from poetmodel.solve import solve
+from worked import skip_problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def schedule_file(tmp_path: Path, chain_file: Path, board_file: Path) -> Path:
+    """Return the file of a schedule of `chain` that pages one tensor, in 304 B."""
+    path = tmp_path / "chain.schedule.json"
+    done = invoke(
+        *("solve", "--graph", chain_file, "--device", board_file, "--ram", "304B", "--quiet"),
+        *("--no-recompute", "--out", path),
+    )
+    assert done.status == 0, done.err
+    return path
+
+
+def plan(schedule: Path, graph: Path, *arguments: object) -> Outcome:
+    """Run the command."""
+    return invoke("plan", schedule, "--graph", graph, *arguments)
+
+
+def restated(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON file; those of ``problem`` inside it."""
+    document = json.loads(path.read_text())
+    document["problem"].update(changes.pop("problem", {}))
+    path.write_text(json.dumps(document | changes))
+
+
+def test_plan_file_is_written_and_judged(
+    schedule_file: Path, chain_file: Path, board_file: Path, tmp_path: Path
+) -> None:
+    """The device named in the file gives costs and mode; figures are those of the schedule."""
+    out = tmp_path / "chain.plan.json"
+    done = plan(schedule_file, chain_file, "--out", out)
+    assert done.status == 0, done.err
+    assert "costs are the estimates of device" in done.err
+    assert f"wrote {out}" in done.err
+    assert "peak RAM" in done.out
+    graph, made = Graph.load(chain_file), Plan.load(out)
+    costs = Costs.estimate(graph, Device.load(board_file))
+    simulation = simulate(graph, costs, Schedule.load(schedule_file))
+    stated = json.loads(out.read_text())
+    assert made.mode == stated["mode"] == "blocking"
+    assert stated["ram_budget_bytes"] == 304
+    assert stated["device"] == str(board_file)
+    for key in ("energy_j", "peak_ram_bytes", "makespan_s", "compute_s", "transfer_s"):
+        assert stated[key] == getattr(simulation, key)
+    check = check_plan(graph, costs, made)
+    assert (check.violations, stated["stall_s"]) == ((), 0.0)
+
+
+def test_json_is_the_content_of_the_file(
+    schedule_file: Path, chain_file: Path, tmp_path: Path
+) -> None:
+    """``--json`` prints the same object, alone."""
+    out = tmp_path / "chain.plan.json"
+    done = plan(schedule_file, chain_file, "--out", out, "--json", "--mode", "dma")
+    assert done.status == 0
+    assert done.json == json.loads(out.read_text())
+    assert done.json["mode"] == "dma"
+    assert done.json["program"][0] == ["compute", 0]
+
+
+def test_text_goes_to_the_file_or_to_stdout(
+    schedule_file: Path, chain_file: Path, tmp_path: Path
+) -> None:
+    """The same listing either way."""
+    done = plan(schedule_file, chain_file, "--format", "text")
+    assert done.status == 0
+    assert done.out.startswith(f"Plan for chain on {tmp_path}")
+    assert "page out" in done.out
+    out = tmp_path / "chain.txt"
+    assert plan(schedule_file, chain_file, "--format", "text", "--out", out).status == 0
+    assert out.read_text() == done.out
+
+
+def test_binary_is_the_same_plan(schedule_file: Path, chain_file: Path, tmp_path: Path) -> None:
+    """The bytes decode to the plan of the JSON file."""
+    out, coded = tmp_path / "chain.plan.json", tmp_path / "chain.plan"
+    assert plan(schedule_file, chain_file, "--out", out).status == 0
+    done = plan(schedule_file, chain_file, "--format", "binary", "--out", coded)
+    assert done.status == 0
+    data = coded.read_bytes()
+    assert decode(Graph.load(chain_file), data) == Plan.load(out)
+    assert f"coded size     {len(data)} B" in done.out
+    assert plan(schedule_file, chain_file, "--format", "binary").status == 2
+
+
+def test_default_mode_is_the_devices(schedule_file: Path, chain_file: Path, tmp_path: Path) -> None:
+    """A device with DMA gives dma plans; the option goes before it."""
+    board = tmp_path / "dma.toml"
+    board.write_text(BOARD.replace('"blocking"', '"dma"'))
+    command = (schedule_file, chain_file, "--device", board, "--json")
+    assert plan(*command).json["mode"] == "dma"
+    assert plan(*command, "--mode", "blocking").json["mode"] == "blocking"
+
+
+def test_default_mode_without_device_is_the_schedules(
+    schedule_file: Path, chain_file: Path, profile_file: Path
+) -> None:
+    """With a profile alone, an overlap schedule is for DMA, any other one not."""
+    restated(schedule_file, device=None)
+    command = (schedule_file, chain_file, "--profile", profile_file, "--json")
+    assert plan(*command).json["mode"] == "blocking"
+    restated(schedule_file, problem={"deadline_counts": "overlap"})
+    assert plan(*command).json["mode"] == "dma"
+
+
+def test_blocking_device_is_told_to_an_overlap_schedule(
+    schedule_file: Path, chain_file: Path
+) -> None:
+    """A plan that does not keep the meaning of the schedule's time says so."""
+    restated(schedule_file, problem={"deadline_counts": "overlap"}, makespan_s=None)
+    done = plan(schedule_file, chain_file, "--json")
+    assert done.json["mode"] == "blocking"
+    assert "--mode dma" in done.err
+    assert "--mode dma" not in plan(schedule_file, chain_file, "--mode", "blocking").err
+
+
+def test_budget_is_a_limit(schedule_file: Path, chain_file: Path, tmp_path: Path) -> None:
+    """A plan that does not fit is told, and not written."""
+    out = tmp_path / "x.plan.json"
+    done = plan(schedule_file, chain_file, "--ram", "303B", "--out", out)
+    assert done.status == 3
+    assert "peak RAM 304 B is 1 B above the 303 B" in done.err
+    assert not out.exists()
+    assert (
+        plan(schedule_file, chain_file, "--ram", "100%", "--json").json["ram_budget_bytes"] == 404
+    )
+
+
+def test_resident_bytes_are_left_out_of_the_budget(schedule_file: Path, chain_file: Path) -> None:
+    """A file whose budget counts parameters leaves the rest to tensors."""
+    graph = json.loads(chain_file.read_text())
+    graph["resident_bytes"] = {"parameters": 96}
+    chain_file.write_text(json.dumps(graph))
+    document = json.loads(schedule_file.read_text())
+    document["graph"]["sha256"] = Graph.load(chain_file).sha256
+    schedule_file.write_text(json.dumps(document))
+    restated(schedule_file, problem={"count_parameters": True, "ram_budget_bytes": 400})
+    assert plan(schedule_file, chain_file, "--json").json["ram_budget_bytes"] == 304
+    done = plan(schedule_file, chain_file, "--ram", "96B")
+    assert done.status == 2
+    assert "leave nothing for tensors" in done.err
+
+
+def test_bad_input_is_told(schedule_file: Path, chain_file: Path, tmp_path: Path) -> None:
+    """No graph, another graph, a schedule that cannot run, no costs: exit 2 and the reason."""
+    assert "no graph" in invoke("plan", schedule_file).err
+    other = plan(schedule_file, "mlp")  # type: ignore[arg-type]
+    assert (other.status, "give the graph it was made for" in other.err) == (2, True)
+    restated(schedule_file, S_RAM=[])
+    broken = plan(schedule_file, chain_file)
+    assert broken.status == 2
+    assert f"{schedule_file}: " in broken.err
+    restated(schedule_file, device="elsewhere")
+    assert "no costs" in plan(schedule_file, chain_file).err
+    assert plan(tmp_path / "none.json", chain_file).status == 2
+
+
+def test_files_must_differ(schedule_file: Path, chain_file: Path, tmp_path: Path) -> None:
+    """No output may take the place of an input or of another output."""
+    assert plan(schedule_file, chain_file, "--out", schedule_file).status == 2
+    picture = tmp_path / "x.svg"
+    done = plan(schedule_file, chain_file, "--out", picture, "--plot", picture)
+    assert (done.status, "names this file already" in done.err) == (2, True)
+    assert plan(schedule_file, chain_file, "--plot", tmp_path / "x.pdf").status == 2
+
+
+def test_plot_is_drawn(schedule_file: Path, chain_file: Path, tmp_path: Path) -> None:
+    """``--plot`` writes the picture beside everything else."""
+    pytest.importorskip("plotly")
+    picture = tmp_path / "chain.html"
+    done = plan(schedule_file, chain_file, "--plot", picture)
+    assert done.status == 0
+    assert f"wrote {picture}" in done.err
+    assert "paged out" in picture.read_text()
+
+
+def test_solve_writes_plan_and_map(chain_file: Path, board_file: Path, tmp_path: Path) -> None:
+    """``solve --plan`` and ``--plot`` write what ``plan`` would, and the map."""
+    pytest.importorskip("plotly")
+    schedule, made, picture = (tmp_path / name for name in ("s.json", "p.json", "m.html"))
+    done = invoke(
+        *("solve", "--graph", chain_file, "--device", board_file, "--ram", "304B"),
+        *("--out", schedule, "--plan", made, "--plot", picture, "--json"),
+    )
+    assert done.status == 0, done.err
+    assert done.json["status"] == "optimal"  # stdout has the schedule alone
+    assert [line for line in done.err.splitlines() if line.startswith("wrote")] == [
+        f"wrote {path}" for path in (schedule, made, picture)
+    ]
+    again = plan(schedule, chain_file, "--json")
+    assert again.json == json.loads(made.read_text())
+    assert "stage, by the node" in picture.read_text()
+
+
+def test_solve_without_schedule_writes_neither(
+    chain_file: Path, board_file: Path, tmp_path: Path
+) -> None:
+    """An infeasible problem leaves no files."""
+    made, picture = tmp_path / "p.json", tmp_path / "m.svg"
+    done = invoke(
+        *("solve", "--graph", chain_file, "--device", board_file, "--ram", "303B"),
+        *("--plan", made, "--plot", picture),
+    )
+    assert done.status == 3
+    assert not made.exists()
+    assert not picture.exists()
+
+
+def test_solve_checks_its_targets_first(chain_file: Path, board_file: Path, tmp_path: Path) -> None:
+    """A picture of unknown kind, or a folder that is missing, ends it before it solves."""
+    command = ("solve", "--graph", chain_file, "--device", board_file, "--ram", "304B")
+    assert invoke(*command, "--plot", tmp_path / "x.bmp").status == 2
+    assert invoke(*command, "--plan", tmp_path / "none" / "x.json").status == 2
+    done = invoke(*command, "--out", tmp_path / "x.json", "--plan", tmp_path / "x.json")
+    assert (done.status, "--out names this file already" in done.err) == (2, True)
+    assert list(tmp_path.glob("x.*")) == []
+
+
+def test_plan_of_a_rejected_schedule_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the judge rejects the schedule there is no program; the map shows what it holds."""
+    pytest.importorskip("plotly")
+    result = replace(solve(skip_problem()), violations=("R[1,1]: made up",))
+    made, picture = tmp_path / "p.json", tmp_path / "m.html"
+    assert deliver_beside(result, plan=made, plot=picture) == [picture]
+    assert "was not written: the schedule breaks a rule" in capsys.readouterr().err
+    assert (made.exists(), picture.exists()) == (False, True)

@@ -1,0 +1,183 @@
+"""``poetmodel report`` on the command line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+
+from commands import Outcome, invoke
+from pages import read_page
+from poetmodel.report import page as module
+from poetmodel.report.wording import look_up
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("jinja2")
+pytest.importorskip("plotly")
+
+
+@pytest.fixture
+def schedule_file(tmp_path: Path, chain_file: Path, board_file: Path) -> Path:
+    """Return the file of a schedule of `chain` that pages one tensor, in 304 B."""
+    path = tmp_path / "chain.schedule.json"
+    done = invoke(
+        *("solve", "--graph", chain_file, "--device", board_file, "--ram", "304B", "--quiet"),
+        *("--no-recompute", "--deadline", "7.5s", "--out", path),
+    )
+    assert done.status == 0, done.err
+    return path
+
+
+def report(graph: Path | str, out: Path, *arguments: object) -> Outcome:
+    """Run the command."""
+    return invoke("report", *arguments, "--graph", graph, "--out", out)
+
+
+def test_page_and_json_agree(schedule_file: Path, chain_file: Path, tmp_path: Path) -> None:
+    """``--json`` prints every figure of the page, alone; the file is told on stderr."""
+    out = tmp_path / "r.html"
+    done = report(chain_file, out, schedule_file, "--json")
+    assert done.status == 0, done.err
+    assert f"wrote {out}" in done.err
+    assert (done.json["out"], done.json["size_bytes"]) == (str(out), out.stat().st_size)
+    entry = done.json["schedules"][0]
+    page = read_page(out.read_text(encoding="utf-8"))
+    assert page.values
+    for (_, key), value in page.values.items():
+        assert look_up(entry, key) == value
+    stated = json.loads(schedule_file.read_text())
+    for key in ("energy_j", "bound_j", "overhead_j", "peak_ram_bytes", "makespan_s", "gap"):
+        assert entry[key] == pytest.approx(stated[key])
+    assert entry["device"]["name"] == "Test board"
+    assert entry["binding"]["node"] == "g2"
+    assert entry["versions"]["poetmodel"]
+
+
+def test_commands_reproduce_the_schedule(
+    schedule_file: Path, chain_file: Path, tmp_path: Path
+) -> None:
+    """What the page says to type makes the same file again, and judges it."""
+    done = report(chain_file, tmp_path / "r.html", schedule_file, "--json")
+    first = json.loads(schedule_file.read_text())
+    schedule_file.unlink()
+    solve, verify = done.json["schedules"][0]["commands"]
+    assert invoke(*shlex.split(solve)[1:], "--quiet").status == 0
+    again = json.loads(schedule_file.read_text())
+    for document in (first, again):
+        for key in ("build_s", "solve_s"):
+            document.pop(key)
+    assert again == first
+    assert invoke(*shlex.split(verify)[1:]).status == 0
+
+
+def test_schedules_stand_side_by_side(
+    schedule_file: Path, chain_file: Path, board_file: Path, tmp_path: Path
+) -> None:
+    """Two files, two columns, each with its own figures; the table has the three answers."""
+    other = tmp_path / "all.schedule.json"
+    made = invoke(
+        *("solve", "--graph", chain_file, "--device", board_file, "--quiet", "--out", other)
+    )
+    assert made.status == 0
+    out = tmp_path / "r.html"
+    done = report(chain_file, out, schedule_file, other)
+    assert done.status == 0
+    assert "A: Does it fit?" in done.out
+    assert "B: What does it cost?" in done.out
+    page = read_page(out.read_text(encoding="utf-8"))
+    assert page.values["A", "peak_ram_bytes"] == 304
+    assert page.values["B", "peak_ram_bytes"] == 404
+    assert {"map-A", "map-B", "time-A", "time-B"} <= set(page.ids)
+
+
+def test_sweep_folder_gives_the_front(tmp_path: Path) -> None:
+    """Cells and front come from the folder; the schedule's own point is among them."""
+    folder, schedule = tmp_path / "sweep", tmp_path / "mlp.schedule.json"
+    swept = invoke(
+        *("sweep", "mlp", "--devices", "rpi4b", "--ram", "75%,100%", "--out", folder, "--quiet")
+    )
+    assert swept.status == 0
+    made = invoke(
+        *("solve", "mlp", "--device", "rpi4b", "--ram", "75%", "--quiet", "--out", schedule)
+    )
+    assert made.status == 0
+    out = tmp_path / "r.html"
+    done = report("mlp", out, schedule, "--sweep", folder, "--json")
+    assert done.status == 0, done.err
+    assert len(done.json["sweep"]["cells"]) == 2
+    assert done.json["sweep"]["pareto"]
+    page = read_page(out.read_text(encoding="utf-8"))
+    charts = json.loads(page.scripts["charts"])["charts"]
+    assert [chart["type"] for chart in charts] == ["time", "map", "front"]
+    assert [here["name"] for here in charts[2]["here"]] == ["A"]
+
+
+def test_rejected_schedule_is_reported(
+    schedule_file: Path, chain_file: Path, tmp_path: Path
+) -> None:
+    """A schedule that cannot run has a page that says why."""
+    document = json.loads(schedule_file.read_text())
+    schedule_file.write_text(json.dumps(document | {"S_RAM": []}))
+    out = tmp_path / "r.html"
+    done = report(chain_file, out, schedule_file, "--json")
+    assert done.status == 0
+    assert done.json["schedules"][0]["valid"] is False
+    assert "Rejected" in read_page(out.read_text(encoding="utf-8")).text
+
+
+def test_file_without_problem_or_device(
+    schedule_file: Path, chain_file: Path, tmp_path: Path
+) -> None:
+    """Bare relations are shown with their peak; what is unknown is said."""
+    document = json.loads(schedule_file.read_text())
+    bare = {key: document[key] for key in document if key not in ("problem", "device", "objective")}
+    schedule_file.write_text(json.dumps(bare))
+    done = report(chain_file, tmp_path / "r.html", schedule_file, "--json")
+    assert done.status == 0, done.err
+    entry = done.json["schedules"][0]
+    assert (entry["peak_ram_bytes"], entry["energy_j"], entry["budget_bytes"]) == (304, None, None)
+    assert "give --device or --profile" in done.err
+
+
+def test_bad_input_is_told(schedule_file: Path, chain_file: Path, tmp_path: Path) -> None:
+    """No graph, another graph, no sweep, an input as target: status 2, and nothing is written."""
+    out = tmp_path / "r.html"
+    assert "no graph" in invoke("report", schedule_file, "--out", out).err
+    other = report("mlp", out, schedule_file)
+    assert (other.status, "give the graph it was made for" in other.err) == (2, True)
+    assert f"{schedule_file}: " in other.err
+    missing = report(chain_file, out, schedule_file, "--sweep", tmp_path / "none")
+    assert (missing.status, "cells.jsonl" in missing.err) == (2, True)
+    assert report(chain_file, schedule_file, schedule_file).status == 2
+    assert report(chain_file, out, *[schedule_file] * 9).status == 2
+    assert report(chain_file, out, tmp_path / "none.json").status == 2
+    assert not out.exists()
+    assert not (tmp_path / "none").exists()
+
+
+def test_missing_extra_ends_with_a_sentence(
+    schedule_file: Path, chain_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 2, and the name of the extra."""
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    done = report(chain_file, tmp_path / "r.html", schedule_file)
+    assert done.status == 2
+    assert 'pip install "poetmodel[report]"' in done.err
+
+
+def test_large_network_stays_small(tmp_path: Path) -> None:
+    """The page of bert-base, 507 nodes with all tensors kept, is far below 6 MB."""
+    schedule, out = tmp_path / "bert.schedule.json", tmp_path / "bert.html"
+    made = invoke(
+        *("solve", "bert-base", "--device", "rpi4b", "--method", "checkpoint-all", "--quiet"),
+        *("--out", schedule),
+    )
+    assert made.status == 0, made.err
+    done = report("bert-base", out, schedule, "--json")
+    assert done.status == 0, done.err
+    assert done.json["graph"]["nodes"] == 507
+    assert done.json["size_bytes"] < 4_000_000

@@ -1,0 +1,89 @@
+"""``poetmodel sweep`` on the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from commands import invoke
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ARGUMENTS = ("--devices", "rpi4b", "--ram", "100%,75%", "--methods", "lru-paging,checkpoint-all")
+
+
+def test_sweep_writes_and_shows_every_cell(tmp_path: Path) -> None:
+    """Records, a CSV file, the front and a picture; progress on stderr, the table on stdout."""
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "sweep"
+    done = invoke(
+        "sweep", "mlp", *ARGUMENTS, "--out", out, "--pareto", "--plot", tmp_path / "p.svg"
+    )
+    assert done.status == 0
+    assert "0 of 4 cells done" in done.err
+    assert "4 of 4 cells done, 0 failed" in done.err
+    assert "Pareto front" in done.out
+    lines = (out / "cells.jsonl").read_text().splitlines()
+    assert [json.loads(line)["status"] for line in lines].count("not-applicable") == 1
+    assert len((out / "cells.csv").read_text().splitlines()) == 5
+    assert (out / "pareto.csv").exists()
+    assert (tmp_path / "p.svg").exists()
+    again = invoke("sweep", "mlp", *ARGUMENTS, "--out", out, "--json", "--pareto")
+    assert again.status == 0
+    assert again.err == ""
+    assert [row["ram"] for row in again.json["cells"]] == ["75%", "100%"] * 2
+    assert again.json["pareto"]
+    assert (out / "cells.jsonl").read_text().splitlines() == lines
+
+
+def test_faults_are_said_before_anything_runs(tmp_path: Path) -> None:
+    """Unknown names, endings and empty lists end with status 2 and leave no folder."""
+    out = tmp_path / "sweep"
+    for arguments, word in (
+        (("nope", *ARGUMENTS), "nope"),
+        (("mlp", *ARGUMENTS, "--backends", "cplex"), "cplex"),
+        (("mlp", *ARGUMENTS, "--deadline", ","), "--deadline"),
+        (("mlp", *ARGUMENTS, "--plot", "x.txt"), "x.txt"),
+    ):
+        ended = invoke("sweep", *arguments, "--out", out)
+        assert ended.status == 2
+        assert word in ended.err
+    assert not out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+def test_ended_sweep_is_resumed(tmp_path: Path, blow: signal.Signals) -> None:
+    """After a kill or Ctrl-C the finished cells stay as they are and the rest is run.
+
+    No process of the ended sweep lives on: each can write to its stderr, which is read to the end.
+    """
+    out = tmp_path / "sweep"
+    arguments = ["sweep", "mlp", "--devices", "rpi4b", "--ram", "72%,74%,76%,78%,80%,82%,84%"]
+    arguments += ["--methods", "lru-paging,dtr", "--out", str(out)]
+    command = [sys.executable, "-m", "poetmodel", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    records = out / "cells.jsonl"
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s and process.poll() is None:
+        if records.exists() and records.read_bytes().count(b"\n") >= 2:
+            break
+        time.sleep(0.01)
+    process.send_signal(blow)
+    _, words = process.communicate(timeout=60)  # ends when all who can write to it have ended
+    assert b"Traceback" not in words
+    assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL)
+    before = records.read_bytes().rpartition(b"\n")[0]
+    done = invoke(*arguments, "--json")
+    assert done.status == 0
+    assert len(done.json["cells"]) == 14
+    after = records.read_bytes()
+    assert after.startswith(before)
+    assert after.count(b"\n") == 14

@@ -1,0 +1,156 @@
+"""``trace`` and ``profile``: from a user's function to files."""
+
+from __future__ import annotations
+
+import csv
+from importlib.metadata import PackageNotFoundError
+from typing import TYPE_CHECKING
+
+import pytest
+
+from commands import invoke
+from poetmodel.device import Costs
+from poetmodel.graph import Graph
+from poetmodel.problem import Problem
+from poetmodel.torch import requirement
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOURCE = """\
+import torch
+from torch import nn
+
+print("words of the user")
+
+def step():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    return model, nn.functional.cross_entropy, (torch.randn(2, 4), torch.tensor([0, 2]))
+
+class Branch(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+def branch():
+    return Branch(4, 4), nn.functional.mse_loss, (torch.randn(2, 4), torch.randn(2, 4))
+"""
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a user's file, which is the current one."""
+    pytest.importorskip("torch")
+    (tmp_path / "user_train.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.torch
+def test_trace_writes_graph_and_profile(user: Path) -> None:
+    """Both files fit each other, and stdout has one JSON object only."""
+    outcome = invoke(
+        "trace", "user_train.py:step", "--name", "net", "--out", "g.json",
+        "--profile-out", "p.csv", "--repeats", "1", "--json",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    graph = Graph.load(user / "g.json")
+    assert graph.name == outcome.json["name"] == "net"
+    assert graph.sha256 == outcome.json["sha256"]
+    assert outcome.json["held_bytes"] == 4
+    problem = Problem(graph, Costs.load(user / "p.csv"), ram="50%")
+    assert outcome.json["costs"]["compute_time_s"] == pytest.approx(problem.pass_time_s)
+    assert "words of the user" in outcome.err
+    assert "wrote g.json" in outcome.err
+    assert "wrote p.csv" in outcome.err
+
+
+@pytest.mark.torch
+def test_trace_shows_tables_and_says_that_nothing_was_written(user: Path) -> None:
+    """Without files there are tables for people and a warning."""
+    outcome = invoke("trace", "user_train.py:step", "--device", "rpi4b")
+    assert outcome.status == 0, outcome.err
+    assert "0/addmm" in outcome.out
+    assert "estimated for device rpi4b" in outcome.out
+    assert "give --out FILE" in outcome.err
+    assert sorted(path.name for path in user.glob("*.json")) == []
+
+
+@pytest.mark.torch
+def test_profile_measures_what_trace_wrote(user: Path) -> None:
+    """The profile has a row for every node of the graph, and says how it was measured."""
+    invoke("trace", "user_train.py:step", "--out", "g.json")
+    outcome = invoke(
+        "profile", "user_train.py:step", "--out", "p.csv", "--repeats", "1",
+        "--power-from", "rpi4b",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    assert "the power figures of device rpi4b" in outcome.out
+    Costs.load(user / "p.csv").table(Graph.load(user / "g.json"))
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("user")
+def test_a_module_that_cannot_be_captured_is_no_traceback() -> None:
+    """The sentence names operation, line and way out; nothing is written."""
+    outcome = invoke("trace", "user_train.py:branch", "--out", "g.json")
+    assert outcome.status == 2
+    assert outcome.out == ""
+    last = outcome.err.splitlines()[-1]
+    assert last.startswith("error: Branch: aten._local_scalar_dense")
+    assert "user_train.py:13 (return super().forward(x) if x.sum() > 0 else x)" in last
+    assert "torch.where" in last
+
+
+def test_profile_estimates_any_graph_for_a_device(tmp_path: Path) -> None:
+    """With --device a graph is costed without running it, and without PyTorch."""
+    out = tmp_path / "mlp.csv"
+    outcome = invoke("profile", "mlp", "--device", "rpi4b", "--out", out, "--json")
+    assert outcome.status == 0, outcome.err
+    with out.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    total = sum(float(row["compute_time_s"]) for row in rows if row["compute_time_s"])
+    assert outcome.json["compute_time_s"] == pytest.approx(total)
+    assert outcome.json["graph"]["name"] == "mlp"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (("profile", "mlp"), "mlp: a graph cannot be run; give the MODULE:FUNCTION"),
+        (
+            ("profile", "mlp", "--device", "rpi4b", "--power-from", "rpi4b"),
+            "--power-from is for measured ones",
+        ),
+        (("trace", "m:f", "--out", "/nowhere/g.json"), "/nowhere"),
+        (("trace", "m:f", "--repeats", "0"), "expected a whole number from 1, got '0'"),
+        (("trace", "m:f", "--device", "rpi5b"), "there is no such device"),
+    ],
+)
+def test_bad_choices_are_refused_before_anything_runs(
+    arguments: tuple[str, ...], fragment: str
+) -> None:
+    """Wrong combinations and files that cannot be written are found first."""
+    outcome = invoke(*arguments)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert fragment in outcome.err
+
+
+def test_missing_torch_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without PyTorch the exit status is that of a missing back end."""
+
+    def missing(_: str) -> str:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(requirement, "version", missing)
+    outcome = invoke("trace", "module:function")
+    assert (outcome.status, outcome.out) == (5, "")
+    assert "pip install 'poetmodel[torch]'" in outcome.err
+
+
+@pytest.mark.parametrize("command", ["trace", "profile"])
+def test_help_gives_an_example(command: str) -> None:
+    """The help ends with an example of the command."""
+    outcome = invoke(command, "--help")
+    assert outcome.status == 0
+    assert f"Example: poetmodel {command} " in outcome.out

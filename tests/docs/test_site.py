@@ -1,0 +1,173 @@
+"""The site: it builds without a warning, and its pages load nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from site_pages import PAGES, site_links, site_tables
+
+ROOT = Path(__file__).resolve().parents[2]
+LOADING = {
+    "audio": ("src",),
+    "iframe": ("src",),
+    "img": ("src", "srcset"),
+    "link": ("href",),
+    "object": ("data",),
+    "script": ("src",),
+    "source": ("src", "srcset"),
+    "video": ("src", "poster"),
+}
+"""Attributes whose target a browser loads, by element."""
+FETCHED = re.compile(r"""(?:url\(|@import)\s*["']?(?:https?:)?//""")
+
+
+class Loads(HTMLParser):
+    """Collects what a page loads, and the anchors that it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Look at one element."""
+        values = {name: value for name, value in attrs if value is not None}
+        self.anchors |= {values["id"]} if "id" in values else set()
+        self.targets += [values[name] for name in LOADING.get(tag, ()) if name in values]
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the built site."""
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    folder = tmp_path_factory.mktemp("site")
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | proxies | {"NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Loads]:
+    """Return what is in each page of the site."""
+    found = {page: Loads(page.read_text(encoding="utf-8")) for page in site.rglob("*.html")}
+    assert len(found) > len(list(ROOT.glob("docs/**/*.md")))
+    return found
+
+
+def test_pages_load_nothing_from_elsewhere(pages: dict[Path, Loads]) -> None:
+    """No page names a file of another host, whether script, style, font or picture."""
+    for page, loads in pages.items():
+        assert loads.targets
+        foreign = [target for target in loads.targets if urlsplit(target).netloc]
+        assert foreign == [], page
+        assert not FETCHED.search(page.read_text(encoding="utf-8")), page
+
+
+def test_styles_load_nothing_from_elsewhere(site: Path) -> None:
+    """No style sheet imports or shows a file of another host."""
+    sheets = list(site.rglob("*.css"))
+    assert sheets
+    assert [sheet for sheet in sheets if FETCHED.search(sheet.read_text(encoding="utf-8"))] == []
+
+
+def test_links_lead_somewhere(site: Path, pages: dict[Path, Loads]) -> None:
+    """Every link within the site names a page of it, and an anchor that the page has."""
+    for page, loads in pages.items():
+        if page.name == "404.html":
+            continue
+        for link in loads.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            there = (page.parent / parts.path).resolve() if parts.path else page
+            there = there / "index.html" if there.is_dir() else there
+            assert there in pages, f"{page.relative_to(site)} links to {link}"
+            anchor = parts.fragment
+            known = not anchor or anchor in pages[there].anchors or anchor.startswith("__")
+            assert known, f"{page.relative_to(site)} links to {link}"
+
+
+def test_public_names_are_in_the_reference(site: Path) -> None:
+    """Every name of the package and of its parts for users has its docstring in the reference."""
+    import poetmodel as pm
+    from poetmodel import baselines, bench, plan, planner
+
+    anchors: set[str] = set()
+    for page in (site / "reference").glob("*.html"):
+        anchors |= Loads(page.read_text(encoding="utf-8")).anchors
+    ends = {anchor.rpartition(".")[2] for anchor in anchors if anchor.startswith("poetmodel.")}
+    for package in (pm, plan, planner, baselines, bench):
+        missing = set(package.__all__) - ends - {"__version__", "zoo"}
+        assert missing == set(), package.__name__
+
+
+def test_search_knows_the_pages(site: Path) -> None:
+    """The index of the search is part of the site and has every how-to."""
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    places = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    for page in ROOT.glob("docs/how-to/*.md"):
+        assert f"how-to/{page.stem}.html" in places
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "expected"),
+    [
+        ("results.md", "[p](../bench/protocol.md#a)", "[p](project/protocol.md#a)"),
+        ("how-to/device.md", "[f](../formats.md)", "[f](../formats.md)"),
+        ("how-to/device.md", "[c](../../CONTRIBUTING.md)", "[c](../project/contributing.md)"),
+        ("project/contributing.md", "[f](docs/formats.md#a-b)", "[f](../formats.md#a-b)"),
+        ("project/contributing.md", "[p](bench/protocol.md)", "[p](protocol.md)"),
+        ("project/protocol.md", "[x](cases.py)", "x"),
+        ("index.md", "[w](https://example.org/a.md)", "[w](https://example.org/a.md)"),
+        ("index.md", "[here](#part)", "[here](#part)"),
+    ],
+)
+def test_links_of_the_repository_become_links_of_the_site(
+    page: str, text: str, expected: str
+) -> None:
+    """A link goes to where the site has its target; one to a file that it lacks becomes text."""
+    assert site_links(text, page) == expected
+
+
+def test_bars_in_code_are_plain_in_tables_only() -> None:
+    """A bar within code in a table needs no backslash in the site; elsewhere nothing changes."""
+    text = "| `a\\|b` | c\\|d |\n`e\\|f`\n"
+    assert site_tables(text) == "| `a|b` | c\\|d |\n`e\\|f`\n"
+
+
+def test_docstrings_come_out_as_the_signature_has_them(site: Path) -> None:
+    """Choices in braces do not hide the default, and no literal block leaves its colons."""
+    text = (site / "reference" / "library.html").read_text(encoding="utf-8")
+    (row,) = re.findall(
+        r"<tr[^>]*>(?:(?!</tr>).)*?<code>deadline_counts</code>.*?</tr>", text, re.S
+    )[:1]
+    assert "<code>None</code>" in row
+    for page in (site / "reference").glob("*.html"):
+        assert "::</p>" not in page.read_text(encoding="utf-8"), page
+
+
+def test_pages_from_outside_docs_exist() -> None:
+    """Every file that the site takes from elsewhere in the repository is there."""
+    assert [source for source in PAGES if not (ROOT / source).is_file()] == []

@@ -1,0 +1,143 @@
+"""The code blocks of a page, and how they are run: in order, in one folder, with one namespace.
+
+A comment right before a block says what is special about it:
+
+- ``<!-- not run: REASON -->``: it cannot run here;
+- ``<!-- needs: PACKAGE, ... -->``: it runs where these can be imported;
+- ``<!-- exits with N -->``: its last command ends with this status, not with 0;
+- ``<!-- prints -->``: every line of it is in what the block before it printed.
+
+A block with ``title="FILE"`` is written to that file, and not run.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import textwrap
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from commands import invoke
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_BLOCK = re.compile(
+    r"(?:^ *<!-- (?P<mark>[^>]+) -->\n\s*)?"
+    r'^(?P<indent> *)```(?P<language>\w*)(?: title="(?P<title>[^"]+)")?\n'
+    r"(?P<code>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+_EXIT = re.compile(r"exits with (\d)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A code block of a page."""
+
+    language: str
+    """What it says after its fence."""
+    code: str
+    """Its text."""
+    title: str
+    """File that it is, or empty."""
+    mark: str
+    """The comment before it, or empty."""
+    line: int
+    """Line of the page that it begins at."""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is Python or shell that can be run here."""
+        code = self.language in {"python", "sh"} and not self.title
+        return code and not self.mark.startswith("not run:")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Optional packages without which it cannot run."""
+        if not self.mark.startswith("needs:"):
+            return ()
+        return tuple(self.mark.removeprefix("needs:").replace(",", " ").split())
+
+    @property
+    def status(self) -> int:
+        """Exit status of its last command."""
+        found = _EXIT.fullmatch(self.mark)
+        return int(found[1]) if found else 0
+
+
+def blocks_of(text: str) -> list[Block]:
+    """Return the code blocks of a page, in its order."""
+    return [
+        Block(
+            language=found["language"],
+            code=textwrap.dedent(found["code"]),
+            title=found["title"] or "",
+            mark=found["mark"] or "",
+            line=text.count("\n", 0, found.start("indent")) + 1,
+        )
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+def run_page(blocks: Sequence[Block], folder: Path) -> set[str]:
+    """Run the blocks of a page in the current folder, which is `folder`.
+
+    Returns
+    -------
+    set of str
+        Packages that are missing; blocks that need them were left out.
+
+    Raises
+    ------
+    AssertionError
+        If a command ends with another status, or something else is printed than the page says.
+    """
+    names: dict[str, object] = {"__name__": "__main__"}
+    missing: set[str] = set()
+    printed = ""
+    for block in blocks:
+        absent = {package for package in block.needs if find_spec(package) is None}
+        missing |= absent
+        if absent:
+            continue
+        if block.title:
+            (folder / block.title).write_text(block.code, encoding="utf-8")
+        elif block.mark == "prints":
+            silent = [line for line in block.code.splitlines() if _flat(line) not in printed]
+            assert not silent, f"line {block.line}: not printed: {silent}; but: {printed}"
+        elif block.is_run and block.language == "python":
+            printed = _flat(_run_python(block, names))
+        elif block.is_run:
+            printed = _flat(_run_commands(block))
+    return missing
+
+
+def _run_python(block: Block, names: dict[str, object]) -> str:
+    stream = io.StringIO()
+    with redirect_stdout(stream):
+        exec(compile(block.code, f"line {block.line}", "exec"), names)  # noqa: S102 - our own page
+    return stream.getvalue()
+
+
+def _run_commands(block: Block) -> str:
+    printed = ""
+    lines = [line for line in block.code.replace("\\\n", " ").splitlines() if line.strip()]
+    for line in lines:
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "poetmodel", f"line {block.line}: {line}: say why it is not run"
+        outcome = invoke(*arguments)
+        due = block.status if line == lines[-1] else 0
+        assert outcome.status == due, f"line {block.line}: {line}: {outcome.err}"
+        printed += f"{outcome.out}\n{outcome.err}\n"
+    return printed
+
+
+def _flat(text: str) -> str:
+    """Return a text with single spaces, so that the width of a table does not matter."""
+    return " ".join(text.split())

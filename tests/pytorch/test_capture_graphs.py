@@ -1,0 +1,72 @@
+"""The traced graphs under ``bench/traced``: what they are, and that they can be made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes
+from poetmodel.problem import Problem
+
+TRACED = Path(__file__).parents[2] / "bench" / "traced"
+
+SIZES = {
+    "resnet18-b8": (160, 300, 47.3e6, 56.7e6),
+    "vgg16-b8": (117, 227, 30.1e6, 39.6e6),
+    "bert4-b8": (266, 316, 95.5e6, 95.5e6),
+}
+"""Nodes, tensors, and the checkpoint-all peak without and with workspace [B]."""
+
+
+def test_every_traced_graph_is_listed() -> None:
+    """The folder holds the graphs of the list, each with its profile, and nothing else."""
+    files = {f"{name}.{kind}" for name in SIZES for kind in ("graph.json", "profile.csv")}
+    assert {path.name for path in TRACED.iterdir()} == files
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_traced_graphs_are_complete(name: str) -> None:
+    """Sizes are those of the network, names are unique, and the profile fits the graph."""
+    graph = Graph.load(TRACED / f"{name}.graph.json")
+    nodes, tensors, bare, whole = SIZES[name]
+    assert (graph.name, graph.batch_size) == (name, 8)
+    assert (len(graph.nodes), len(graph.tensors)) == (nodes, tensors)
+    assert checkpoint_all_peak_bytes(graph) == pytest.approx(whole, rel=0.01)
+    live, peak = 0, 0
+    last = [users[-1] if users else graph.node_of[i] for i, users in enumerate(graph.users_of)]
+    for k, node in enumerate(graph.nodes):
+        live += node.output_bytes
+        peak = max(peak, live)
+        live -= sum(b for b, end in zip(graph.tensor_bytes, last, strict=True) if end == k)
+    assert peak == pytest.approx(bare, rel=0.01)
+    costs = Costs.load(TRACED / f"{name}.profile.csv")
+    assert Problem(graph, costs, ram="50%").pass_time_s > 0
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_traced_graphs_can_be_made_again(tmp_path: Path) -> None:
+    """The script finds the files as it would write them, and tells a file that is not."""
+    torch = pytest.importorskip("torch")
+    from capture_graphs import main
+
+    if not torch.__version__.startswith("2.13."):
+        pytest.skip("other releases of PyTorch may capture other operations")
+    assert main(["--check"]) == 0
+    graph = (TRACED / "vgg16-b8.graph.json").read_text()
+    (tmp_path / "vgg16-b8.graph.json").write_text(graph.replace('"relu"', '"gelu"'))
+    assert main(["vgg16-b8", "--check", "--folder", str(tmp_path)]) == 1
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_script_writes_graph_and_profile(tmp_path: Path) -> None:
+    """Written files fit each other."""
+    pytest.importorskip("torch")
+    from capture_graphs import main
+
+    assert main(["vgg16-b8", "--folder", str(tmp_path), "--repeats", "1"]) == 0
+    graph = Graph.load(tmp_path / "vgg16-b8.graph.json")
+    Costs.load(tmp_path / "vgg16-b8.profile.csv").table(graph)

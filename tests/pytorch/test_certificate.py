@@ -1,0 +1,119 @@
+"""The certificate: it finds what differs, measures what is used, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from eager_steps import outcome, unequal  # noqa: E402
+from poetmodel.torch import compile  # noqa: E402
+from poetmodel.torch.certificate import certify  # noqa: E402
+from small_networks import residual_step  # noqa: E402
+from traced_models import rows  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.torch import Step
+
+nn = torch.nn
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Step]]:
+    """Return a residual step and it compiled to page and to recompute."""
+    torch.manual_seed(1)
+    own = residual_step(size=16)
+    folder = tmp_path_factory.mktemp("pages")
+    with compile(*own, ram="60%", storage=folder, device="rpi4b", recompute=False) as step:
+        yield own, step
+
+
+def test_a_good_step_is_certified(verified: tuple[Any, Step]) -> None:
+    """Equal, within the budget and the plan, with as many bytes moved as planned."""
+    (model, _, _), step = verified
+    found = step.verify()
+    assert found.equal
+    assert found.within_budget
+    assert found.storage_peak_bytes <= found.heap_peak_bytes <= found.plan_peak_bytes
+    assert found.plan_peak_bytes <= found.budget_bytes < found.eager_heap_peak_bytes
+    assert found.written_bytes == found.plan_written_bytes > 0
+    assert found.read_bytes == found.plan_read_bytes > 0
+    assert found.time_s > 0
+    assert found.eager_time_s > 0
+    count = sum(1 for _ in model.parameters()) + sum(1 for _ in model.buffers())
+    assert found.compared == 1 + count
+    first, second, *_ = found.summary().splitlines()
+    assert first == f"Sequential: all {1 + count} results (loss, gradients, buffers) equal eager's"
+    assert ", within the budget of " in second
+
+
+def test_the_keep_all_peak_is_that_of_eager(verified: tuple[Any, Step]) -> None:
+    """100 % of a budget is what eager PyTorch takes, within a few percent."""
+    _, step = verified
+    eager = step.verify().eager_heap_peak_bytes
+    assert step.compiled.keep_all_bytes == pytest.approx(eager, rel=0.1)
+
+
+def test_verifying_changes_nothing(verified: tuple[Any, Step]) -> None:
+    """Parameters, gradients (the same tensors), buffers and random state are as before."""
+    (model, _, inputs), step = verified
+    step(*inputs)
+    zero = torch.zeros(())
+    before, gradients = outcome(model, zero), [p.grad for p in model.parameters()]
+    step.verify(*inputs)
+    assert unequal(before, outcome(model, zero)) == []
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+
+
+def test_a_wrong_result_is_named() -> None:
+    """A step of other weights than eager's: which results differ, by how much, from where."""
+    torch.manual_seed(1)
+    model, loss_fn, inputs = rows(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    step = compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    run = step.compiled.runner.run
+
+    def wrong(flat: Any, emit: Any) -> Any:
+        def doubled(number: int, value: torch.Tensor) -> None:
+            emit(number, value * 2 if number == wrong_number else value)
+
+        held = run(flat, doubled)
+        torch.rand(1)
+        return held
+
+    emissions = step.compiled.trace.parts.emissions
+    (wrong_number,) = (k for k, e in enumerate(emissions) if e.result.name == "gradient of 0.bias")
+    step.compiled.runner.run = wrong
+    found = certify(step.compiled, step.compiled.trace.joint.inputs)
+    assert not found.equal
+    assert not found.random_equal
+    (difference,) = found.differences
+    assert difference.name == "gradient of 0.bias"
+    assert difference.largest is not None
+    assert difference.largest > 0
+    assert difference.op.startswith("0/")
+    text = found.summary()
+    assert "1 of 8 results differ from eager: gradient of 0.bias (by up to " in text
+    assert "the random generator is in another state" in text
+    above = replace(found, heap_peak_bytes=found.budget_bytes + 1)
+    assert "ABOVE the budget" in above.summary()
+
+
+def test_the_report_is_plain(verified: tuple[Any, Step]) -> None:
+    """A report is JSON, with the certificate once there is one."""
+    _, step = verified
+    step.verify()
+    report = json.loads(json.dumps(step.report()))
+    assert report["certificate"]["equal"] is True
+    assert report["plan"]["peak_bytes"] == step.compiled.peak_bytes
+    assert report["result"]["status"] == str(step.result.status)
+    assert report["graph"]["nodes"] == len(step.compiled.trace.graph.nodes)
+    torch.manual_seed(1)
+    fresh = compile(*rows(nn.Linear(4, 4)), ram="100%", device="rpi4b")
+    assert fresh.report()["certificate"] is None

@@ -1,0 +1,274 @@
+"""The runtime: a step happens as a whole or not at all, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from eager_steps import differing, eager_step, outcome, unequal  # noqa: E402
+from poetmodel.torch import PageError, compile, trace  # noqa: E402
+from poetmodel.torch.runtime import Runner  # noqa: E402
+from random_programs import random_plan  # noqa: E402
+from small_networks import residual_step, transformer_step  # noqa: E402
+from traced_models import rows  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from poetmodel.torch.preparation import Compiled
+
+nn = torch.nn
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["direct", "background"])
+def compiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Compiled]:
+    """Return a residual step compiled to page and not to recompute, with and without a thread."""
+    torch.manual_seed(1)
+    own = residual_step()
+    folder = tmp_path_factory.mktemp("pages")
+    with compile(
+        *own, ram="75%", storage=folder, recompute=False, device="rpi4b", time_limit=5,
+        background_io=request.param,
+    ) as step:  # fmt: skip
+        return own, step.compiled
+
+
+@pytest.fixture
+def paged(compiled: tuple[Any, Compiled], tmp_path: Path) -> Iterator[tuple[Any, Paged]]:
+    """Return the step, and a fresh runner of it without gradients."""
+    own, found = compiled
+    own[0].zero_grad()
+    step = Paged(found, tmp_path)
+    yield own, step
+    step.runner.close()
+
+
+class Paged:
+    """A compiled step with a page file of its own."""
+
+    def __init__(self, compiled: Compiled, folder: Path, *, rollback: bool = True) -> None:
+        self.plan, self.joint = compiled.plan, compiled.trace.joint
+        numbers = compiled.coarse.numbers
+        self.runner = Runner(
+            compiled.trace, compiled.plan, numbers, folder=folder, rollback=rollback
+        )
+
+    def __call__(self, *inputs: Any) -> torch.Tensor:
+        """Run a step."""
+        return self.runner(self.joint.flat_inputs(inputs))
+
+
+def file_of(step: Paged) -> Path:
+    """Return the page file of a step."""
+    file = step.runner.file
+    assert file is not None
+    return file.path
+
+
+def truncated(step: Paged, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Cut the file before the step."""
+    os.truncate(file_of(step), 100)
+    del monkeypatch
+    return "compile again"
+
+
+def removed(step: Paged, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Remove the file before the step."""
+    file_of(step).unlink()
+    del monkeypatch
+    return "is gone"
+
+
+def full(step: Paged, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the third write find no room."""
+    real, calls = os.pwrite, []
+
+    def pwrite(descriptor: int, data: Any, offset: int) -> int:
+        calls.append(offset)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    del step
+    return "could not be written: No space left"
+
+
+def short(step: Paged, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the last read find the end of the file."""
+    real, calls = os.preadv, []
+    last = sum(op == "page_in" for op, _ in step.plan.program)
+
+    def preadv(descriptor: int, buffers: Any, offset: int) -> int:
+        calls.append(offset)
+        return 0 if len(calls) == last else real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    return "only 0 of"
+
+
+def changed(step: Paged, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Flip a bit of every page that is read last."""
+    real, calls = os.preadv, []
+    last = sum(op == "page_in" for op, _ in step.plan.program)
+
+    def preadv(descriptor: int, buffers: Any, offset: int) -> int:
+        calls.append(offset)
+        got = real(descriptor, buffers, offset)
+        if len(calls) == last:
+            buffers[0][7] ^= 1
+        return got
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    return "is not what was written"
+
+
+@pytest.mark.parametrize("fault", [truncated, removed, full, short, changed])
+def test_a_failing_step_changes_nothing(
+    paged: tuple[Any, Paged],
+    fault: Callable[[Paged, pytest.MonkeyPatch], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Parameters, gradients (there already), buffers and random state are as before the step."""
+    (model, _, inputs), step = paged
+    step(*inputs)
+    zero = torch.zeros(())
+    before = outcome(model, zero)
+    words = fault(step, monkeypatch)
+    with pytest.raises(PageError, match=words):
+        step(*inputs)
+    assert unequal(before, outcome(model, zero)) == []
+    monkeypatch.undo()
+
+
+def test_a_step_after_a_failed_one_is_as_eager(
+    paged: tuple[Any, Paged], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure in the middle leaves nothing in the way of the next step; no gradients, too."""
+    own, step = paged
+    changed(step, monkeypatch)
+    with pytest.raises(PageError):
+        step(*own[2])
+    monkeypatch.undo()
+    assert all(parameter.grad is None for parameter in own[0].parameters())
+    assert differing(step, *own) == []
+
+
+def test_gradients_add_up_over_micro_batches(paged: tuple[Any, Paged]) -> None:
+    """Two steps without zero_grad between them give eager's sums."""
+    own, step = paged
+    for _ in range(3):
+        assert differing(step, *own) == []
+
+
+def test_without_rollback_gradients_are_added_at_once(
+    compiled: tuple[Any, Compiled], tmp_path: Path
+) -> None:
+    """No second set of gradients, and the same sums."""
+    own, found = compiled
+    own[0].zero_grad()
+    step = Paged(found, tmp_path, rollback=False)
+    assert not step.runner.waits
+    for _ in range(2):
+        assert differing(step, *own) == []
+    step.runner.close()
+
+
+def test_a_hundred_steps_leave_nothing(
+    paged: tuple[Any, Paged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors alive, the size of the file and open files stay the same."""
+    monkeypatch.setattr(os, "fdatasync", lambda _: None)  # nothing here depends on the medium
+    (_, _, inputs), step = paged
+
+    def counts() -> tuple[int, int, int]:
+        gc.collect()
+        tensors = sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
+        size = sum(path.stat().st_size for path in tmp_path.iterdir())
+        return tensors, size, len(list(Path("/proc/self/fd").iterdir()))
+
+    for _ in range(3):
+        step(*inputs)
+    before = counts()
+    for _ in range(100):
+        step(*inputs)
+    assert counts() == before
+
+
+def test_closing_removes_the_file_and_its_thread(paged: tuple[Any, Paged], tmp_path: Path) -> None:
+    """After close the folder is empty."""
+    _, step = paged
+    assert len(list(tmp_path.iterdir())) == 1
+    step.runner.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("uses", [2, 3])
+def test_tied_weights_are_summed_before_they_are_added(uses: int) -> None:
+    """A weight in several places gets eager's gradient, on top of one that is there."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(4, 4, bias=False) for _ in range(uses)]
+    for layer in layers[1:]:
+        layer.weight = layers[0].weight
+    own = rows(*layers)
+    step = compile(*own, ram="100%", device="rpi4b")
+    for _ in range(2):
+        assert differing(step, *own) == []
+
+
+def test_gradients_are_the_users_to_keep() -> None:
+    """Two weights with the same gradient get memory of their own for it."""
+    torch.manual_seed(1)
+    parts = (nn.Linear(4, 4), nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False))
+    own = rows(*parts, by=lambda p, x: p[0](x) + p[1].weight + p[2].weight)
+    step = compile(*own, ram="100%", device="rpi4b")
+    step(*own[2])
+    gradients = [parameter.grad for parameter in own[0].parameters()]
+    assert torch.equal(gradients[2], gradients[3])
+    assert len({gradient.untyped_storage().data_ptr() for gradient in gradients}) == 4
+    assert all(g.untyped_storage().nbytes() == 4 * g.numel() for g in gradients)
+    own[0].zero_grad()
+    assert differing(step, *own) == []
+
+
+def test_the_gradient_of_an_input_is_given_too() -> None:
+    """An input that requires a gradient gets one."""
+    model, loss_fn, (x, y) = rows(nn.Linear(4, 4))
+    x.requires_grad_()
+    step = compile(model, loss_fn, (x, y), ram="100%", device="rpi4b")
+    step(x, y)
+    found, x.grad = x.grad, None
+    eager_step(model, loss_fn, (x, y))
+    assert torch.equal(found, x.grad)
+
+
+def test_an_input_changed_in_place_is_changed() -> None:
+    """What the model does to its input happens, once."""
+    model, loss_fn, (x, y) = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x.mul_(2)))
+    step = compile(model, loss_fn, (x, y), ram="100%", device="rpi4b")
+    before = x.clone()
+    step(x, y)
+    assert torch.equal(x, 2 * before)
+
+
+def test_random_plans_accumulate_as_eager(tmp_path: Path) -> None:
+    """Tied weights, paging and recomputation together, over several micro-batches."""
+    torch.manual_seed(1)
+    own = transformer_step()
+    traced = trace(*own, measure_workspace=False)
+    plan = random_plan(traced.graph, Random(5), "dma", page=0.3)  # noqa: S311
+    runner = Runner(traced, plan, range(len(traced.parts.storages)), folder=tmp_path)
+    for _ in range(3):
+        assert differing(lambda *given: runner(traced.joint.flat_inputs(given)), *own) == []
+    runner.close()

@@ -1,0 +1,192 @@
+"""Small training steps of many kinds; needs PyTorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Step = tuple[nn.Module, Any, tuple[Any, ...]]
+
+
+class Through(nn.Module):
+    """Applies a function to its modules and its inputs."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.function = function
+
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        """Return what the function makes of them."""
+        return self.function(self.parts, *inputs)
+
+
+class Square(torch.autograd.Function):
+    """A square with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Return the square."""
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        """Return its gradient."""
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+class Residual(nn.Module):
+    """A block of convolution and batch norm whose input is added to its output."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the block's output."""
+        return functional.relu(self.bn(self.conv(x)) + x)
+
+
+def residual() -> Step:
+    """Return a step of convolution, residual block, dropout and classifier."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), Residual(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 3)
+    )
+    return model, functional.cross_entropy, (torch.randn(2, 3, 4, 4), torch.tensor([0, 2]))
+
+
+def rows(*parts: nn.Module, by: Callable[..., torch.Tensor] | None = None) -> Step:
+    """Return a step of rows of 4 through modules, or through a function of them."""
+    model = nn.Sequential(*parts) if by is None else Through(by, *parts)
+    return model, functional.mse_loss, (torch.randn(3, 4), torch.randn(3, 4))
+
+
+def images(model: nn.Module, size: int = 4) -> Step:
+    """Return a step of images of 4 channels, 6 x 6, through a module."""
+    return model, functional.mse_loss, (torch.randn(2, 4, 6, 6), torch.randn(2, 4, size, size))
+
+
+def frozen() -> Step:
+    """Return a step whose first layer is not trained."""
+    step = rows(nn.Linear(4, 4), nn.Linear(4, 4))
+    step[0][0].requires_grad_(False)
+    return step
+
+
+def recurrent(cell: nn.Module) -> Step:
+    """Return a step of a recurrent layer over three moments."""
+    model = Through(lambda parts, x: parts[0](x)[0], cell)
+    return model, functional.mse_loss, (torch.randn(2, 3, 4), torch.randn(2, 3, 4))
+
+
+def attention(dropout_p: float) -> Step:
+    """Return a step of scaled dot product attention."""
+
+    def attend(parts: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(
+            parts[0](x), parts[1](x), x, dropout_p=dropout_p
+        )
+
+    model = Through(attend, nn.Linear(8, 8), nn.Linear(8, 8))
+    return model, functional.mse_loss, (torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8))
+
+
+def checkpointed() -> Step:
+    """Return a step with a part that the user's own checkpoint computes twice."""
+    inner = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4))
+    return rows(
+        inner, nn.Linear(4, 4), by=lambda p, x: p[1](checkpoint(p[0], x, use_reentrant=False))
+    )
+
+
+def chunks() -> Step:
+    """Return a step whose output is cut up and put together."""
+
+    def cut(parts: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        pieces = parts[0](x).chunk(2, -1)
+        return torch.cat([piece * (k + 1) for k, piece in enumerate(pieces)], -1)
+
+    return rows(nn.Linear(4, 4), by=cut)
+
+
+def autocast() -> Step:
+    """Return a step with a product in bfloat16."""
+
+    def low(parts: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = parts[0](x)
+        return y.float()
+
+    return rows(nn.Linear(4, 4), by=low)
+
+
+def channels_last() -> Step:
+    """Return a step of a convolution and batch norm, channels last in memory."""
+    step = images(nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)))
+    x, y = step[2]
+    layout = torch.channels_last
+    return step[0].to(memory_format=layout), step[1], (x.to(memory_format=layout), y)
+
+
+def nested() -> Step:
+    """Return a step with inputs in a dictionary."""
+    model = Through(lambda p, d: p[0](d["a"]) + d["b"][0], nn.Linear(4, 4))
+    inputs = {"a": torch.randn(3, 4), "b": (torch.randn(3, 4),)}
+    return model, functional.mse_loss, (inputs, torch.randn(3, 4))
+
+
+STEPS: dict[str, Callable[[], Step]] = {
+    "residual": residual,
+    "frozen": frozen,
+    "unused": lambda: rows(nn.Linear(4, 4), nn.Linear(4, 4), by=lambda p, x: p[0](x)),
+    "encoder layer": lambda: (
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        functional.mse_loss,
+        (torch.randn(2, 5, 8), torch.randn(2, 5, 8)),
+    ),
+    "group norm": lambda: images(nn.Sequential(nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4))),
+    "depthwise": lambda: images(nn.Conv2d(4, 4, 3, groups=4)),
+    "channels last": channels_last,
+    "checkpoint": checkpointed,
+    "randn": lambda: rows(nn.Linear(4, 4), by=lambda p, x: p[0](x + torch.randn_like(x))),
+    "chunks": chunks,
+    "custom function": lambda: rows(nn.Linear(4, 4), by=lambda p, x: Square.apply(p[0](x))),
+    "spectral norm": lambda: rows(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))),
+    "weight norm": lambda: rows(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))),
+    "attention": lambda: attention(0.0),
+    "attention with dropout": lambda: attention(0.2),
+    "gru": lambda: recurrent(nn.GRU(4, 4, batch_first=True)),
+    "loss inside": lambda: (
+        Through(lambda p, x: p[0](x).sum(), nn.Linear(4, 4)),
+        None,
+        (torch.randn(3, 4),),
+    ),
+    "bfloat16": lambda: rows(
+        nn.Linear(4, 4, dtype=torch.bfloat16), by=lambda p, x: p[0](x.bfloat16()).float()
+    ),
+    "autocast": autocast,
+    "nested inputs": nested,
+    "a number among the inputs": lambda: (
+        Through(lambda p, x, k: p[0](x) * k, nn.Linear(4, 4)),
+        functional.mse_loss,
+        (torch.randn(3, 4), 3, torch.randn(3, 4)),
+    ),
+    "evaluation mode": lambda: images(
+        nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).eval()
+    ),
+    "a parameter as it is": lambda: rows(nn.Linear(4, 3), by=lambda p, x: x + p[0].weight),
+    "a literal tensor": lambda: rows(
+        nn.Linear(4, 4), by=lambda p, x: p[0](x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+    ),
+}
+"""Steps by name; each must run by units exactly as PyTorch runs it."""
