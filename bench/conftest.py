@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 from cases import CASES, smoke_cases
 from grid import smoke_cells
 from records import Recorder
+
+# What compares with PyTorch; doctests are looked for in every module.
+collect_ignore_glob = [] if find_spec("torch") else ["pytorch/*"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

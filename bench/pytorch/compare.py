@@ -60,7 +60,8 @@ def measured(network: str, name: str, share: float, options: Any) -> dict[str, A
     Notes
     -----
     Results are those of the second step after the same first one, so that buffers have a history.
-    The peak is measured with gradients that are there already.
+    The peak is measured with gradients that are there already, and that compiled steps add to at
+    once, as the other methods do.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -143,7 +143,7 @@ def ours(
     model, loss_fn, inputs = training
     step = pmt.compile(
         model, loss_fn, inputs, ram=f"{share:.0%}", storage=folder, paging=paging,
-        recompute=recompute, time_limit=limit_s,
+        recompute=recompute, time_limit=limit_s, rollback=False,
     )  # fmt: skip
     compiled = step.compiled
     result = step.result

@@ -52,6 +52,8 @@ def test_a_good_step_is_certified(verified: tuple[Any, Step]) -> None:
     first, second, *_ = found.summary().splitlines()
     assert first == f"Sequential: all {1 + count} results (loss, gradients, buffers) equal eager's"
     assert ", within the budget of " in second
+    assert found.second_gradients_bytes == sum(4 * p.numel() for p in model.parameters())
+    assert second.endswith("hold those that wait (rollback)")
 
 
 def test_the_keep_all_peak_is_that_of_eager(verified: tuple[Any, Step]) -> None:

@@ -62,6 +62,9 @@ class Certificate:
     """Measured peak of the heap: tensors and workspaces [B]."""
     eager_heap_peak_bytes: int
     """The same of eager PyTorch [B]."""
+    second_gradients_bytes: int
+    """What gradients that wait for the end of the step take beside those that are there already
+    (``rollback``); no part of the measured peaks, and 0 where nothing waits [B]."""
     written_bytes: int
     """Paged out in a step, as counted [B]."""
     read_bytes: int
@@ -99,6 +102,10 @@ class Certificate:
         if not self.random_equal:
             same += "; the random generator is in another state than eager's"
         verdict = "within" if self.within_budget else "ABOVE"
+        second = ""
+        if self.second_gradients_bytes:
+            size = format_bytes(self.second_gradients_bytes)
+            second = f"; while gradients accumulate, {size} more hold those that wait (rollback)"
         planned = "" if self.plan_time_s is None else f", plan {format_seconds(self.plan_time_s)}"
         return "\n".join(
             (
@@ -106,7 +113,7 @@ class Certificate:
                 f"heap peak {format_bytes(self.heap_peak_bytes)}, {verdict} the budget of "
                 f"{format_bytes(self.budget_bytes)} (plan {format_bytes(self.plan_peak_bytes)}, "
                 f"tensors {format_bytes(self.storage_peak_bytes)}, "
-                f"eager {format_bytes(self.eager_heap_peak_bytes)})",
+                f"eager {format_bytes(self.eager_heap_peak_bytes)}){second}",
                 f"written {format_bytes(self.written_bytes)} and read "
                 f"{format_bytes(self.read_bytes)} a step (plan "
                 f"{format_bytes(self.plan_written_bytes)} and "
@@ -184,6 +191,9 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         storage_peak_bytes=storage,
         heap_peak_bytes=heap,
         eager_heap_peak_bytes=eager_heap,
+        second_gradients_bytes=(
+            compiled.trace.graph.resident_bytes.get("gradients", 0) if compiled.runner.waits else 0
+        ),
         written_bytes=moved[0],
         read_bytes=moved[1],
         plan_written_bytes=compiled.check.written_bytes,
