@@ -19,7 +19,6 @@ from poetmodel.schedule import checkpoint_all
 from poetmodel.solve.constructive import construct, offload_all
 from poetmodel.solve.infeasibility import obstacle
 from poetmodel.solve.lazy import driver, solve_lazily
-from poetmodel.solve.lazy.linear import WORTH_A_ROW
 from poetmodel.solve.lazy.session import Session
 from poetmodel.solve.outcome import judge
 from poetmodel.solve.request import Request
@@ -103,7 +102,7 @@ def test_one_row_is_enforced_while_that_raises_the_bound() -> None:
     session.bound = rounds.known + 1.0
     relaxation = rounds._refine(relaxation, [5, 7, 3], [])
     assert relaxation.grouping.stage_rows == {9, 5}
-    session.bound = rounds.known * (1 + WORTH_A_ROW / 2)
+    session.bound = rounds.known * (1 + driver.WORTH_A_ROUND / 2)
     relaxation = rounds._refine(relaxation, [7, 3], [])
     assert relaxation.grouping.stage_rows == {9, 5, 7, 3}
     session.bound = rounds.known + 1.0

@@ -19,7 +19,7 @@ from poetmodel.model.grouping import Grouping
 from poetmodel.result import Termination
 from poetmodel.solve.covers import limit_rows, with_covers
 from poetmodel.solve.infeasibility import limits_in_words
-from poetmodel.solve.lazy.linear import WORTH_A_ROW, grow, tighten
+from poetmodel.solve.lazy.linear import grow, tighten
 from poetmodel.solve.lazy.session import Session
 from poetmodel.solve.lazy.upper import ScheduleSearch, examine, start_point
 from poetmodel.solve.outcome import Candidate, Outcome
@@ -36,6 +36,8 @@ FIRST_SLICE_S: Final = 5.0
 """Least time of an integer solve; each that ends by time doubles it [s]."""
 SHARE: Final = 0.75
 """Most of the time that is left for one integer solve: one that is cut short begins anew."""
+WORTH_A_ROUND: Final = 0.02
+"""Rise of the bound, relative, that is worth another round with a single new row."""
 PROVING: Final = MappingProxyType(
     {
         "highs": MappingProxyType(
@@ -177,7 +179,7 @@ class _Rounds:
         self, relaxation: Relaxation, rows: list[int], steps: list[tuple[int, int]]
     ) -> Relaxation:
         """Enforce the worst of these rows, or all where that gained little; tighten with them."""
-        if self.session.bound - self.known > WORTH_A_ROW * self.session.bound:
+        if self.session.bound - self.known > WORTH_A_ROUND * self.session.bound:
             rows, steps = rows[:1], steps[:1]
         self.known = self.session.bound
         following = self.session.build(relaxation.grouping.add(rows, steps), relaxation)

@@ -35,8 +35,8 @@ PATIENCE: Final = 0.01
 relaxation so far; each next search has twice as many."""
 FAR: Final = 0.01
 """Least gap that is far from closed."""
-EVERY_S: Final = 2.0
-"""How often what a local search has found goes before the judge while it runs [s]."""
+TURNS: Final = 100
+"""After how many turns of a local search what it has found goes before the judge."""
 
 
 @dataclass(slots=True)
@@ -111,14 +111,14 @@ class ScheduleSearch:
         if best is not None and (0.0, best.value) < improvement.best:
             improvement.consider(supplies_of(best.schedule))
         until = session.request.elapsed_s() + min(LONGEST_S, session.request.remaining_s() / 4)
-        shown = session.request.elapsed_s()
+        turns = 0
         most = max(1, int(self.patience * session.columns))
         idle = 0
         while idle < most and not (session.done() or self.tasks):
             idle = 0 if improvement.turn() else idle + 1
-            if session.request.elapsed_s() > shown + EVERY_S:
+            turns += 1
+            if turns % TURNS == 0:
                 self._offer()
-                shown = session.request.elapsed_s()
             if session.request.elapsed_s() > until:
                 break
         self._offer()
