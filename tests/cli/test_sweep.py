@@ -66,8 +66,9 @@ def test_ended_sweep_is_resumed(tmp_path: Path, blow: signal.Signals) -> None:
     No process of the ended sweep lives on: each can write to its stderr, which is read to the end.
     """
     out = tmp_path / "sweep"
-    arguments = ["sweep", "mlp", "--devices", "rpi4b", "--ram", "72%,74%,76%,78%,80%,82%,84%"]
-    arguments += ["--methods", "lru-paging,dtr", "--out", str(out)]
+    arguments = ["sweep", "resnet18-cifar", "--devices", "rpi4b"]
+    arguments += ["--ram", "72%,74%,76%,78%,80%,82%,84%"]
+    arguments += ["--methods", "swap-advisor,dtr", "--out", str(out)]
     command = [sys.executable, "-m", "poetmodel", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     records = out / "cells.jsonl"
