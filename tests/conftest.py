@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from importlib.util import find_spec
 
 from hypothesis import HealthCheck, settings
+
+# A shell that runs the tests in the background lets them, and what they start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Helpers of the tests that need PyTorch; doctests are looked for in every module.
 collect_ignore = (
