@@ -4,52 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.bench.environment import machine
 from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cases import Case
     from poetmodel import SolveResult
 
 SCHEMA: Final = 1
 """Version of the records."""
-
-_PACKAGES: Final = ("poetmodel", "pyomo", "highspy", "pyscipopt", "gurobipy", "numpy", "scipy")
-
-
-@cache
-def machine() -> dict[str, Any]:
-    """Return what the measurements run on."""
-    return {
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
-    }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
