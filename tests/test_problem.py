@@ -403,3 +403,16 @@ def test_stand_in_adds_a_share_of_the_transfers(graph: Graph, costs: Costs) -> N
         assert found.time_sum.of(4.0, 8.0) == 6.0
         assert (found.ram_budget_bytes, found.deadline_s) == (100, 9.0)
     assert problem.stand_in_share is None
+
+
+def test_without_drops_the_named_limits_alone(graph: Graph, costs: Costs) -> None:
+    """RAM for everything (resident bytes where they count), storage for every tensor, no times."""
+    problem = Problem(
+        graph, costs, ram=190, deadline=12, energy_budget=50, aux_bytes=3, count_parameters=True
+    )
+    loose = problem.without(Quantity.RAM, Quantity.WRITES)
+    assert (loose.ram_budget_bytes, loose.aux_limit_bytes) == (50 + 150, 65)
+    assert (loose.deadline_s, loose.energy_budget_j) == (12.0, 50.0)
+    timeless = problem.without(Quantity.TIME, Quantity.ENERGY, minimize="time")
+    assert (timeless.deadline_s, timeless.energy_budget_j) == (None, None)
+    assert (timeless.ram_budget_bytes, timeless.minimize) == (190, Quantity.TIME)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -245,6 +245,29 @@ class Problem:
         problem = copy(self)
         _set(problem, deadline_counts=DeadlineCounts.OVERLAP, stand_in_share=share)
         return problem
+
+    def without(self, *quantities: Quantity, **changes: Any) -> Problem:
+        """Return the problem without its limits on some quantities.
+
+        Parameters
+        ----------
+        *quantities : Quantity
+            ``ram`` gets all that checkpoint-all takes, ``writes`` all that could be paged out.
+        **changes
+            Further fields of the problem.
+        """
+        freed: dict[str, Any] = {}
+        for quantity in quantities:
+            if quantity == Quantity.RAM:
+                resident = self.ram_budget_bytes - self.usable_ram_bytes
+                freed["ram"] = checkpoint_all_peak_bytes(self.graph) + resident
+            elif quantity == Quantity.TIME:
+                freed["deadline"] = None
+            elif quantity == Quantity.ENERGY:
+                freed["energy_budget"] = None
+            else:
+                freed["aux_bytes"] = sum(self.graph.tensor_bytes)
+        return replace(self, **freed | changes)
 
     def compute_charge_j(self, k: int) -> float:
         """Return what one more computation of node `k` adds to the objective [J]."""

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from poetmodel.device import StorageMode
-from poetmodel.plan.walk import check_plan
+from poetmodel.plan import check_plan
+from poetmodel.planner.planning import make_plan
 from poetmodel.schedule import simulate
 from poetmodel.schedule import verify as verify_schedule
 
@@ -59,8 +60,6 @@ def verify(
         serial_s = walk.makespan_s
         return verify_schedule(problem, schedule, stated=stated, makespan_s=serial_s)
     if plan is None:
-        from poetmodel.planner import make_plan
-
         budget = problem.usable_ram_bytes
         fits = walk.peak_ram_bytes <= budget
         plan = make_plan(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import Status
 from poetmodel.solve.facade import solve
@@ -94,10 +93,11 @@ def binding_limits(
 
 def _ask(result: SolveResult, limit: Limit, *, time_limit: float, gap: float) -> LimitAnswer:
     problem = result.problem
-    freed = solve(_without(problem, {limit}), time_limit=time_limit, gap=gap)
+    freed = solve(problem.without(Quantity(limit)), time_limit=time_limit, gap=gap)
     binding = _compare(result, freed)
     if result.status == Status.INFEASIBLE and freed.status == Status.INFEASIBLE:
-        alone = solve(_without(problem, set(Limit) - {limit}), time_limit=time_limit, gap=gap)
+        others = (Quantity(other) for other in Limit if other != limit)
+        alone = solve(problem.without(*others), time_limit=time_limit, gap=gap)
         if alone.status == Status.INFEASIBLE:
             binding = Binding.IMPOSSIBLE
     return LimitAnswer(
@@ -130,18 +130,6 @@ def _beyond(result: SolveResult) -> float:
     if result.problem.minimize == Quantity.TIME:
         return (result.objective_value or 0.0) - result.problem.pass_time_s
     return result.objective_value or 0.0
-
-
-def _without(problem: Problem, limits: set[Limit]) -> Problem:
-    given: dict[str, Any] = {f.name: getattr(problem, f.name) for f in fields(problem) if f.init}
-    if Limit.TIME in limits:
-        given["deadline"] = None
-    if Limit.ENERGY in limits:
-        given["energy_budget"] = None
-    if Limit.RAM in limits:
-        resident = problem.graph.total_resident_bytes if problem.count_parameters else 0
-        given["ram"] = checkpoint_all_peak_bytes(problem.graph) + resident
-    return Problem(**given)
 
 
 def _allowed(problem: Problem, limit: Limit) -> float | None:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.graph import floor
 from poetmodel.problem import Quantity
 from poetmodel.result import Status, Termination, relative_gap, unavoidable
 from poetmodel.solve.facade import solve
@@ -179,17 +179,7 @@ def freed(problem: Problem, quantity: Quantity, **changes: Any) -> Problem:
     **changes
         Further fields of the problem.
     """
-    given: dict[str, Any] = {"minimize": str(quantity)}
-    if quantity == Quantity.RAM:
-        resident = problem.graph.total_resident_bytes if problem.count_parameters else 0
-        given["ram"] = checkpoint_all_peak_bytes(problem.graph) + resident
-    elif quantity == Quantity.TIME:
-        given["deadline"] = None
-    elif quantity == Quantity.ENERGY:
-        given["energy_budget"] = None
-    else:
-        given["aux_bytes"] = sum(problem.graph.tensor_bytes)
-    return replace(problem, **given | changes)
+    return problem.without(quantity, **{"minimize": str(quantity)} | changes)
 
 
 def paged_at_floor(
