@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LIMIT_S: Final = 60.0
 """Wall time of a case, building included, unless it says otherwise [s]."""
 PAPER_LIMIT_S: Final = 120.0
-"""The same for the formulation ``paper`` [s]."""
+"""The same for the formulation ``paper``, in the grid's comparison [s]."""
 SMOKE_LIMIT_S: Final = 5.0
 """The same for every case of a smoke run [s]."""
 GAP: Final = 1e-4
@@ -106,14 +106,6 @@ def possible(case: Case) -> bool:
 _PAPER_DEVICES: Final = ("paper-m0", "paper-m4", "paper-a72")
 _BUDGETS: Final = ("30%", "50%", "70%")
 
-_WITH_PAPER: Final = {
-    "paper/linear": _BUDGETS,
-    "paper/vgg16-cifar": _BUDGETS,
-    "paper/resnet18-cifar": _BUDGETS,
-    "paper/bert": ("50%",),
-}
-"""Graphs with the slow methods too, and the budgets that ``paper`` is tried at."""
-
 _SEEDS: Final = {"paper/vgg16-cifar": (0, 1, 2), "paper/resnet18-cifar": (0, 1, 2)}
 """Seeds where more than one is affordable; all else has seed 0."""
 
@@ -135,10 +127,6 @@ def _paper_cases() -> Iterator[Case]:
                 yield case
                 for seed in _SEEDS.get(model, (0,)):
                     yield replace(case, method=EVENTS, seed=seed)
-                if model in _WITH_PAPER:
-                    yield replace(case, method=ALL)
-                if ram in _WITH_PAPER.get(model, ()):
-                    yield replace(case, method=PAPER, limit_s=PAPER_LIMIT_S)
 
 
 def _reference_cases() -> Iterator[Case]:

@@ -34,7 +34,7 @@ README: Final = ROOT / "README.md"
 
 SHIFT_S: Final = 1.0
 """Shift of geometric means [s]."""
-METHODS: Final = ("default", "compact, events", "compact, all", "paper")
+METHODS: Final = ("default", "compact, events")
 """Columns of the tables, by the names of the methods."""
 IN_README: Final = (
     ("resnet18-cifar", "rpi4b", "40%"),
@@ -139,13 +139,6 @@ def shifted_mean(times: Sequence[float]) -> float:
     return math.exp(statistics.fmean(math.log(time + SHIFT_S) for time in times)) - SHIFT_S
 
 
-def ratio(paper: Run | None, other: Run | None) -> str:
-    """Return how much longer ``paper`` took, as a lower bound where it ran into its limit."""
-    if paper is None or other is None or not other.done:
-        return "-"
-    return f"{'' if paper.done else '> '}{paper.seconds / other.seconds:.0f}x"
-
-
 def paper_tables(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield a heading and a table for every published graph."""
     by_model: dict[str, list[tuple[str, ...]]] = {}
@@ -159,11 +152,9 @@ def paper_tables(records: Sequence[dict[str, Any]]) -> Iterator[str]:
             ram,
             percent(least, 5),
             *cells,
-            ratio(chosen.get("paper"), chosen.get("compact, events")),
-            ratio(chosen.get("paper"), chosen.get("compact, all")),
         )
         by_model.setdefault(model, []).append(row)
-    heads = ("device", "RAM", "overhead", *METHODS, "paper / events", "paper / all")
+    heads = ("device", "RAM", "overhead", *METHODS)
     for model, rows in by_model.items():
         yield f"### `{model}`"
         yield table(heads, rows, right=1)
@@ -281,9 +272,7 @@ def page(records: Sequence[dict[str, Any]], source: str, grid: str = "") -> str:
         default_table(records, "reference"),
         "## Published graphs",
         "Overhead is the least that any method found and the judge accepts. Gaps of "
-        "`compact, events` and `paper` are of their own models; *rejected* means that the judge "
-        "refuses the schedule. Ratios are of times in this run; `>` where `paper` ran into its "
-        "limit.",
+        "`compact, events` are of that model; `paper` is compared with the grid.",
         summary_table(records),
         f"Means are shifted by {SHIFT_S:g} s; a time-out counts with the time that it took.",
         *paper_tables(records),
@@ -298,10 +287,11 @@ def page(records: Sequence[dict[str, Any]], source: str, grid: str = "") -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def readme_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return the README's block."""
+def readme_table(records: Sequence[dict[str, Any]], cells: Sequence[dict[str, Any]]) -> str:
+    """Return the README's block, of the records of all cases and of the grid."""
+    published = grid_pages.compared(cells, "paper")
     found: dict[Key, dict[str, Run]] = {}
-    for group in ("main", "paper"):
+    for group in ("main", "zoo", "paper"):
         for key, methods in solves(records, group).items():
             found.setdefault(key, {}).update({name: middle(runs) for name, runs in methods.items()})
     rows = []
@@ -319,7 +309,7 @@ def readme_table(records: Sequence[dict[str, Any]]) -> str:
                 percent(run.overhead_ratio),
                 percent(run.record["result"]["gap"]),
                 seconds(run.seconds),
-                runs["paper"].cell() if "paper" in runs else "-",
+                published.get(key, "-"),
             )
         )
     heads = ("network", "device", "RAM", "energy overhead", "proven gap", "time", "`paper`")
@@ -328,7 +318,7 @@ def readme_table(records: Sequence[dict[str, Any]]) -> str:
         "RAM is relative to keeping everything, overhead to computing everything once, the gap to "
         "the overhead; `paper` is the published formulation with the same solver, bold where it "
         f"ran into its limit, with its own gap. {circumstances(records)} "
-        "All of it: [docs/results.md](docs/results.md)."
+        f"{grid_pages.sentence(cells)}All of it: [docs/results.md](docs/results.md)."
     )
 
 
@@ -364,7 +354,7 @@ def due() -> dict[Path, str]:
         grid = grid_pages.section(cells, grids[-1].name, plot=GRID_PLOT.name)
         pages[GRID_PAGE] = grid_pages.full_page(cells, grids[-1].name)
     pages[PAGE] = page(latest, files[-1].name, grid)
-    pages[README] = replace_block(readme, "results", readme_table(latest))
+    pages[README] = replace_block(readme, "results", readme_table(latest, cells))
     return pages
 
 

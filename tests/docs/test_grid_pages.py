@@ -11,58 +11,12 @@ import pytest
 import grid_pages
 import grid_plot
 import make_results
+from grid_cell_record import record
 from grid_pages import comparison_table, full_page, section, time_ratio
 from grid_runs import CellRun, of_goal, percentile
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def record(**changes: Any) -> dict[str, Any]:
-    """Return the record of a cell that was proved in two seconds, with some fields changed."""
-    cell: dict[str, Any] = {
-        "goal": 1,
-        "model": "paper/bert",
-        "device": "paper-m4",
-        "ram": "40%",
-        "deadline": None,
-        "method": "default",
-        "limit_s": 60.0,
-        "seed": 0,
-    }
-    cell |= {name: changes.pop(name) for name in tuple(changes) if name in cell}
-    found: dict[str, Any] = {
-        "kind": "cell",
-        "name": " | ".join(map(str, cell.values())),
-        "cell": cell,
-        "seconds": 2.0,
-        "recorded": "2026-01-02T03:04:05+00:00",
-        "load_average": 0.5,
-        "workers": 2,
-        "threads": 1,
-        "machine": {
-            "cpu": "A processor",
-            "cores": 2,
-            "system": "Linux",
-            "python": "3.11.7",
-            "versions": {"poetmodel": "0.1.0"},
-        },
-        "status": "optimal",
-        "reason": "",
-        "gap": 0.0,
-        "requested_gap": 1e-4,
-        "gaps": [[0.5, 0.4], [1.0, 0.009], [2.0, 0.0]],
-        "first_schedule_s": 0.5,
-        "overhead_j": 0.01,
-        "baseline_energy_j": 1.0,
-        "ram_budget_bytes": 100,
-        "floor_bytes": 50,
-        "graph_nodes": 195,
-        "peak_memory_bytes": 2**20,
-        "violations": 0,
-        "statistics": {"columns": 300, "rows": 400, "rounds": 2},
-    }
-    return found | changes
 
 
 TIMED_OUT = record(
