@@ -360,6 +360,20 @@ def _rebuild(given: tuple[Any, ...], share: float | None) -> Problem:
     return problem if share is None else problem.stand_in(share)
 
 
+def deadline_slack_s(problem: Problem, counted: TimeSum) -> float | None:
+    """Return the time that decisions may add to one pass [s], tolerance included; None if free."""
+    if problem.deadline_s is None:
+        return None
+    return problem.deadline_s * (1 + RELATIVE_TOLERANCE) - counted.compute * problem.pass_time_s
+
+
+def energy_slack_j(problem: Problem) -> float | None:
+    """Return the energy that decisions may add to the baseline [J], tolerance included."""
+    if problem.energy_budget_j is None:
+        return None
+    return problem.energy_budget_j * (1 + RELATIVE_TOLERANCE) - problem.baseline_energy_j
+
+
 def within(value: float, limit: float | None) -> bool:
     """Return whether a time or energy keeps its limit, to the relative tolerance."""
     return limit is None or value <= limit + RELATIVE_TOLERANCE * abs(limit)

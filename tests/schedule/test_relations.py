@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from poetmodel.errors import ScheduleError
 from poetmodel.graph import Graph, operation
-from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule, checkpoint_all, simulate
+from poetmodel.schedule import (
+    RELATIONS,
+    GraphIdentity,
+    Schedule,
+    checkpoint_all,
+    rows_of_pairs,
+    rows_of_spans,
+    simulate,
+)
 from strategies import graphs
 
 
@@ -94,3 +102,29 @@ def test_order_of_pairs_means_nothing(graph: Graph, data: st.DataObject) -> None
     )
     assert shuffled == schedule
     assert simulate(graph, None, shuffled) == simulate(graph, None, schedule)
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_of_stages_is_the_schedule_of_the_same_pairs(data: st.DataObject) -> None:
+    """Made from stages or from pairs in any order, a schedule is the same value."""
+    pairs = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), unique=True)
+    relations = {name: tuple(data.draw(pairs, label=name)) for name in RELATIONS}
+    schedule = Schedule(**relations)
+    rows = {name: rows_of_pairs(sorted(found), 7) for name, found in relations.items()}
+    made = Schedule.of_stages(identity=None, **rows)
+    assert made == schedule
+    assert made.identity is None
+
+
+def test_of_stages_leaves_relations_empty() -> None:
+    """A relation that is not given has no pairs."""
+    assert Schedule.of_stages(identity=None, R=[[0], [0, 1]]) == Schedule(
+        R=((0, 0), (1, 0), (1, 1))
+    )
+
+
+def test_rows_of_spans_are_ascending() -> None:
+    """Each stage has the tensors whose spans contain it; spans may touch, or be empty."""
+    spans = [(4, 1, 2), (2, 0, 1), (3, 2, 1), (2, 2, 3), (0, 3, 3)]
+    assert rows_of_spans(spans, 4) == [[2], [2, 4], [2, 4], [0, 2]]

@@ -590,3 +590,22 @@ def test_the_result_carries_what_was_asked_and_what_was_solved() -> None:
     assert result.solve_s > 0
     assert {"columns", "rows", "nonzeros", "nodes"} <= set(result.statistics)
     assert "HiGHS" in result.log
+
+
+def test_first_schedule_is_announced_before_pyomo_is_loaded() -> None:
+    """Loading what builds models takes longer than the first schedule of a large graph."""
+    script = (
+        "import sys, poetmodel as pm\n"
+        "from poetmodel.graph.catalogue import load_model\n"
+        "graph = load_model('mlp')\n"
+        "costs = pm.Costs.estimate(graph, pm.Device.load('mkr1000'))\n"
+        "told = []\n"
+        "def note(progress):\n"
+        "    told.append((progress.incumbent is not None, 'pyomo' in sys.modules))\n"
+        "pm.solve(pm.Problem(graph, costs, ram='70%'), on_progress=note)\n"
+        "print(told[0])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "(True, False)"

@@ -11,6 +11,7 @@ inside a callback of another one uses as many threads as that one.
 from __future__ import annotations
 
 import threading
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,7 +73,7 @@ class Highs(Solver):
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of HiGHS and of highspy."""
-        return {"highs": str(self.module().Highs().version()), "highspy": version("highspy")}
+        return dict(_versions(self.module()))
 
     def run(
         self,
@@ -104,6 +105,12 @@ class Highs(Solver):
             msg = f"backend 'highs': stopped with an error ({highs.getModelStatus().name})"
             raise BackendError(msg)
         return _collect(highs, form, status, build_s)
+
+
+@cache
+def _versions(highspy: Any) -> tuple[tuple[str, str], ...]:
+    """Return the versions; looking the package's own up takes milliseconds."""
+    return (("highs", str(highspy.Highs().version())), ("highspy", version("highspy")))
 
 
 def _fresh_scheduler(highspy: Any) -> None:

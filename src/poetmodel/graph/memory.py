@@ -23,9 +23,7 @@ class Floor:
 
 def working_set_bytes(graph: Graph, k: int) -> int:
     """Return inputs, outputs and workspace of node `k` together [B]."""
-    sizes = graph.tensor_bytes
-    inputs = sum(sizes[i] for i in graph.inputs_of[k])
-    return inputs + graph.nodes[k].output_bytes + graph.nodes[k].workspace_bytes
+    return graph.step_bytes[k]
 
 
 def floor(graph: Graph) -> Floor:
@@ -36,7 +34,7 @@ def floor(graph: Graph) -> Floor:
     ``max_k (sum of in(k) + sum of out(k) + workspace[k])``: inputs, outputs and workspace of a step
     are in RAM together, so every schedule has at least this peak.
     """
-    sets = [working_set_bytes(graph, k) for k in range(len(graph.nodes))]
+    sets = graph.step_bytes
     k = max(range(len(sets)), key=sets.__getitem__)
     return Floor(bytes=sets[k], node=k)
 
@@ -56,7 +54,7 @@ def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
     live = 0
     profile = []
     for k, node in enumerate(graph.nodes):
-        live += node.output_bytes
+        live += graph.output_bytes[k]
         profile.append(live + node.workspace_bytes)
         live -= sum(sizes[i] for i in freed[k])
     return tuple(profile)

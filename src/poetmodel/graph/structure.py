@@ -134,6 +134,22 @@ class Graph:
                 users[i].append(k)
         return tuple(tuple(nodes) for nodes in users)
 
+    @cached_property
+    def output_bytes(self) -> tuple[int, ...]:
+        """For each node all its outputs together [B]."""
+        return tuple(node.output_bytes for node in self.nodes)
+
+    @cached_property
+    def step_bytes(self) -> tuple[int, ...]:
+        """For each node its working set: inputs, outputs and workspace together [B]."""
+        sizes = self.tensor_bytes
+        return tuple(
+            sum(sizes[i] for i in inputs) + made + node.workspace_bytes
+            for node, inputs, made in zip(
+                self.nodes, self.inputs_of, self.output_bytes, strict=True
+            )
+        )
+
     @property
     def n_edges(self) -> int:
         """Number of (tensor, reader) pairs."""

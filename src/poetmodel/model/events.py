@@ -68,8 +68,17 @@ def storage_is_limiting(problem: Problem) -> bool:
     )
 
 
-def dominated(problem: Problem, k: int) -> bool:
+def dominated(problem: Problem, k: int, *, limiting: bool | None = None) -> bool:
     """Return whether paging the outputs of node `k` is never worse than recomputing it.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to decide.
+    k : int
+        The node.
+    limiting : bool, optional
+        What `storage_is_limiting` says, where it is known already.
 
     Notes
     -----
@@ -81,12 +90,9 @@ def dominated(problem: Problem, k: int) -> bool:
     graph = problem.graph
     timed = problem.minimize == Quantity.TIME or problem.deadline_s is not None
     overlap = timed and problem.deadline_counts == DeadlineCounts.OVERLAP
-    if (
-        not problem.can_page
-        or problem.minimize == Quantity.WRITES
-        or overlap
-        or storage_is_limiting(problem)
-    ):
+    if limiting is None:
+        limiting = storage_is_limiting(problem)
+    if not problem.can_page or problem.minimize == Quantity.WRITES or overlap or limiting:
         return False
     outputs = [i for i in graph.outputs_of[k] if graph.users_of[i]]
     stored = graph.nodes[k].on_aux
@@ -110,10 +116,11 @@ def dominated(problem: Problem, k: int) -> bool:
 def recomputable_nodes(problem: Problem, *, dominance: bool = True) -> tuple[bool, ...]:
     """Return for each node whether the model must offer its recomputation."""
     graph = problem.graph
+    limiting = storage_is_limiting(problem)
     return tuple(
         problem.may_recompute(k)
         and any(graph.users_of[i] for i in graph.outputs_of[k])
-        and not (dominance and dominated(problem, k))
+        and not (dominance and dominated(problem, k, limiting=limiting))
         for k in range(len(graph.nodes))
     )
 

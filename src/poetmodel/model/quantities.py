@@ -9,7 +9,7 @@ import pyomo.environ as pyo
 
 from poetmodel.model.component import Component
 from poetmodel.model.linear import linear, merged, real_row
-from poetmodel.problem import RELATIVE_TOLERANCE, Quantity
+from poetmodel.problem import Quantity, deadline_slack_s, energy_slack_j
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,20 +120,6 @@ OBJECTIVE = Component(
     source="POET (ICML 2022), equation 2",
     requires=frozenset({"variables"}),
 )
-
-
-def deadline_slack_s(problem: Problem, counted: TimeSum) -> float | None:
-    """Return the time that decisions may add to one pass [s], tolerance included; None if free."""
-    if problem.deadline_s is None:
-        return None
-    return problem.deadline_s * (1 + RELATIVE_TOLERANCE) - counted.compute * problem.pass_time_s
-
-
-def energy_slack_j(problem: Problem) -> float | None:
-    """Return the energy that decisions may add to the baseline [J], tolerance included."""
-    if problem.energy_budget_j is None:
-        return None
-    return problem.energy_budget_j * (1 + RELATIVE_TOLERANCE) - problem.baseline_energy_j
 
 
 def _deadline(m: pyo.ConcreteModel) -> None:

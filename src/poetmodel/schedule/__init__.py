@@ -5,7 +5,10 @@ from poetmodel.schedule.relations import (
     GraphIdentity,
     Schedule,
     checkpoint_all,
+    rows_of_pairs,
+    rows_of_spans,
     storage_entries,
+    storage_spans,
 )
 from poetmodel.schedule.simulation import MemoryPoint, Simulation, simulate
 from poetmodel.schedule.verification import Verdict, check_identity, verify
@@ -19,7 +22,10 @@ __all__ = [
     "Verdict",
     "check_identity",
     "checkpoint_all",
+    "rows_of_pairs",
+    "rows_of_spans",
     "simulate",
     "storage_entries",
+    "storage_spans",
     "verify",
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +20,8 @@ RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out")
 """The relations of a schedule, as the paper names them (POET, ICML 2022, section 5.2)."""
 
 Pair = tuple[int, int]
+Span = tuple[int, int, int]
+"""Tensor, first stage and last stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,28 @@ class Schedule:
                 raise ScheduleError(msg) from None
             object.__setattr__(self, name, _ordered(whole))
 
+    @classmethod
+    def of_stages(
+        cls, *, identity: GraphIdentity | None, **relations: Iterable[Iterable[int]]
+    ) -> Schedule:
+        """Make a schedule of the indices of each stage; quick where there are many pairs.
+
+        Parameters
+        ----------
+        identity : GraphIdentity or None
+            The graph it is made for.
+        **relations : iterable of iterable of int
+            For each relation and stage, from 0 on, the whole numbers of its pairs: ascending, each
+            once. They are not checked.
+        """
+        schedule = object.__new__(cls)
+        for name in RELATIONS:
+            rows = enumerate(relations.get(name, ()))
+            pairs = tuple(chain.from_iterable(zip(repeat(t), row) for t, row in rows))
+            object.__setattr__(schedule, name, pairs)
+        object.__setattr__(schedule, "identity", identity)
+        return schedule
+
     def to_dict(self) -> dict[str, Any]:
         """Return the schedule as plain values: format, graph, names, relations."""
         from poetmodel.schedule.io import schedule_to_dict
@@ -114,25 +140,61 @@ def storage_entries(graph: Graph, page_ins: Iterable[Pair]) -> tuple[Pair, ...]:
     A tensor that is paged out at its first computation is listed up to its last page-in; one that
     lies on storage from the start, in every stage after its node's.
     """
+    spans = storage_spans(graph, page_ins)
+    return tuple((t, i) for i, first, last in spans for t in range(first, last + 1))
+
+
+def storage_spans(graph: Graph, page_ins: Iterable[Pair]) -> list[Span]:
+    """Return the same as spans of stages."""
     last: dict[int, int] = {}
     for t, i in page_ins:
         last[i] = max(t, last.get(i, 0))
     for i, k in enumerate(graph.node_of):
         if graph.nodes[k].on_aux:
             last[i] = len(graph.nodes) - 1
-    return tuple((t, i) for i, end in last.items() for t in range(graph.node_of[i] + 1, end + 1))
+    return [(i, graph.node_of[i] + 1, end) for i, end in last.items()]
+
+
+def rows_of_spans(spans: Iterable[Span], stages: int) -> list[list[int]]:
+    """Return for each stage the tensors whose spans contain it, ascending.
+
+    Spans of the same tensor must not overlap; one that ends before it begins is empty.
+    """
+    begins: list[list[int]] = [[] for _ in range(stages + 1)]
+    ends: list[list[int]] = [[] for _ in range(stages + 1)]
+    for i, first, last in spans:
+        if first <= last:
+            begins[first].append(i)
+            ends[last + 1].append(i)
+    rows = []
+    present: list[int] = []
+    for t in range(stages):
+        for i in ends[t]:
+            del present[bisect_left(present, i)]
+        for i in begins[t]:
+            insort(present, i)
+        rows.append(present.copy())
+    return rows
+
+
+def rows_of_pairs(pairs: Iterable[Pair], stages: int) -> list[list[int]]:
+    """Return for each stage its indices, in the order of the pairs."""
+    rows: list[list[int]] = [[] for _ in range(stages)]
+    for t, k in pairs:
+        rows[t].append(k)
+    return rows
 
 
 def checkpoint_all(graph: Graph) -> Schedule:
     """Return the schedule that computes every node once and keeps tensors to their last use."""
+    n = len(graph.nodes)
     kept = (
-        (t, i)
+        (i, graph.node_of[i] + 1, users[-1] if users else 0)
         for i, users in enumerate(graph.users_of)
-        for t in range(graph.node_of[i] + 1, (users[-1] if users else 0) + 1)
     )
-    return Schedule(
-        R=tuple((t, t) for t in range(len(graph.nodes))),
-        S_RAM=tuple(kept),
-        S_AUX=storage_entries(graph, ()),
+    return Schedule.of_stages(
+        R=((t,) for t in range(n)),
+        S_RAM=rows_of_spans(kept, n),
+        S_AUX=rows_of_spans(storage_spans(graph, ()), n),
         identity=GraphIdentity.of(graph),
     )

@@ -15,7 +15,7 @@ from poetmodel.problem import DeadlineCounts
 from poetmodel.schedule.relations import RELATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Sequence
 
     from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph
@@ -162,7 +162,10 @@ class _Walk:
         self.inputs = graph.inputs_of
         self.outputs = graph.outputs_of
         self.node_of = graph.node_of
-        self.step_bytes = [node.output_bytes + node.workspace_bytes for node in graph.nodes]
+        self.step_bytes = [
+            made + node.workspace_bytes
+            for node, made in zip(graph.nodes, graph.output_bytes, strict=True)
+        ]
         self.aux_from_start = {i for i, k in enumerate(self.node_of) if graph.nodes[k].on_aux}
         self.violations: list[str] = []
         self.curve: list[MemoryPoint] = []
@@ -173,30 +176,33 @@ class _Walk:
         self.aux = set(self.aux_from_start)
         self.stages: dict[str, list[list[int]]] = {}
         for name in RELATIONS:
-            rows: list[list[int]] = [[] for _ in range(len(graph.nodes) + 1)]
-            for t, k in self._in_range(name, getattr(schedule, name)):
-                rows[t].append(k)
-            self.stages[name] = rows
+            self.stages[name] = self._by_stage(name, getattr(schedule, name))
 
-    def _in_range(self, name: str, pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    def _by_stage(self, name: str, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
+        """Return the indices of each stage; pairs that cannot be are violations."""
         nodes, of_nodes = self.graph.nodes, name == "R"
-        made_by = range(len(nodes)) if of_nodes else self.node_of
-        n, limit = len(nodes), len(made_by)
-        in_own_stage = name in ("R", "M_out")
+        n = len(nodes)
+        made_by: Sequence[int] = range(n) if of_nodes else self.node_of
+        limit, later = len(made_by), name not in ("R", "M_out")
+        first = [node + later for node in made_by]
+        rows: list[list[int]] = [[] for _ in range(n + 1)]
         for t, k in pairs:
-            if not (0 <= t < n and 0 <= k < limit):
+            if 0 <= k < limit and first[k] <= t < n:
+                rows[t].append(k)
+            elif not (0 <= t < n and 0 <= k < limit):
                 self.violations.append(f"{name}[{t},{k}]: the graph has no such stage or index")
                 continue
-            node = made_by[k]
-            if node > t or (node == t and not in_own_stage):
+            else:
                 what = f"node {nodes[k].name!r}" if of_nodes else self._tensor(k)
-                self.violations.append(f"{name}[{t},{k}]: {what} is first made in stage {node}")
+                self.violations.append(
+                    f"{name}[{t},{k}]: {what} is first made in stage {made_by[k]}"
+                )
                 continue
             if of_nodes and k < t and not nodes[k].recomputable:
                 self.violations.append(
                     f"R[{t},{k}]: node {nodes[k].name!r} must not be computed again"
                 )
-            yield t, k
+        return rows
 
     def _tensor(self, i: int) -> str:
         return f"tensor {self.graph.tensors[i].name!r}"
@@ -222,7 +228,7 @@ class _Walk:
 
     def _begin(self, t: int) -> None:
         kept = set(self.stages["S_RAM"][t])
-        for i in sorted(kept - self.ram):
+        for i in sorted(kept - self.ram) if kept != self.ram else ():
             self.violations.append(
                 f"S_RAM[{t},{i}]: {self._tensor(i)} is not in RAM when stage {t} begins"
             )
@@ -230,9 +236,10 @@ class _Walk:
             self.violations.append(
                 f"S_AUX[{t},{i}]: {self._tensor(i)} is not on storage when stage {t} begins"
             )
-        # What the violations say is missing stays missing.
-        self.ram = kept & self.ram
-        self.ram_bytes = sum(self.sizes[i] for i in self.ram)
+        if self.ram != kept:
+            # What the violations say is missing stays missing.
+            self.ram &= kept
+            self.ram_bytes = sum(self.sizes[i] for i in self.ram)
 
     def _steps(self, t: int, *, stop: int | None = None) -> None:
         computed = set(self.stages["R"][t])

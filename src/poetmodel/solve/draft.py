@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from poetmodel.graph import working_set_bytes
-from poetmodel.schedule import GraphIdentity, Schedule, storage_entries
+from poetmodel.schedule import GraphIdentity, Schedule, rows_of_spans, storage_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -72,13 +71,15 @@ class Draft:
         self._needs = [list(users) for users in graph.users_of]
         self._supplies = [[k] for k in graph.node_of]
         self._own = [frozenset((k, *graph.users_of[i])) for i, k in enumerate(graph.node_of)]
-        self._working = [working_set_bytes(graph, k) for k in range(n)]
-        self._made = [node.output_bytes for node in graph.nodes]
+        self._working = graph.step_bytes
+        self._made = graph.output_bytes
         self._out_bytes = [
             0 if graph.nodes[k].on_aux else size
             for k, size in zip(graph.node_of, self.sizes, strict=True)
         ]
-        self._transient = [node.output_bytes + node.workspace_bytes for node in graph.nodes]
+        self._transient = [
+            made + node.workspace_bytes for made, node in zip(self._made, graph.nodes, strict=True)
+        ]
         self.load: NDArray[np.int64] = np.array(self._working, dtype=np.int64)
         self.extra: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
         self._dirty: set[int] = set()
@@ -106,26 +107,30 @@ class Draft:
 
     def schedule(self) -> Schedule:
         """Return the schedule."""
-        graph = self.graph
-        paged = [(s.stage, s.item) for s in self.supplies() if not s.again]
-        stored = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
-        return Schedule(
-            R=tuple((t, k) for t, nodes in enumerate(self.again) for k in (*nodes, t)),
-            S_RAM=tuple((t, i) for i in range(len(self.sizes)) for t in self._stages_held(i)),
-            S_AUX=storage_entries(graph, paged),
-            M_in=tuple(paged),
-            M_out=tuple((graph.node_of[i], i) for i in {i for _, i in paged} - stored),
+        graph, n = self.graph, len(self.again)
+        paged = [(t, i) for t, tensors in enumerate(self.arrive) for i in tensors]
+        out: list[list[int]] = [[] for _ in range(n)]
+        for i in sorted({i for _, i in paged}):
+            if not graph.nodes[graph.node_of[i]].on_aux:
+                out[graph.node_of[i]].append(i)
+        held = (span for i in range(len(self.sizes)) for span in self._spans(i))
+        return Schedule.of_stages(
+            R=((*sorted(nodes), t) for t, nodes in enumerate(self.again)),
+            S_RAM=rows_of_spans(held, n),
+            S_AUX=rows_of_spans(storage_spans(graph, paged), n),
+            M_in=map(sorted, self.arrive),
+            M_out=out,
             identity=GraphIdentity.of(graph),
         )
 
-    def _stages_held(self, i: int) -> Iterable[int]:
-        """Yield the stages that begin with tensor `i` in RAM."""
+    def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the stages, first to last, that begin with tensor `i` in RAM."""
         needs, supplies = self._needs[i], self._supplies[i]
         for a, supplied in enumerate(supplies):
             end = supplies[a + 1] if a + 1 < len(supplies) else len(self.again)
             served = bisect_left(needs, end)
             if served:
-                yield from range(supplied + 1, needs[served - 1] + 1)
+                yield i, supplied + 1, needs[served - 1]
 
     # -- where tensors are -----------------------------------------------------------------------
 
@@ -239,32 +244,44 @@ class Draft:
             self._count(i)
         self._dirty.update((t - 1, t))
 
-    def _count(self, i: int) -> None:
-        """Bring the rows that count tensor `i` up to date."""
-        needs, supplies, own, size = self._needs[i], self._supplies[i], self._own[i], self.sizes[i]
+    def _gaps_now(self, i: int) -> list[tuple[int, int]]:
+        """Return what `gaps` should hold for tensor `i`: needs and supplies in one pass."""
+        supplies, own = self._supplies[i], self._own[i]
         gaps = []
         previous = -1
-        for need in needs:
+        supplied = following = supplies[0]
+        place, count, never = 0, len(supplies), len(self.again)
+        for need in self._needs[i]:
             if need == previous:
                 continue
-            supplied = supplies[bisect_right(supplies, need) - 1]
+            while following <= need:
+                supplied = following
+                place += 1
+                following = supplies[place] if place < count else never
             if supplied != need:
-                last = max(previous, supplied)
-                first = last + (last in own)
+                last = previous if previous > supplied else supplied
+                first = last + 1 if last in own else last
                 if first < need:
                     gaps.append((first, need))
             previous = need
-        before = self.gaps[i]
+        return gaps
+
+    def _count(self, i: int) -> None:
+        """Bring the rows that count tensor `i` up to date."""
+        before, gaps = self.gaps[i], self._gaps_now(i)
         if gaps == before:
             return
-        for first, need in before:
-            if (first, need) not in gaps:
-                self.load[first:need] -= size
-                self._dirty.update((first - 1, first, need))
-        for first, need in gaps:
-            if (first, need) not in before:
-                self.load[first:need] += size
-                self._dirty.update((first - 1, first, need))
+        size, load, dirty = self.sizes[i], self.load, self._dirty
+        for gap in before:
+            if gap not in gaps:
+                first, need = gap
+                load[first:need] -= size
+                dirty.update((first - 1, first, need))
+        for gap in gaps:
+            if gap not in before:
+                first, need = gap
+                load[first:need] += size
+                dirty.update((first - 1, first, need))
         self.gaps[i] = gaps
 
     # -- RAM -------------------------------------------------------------------------------------
@@ -299,27 +316,38 @@ class Draft:
         for i in arrive:
             page.setdefault(node_of[i], []).append(i)
         steps = sorted({*again, *page, t})
+        gone = self._gone(t, steps, page)
+        ram = highest = self._at_beginning(t)
+        for k in steps:
+            if k in page:
+                for i in page[k]:
+                    ram += sizes[i]
+                highest = max(highest, ram)
+            if k == t or k in again:
+                highest = max(highest, ram + self._transient[k])
+                ram += self._made[k]
+                if k in page:
+                    ram -= sum(sizes[i] for i in graph.outputs_of[k] if i in arrive)
+            ram -= gone.get(k, 0)
+        return highest
+
+    def _gone(self, t: int, steps: list[int], page: dict[int, list[int]]) -> dict[int, int]:
+        """Return the bytes that are let go after the steps of stage `t`."""
+        graph, sizes, again = self.graph, self.sizes, self.again[t]
         last: dict[int, int] = {}
         for k in steps:
             if k == t or k in again:
-                last.update(dict.fromkeys(graph.inputs_of[k], k))
-                last.update(dict.fromkeys(graph.outputs_of[k], k))
-            last.update(dict.fromkeys(page.get(k, ()), k))
+                for i in graph.inputs_of[k]:
+                    last[i] = k
+                for i in graph.outputs_of[k]:
+                    last[i] = k
+            for i in page.get(k, ()):
+                last[i] = k
         gone: dict[int, int] = {}
         for i, k in last.items():
             if not self.enters(i, t + 1):
                 gone[k] = gone.get(k, 0) + sizes[i]
-        ram = highest = self._at_beginning(t)
-        for k in steps:
-            for i in page.get(k, ()):
-                ram += sizes[i]
-            highest = max(highest, ram)
-            if k == t or k in again:
-                highest = max(highest, ram + self._transient[k])
-                ram += self._made[k]
-                ram -= sum(sizes[i] for i in graph.outputs_of[k] if i in arrive)
-            ram -= gone.get(k, 0)
-        return highest
+        return gone
 
     def _at_beginning(self, t: int) -> int:
         """Return the bytes in RAM when stage `t` begins."""

@@ -7,15 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
-from poetmodel.model import FORMULATIONS, build
-from poetmodel.model.size import estimated_build_s
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import Termination
 from poetmodel.schedule import check_identity
+from poetmodel.solve.collection import rare_collections
 from poetmodel.solve.constructive import construct, offload_all, trivial
-from poetmodel.solve.direct import solve_model
 from poetmodel.solve.infeasibility import obstacle
-from poetmodel.solve.lazy import solve_lazily
 from poetmodel.solve.outcome import Candidate, Outcome, finish, judge, least_value, same
 from poetmodel.solve.overlap import restated, solve_overlapping
 from poetmodel.solve.progress import SolveProgress
@@ -100,9 +97,10 @@ def solve(
         on_progress=on_progress,
     )
     find_backend(backend).versions()
-    if isinstance(problem_or_model, Problem):
-        return _solve_problem(problem_or_model, request, formulation or DEFAULT, start)
-    return _solve_own_model(problem_or_model, request, formulation, start)
+    with rare_collections():
+        if isinstance(problem_or_model, Problem):
+            return _solve_problem(problem_or_model, request, formulation or DEFAULT, start)
+        return _solve_own_model(problem_or_model, request, formulation, start)
 
 
 def _solve_problem(
@@ -157,8 +155,15 @@ def _search(
 def _state_and_solve(
     problem: Problem, request: Request, formulation: str, best: Candidate | None
 ) -> Outcome:
+    # Pyomo takes a second to load: not before the first schedule has been announced.
     if formulation == "lazy":
+        from poetmodel.solve.lazy import solve_lazily
+
         return solve_lazily(problem, request, start=best)
+    from poetmodel.model import build
+    from poetmodel.model.size import estimated_build_s
+    from poetmodel.solve.direct import solve_model
+
     expected_s = estimated_build_s(problem, formulation)
     if expected_s > request.remaining_s():
         return Outcome(
@@ -187,6 +192,7 @@ def _solve_own_model(
         raise InputError(msg)
     if start is not None:
         check_identity(problem.graph, start)
+    from poetmodel.solve.direct import solve_model
 
     def attempt(stated: Problem, within: Request, begin: Schedule | None) -> Outcome:
         best = _valid(stated, begin)
@@ -208,7 +214,11 @@ def _solve_own_model(
 
 
 def _check_formulation(formulation: str) -> None:
-    if formulation != "lazy" and formulation not in FORMULATIONS:
+    if formulation == DEFAULT:
+        return
+    from poetmodel.model import FORMULATIONS
+
+    if formulation not in FORMULATIONS:
         msg = f"formulation: expected lazy, {' or '.join(FORMULATIONS)}, got {formulation!r}"
         raise InputError(msg)
 

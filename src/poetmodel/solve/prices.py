@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.model.quantities import deadline_slack_s, energy_slack_j
-from poetmodel.problem import Quantity
+from poetmodel.problem import Quantity, deadline_slack_s, energy_slack_j
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -101,16 +101,20 @@ class Repair:
         count = np.concatenate(([0], np.cumsum(crowded))).tolist()
         found = []
         for i, gaps in enumerate(draft.gaps):
-            gap = next(((first, need) for first, need in gaps if first <= worst < need), None)
-            if gap is None or not draft.sizes[i]:
+            for first, need in gaps:
+                if first <= worst < need:
+                    break
+            else:
                 continue
-            plan = self._plan(i, gap[1], depth)
+            if not draft.sizes[i]:
+                continue
+            plan = self._plan(i, need, depth)
             if plan is None:
                 continue
             price = plan[0]
             if noise and self.rng is not None:
                 price *= 1 + noise * self.rng.random()
-            relief = draft.sizes[i] * (count[gap[1]] - count[gap[0]])
+            relief = draft.sizes[i] * (count[need] - count[first])
             found.append((-relief / price if price > 0 else float("-inf"), i, plan[1]))
         return sorted(found)
 
@@ -190,6 +194,8 @@ class Repair:
         while gained and time.monotonic() < self.until_s:
             gained = False
             for supply in sorted(self.draft.supplies(), key=lambda s: -self._worth(s, noise)):
+                if time.monotonic() >= self.until_s:
+                    break
                 if supply in self.draft and self._may_go(supply):
                     gained = self._drop(supply) or gained
 

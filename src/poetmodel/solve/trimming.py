@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from poetmodel.schedule import Schedule, storage_entries
+from poetmodel.schedule import Schedule, rows_of_pairs, rows_of_spans, storage_spans
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph
+
+_NOTHING: Final[frozenset[int]] = frozenset()
 
 
 def trim(graph: Graph, schedule: Schedule) -> Schedule:
@@ -33,40 +34,39 @@ def trim(graph: Graph, schedule: Schedule) -> Schedule:
     tensor goes. A page-out that is needed moves to the first computation, where the tensor is in
     RAM whatever else is dropped.
     """
-    stages = _by_stage(schedule)
     n = len(graph.nodes)
-    keep: dict[str, list[tuple[int, int]]] = {"R": [], "S_RAM": [], "M_in": []}
+    computed = rows_of_pairs(schedule.R, n)
+    held = rows_of_pairs(schedule.S_RAM, n)
+    paged = rows_of_pairs(schedule.M_in, n)
     wanted: set[int] = set()
     for t in range(n - 1, -1, -1):
-        held, paged = stages["S_RAM"][t], stages["M_in"][t]
-        steps = {*stages["R"][t], *(graph.node_of[i] for i in paged), t}
-        for k in sorted(steps, reverse=True):
+        busy = computed[t] != [t] or paged[t]
+        there = {*held[t], *paged[t]} if busy else _NOTHING
+        chosen, arriving = set(computed[t]), set(paged[t])
+        computed[t], paged[t] = [], []
+        for k in sorted({*chosen, *(graph.node_of[i] for i in arriving), t}, reverse=True):
             made = wanted.intersection(graph.outputs_of[k])
-            computed = k == t or (k in stages["R"][t] and not made <= held | paged)
-            if k in stages["R"][t] and computed:
-                keep["R"].append((t, k))
+            if k in chosen and (k == t or not made <= there):
+                computed[t].append(k)
                 wanted.difference_update(graph.outputs_of[k])
                 wanted.update(graph.inputs_of[k])
-            for i in paged & wanted & set(graph.outputs_of[k]):
-                keep["M_in"].append((t, i))
+            for i in sorted(arriving & wanted & set(graph.outputs_of[k]), reverse=True):
+                paged[t].append(i)
                 wanted.remove(i)
-        keep["S_RAM"].extend((t, i) for i in wanted)
-    on_aux = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
-    out = {i for _, i in keep["M_in"]} - on_aux
-    return Schedule(
-        R=tuple(keep["R"]),
-        S_RAM=tuple(keep["S_RAM"]),
-        S_AUX=storage_entries(graph, keep["M_in"]),
-        M_in=tuple(keep["M_in"]),
-        M_out=tuple((graph.node_of[i], i) for i in out),
+        computed[t].reverse()
+        paged[t].sort()
+        if wanted != set(held[t]):
+            held[t] = sorted(wanted)
+    page_ins = [(t, i) for t, tensors in enumerate(paged) for i in tensors]
+    out: list[list[int]] = [[] for _ in range(n)]
+    for i in sorted({i for _, i in page_ins}):
+        if not graph.nodes[graph.node_of[i]].on_aux:
+            out[graph.node_of[i]].append(i)
+    return Schedule.of_stages(
+        R=computed,
+        S_RAM=held,
+        S_AUX=rows_of_spans(storage_spans(graph, page_ins), n),
+        M_in=paged,
+        M_out=out,
         identity=schedule.identity,
     )
-
-
-def _by_stage(schedule: Schedule) -> dict[str, dict[int, set[int]]]:
-    stages: dict[str, dict[int, set[int]]] = {}
-    for name in ("R", "S_RAM", "M_in"):
-        stages[name] = defaultdict(set)
-        for t, k in getattr(schedule, name):
-            stages[name][t].add(k)
-    return stages

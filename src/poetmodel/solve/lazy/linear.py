@@ -94,6 +94,8 @@ def grow(
     while latest.x is not None and not session.done() and idle < PATIENCE:
         if on_answer is not None:
             on_answer(every, latest.x)
+            if session.done():
+                break
         loads = stage_loads(every, latest.x)
         broken = broken_stages(loads.tolist(), claimed_ram(every, latest.x) * (1 + SLACK))
         rows = [t for t in broken if t not in every.grouping.stage_rows]

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from poetmodel.schedule import GraphIdentity, Schedule, storage_entries
+from poetmodel.schedule import (
+    GraphIdentity,
+    Schedule,
+    rows_of_pairs,
+    rows_of_spans,
+    storage_spans,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,12 +51,13 @@ class Placement:
         n = len(graph.nodes)
         stored = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
         out = {i for _, i in self.paged_in} - stored
-        return Schedule(
-            R=(*((t, t) for t in range(n)), *self.recomputed),
-            S_RAM=tuple((t, i) for i, begin, end in self.spans for t in range(begin, end + 1)),
-            S_AUX=storage_entries(graph, self.paged_in),
-            M_in=tuple(self.paged_in),
-            M_out=tuple((graph.node_of[i], i) for i in out),
+        again = rows_of_pairs(sorted(set(self.recomputed)), n)
+        return Schedule.of_stages(
+            R=((*nodes, t) for t, nodes in enumerate(again)),
+            S_RAM=rows_of_spans(self.spans, n),
+            S_AUX=rows_of_spans(storage_spans(graph, self.paged_in), n),
+            M_in=rows_of_pairs(sorted(set(self.paged_in)), n),
+            M_out=rows_of_pairs(sorted((graph.node_of[i], i) for i in out), n),
             identity=GraphIdentity.of(graph),
         )
 

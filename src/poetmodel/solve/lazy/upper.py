@@ -32,7 +32,8 @@ WIDER: Final = 2
 """How many stages earlier and later everything is allowed when nothing was found."""
 PATIENCE: Final = 0.01
 """Turns without gain after which the first local search ends, for each column of the largest
-relaxation so far; each next search has twice as many."""
+relaxation so far. The next has twice as many after one that found something, else half as many, but
+never fewer than the first."""
 FAR: Final = 0.01
 """Least gap that is far from closed."""
 TURNS: Final = 100
@@ -112,6 +113,7 @@ class ScheduleSearch:
             improvement.consider(supplies_of(best.schedule))
         until = session.request.elapsed_s() + min(LONGEST_S, session.request.remaining_s() / 4)
         turns = 0
+        before = improvement.best
         most = max(1, int(self.patience * session.columns))
         idle = 0
         while idle < most and not (session.done() or self.tasks):
@@ -122,7 +124,8 @@ class ScheduleSearch:
             if session.request.elapsed_s() > until:
                 break
         self._offer()
-        self.patience *= 2
+        factor = 2.0 if improvement.best < before else 0.5
+        self.patience = max(PATIENCE, factor * self.patience)
 
     def _offer(self) -> None:
         """Put the best schedule of the local search before the judge, if it seems to be better."""
