@@ -158,6 +158,7 @@ def test_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 run_example(line)
 
 
+@pytest.mark.torch
 def test_example_of_trace_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a module that returns a training step, it writes the graph of it."""
     pytest.importorskip("torch")

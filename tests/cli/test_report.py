@@ -12,6 +12,8 @@ from commands import Outcome, invoke
 from pages import read_page
 from poetmodel.report import page as module
 from poetmodel.report.wording import look_up
+from report_steps import step_values
+from worked import skip_problem
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,6 +94,38 @@ def test_schedules_stand_side_by_side(
     assert page.values["A", "peak_ram_bytes"] == 304
     assert page.values["B", "peak_ram_bytes"] == 404
     assert {"map-A", "map-B", "time-A", "time-B"} <= set(page.ids)
+
+
+def test_compiled_steps_bring_their_graph(tmp_path: Path) -> None:
+    """What a PyTorch step reported, as JSON, needs no --graph; schedules of it stand beside it."""
+    file, out, schedule = tmp_path / "step.json", tmp_path / "r.html", tmp_path / "s.json"
+    values = step_values(skip_problem())
+    file.write_text(json.dumps(values))
+    done = invoke("report", file, "--out", out)
+    assert done.status == 0, done.err
+    assert "A: Are the results those of eager PyTorch?" in done.out
+    assert "6 B of the step's budget are reserved" in done.err
+    assert read_page(out.read_text(encoding="utf-8")).values["A", "step.compile_s"] == 1.5
+    schedule.write_text(json.dumps(values["result"]))
+    both = invoke("report", schedule, file, "--out", out, "--json")
+    assert both.status == 0, both.err
+    first, second = both.json["schedules"]
+    assert first["step"] is None
+    assert second["step"]["certificate"]["heap_peak_bytes"] == 90
+    assert first["commands"][-1].endswith("--graph skip")
+
+
+def test_a_step_of_another_graph_is_refused(tmp_path: Path, chain_file: Path) -> None:
+    """Status 2, the file is named, and nothing is written."""
+    file, out = tmp_path / "step.json", tmp_path / "r.html"
+    values = step_values(skip_problem())
+    file.write_text(json.dumps(values))
+    other = report(chain_file, out, file)
+    assert (other.status, f"{file}: the step has another graph" in other.err) == (2, True)
+    file.write_text(json.dumps(values | {"budget_bytes": None}))
+    broken = invoke("report", file, "--out", out)
+    assert (broken.status, f"{file}: budget_bytes: " in broken.err) == (2, True)
+    assert not out.exists()
 
 
 def test_sweep_folder_gives_the_front(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ VIOLATIONS = {
     "judge imports backends": ("schedule/forbidden.py", "import poetmodel.backends.registry"),
     "judge of plans imports planner": ("plan/forbidden.py", "import poetmodel.planner"),
     "solve imports baselines": ("solve/forbidden.py", "import poetmodel.baselines"),
+    "report imports torch": ("report/forbidden.py", "import poetmodel.torch.compilation"),
     "planner imports backends": ("planner/forbidden.py", "import poetmodel.backends"),
 }
 

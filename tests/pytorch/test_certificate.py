@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from eager_steps import outcome, unequal  # noqa: E402
 from poetmodel.torch import compile  # noqa: E402
-from poetmodel.torch.certificate import certify  # noqa: E402
+from poetmodel.torch.certificate import Difference, certify  # noqa: E402
 from small_networks import residual_step  # noqa: E402
 from traced_models import rows  # noqa: E402
 
@@ -81,11 +80,11 @@ def test_a_wrong_result_is_named() -> None:
     step = compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
     run = step.compiled.runner.run
 
-    def wrong(flat: Any, emit: Any) -> Any:
+    def wrong(flat: Any, emit: Any, **known: Any) -> Any:
         def doubled(number: int, value: torch.Tensor) -> None:
             emit(number, value * 2 if number == wrong_number else value)
 
-        held = run(flat, doubled)
+        held = run(flat, doubled, **known)
         torch.rand(1)
         return held
 
@@ -107,15 +106,10 @@ def test_a_wrong_result_is_named() -> None:
     assert "ABOVE the budget" in above.summary()
 
 
-def test_the_report_is_plain(verified: tuple[Any, Step]) -> None:
-    """A report is JSON, with the certificate once there is one."""
-    _, step = verified
-    step.verify()
-    report = json.loads(json.dumps(step.report()))
-    assert report["certificate"]["equal"] is True
-    assert report["plan"]["peak_bytes"] == step.compiled.peak_bytes
-    assert report["result"]["status"] == str(step.result.status)
-    assert report["graph"]["nodes"] == len(step.compiled.trace.graph.nodes)
-    torch.manual_seed(1)
-    fresh = compile(*rows(nn.Linear(4, 4)), ram="100%", device="rpi4b")
-    assert fresh.report()["certificate"] is None
+def test_a_difference_is_plain_values() -> None:
+    """What JSON has no number for is told in words."""
+    found = Difference(name="loss", largest=float("nan"), op="")
+    assert found.to_dict() == {"name": "loss", "largest": None, "told": "by up to nan", "op": ""}
+    assert replace(found, largest=0.5).to_dict()["largest"] == 0.5
+    assert replace(found, largest=None, op="mm").to_dict()["told"] == "only one of both has it"
+    assert str(replace(found, largest=None, op="mm")) == "loss (only one of both has it, from mm)"

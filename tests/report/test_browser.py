@@ -12,8 +12,11 @@ from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
 from poetmodel.report.page import report_facts, write_report
+from poetmodel.report.step_file import step_subject
 from poetmodel.report.wording import look_up
+from report_steps import step_values
 from report_subjects import subject
+from worked import skip_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,6 +137,29 @@ def test_page_is_quiet_and_fits(browser: Browser, file: Path, how: dict[str, Any
     answers = report.page.locator(".answers").first.bounding_box()
     assert answers is not None
     assert answers["y"] + answers["height"] <= how["viewport"]["height"]
+    report.page.context.close()
+
+
+@pytest.mark.parametrize("how", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_page_of_a_step_is_quiet_and_fits(
+    browser: Browser, how: dict[str, Any], tmp_path: Path
+) -> None:
+    """What is known of a compiled PyTorch step comes first, and no wider than the screen."""
+    out = tmp_path / "step.html"
+    write_report(out, [step_subject(step_values(skip_problem()), source="step.json")])
+    report = opened(browser, out, how)
+    for chart in ("time-A", "map-A"):
+        report.draw(chart)
+    assert report.messages == []
+    assert report.requests == [out.as_uri()]
+    width = report.page.evaluate("() => document.documentElement.scrollWidth")
+    assert width <= how["viewport"]["width"]
+    report.page.locator("nav").get_by_role("link", name="PyTorch step").click()
+    answers = report.page.locator("#step .answers").bounding_box()
+    assert answers is not None
+    assert answers["y"] + answers["height"] <= how["viewport"]["height"]
+    table = report.page.get_by_role("region", name="Measured, planned, and eager PyTorch")
+    assert table.evaluate("(region) => region.scrollWidth <= region.clientWidth")
     report.page.context.close()
 
 

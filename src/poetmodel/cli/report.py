@@ -15,7 +15,7 @@ from poetmodel.errors import InputError, PlanError, ScheduleError
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from poetmodel.bench.tables import Row
     from poetmodel.cli.plan_output import Planned
@@ -33,7 +33,8 @@ SchedulesArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="SCHEDULE...",
-        help="Schedule files, *.schedule.json, of one graph; they stand side by side.",
+        help="Schedule files, *.schedule.json, of one graph; they stand side by side. What "
+        "step.report('step.json') wrote of a compiled PyTorch step brings its graph along.",
         show_default=False,
     ),
 ]
@@ -86,25 +87,14 @@ def report(
 ) -> None:
     """Write one page with verdict, charts and decisions of schedules; it needs no network."""
     from poetmodel.report.page import check_report, report_facts, write_report
-    from poetmodel.report.subject import Sources
 
-    if graph is None:
-        msg = "no graph: give --graph FILE|MODEL, the graph that the schedules were made for"
-        raise InputError(msg)
     if len(schedules) > len(LABELS):
         msg = f"SCHEDULE: expected at most {len(LABELS)} files, got {len(schedules)}"
         raise InputError(msg)
     check_report(out)
     options.check_output(out, inputs=(*map(str, schedules), graph, device, profile))
     cells, front = ([], []) if sweep is None else read_sweep(sweep)
-    training_graph = options.read_model_or_file(graph)
-    subjects = []
-    for label, path in zip(LABELS, schedules, strict=False):
-        sources = Sources(schedule=str(path), graph=graph, device=device, profile=profile)
-        try:
-            subjects.append(read_subject(training_graph, sources, label=label))
-        except ScheduleError as error:
-            raise error.within(str(path)) from None
+    subjects = read_subjects(schedules, graph, device=device, profile=profile)
     print_warnings(dict.fromkeys(note for subject in subjects for note in subject.notes))
     size_bytes = write_report(out, subjects, cells=cells, front=front)
     told(out)
@@ -112,7 +102,51 @@ def report(
     if json:
         print_json({"out": str(out), "size_bytes": size_bytes, **found})
         return
-    show(figures(f"Report on {training_graph.name}, {format_bytes(size_bytes)}", _rows(found)))
+    name = subjects[0].graph.name
+    show(figures(f"Report on {name}, {format_bytes(size_bytes)}", _rows(found)))
+
+
+def read_subjects(
+    paths: Sequence[Path], graph: str | None, *, device: str | None, profile: str | None
+) -> list[Subject]:
+    """Read and judge schedule files, and compiled steps that bring their graph along.
+
+    Raises
+    ------
+    InputError
+        If there is no graph, a file cannot be read, or belongs to another graph.
+    """
+    from poetmodel.data import read_text
+    from poetmodel.report.step_file import parse_step, step_subject
+    from poetmodel.report.subject import Sources
+
+    steps = {path: parse_step(read_text(path)) for path in paths}
+    given = options.read_model_or_file(graph) if graph is not None else None
+    known: dict[Path, Subject] = {}
+    for label, path in zip(LABELS, paths, strict=False):
+        values = steps[path]
+        if values is not None:
+            known[path] = step_subject(values, source=str(path), label=label)
+            given = known[path].graph if given is None else given
+            if known[path].graph.sha256 != given.sha256:
+                msg = f"{path}: the step has another graph than {given.name!r} of this report"
+                raise ScheduleError(msg)
+    if given is None:
+        msg = "no graph: give --graph FILE|MODEL, the graph that the schedules were made for"
+        raise InputError(msg)
+    subjects = []
+    for label, path in zip(LABELS, paths, strict=False):
+        if path in known:
+            subjects.append(known[path])
+            continue
+        sources = Sources(
+            schedule=str(path), graph=graph or given.name, device=device, profile=profile
+        )
+        try:
+            subjects.append(read_subject(given, sources, label=label))
+        except ScheduleError as error:
+            raise error.within(str(path)) from None
+    return subjects
 
 
 def read_subject(graph: Graph, sources: Sources, *, label: str = "A") -> Subject:
@@ -193,8 +227,10 @@ def _planned(
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    from poetmodel.report.step_wording import step_answers
     from poetmodel.report.wording import answers
 
     for entry in found["schedules"]:
-        for answer in answers(entry):
+        of_step = () if entry["step"] is None else step_answers(entry["step"])
+        for answer in (*of_step, *answers(entry)):
             yield f"{entry['label']}: {answer.question}", answer.word, answer.text

@@ -1,4 +1,4 @@
-"""The commands that make a schedule again and judge it."""
+"""What makes a schedule again and judges it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 def commands(subject: Subject) -> Iterator[str]:
     """Yield the commands that solve the problem of a schedule file again and judge its schedule.
 
+    What a compiled PyTorch step runs is made again by Python.
+
     Parameters
     ----------
     subject : Subject
@@ -25,6 +27,9 @@ def commands(subject: Subject) -> Iterator[str]:
     str
         A line for a POSIX shell. Limits are written out with all digits.
     """
+    if subject.step is not None:
+        yield f"step = {subject.step['call']}\nprint(step.verify().summary())"
+        return
     sources, stated = subject.sources, subject.document.problem
     device = sources.device if sources.device is not None else subject.document.device
     costs = [*_given("--device", device), *_given("--profile", sources.profile)]

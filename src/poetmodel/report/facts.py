@@ -65,6 +65,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         "device": _device(subject),
         "versions": _versions(subject),
         "commands": list(commands(subject)),
+        "step": None if subject.step is None else dict(subject.step),
     }
 
 

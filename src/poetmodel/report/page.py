@@ -15,6 +15,7 @@ from poetmodel.report.charts import KINDS, front_chart, kinds, ram_chart, stage_
 from poetmodel.report.decisions import Choice, decisions
 from poetmodel.report.facts import facts, graph_facts
 from poetmodel.report.pictures import Kind
+from poetmodel.report.step_wording import COLUMNS, measured_rows, step_answers, step_figures
 from poetmodel.report.wording import FIRST_PARTS, answers, figures, graph_rows
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -111,6 +112,9 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
         parts=[part for part in parts if part[0] in FIRST_PARTS],
         fact_parts=[part for part in parts if part[0] not in FIRST_PARTS],
         graph_rows=list(graph_rows(found["graph"])),
+        steps=[_step(entry) for entry in found["schedules"] if entry["step"] is not None],
+        step_parts=step_figures(found["schedules"]),
+        step_columns=COLUMNS,
         decisions=[
             (
                 subject.label,
@@ -146,6 +150,17 @@ def write_report(
     content = report_page(subjects, cells=cells, front=front).encode("utf-8", "replace")
     write_bytes(path, content)
     return len(content)
+
+
+def _step(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the page says of the compiled step that runs a schedule."""
+    step = entry["step"]
+    return {
+        "entry": entry,
+        "answers": step_answers(step),
+        "rows": list(measured_rows(step)),
+        "differences": [] if step["certificate"] is None else step["certificate"]["differences"],
+    }
 
 
 def _title(subjects: Sequence[Subject]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poetmodel.schedule import RELATIONS, Schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan, PlanCheck
@@ -71,6 +73,8 @@ class Subject:
     """The program of it, where it can run and there are costs."""
     check: PlanCheck | None = None
     """What the judge of plans found."""
+    step: Mapping[str, Any] | None = None
+    """What is known of the compiled PyTorch step that runs it, where one does."""
 
     @property
     def graph(self) -> Graph:

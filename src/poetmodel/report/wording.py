@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     Facts = Mapping[str, Any]
+    Row = tuple[str, str, Callable[[Any], str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +47,32 @@ def answers(found: Facts) -> tuple[Answer, Answer, Answer]:
 
 def figures(all_facts: Sequence[Facts]) -> tuple[tuple[str, tuple[Figure, ...]], ...]:
     """Return the rows of figures in named parts; rows that no schedule fills are left out."""
-    parts = []
-    for part, rows in _ROWS.items():
+    return figure_parts(_ROWS, all_facts)
+
+
+def figure_parts(
+    parts: Mapping[str, Sequence[Row]], all_facts: Sequence[Facts]
+) -> tuple[tuple[str, tuple[Figure, ...]], ...]:
+    """Return rows of figures in named parts, without rows and parts that no schedule fills.
+
+    Parameters
+    ----------
+    parts : mapping
+        For each part its rows: where the value stands, what it is called, and how it is written.
+    all_facts : sequence of mapping
+        The facts of each schedule.
+    """
+    found = []
+    for part, rows in parts.items():
         kept = []
         for key, name, form in rows:
-            values = [look_up(found, key) for found in all_facts]
+            values = [look_up(facts, key) for facts in all_facts]
             if any(value is not None for value in values):
                 cells = tuple((value, "" if value is None else form(value)) for value in values)
                 kept.append(Figure(key=key, name=name, cells=cells))
         if kept:
-            parts.append((part, tuple(kept)))
-    return tuple(parts)
+            found.append((part, tuple(kept)))
+    return tuple(found)
 
 
 def look_up(found: Facts, key: str) -> Any:
@@ -187,7 +203,7 @@ def _yes(value: bool) -> str:  # noqa: FBT001 - a value to show
     return "yes" if value else "no"
 
 
-_ROWS: Final[dict[str, tuple[tuple[str, str, Callable[[Any], str]], ...]]] = {
+_ROWS: Final[dict[str, tuple[Row, ...]]] = {
     "Verdict": (
         ("valid", "valid, says the judge", _yes),
         ("status", "status in the file", str),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,11 +34,23 @@ class Difference:
     op: str
     """The operation that it comes from; empty where it is unknown."""
 
+    @property
+    def told(self) -> str:
+        """How far apart the two are, in words."""
+        if self.largest is None:
+            return "only one of both has it"
+        return f"by up to {self.largest:.3g}"
+
     def __str__(self) -> str:
         where = f", from {self.op}" if self.op else ""
-        if self.largest is None:
-            return f"{self.name} (only one of both has it{where})"
-        return f"{self.name} (by up to {self.largest:.3g}{where})"
+        return f"{self.name} ({self.told}{where})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values that JSON has; what is not finite is only `told`."""
+        values = asdict(self)
+        if self.largest is not None and not isfinite(self.largest):
+            values["largest"] = None
+        return {**values, "told": self.told}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +139,7 @@ class Certificate:
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
         values = asdict(self)
-        values["differences"] = [asdict(difference) for difference in self.differences]
+        values["differences"] = [difference.to_dict() for difference in self.differences]
         return {**values, "equal": self.equal, "within_budget": self.within_budget}
 
 
@@ -338,52 +351,4 @@ def _ops(compiled: Compiled) -> dict[str, str]:
         emission.result.name: parts.units[emission.after].label.name
         for emission in parts.emissions
         if emission.after is not None
-    }
-
-
-def report(compiled: Compiled, certificate: Certificate | None) -> dict[str, Any]:
-    """Return what is known about a compiled step as plain values, for reports.
-
-    Parameters
-    ----------
-    compiled : Compiled
-        The step.
-    certificate : Certificate, optional
-        What was found when it was last verified.
-    """
-    import torch
-
-    graph, coarse, check = compiled.trace.graph, compiled.coarse, compiled.check
-    program = compiled.plan.program
-    return {
-        "name": graph.name,
-        "torch": torch.__version__,
-        "graph": {
-            "nodes": len(graph.nodes),
-            "tensors": len(graph.tensors),
-            "scheduled_tensors": len(coarse.numbers),
-            "threshold_bytes": coarse.threshold_bytes,
-            "batch_size": graph.batch_size,
-            "resident_bytes": dict(graph.resident_bytes),
-        },
-        "costs": list(compiled.notes),
-        "budget_bytes": compiled.budget_bytes,
-        "keep_all_bytes": compiled.keep_all_bytes,
-        "reserved_bytes": coarse.reserved_bytes,
-        "plan": {
-            "mode": str(compiled.plan.mode),
-            "instructions": len(program),
-            "recomputed": sum(op == "compute" for op, _ in program) - len(graph.nodes),
-            "peak_bytes": compiled.peak_bytes,
-            "written_bytes": check.written_bytes,
-            "read_bytes": check.read_bytes,
-            "compute_s": check.compute_s,
-            "transfer_s": check.transfer_s,
-            "stall_s": check.stall_s,
-            "makespan_s": check.makespan_s,
-            "energy_j": check.energy_j,
-        },
-        "result": compiled.result.to_dict(),
-        "compile_s": compiled.compile_s,
-        "certificate": None if certificate is None else certificate.to_dict(),
     }

@@ -133,7 +133,7 @@ class Step:
         self._options = options
         self._compiled: list[Compiled] = []
         self._current = self._compile(inputs)
-        self._certificate: Certificate | None = None
+        self._certificates: dict[int, Certificate] = {}
 
     # -- running -----------------------------------------------------------------------------
 
@@ -239,14 +239,42 @@ class Step:
             compiled, flat = self.select(*inputs)
         else:
             compiled, flat = self._current, self._current.trace.joint.inputs
-        self._certificate = certify(compiled, flat)
-        return self._certificate
+        found = self._certificates[id(compiled)] = certify(compiled, flat)
+        return found
 
-    def report(self) -> dict[str, Any]:
-        """Return what is known about the step, as plain numbers, texts, lists and dicts."""
-        from poetmodel.torch.certificate import report
+    def report(self, path: str | Path | None = None) -> dict[str, Any]:
+        """Return what is known about the step, and write it to a file where one is given.
 
-        return report(self._current, self._certificate)
+        Parameters
+        ----------
+        path : str or Path, optional
+            ``*.html``: one page that needs no network, as ``poetmodel report`` makes it, on the
+            step, its schedule and its plan; needs ``poetmodel[report]``. ``*.json``: the figures,
+            which ``poetmodel report`` makes the same page of.
+
+        Returns
+        -------
+        dict
+            Numbers, texts, lists and dicts, all of which JSON has. ``certificate`` is None before
+            the first `verify`.
+
+        Raises
+        ------
+        InputError
+            If the file cannot be written.
+        MissingExtraError
+            If a page is asked for, and a library that draws it is not installed.
+        """
+        from poetmodel.torch.step_report import as_call, report, write
+
+        found = report(
+            self._current,
+            self._certificates.get(id(self._current)),
+            call=as_call(compile, self._options),
+        )
+        if path is not None:
+            write(path, found)
+        return found
 
     def close(self) -> None:
         """Remove the page files. The step cannot be run any more if it pages."""

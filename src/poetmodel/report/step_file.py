@@ -1,0 +1,249 @@
+"""Compiled PyTorch steps as a report takes them: plain values, checked, and judged anew.
+
+This module knows no PyTorch. What it reads is what ``step.report()`` of `poetmodel.torch` returns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import Field, ValidationError
+
+from poetmodel.data import parse_json
+from poetmodel.device import Costs, Device, StorageMode
+from poetmodel.device.io import device_names
+from poetmodel.errors import InputError
+from poetmodel.graph.io import graph_from_dict
+from poetmodel.plan import check_plan
+from poetmodel.planner import make_plan, verify
+from poetmodel.problem import Problem
+from poetmodel.report.subject import Sources, Subject, in_graph
+from poetmodel.schedule import check_identity
+from poetmodel.schedule.io import (
+    Finite,
+    FormatVersion,
+    Index,
+    Strict,
+    dump,
+    faults_of,
+    parse_document,
+    unrepeated,
+)
+from poetmodel.units import MAX_BYTES, format_bytes
+
+if TYPE_CHECKING:
+    from poetmodel.graph import Graph
+
+FORMAT: Final = "poetmodel-step"
+
+BULKY: Final = ("scheduled", "result")
+"""Parts of a step from which the figures of its schedule are made; a page does not repeat them."""
+
+
+class _Graph(Strict):
+    nodes: Index
+    tensors: Index
+    scheduled_tensors: Index
+    threshold_bytes: Index
+    batch_size: Index
+    resident_bytes: dict[str, Index]
+
+
+class _Plan(Strict):
+    mode: Literal["blocking", "dma"]
+    instructions: Index
+    recomputed: Index
+    peak_bytes: Index
+    written_bytes: Index
+    read_bytes: Index
+    compute_s: Finite | None
+    transfer_s: Finite | None
+    stall_s: Finite | None
+    makespan_s: Finite | None
+    energy_j: Finite | None
+
+
+class _Difference(Strict):
+    name: str
+    largest: Finite | None
+    told: str
+    op: str
+
+
+class _Certificate(Strict):
+    name: str
+    compared: Index
+    differences: list[_Difference]
+    random_equal: bool
+    budget_bytes: Index
+    plan_peak_bytes: Index
+    storage_peak_bytes: Index
+    heap_peak_bytes: Index
+    eager_heap_peak_bytes: Index
+    second_gradients_bytes: Index
+    written_bytes: Index
+    read_bytes: Index
+    plan_written_bytes: Index
+    plan_read_bytes: Index
+    time_s: Finite
+    plan_time_s: Finite | None
+    eager_time_s: Finite
+    equal: bool
+    within_budget: bool
+
+
+class _Costs(Strict):
+    compute_time_s: list[Finite]
+    compute_energy_j: list[Finite]
+    page_in_time_s: list[Finite]
+    page_in_energy_j: list[Finite]
+    page_out_time_s: list[Finite]
+    page_out_energy_j: list[Finite]
+    has_storage: bool
+
+
+class _Scheduled(Strict):
+    graph: dict[str, Any]
+    costs: _Costs
+
+
+class _Step(Strict):
+    format: Literal["poetmodel-step"]
+    version: FormatVersion
+    name: str
+    torch: str
+    call: str
+    graph: _Graph
+    costs: list[str]
+    budget_bytes: Annotated[int, Field(ge=1)]
+    keep_all_bytes: Index
+    reserved_bytes: Index
+    plan: _Plan
+    compile_s: Finite
+    certificate: _Certificate | None
+    result: dict[str, Any]
+    scheduled: _Scheduled
+
+
+def parse_step(text: str) -> dict[str, Any] | None:
+    """Return the values of a step that a text holds as JSON; None where it holds something else.
+
+    A text that is no JSON, or no object, is something else too: whoever reads it next says so.
+    """
+    try:
+        found = parse_json(text, expected=FORMAT, hook=unrepeated)
+    except InputError:
+        return None
+    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+
+
+def step_subject(values: dict[str, Any], *, source: str, label: str = "A") -> Subject:
+    """Judge and plan the schedule of a compiled step.
+
+    Parameters
+    ----------
+    values : dict
+        What ``step.report()`` returns, or JSON of it.
+    source : str
+        Names the step on the page and in errors.
+    label : str
+        One letter that stands for it.
+
+    Returns
+    -------
+    Subject
+        Its schedule, judged by the graph and the costs that the step was solved with.
+
+    Raises
+    ------
+    InputError
+        If the values are not those of a step.
+    """
+    try:
+        step = _Step.model_validate(values)
+    except ValidationError as error:
+        raise InputError(faults_of(error, kind="step")).within(source) from None
+    try:
+        return _subject(step, Sources(schedule=source, graph=source), label)
+    except InputError as error:
+        raise error.within(source) from None
+
+
+def _subject(step: _Step, sources: Sources, label: str) -> Subject:
+    graph = graph_from_dict(step.scheduled.graph, source="scheduled.graph")
+    document = parse_document(dump(step.result), source="result")
+    check_identity(graph, document.schedule)
+    stated = document.problem
+    if stated is None:
+        msg = "result.problem: missing"
+        raise InputError(msg)
+    device = Device.load(document.device) if document.device in device_names() else None
+    problem = Problem(
+        graph,
+        _costs(step.scheduled.costs, graph, device),
+        ram=stated.ram_budget_bytes,
+        deadline=stated.deadline_s,
+        deadline_counts=stated.deadline_counts,
+        aux_bytes=MAX_BYTES if stated.aux_bytes is None else stated.aux_bytes,
+        recompute=stated.recompute,
+        paging=stated.paging,
+        minimize=stated.minimize,
+        energy_budget=stated.energy_budget_j,
+        count_parameters=stated.count_parameters,
+    )
+    usable = problem.usable_ram_bytes
+    figures = document.stated
+    notes = []
+    if document.device is not None and device is None:
+        figures = {key: value for key, value in figures.items() if not key.endswith("_j")}
+        notes.append(f"energies were not compared with those of device {document.device}")
+    verdict = verify(problem, document.schedule, stated=figures)
+    plan = check = None
+    if not verdict.simulation.violations:
+        plan = make_plan(
+            graph,
+            problem.costs,
+            document.schedule,
+            mode=StorageMode(step.plan.mode),
+            ram_budget_bytes=usable,
+        )
+        check = check_plan(graph, problem.costs, plan, ram_budget_bytes=usable)
+        if check.peak_ram_bytes + step.reserved_bytes != step.plan.peak_bytes:
+            notes.append("the plan made for this page has another peak than the one that ran")
+    if step.reserved_bytes:
+        notes.append(
+            f"{format_bytes(step.reserved_bytes)} of the step's budget are reserved for tensors "
+            "that are always kept and for results that wait; judge and charts leave them out"
+        )
+    return Subject(
+        label=label,
+        sources=sources,
+        document=document,
+        schedule=in_graph(graph, document.schedule),
+        problem=problem,
+        costs=problem.costs,
+        verdict=verdict,
+        notes=tuple(notes),
+        plan=plan,
+        check=check,
+        step=step.model_dump(exclude=set(BULKY)),
+    )
+
+
+def _costs(found: _Costs, graph: Graph, device: Device | None) -> Costs:
+    into = list(zip(found.page_in_time_s, found.page_in_energy_j, strict=False))
+    out = list(zip(found.page_out_time_s, found.page_out_energy_j, strict=False))
+    try:
+        return Costs.from_arrays(
+            graph,
+            compute_time_s=found.compute_time_s,
+            compute_energy_j=found.compute_energy_j,
+            page_in=into if found.has_storage else None,
+            page_out=out if found.has_storage else None,
+            device=device,
+        )
+    except InputError:
+        raise
+    except ValueError:
+        msg = "scheduled.costs: expected a figure for each node and tensor of scheduled.graph"
+        raise InputError(msg) from None
