@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import Costs
-from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.torch.roles import Purpose
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 KEPT_SHARE: Final = 0.01
 """Small tensors are kept as long as they are together no more than this share of the budget."""
+
+_FINER: Final = (0.1, 0.0)
+"""Parts of `KEPT_SHARE` that are tried where no schedule is left beside what is kept."""
 
 RANDOM_STATE_BYTES: Final = 5056
 """Size of the state of PyTorch's random generator of the processor [B]."""
@@ -45,6 +48,36 @@ def keep_all_bytes(trace: Trace) -> int:
     Tensors, workspaces, and the results that wait for the end of the step.
     """
     return checkpoint_all_peak_bytes(trace.graph) + _held_bytes(trace, 0)
+
+
+def coarsened(trace: Trace, *, budget_bytes: int) -> Coarse:
+    """Leave as many small tensors out as a budget allows.
+
+    Parameters
+    ----------
+    trace : Trace
+        The step.
+    budget_bytes : int
+        What the step may take [B].
+
+    Returns
+    -------
+    Coarse
+        Of a budget close to the floor less is reserved, so that there is a schedule where there can
+        be one; with room for everything there is nothing to decide, and nothing is left out.
+    """
+    if budget_bytes >= keep_all_bytes(trace):
+        return uncoarsened(trace)
+    found = [
+        coarsen(trace, kept_bytes=int(part * KEPT_SHARE * budget_bytes)) for part in (1.0, *_FINER)
+    ]
+    enough = (coarse for coarse in found if floor_bytes(coarse) <= budget_bytes)
+    return next(enough, min(found, key=floor_bytes))
+
+
+def floor_bytes(coarse: Coarse) -> int:
+    """Return the least budget with which a schedule may be found [B]."""
+    return floor(coarse.graph).bytes + coarse.reserved_bytes
 
 
 def uncoarsened(trace: Trace) -> Coarse:

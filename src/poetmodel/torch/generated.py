@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.plan import Op
 from poetmodel.torch.coarsening import is_held
+from poetmodel.torch.kernels import kernel_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -126,17 +127,27 @@ class _Writer:
         elif saves:
             yield "now = get_state()"
             yield f"set_state(g{unit.index})"
-        yield f"r = {self._call(unit.node)}"
+        made = {
+            layout.position: name
+            for number in unit.storages
+            if first or number in self.scheduled
+            for name, layout in zip(
+                self._names(self.parts.storages[number]),
+                self.parts.storages[number].layouts,
+                strict=True,
+            )
+        }
+        result = made.get(None, "r")
+        yield f"{result} = {self._call(unit.node)}"
         if saves and not first:
             yield "set_state(now)"
             yield "del now"
-        for number in unit.storages:
-            storage = self.parts.storages[number]
-            if first or number in self.scheduled:
-                for name, layout in zip(self._names(storage), storage.layouts, strict=True):
-                    pick = "" if layout.position is None else f"[{layout.position}]"
-                    yield f"{name} = r{pick}"
-        yield "del " + ", ".join(("r", *_view_names(unit.reads)))
+        for position, name in made.items():
+            if position is not None:
+                yield f"{name} = r[{position}]"
+        rest = (*(("r",) if result == "r" else ()), *_view_names(unit.reads))
+        if rest:
+            yield "del " + ", ".join(rest)
         if first:
             for number in self.emissions.get(unit.index, ()):
                 yield from self._emit(number)
@@ -147,7 +158,10 @@ class _Writer:
         yield from self._views(emission.reads)
         if number not in self.held:
             yield f"emit({number}, {value})"
-        elif self.scheduled.issuperset(emission.reads.storages):
+        elif self.scheduled.issuperset(emission.reads.storages) and not self._is_whole(
+            emission.result.node
+        ):
+            # The plan may let the memory go that this is a small part of.
             yield f"h{number} = {value}.clone()"
         else:
             yield f"h{number} = {value}"
@@ -184,7 +198,7 @@ class _Writer:
     def _call(self, node: fx.Node) -> str:
         words = [self._word(argument) for argument in node.args]
         words += [f"{key}={self._word(value)}" for key, value in node.kwargs.items()]
-        return f"{self._constant(node.target)}({', '.join(words)})"
+        return f"{self._constant(kernel_of(node.target))}({', '.join(words)})"
 
     def _word(self, value: Any) -> str:
         """Return an argument of an operation as source."""
@@ -209,6 +223,15 @@ class _Writer:
             number, place = self.parts.direct[node]
             return self._names(self.parts.storages[number])[place]
         return _view_name(node)
+
+    def _is_whole(self, node: fx.Node) -> bool:
+        """Return whether a node's value is all there is in its storage."""
+        if node not in self.parts.direct:
+            return False
+        number, place = self.parts.direct[node]
+        storage = self.parts.storages[number]
+        layout = storage.layouts[place]
+        return bool(math.prod(layout.shape) * layout.dtype.itemsize == storage.bytes)
 
     def _constant(self, value: Any) -> str:
         """Return the name of a value that no source can spell."""

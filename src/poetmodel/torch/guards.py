@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.torch.roles import Source
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -33,11 +31,7 @@ def signature(joint: Joint, inputs: Sequence[Any]) -> Signature:
 
     return Signature(
         inputs=tuple(map(_form, inputs)),
-        tensors=tuple(
-            _form(joint.value(argument))
-            for argument in joint.arguments
-            if argument.source in (Source.PARAMETER, Source.BUFFER)
-        ),
+        tensors=tuple(map(_form, joint.owned_values())),
         training=tuple(module.training for module in joint.module.modules()),
         autocast=torch.is_autocast_enabled("cpu"),
     )
@@ -48,8 +42,7 @@ def differences(joint: Joint, compiled: Signature, found: Signature) -> Iterator
     for place, (before, now) in enumerate(zip(compiled.inputs, found.inputs, strict=True)):
         if before != now:
             yield f"inputs[{place}] was {_shown(before)} and is {_shown(now)}"
-    owned = [a for a in joint.arguments if a.source in (Source.PARAMETER, Source.BUFFER)]
-    for argument, before, now in zip(owned, compiled.tensors, found.tensors, strict=True):
+    for argument, before, now in zip(joint.owned, compiled.tensors, found.tensors, strict=True):
         if before != now:
             yield f"{argument.name} was {_shown(before)} and is {_shown(now)}"
     # The first module wraps the model and its loss, and is always as it was.
@@ -65,7 +58,7 @@ def _form(value: Any) -> Any:
 
     if not isinstance(value, torch.Tensor):
         return value
-    return (tuple(value.shape), value.dtype, value.stride(), value.device, value.requires_grad)
+    return (value.shape, value.dtype, value.stride(), value.device, value.requires_grad)
 
 
 def _shown(form: Any) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.torch.failures import CaptureError, explained
+from poetmodel.torch.lookup import Lookup
 from poetmodel.torch.requirement import require_torch
 from poetmodel.torch.roles import Argument, Purpose, Result, Source
 
@@ -49,6 +50,20 @@ class Joint:
     """How inputs are flattened (``torch.utils._pytree.TreeSpec``)."""
     inputs: tuple[Any, ...]
     """The inputs it was captured with, flat."""
+    lookup: Lookup = field(init=False, repr=False, compare=False)
+    """Finds the values of `owned`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lookup", Lookup([a.target for a in self.owned]))
+
+    @property
+    def owned(self) -> tuple[Argument, ...]:
+        """The arguments that are tensors of the module: parameters and buffers, in order."""
+        return tuple(a for a in self.arguments if a.source in (Source.PARAMETER, Source.BUFFER))
+
+    def owned_values(self) -> list[torch.Tensor]:
+        """Return what `owned` stand for now."""
+        return self.lookup(self.module)
 
     def of(self, source: Source) -> tuple[Argument, ...]:
         """Return the arguments of one source, in order."""

@@ -6,10 +6,12 @@ import mmap
 import os
 import tempfile
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
+from poetmodel.torch.pages import checksum
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def measure_paging(
     folder : str or Path
         Where pages are to lie.
     repeats : int
-        Times that each size is moved; the least counts.
+        Times that each size is moved; the median counts.
     sizes_bytes : sequence of int
         Sizes of the pages, two or more [B].
 
@@ -76,7 +78,9 @@ def measure_paging(
     -----
     A page-out is ``pwrite`` and ``fdatasync``, so that it ends when the medium has the bytes, and
     the copy in the file cache is dropped after it (``POSIX_FADV_DONTNEED``); a page-in then reads
-    from the medium. Whether the cache was empty is tried with a read that may not wait
+    from the medium. Both take the checksum of the page, as steps do. The median is taken, and not
+    the least as for operations: what a medium takes varies by itself, and a step pays for all of
+    it. Whether the cache was empty is tried with a read that may not wait
     (``RWF_NOWAIT``). Latency and rate are fitted to the relative deviations, so that small pages
     count as much as large ones.
     """
@@ -103,14 +107,16 @@ def _measure(descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[i
             outs, ins = [], []
             for _ in range(repeats):
                 begin = perf_counter()
+                checksum(page)
                 _write(descriptor, page)
                 outs.append(perf_counter() - begin)
                 begin = perf_counter()
                 _read(descriptor, page)
+                checksum(page)
                 ins.append(perf_counter() - begin)
             page.release()
-            written.append(min(outs))
-            read.append(min(ins))
+            written.append(median(outs))
+            read.append(median(ins))
         _write(descriptor, memoryview(memory)[: min(sizes_bytes)])
         cold = _is_cold(descriptor)
     return Paging(

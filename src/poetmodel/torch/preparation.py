@@ -15,13 +15,7 @@ from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.problem import DeadlineCounts, Problem
 from poetmodel.solve import solve
-from poetmodel.torch.coarsening import (
-    KEPT_SHARE,
-    coarse_costs,
-    coarsen,
-    keep_all_bytes,
-    uncoarsened,
-)
+from poetmodel.torch.coarsening import coarse_costs, coarsened, keep_all_bytes
 from poetmodel.torch.failures import CaptureError
 from poetmodel.torch.guards import Signature, signature
 from poetmodel.torch.profiling import Profile, measure
@@ -110,6 +104,10 @@ class Compiled:
     """What it holds for."""
     runner: Runner
     """The compiled program."""
+    trace_s: float
+    """Time that capturing took, with running it to find tensors and workspaces [s]."""
+    profile_s: float
+    """Time that finding the costs took [s]."""
     compile_s: float
     """Time that all of it took [s]."""
 
@@ -143,13 +141,13 @@ def prepare(
     begin = perf_counter()
     _check_host(model)
     traced = trace(model, loss_fn, inputs)
+    trace_s = perf_counter() - begin
     whole = keep_all_bytes(traced)
     budget = parse_size(options.ram, field="ram", whole_bytes=whole)
-    if budget >= whole:  # there is nothing to decide, and nothing has to be left out
-        coarse = uncoarsened(traced)
-    else:
-        coarse = coarsen(traced, kept_bytes=int(KEPT_SHARE * budget))
+    coarse = coarsened(traced, budget_bytes=budget)
+    before = perf_counter()
     all_costs, notes = _costs(traced, options)
+    profile_s = perf_counter() - before
     costs = coarse_costs(all_costs, coarse.graph)
     result, plan, check = _planned(coarse, costs, budget, options)
     runner = Runner(traced, plan, coarse.numbers, folder=options.storage, rollback=options.rollback)
@@ -165,6 +163,8 @@ def prepare(
         check=check,
         signature=signature(traced.joint, traced.joint.inputs),
         runner=runner,
+        trace_s=trace_s,
+        profile_s=profile_s,
         compile_s=perf_counter() - begin,
     )
 

@@ -31,7 +31,7 @@ class Profile:
     power: Power
     """What energies come from."""
     repeats: int
-    """Of how many measurements the least was taken."""
+    """How often everything was measured."""
     threads: int
     """Threads that computed."""
 
@@ -67,7 +67,8 @@ def measure(
     folder : str or Path
         Where pages are to lie.
     repeats : int
-        Steps that are timed, and times that each page is moved; the least counts.
+        Steps that are timed, of which the least counts, and times that each page is moved, of
+        which the median does.
     threads : int
         Threads that compute.
     power_from : Device, optional

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from poetmodel.torch.kernels import kernel_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 def call(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Return what the operation of a node makes of its arguments."""
-    return node.target(*arguments, **keywords)  # type: ignore[operator, unused-ignore]
+    return kernel_of(node.target)(*arguments, **keywords)
 
 
 def replay(joint: Joint, execute: Execute = call) -> tuple[Any, ...]:

@@ -16,12 +16,13 @@ from poetmodel.torch.pages import BackgroundPages, DirectPages, PageFile, Traffi
 from poetmodel.torch.roles import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
 
     from poetmodel.plan import Plan
+    from poetmodel.torch.joint import Joint
     from poetmodel.torch.tracing import Trace
 
 
@@ -71,12 +72,15 @@ class Runner:
         self.places = _gradient_places(trace)
         """Where gradients go, by the number of their emission, in the order they come."""
         self._loss = [emission.result.of for emission in self.generated.held].index(None)
+        places = {argument.node: place for place, argument in enumerate(trace.joint.arguments)}
+        self._changed = [
+            places[emission.result.of.node]
+            for emission in self.generated.held
+            if emission.result.of is not None
+        ]
+        """Places of the arguments that get new values at the end of a step."""
         self.random = any(unit.random for unit in trace.parts.units)
-        self._constant = {
-            k: trace.joint.value(argument)
-            for k, argument in enumerate(trace.joint.arguments)
-            if argument.source in (Source.TANGENT, Source.CONSTANT)
-        }
+        self._arguments = _Arguments(trace.joint)
 
     @property
     def traffic(self) -> Traffic:
@@ -108,14 +112,19 @@ class Runner:
         """
         import torch
 
-        gradients = Gradients(self, inputs, waits=self.waits if waits is None else waits)
-        held = self.run(inputs, gradients.emit)
+        values = self._arguments.values(inputs)
+        gradients = Gradients(self.places, values, waits=self.waits if waits is None else waits)
+        held = self.run(inputs, gradients.emit, values=values)
         with torch.no_grad():
             gradients.commit()
-            return self._hand_out(held, inputs)
+            return self._hand_out(held, values)
 
     def run(
-        self, inputs: Sequence[Any], emit: Callable[[int, torch.Tensor], None]
+        self,
+        inputs: Sequence[Any],
+        emit: Callable[[int, torch.Tensor], None],
+        *,
+        values: Sequence[Any] | None = None,
     ) -> list[torch.Tensor]:
         """Run the program; nothing but the state of the random generator changes outside of it.
 
@@ -125,6 +134,8 @@ class Runner:
             Flat inputs of the step.
         emit : callable
             Called with the number of an emission and its gradient, once for each.
+        values : sequence, optional
+            What the arguments stand for, where that is known already.
 
         Returns
         -------
@@ -133,11 +144,8 @@ class Runner:
         """
         import torch
 
-        joint = self.trace.joint
-        values = [
-            self._constant[k] if k in self._constant else joint.value(argument, inputs)
-            for k, argument in enumerate(joint.arguments)
-        ]
+        if values is None:
+            values = self._arguments.values(inputs)
         state = torch.default_generator.get_state() if self.random else None
         pages = self._pages()
         try:
@@ -163,19 +171,48 @@ class Runner:
             return BackgroundPages(self.file, self.executor)
         return DirectPages(self.file)
 
-    def _hand_out(self, held: list[torch.Tensor], inputs: Sequence[Any]) -> torch.Tensor:
+    def _hand_out(self, held: list[torch.Tensor], values: Sequence[Any]) -> torch.Tensor:
         """Put new values into buffers and inputs; return the loss."""
-        for emission, value in zip(self.generated.held, held, strict=True):
-            of = emission.result.of
-            if of is not None:
-                self.trace.joint.value(of, inputs).copy_(value)
+        import torch
+
+        targets = [values[place] for place in self._changed]
+        new = [value for number, value in enumerate(held) if number != self._loss]
+        if targets:
+            torch._foreach_copy_(targets, new)
         return held[self._loss]
+
+
+class _Arguments:
+    """What the arguments of a captured step stand for, found anew for each step."""
+
+    def __init__(self, joint: Joint) -> None:
+        places = {argument.node: place for place, argument in enumerate(joint.arguments)}
+        self._joint = joint
+        self._owned = [places[argument.node] for argument in joint.owned]
+        self._inputs = [
+            (places[argument.node], argument.position or 0) for argument in joint.of(Source.INPUT)
+        ]
+        self._fixed = [
+            joint.value(argument) if argument.source in (Source.TANGENT, Source.CONSTANT) else None
+            for argument in joint.arguments
+        ]
+
+    def values(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return them, in the order of the arguments."""
+        values: list[Any] = self._fixed.copy()
+        for place, value in zip(self._owned, self._joint.owned_values(), strict=True):
+            values[place] = value
+        for place, position in self._inputs:
+            values[place] = inputs[position]
+        return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where the gradient of one emission goes."""
 
+    argument: int
+    """Place of the argument that it is the gradient of."""
     key: int
     """The same for all gradients of one weight, which has several if it is used by several names;
     they are summed before anything else, as PyTorch does."""
@@ -194,17 +231,17 @@ class Gradients:
     one, the new one is added to it: at once, or at the end where pages could still fail.
     """
 
-    def __init__(self, runner: Runner, inputs: Sequence[Any], *, waits: bool) -> None:
-        self._runner = runner
-        self._inputs = inputs
+    def __init__(self, places: Mapping[int, Place], values: Sequence[Any], *, waits: bool) -> None:
+        self._places = places
+        self._values = values
         self._waits = waits
         self._sums: dict[int, torch.Tensor] = {}
         """What came so far, by the key of its place."""
 
     def emit(self, number: int, value: torch.Tensor) -> None:
         """Take a gradient."""
-        place = self._runner.places[number]
-        target = self._target(number)
+        place = self._places[number]
+        target = self._values[place.argument]
         at_once = target.grad is not None and not self._waits
         if place.single and at_once:
             target.grad.add_(value)
@@ -219,19 +256,15 @@ class Gradients:
 
     def commit(self) -> None:
         """Hand out what has waited."""
-        for number, place in self._runner.places.items():
+        for place in self._places.values():
             if not place.last or place.key not in self._sums:
                 continue
             value = self._sums.pop(place.key)
-            target = self._target(number)
+            target = self._values[place.argument]
             if target.grad is None:
                 target.grad = value
             else:
                 target.grad.add_(value)
-
-    def _target(self, number: int) -> Any:
-        of = self._runner.trace.parts.emissions[number].result.of
-        return self._runner.trace.joint.value(of, self._inputs)  # type: ignore[arg-type]
 
 
 def _gradient_places(trace: Trace) -> dict[int, Place]:
@@ -239,11 +272,14 @@ def _gradient_places(trace: Trace) -> dict[int, Place]:
     parts = trace.parts
     read = Counter(number for unit in parts.units for number in unit.reads.storages)
     read.update(number for emission in parts.emissions for number in emission.reads.storages)
+    arguments = {argument.node: place for place, argument in enumerate(trace.joint.arguments)}
+    of_number: dict[int, int] = {}
     keys: dict[int, int] = {}
     for number, emission in enumerate(parts.emissions):
         of = emission.result.of
         if not is_held(emission) and of is not None:
             keys[number] = id(trace.joint.value(of))
+            of_number[number] = arguments[of.node]
 
     def moment(number: int) -> tuple[bool, int, int]:
         # What is an argument as it is comes at the end of the program.
@@ -255,6 +291,7 @@ def _gradient_places(trace: Trace) -> dict[int, Place]:
     final = {keys[number]: number for number in order}
     return {
         number: Place(
+            argument=of_number[number],
             key=keys[number],
             single=count[keys[number]] == 1,
             last=final[keys[number]] == number,
