@@ -235,8 +235,8 @@ def sentence(records: Sequence[dict[str, Any]]) -> str:
     middle = seconds_text(statistics.median(run.seconds for run in able))
     return (
         f"Of {len(able)} feasible problems on the published graphs, from 2 % above the floor to "
-        f"90 % and with four deadlines, {proved} were proved to 1 % of the overhead within 60 s on one "
-        f"thread; the median took {middle}. "
+        f"90 % and with four deadlines, {proved} were proved to 1 % of the overhead within 60 s "
+        f"on one thread; the median took {middle}. "
     )
 
 

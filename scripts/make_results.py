@@ -1,9 +1,10 @@
 """Write the pages of results and the README's table from the newest records of benchmark runs.
 
 ``python scripts/make_results.py`` takes the last ``*-grid.jsonl`` of ``bench/results/`` for the
-grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``) and the last other
-file for all else; ``--check`` writes nothing and exits 1 where a page is not what the records say.
-Without a record there is no page.
+grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``), the last
+``*-training.jsonl`` for the comparison of training methods, and the last other file for all else;
+``--check`` writes nothing and exits 1 where a page is not what the records say. Without a record
+there is no page.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grid_pages
 import grid_plot
+import training_pages
 from blocks import replace_block, table, update_pages
 from poetmodel.units import format_bytes
 
@@ -256,8 +258,8 @@ def limits(records: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def page(records: Sequence[dict[str, Any]], source: str, grid: str = "") -> str:
-    """Return the page of results, with what it says of the grid."""
+def page(records: Sequence[dict[str, Any]], source: str, *sections: str) -> str:
+    """Return the page of results, with what it says of other records."""
     parts = [
         "# Results",
         f"Generated from `bench/results/{source}` by `scripts/make_results.py`; "
@@ -278,7 +280,7 @@ def page(records: Sequence[dict[str, Any]], source: str, grid: str = "") -> str:
         *paper_tables(records),
         "## The zoo",
         default_table(records, "zoo"),
-        *([grid] if grid else []),
+        *sections,
         "## Stating the problem",
         build_table(records),
         "## Starting up",
@@ -344,16 +346,18 @@ def grid_files() -> list[Path]:
 def due() -> dict[Path, str]:
     """Return the pages as they should be."""
     readme = README.read_text(encoding="utf-8")
-    grids = grid_files()
-    files = sorted(set(RESULTS.glob("*.jsonl")) - set(grids))
-    latest, cells = read_newest(files), read_newest(grids)
+    grids, trainings = grid_files(), sorted(RESULTS.glob("*-training.jsonl"))
+    files = sorted(set(RESULTS.glob("*.jsonl")) - {*grids, *trainings})
+    latest, cells, trained = read_newest(files), read_newest(grids), read_newest(trainings)
     if not latest:
         return {README: replace_block(readme, "results", NOTHING_YET)}
-    pages, grid = {}, ""
+    pages, sections = {}, []
     if cells:
-        grid = grid_pages.section(cells, grids[-1].name, plot=GRID_PLOT.name)
+        sections.append(grid_pages.section(cells, grids[-1].name, plot=GRID_PLOT.name))
         pages[GRID_PAGE] = grid_pages.full_page(cells, grids[-1].name)
-    pages[PAGE] = page(latest, files[-1].name, grid)
+    if trained:
+        sections.append(training_pages.section(trained, trainings[-1].name))
+    pages[PAGE] = page(latest, files[-1].name, *sections)
     pages[README] = replace_block(readme, "results", readme_table(latest, cells))
     return pages
 

@@ -1,12 +1,17 @@
-"""What every test starts from: how Hypothesis searches."""
+"""What every test starts from: how Hypothesis searches, and what may not be passed over."""
 
 from __future__ import annotations
 
 import os
 import signal
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 # A shell that runs the tests in the background lets them, and what they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -30,3 +35,30 @@ settings.register_profile(
 )
 settings.register_profile("dev", deadline=None, print_blob=True, suppress_health_check=_QUIET)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+NEEDS_TORCH = bool(os.environ.get("POETMODEL_NEEDS_TORCH"))
+"""Whether this is the environment for the tests that need PyTorch (``tox -e torch``)."""
+
+
+def pytest_configure() -> None:
+    """Refuse to pass over all that an environment was made for."""
+    if NEEDS_TORCH and find_spec("torch") is None:
+        msg = "POETMODEL_NEEDS_TORCH is set, and PyTorch is not installed"
+        raise pytest.UsageError(msg)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail tests that PyTorch keeps from running where that would not be noticed."""
+    report = yield
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return report
+    marked = item.get_closest_marker("torch") is not None
+    fault = ""
+    if NEEDS_TORCH and marked:
+        fault = "skipped in the environment that is made for it"
+    elif not marked and "could not import 'torch'" in str(report.longrepr):
+        fault = "needs PyTorch without the marker torch: no environment would run it"
+    if fault:
+        report.outcome, report.longrepr = "failed", f"{fault}: {report.longrepr}"
+    return report

@@ -1,152 +1,184 @@
 """Compare ways to train inside a budget: heap peak, step time, bytes written, equality with eager.
 
-``PYTHONPATH=bench python -m pytorch.compare --out bench/results/$(date +%F)-training.jsonl`` runs
-every cell in a process of its own, with one thread, and writes a JSON line for each; ``--network``,
+``python -m pytorch.compare --out bench/results/$(date +%F)-training.jsonl`` in ``bench`` runs every
+cell in a process of its own, with one thread, and writes a JSON line for each; ``--network``,
 ``--method`` and ``--share`` (each may be given several times) choose some of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
-import subprocess
+import multiprocessing
+import os
+import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
-from poetmodel.torch.peaks import heap_peak_bytes
-from pytorch.networks import NETWORKS
-from pytorch.peers import BUDGETED, METHODS, Method, eager, make
+from pytorch.cells import LIMIT_S, METHODS, NETWORKS, PAIRS, SHARES, Cell, cells
+from records import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
 
-SHARES: Final = (0.75, 0.5, 0.35, 0.25)
-"""Budgets as shares of the peak of keeping everything."""
-REPEATS: Final = 7
-"""Steps that are timed, in turn with those of eager."""
-
-
-def main() -> int:
-    """Run the cells that were asked for."""
-    options = _options()
-    if options.cell:
-        network, method, share = options.cell
-        _write(None, measured(network, method, float(share), options))
-        return 0
-    for network, method, share in _cells(options):
-        words = [sys.executable, "-m", "pytorch.compare", "--cell", network, method, str(share)]
-        words += ["--storage", options.storage, "--time-limit", str(options.time_limit)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        lines = done.stdout.splitlines()
-        record = {"network": network, "method": method, "share": share}
-        if done.returncode or not lines:
-            record["failed"] = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        else:
-            record = json.loads(lines[-1])
-        _write(options.out, record)
-    return 0
+KIND: Final = "training"
+"""Kind of the records."""
+GRACE_S: Final = 300.0
+"""How long a cell may take beside its solve, until its process is ended [s]."""
+_FAILED: Final = "failed"
+_PRELOADED: Final = ("torch", "poetmodel.torch.compilation", "pyomo.environ", "highspy")
+_THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def measured(network: str, name: str, share: float, options: Any) -> dict[str, Any]:
-    """Run one method on one network; return what was found.
+def _in_process(cell: Cell, folder: str, ram_bytes: int | None, out: Connection) -> None:
+    """Measure a cell in a process of its own, and send the facts."""
+    from pytorch.measurement import measure
 
-    Notes
-    -----
-    Results are those of the second step after the same first one, so that buffers have a history.
-    The peak is measured with gradients that are there already, and that compiled steps add to at
-    once, as the other methods do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process itself
+    out.send(measure(cell, folder=folder, ram_bytes=ram_bytes))
+    out.close()
+
+
+def measured(cell: Cell, folder: str, ram_bytes: int | None) -> dict[str, Any]:
+    """Return the facts of a cell that a process of its own has measured."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_in_process, args=(cell, folder, ram_bytes, sender), daemon=True
+    )
+    begun = time.monotonic()
+    process.start()
+    sender.close()
+    try:
+        if receiver.poll(cell.limit_s + GRACE_S):
+            return dict(receiver.recv())
+    except EOFError:
+        pass
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+    seconds = time.monotonic() - begun
+    reason = f"the process ended with {process.exitcode} after {seconds:.0f} s"
+    return {"cell": cell.to_dict(), "seconds": seconds, "status": _FAILED, "reason": reason}
+
+
+def run(
+    chosen: Sequence[Cell],
+    records: Sequence[dict[str, Any]],
+    write: Callable[..., None],
+    *,
+    measure: Callable[[Cell, int | None], dict[str, Any]],
+) -> None:
+    """Measure cells in their order.
+
+    Parameters
+    ----------
+    chosen : sequence of Cell
+        Those to measure.
+    records : sequence of dict
+        What was measured before; the peaks of peers are taken from here, too.
+    write : callable
+        Takes the name of a cell, and facts as keywords.
+    measure : callable
+        Returns the facts of a cell, given a budget or None.
     """
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    training = NETWORKS[network]()
-    model, loss_fn, inputs = training
-    twin = copy.deepcopy(model)
-    reference = eager((twin, loss_fn, inputs))
-    method = make(name, training, options.storage, share, options.time_limit)
-    torch.manual_seed(1)
-    expected = _results(twin, reference, inputs)
-    torch.manual_seed(1)
-    found = _results(model, method, inputs)
-    unequal = [key for key in expected if not torch.equal(expected[key], found[key])]
-    for parameter in (*model.parameters(), *twin.parameters()):
-        parameter.grad = torch.zeros_like(parameter)
-    before = method.written_bytes()
-    peaks = {
-        "heap_peak_bytes": heap_peak_bytes(lambda: method.run(*inputs)),
-        "eager_heap_peak_bytes": heap_peak_bytes(lambda: reference.run(*inputs)),
-    }
-    written = method.written_bytes() - before
-    times = [(_seconds(method, inputs), _seconds(reference, inputs)) for _ in range(REPEATS)]
-    return {
-        "network": network,
-        "method": name,
-        "share": share if name in BUDGETED else None,
-        "torch": torch.__version__,
-        **peaks,
-        "written_bytes": written,
-        "step_s": min(own for own, _ in times),
-        "step_median_s": median(own for own, _ in times),
-        "eager_step_s": min(its for _, its in times),
-        "eager_step_median_s": median(its for _, its in times),
-        "unequal_gradients": sum(key.startswith("gradient") for key in unequal),
-        "unequal_buffers": sum(key.startswith("buffer") for key in unequal),
-        "equal": not unequal,
-        **method.details,
-    }
+    peaks = {_place(record["cell"]): record.get("heap_peak_bytes") for record in records}
+    for number, cell in enumerate(chosen, 1):
+        peak = None if cell.peer is None else peaks.get((cell.network, cell.peer, cell.share))
+        if cell.peer is not None and peak is None:
+            reason = f"{cell.peer} has no peak on record"
+            facts = {"cell": cell.to_dict(), "seconds": 0.0, "status": _FAILED, "reason": reason}
+        else:
+            facts = measure(cell, None if peak is None else int(peak * (1 + cell.slack)))
+        peaks[_place(cell.to_dict())] = facts.get("heap_peak_bytes")
+        sys.stderr.write(
+            f"{number}/{len(chosen)} {cell.name}: {facts['seconds']:.1f} s, {facts['status']}\n"
+        )
+        write(cell.name, **facts)
 
 
-def _results(model: torch.nn.Module, method: Method, inputs: Any) -> dict[str, torch.Tensor]:
-    """Run two steps; return copies of what the second one leaves."""
-    method.run(*inputs)
-    model.zero_grad()
-    found = {"loss": method.run(*inputs)}
-    for name, parameter in model.named_parameters():
-        found[f"gradient of {name}"] = parameter.grad.clone()
-    for name, buffer in model.named_buffers():
-        found[f"buffer {name}"] = buffer.clone()
+def _place(cell: dict[str, Any]) -> tuple[str, str, float | None]:
+    """Return what tells a cell of one comparison from the others."""
+    return cell["network"], cell["method"], cell["share"]
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file, without a last line that was cut off while it was written."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
     return found
 
 
-def _seconds(method: Method, inputs: Any) -> float:
-    begin = perf_counter()
-    method.run(*inputs)
-    return perf_counter() - begin
+def still_to_do(chosen: Sequence[Cell], records: Sequence[dict[str, Any]]) -> tuple[Cell, ...]:
+    """Return the cells that have no record with these settings, or only one of a failure."""
+    done = [record["cell"] for record in records if record["status"] != _FAILED]
+    return tuple(cell for cell in chosen if cell.to_dict() not in done)
 
 
-def _cells(options: Any) -> Iterator[tuple[str, str, float]]:
-    for network in options.network or NETWORKS:
-        for method in options.method or METHODS:
-            shares = options.share or SHARES
-            for share in shares if method in BUDGETED else (1.0,):
-                yield network, method, share
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the cells that were asked for; return the exit status: 130 where the run was stopped."""
+    options = _options(arguments)
+    os.environ |= dict.fromkeys(_THREADS, "1")
+    chosen = tuple(
+        cells(
+            options.network or NETWORKS, options.method or METHODS, options.share or SHARES,
+            limit_s=options.time_limit, pairs=options.pairs, slack=options.slack,
+        )
+    )  # fmt: skip
+    records = []
+    if options.out.exists():
+        records = read_records(options.out)
+        chosen = still_to_do(chosen, records)
+        _end_line(options.out)
+    recorder = Recorder(options.out)
+
+    def write(name: str, **facts: Any) -> None:
+        recorder.write(KIND, name, **facts)
+
+    def measure(cell: Cell, ram_bytes: int | None) -> dict[str, Any]:
+        return measured(cell, options.storage, ram_bytes)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run(chosen, records, write, measure=measure)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; --resume goes on\n")
+        return 130
+    return 0
 
 
-def _write(path: str | None, record: dict[str, Any]) -> None:
-    line = json.dumps(record, sort_keys=True)
-    if path is None:
-        sys.stdout.write(f"{line}\n")
-        return
-    with Path(path).open("a", encoding="utf-8") as file:
-        file.write(f"{line}\n")
+def _end_line(path: Path) -> None:
+    """End a last line that was cut off, so that the next record begins a line."""
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        path.write_bytes(content + b"\n")
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--network", action="append", choices=tuple(NETWORKS))
-    parser.add_argument("--method", action="append", choices=METHODS)
-    parser.add_argument("--share", action="append", type=float)
+    parser.add_argument("--out", type=Path, required=True, help="file of records, *-training.jsonl")
+    parser.add_argument("--network", action="append", choices=NETWORKS, help="default: all")
+    parser.add_argument("--method", action="append", choices=METHODS, help="default: all")
+    parser.add_argument("--share", action="append", type=float, help="default: 0.75 to 0.25")
     parser.add_argument("--storage", default=tempfile.gettempdir(), help="folder for pages")
-    parser.add_argument("--time-limit", type=float, default=60.0, help="of the solver [s]")
-    parser.add_argument("--out", help="file to which lines are added; default: stdout")
-    parser.add_argument("--cell", nargs=3, metavar=("NETWORK", "METHOD", "SHARE"))
-    return parser.parse_args()
+    parser.add_argument("--time-limit", type=float, default=LIMIT_S, help="of the solver [s]")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="steps that are timed")
+    parser.add_argument("--slack", type=float, default=0.0, help="over a peer's peak, as a share")
+    parser.add_argument("--resume", action="store_true", help="go on with a file that exists")
+    options = parser.parse_args(arguments)
+    if options.out.exists() and not options.resume:
+        parser.error(f"--out: {options.out} exists; --resume goes on with it")
+    return options
 
 
 if __name__ == "__main__":

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 Training = tuple[nn.Sequential, Any, tuple[torch.Tensor, torch.Tensor]]
 
 
+class Block(nn.Sequential):  # type: ignore[misc, unused-ignore]
+    """Layers that checkpointing computes again together."""
+
+
 class Residual(nn.Module):  # type: ignore[misc, unused-ignore]
     """A body with a shortcut around it."""
 
@@ -79,7 +83,7 @@ def convolution(into: int, out: int, stride: int = 1, *, size: int = 3, groups: 
 
 def resnet18(batch: int) -> Training:
     """Return ResNet-18 for images of 32 x 32 (He et al., 2016), with dropout."""
-    layers: list[nn.Module] = [*convolution(3, 64), nn.ReLU()]
+    layers: list[nn.Module] = [Block(*convolution(3, 64), nn.ReLU())]
     into = 64
     for stage, out in enumerate((64, 128, 256, 512)):
         for block in range(2):
@@ -89,7 +93,7 @@ def resnet18(batch: int) -> Training:
             shortcut = nn.Identity() if plain else nn.Sequential(
                 *convolution(into, out, stride, size=1)
             )  # fmt: skip
-            layers.append(Residual(body, shortcut, nn.ReLU()))
+            layers.append(Block(Residual(body, shortcut, nn.ReLU())))
             into = out
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(into, 10))
     return nn.Sequential(*layers, *head), functional.cross_entropy, _images(batch, 32)
@@ -100,10 +104,11 @@ def vgg16(batch: int) -> Training:
     layers: list[nn.Module] = []
     into = 3
     for out, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        stage: list[nn.Module] = []
         for _ in range(count):
-            layers.append(nn.Sequential(nn.Conv2d(into, out, 3, padding=1), nn.ReLU()))
+            stage += [nn.Conv2d(into, out, 3, padding=1), nn.ReLU()]
             into = out
-        layers.append(nn.MaxPool2d(2))
+        layers.append(Block(*stage, nn.MaxPool2d(2)))
     head = (
         nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Dropout(), nn.Linear(512, 512), nn.ReLU(),
         nn.Dropout(), nn.Linear(512, 10),
@@ -113,7 +118,7 @@ def vgg16(batch: int) -> Training:
 
 def mobilenet_v2(batch: int) -> Training:
     """Return MobileNetV2 for images of 96 x 96 (Sandler et al., 2018)."""
-    layers: list[nn.Module] = [*convolution(3, 32, 2), nn.ReLU6()]
+    layers: list[nn.Module] = [Block(*convolution(3, 32, 2), nn.ReLU6())]
     into = 32
     rows = (
         (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
@@ -128,10 +133,12 @@ def mobilenet_v2(batch: int) -> Training:
                 *convolution(wide, out, size=1),
             )  # fmt: skip
             same = stride == 1 and into == out
-            layers.append(Residual(body, nn.Identity(), nn.Identity()) if same else body)
+            whole = Residual(body, nn.Identity(), nn.Identity()) if same else body
+            layers.append(Block(whole))
             into = out
-    head = (*convolution(into, 1280, size=1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    model = nn.Sequential(*layers, *head, nn.Dropout(0.2), nn.Linear(1280, 10))
+    last = Block(*convolution(into, 1280, size=1), nn.ReLU6())
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, 10))
+    model = nn.Sequential(*layers, last, *head)
     return model, functional.cross_entropy, _images(batch, 96)
 
 
@@ -139,7 +146,7 @@ def bert(batch: int) -> Training:
     """Return 4 encoder layers of width 256 on 128 tokens (after Devlin et al., 2019)."""
     width, length, tokens = 256, 128, 1000
     layers = [
-        nn.TransformerEncoderLayer(width, 4, 4 * width, activation="gelu", batch_first=True)
+        Block(nn.TransformerEncoderLayer(width, 4, 4 * width, activation="gelu", batch_first=True))
         for _ in range(4)
     ]
     return _language(width, length, tokens, layers, batch)
@@ -156,7 +163,7 @@ def gpt(batch: int) -> Training:
             nn.Linear(4 * width, width), nn.Dropout(0.1),
         )  # fmt: skip
         layers.append(
-            nn.Sequential(*(Residual(b, nn.Identity(), nn.Identity()) for b in (attention, inner)))
+            Block(*(Residual(b, nn.Identity(), nn.Identity()) for b in (attention, inner)))
         )
     return _language(width, length, tokens, layers, batch)
 
@@ -165,12 +172,12 @@ def unet(batch: int) -> Training:
     """Return a U-Net of three levels for images of 64 x 64 (after Ronneberger et al., 2015)."""
 
     def level(into: int, width: int, inner: nn.Module | None) -> nn.Module:
-        body = [*convolution(into, width), nn.ReLU()]
-        if inner is not None:
-            up = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
-            body += [Joined(nn.Sequential(nn.MaxPool2d(2), inner, up))]
-            return nn.Sequential(*body, *convolution(2 * width, width), nn.ReLU())
-        return nn.Sequential(*body)
+        way_down = Block(*convolution(into, width), nn.ReLU())
+        if inner is None:
+            return way_down
+        up = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
+        joined = Joined(nn.Sequential(nn.MaxPool2d(2), inner, up))
+        return nn.Sequential(way_down, joined, Block(*convolution(2 * width, width), nn.ReLU()))
 
     model = level(3, 32, level(32, 64, level(64, 128, None)))
     x, _ = _images(batch, 64)

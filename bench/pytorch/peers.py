@@ -1,11 +1,13 @@
-"""Ways to train: eager PyTorch, what it offers to save memory, and compiled steps."""
+"""Ways to train: eager PyTorch and what it offers to save memory."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,12 +18,18 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from poetmodel import torch as pmt
+from poetmodel.torch.measures import storage_key
+from poetmodel.torch.pages import bytes_of
+from pytorch.networks import Block
 
 if TYPE_CHECKING:
     from pytorch.networks import Training
 
 Run = Callable[..., torch.Tensor]
+
+SMALL_BYTES: Final = 4096
+"""The file hook leaves smaller tensors in memory [B]."""
+_ALIGNMENT_BYTES: Final = 4096
 
 
 @dataclass(kw_only=True)
@@ -30,15 +38,10 @@ class Method:
 
     run: Run
     """Fills the gradients; returns the loss."""
-    written_bytes: Callable[[], int]
+    written_bytes: Callable[[], int] = lambda: 0
     """Returns how much it has written so far [B]."""
-    details: dict[str, Any]
+    details: dict[str, Any] = field(default_factory=dict)
     """What else there is to say: the solve, for compiled steps."""
-
-
-def nothing() -> int:
-    """Return 0: this method writes nothing."""
-    return 0
 
 
 def eager(training: Training) -> Method:
@@ -47,84 +50,145 @@ def eager(training: Training) -> Method:
     return _of(model, loss_fn)
 
 
+# -- the file hook ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class _Page:
+    """A saved tensor in the file: where its memory lies there, and how the tensor lies in it."""
+
+    offset: int
+    bytes: int
+    layout: tuple[torch.dtype, torch.Size, tuple[int, ...]]
+
+
+class FileHooks:
+    """Writes what autograd saves to a file, once, and reads it back when it is used.
+
+    A tensor that is saved by two operations is written once. Parameters, buffers, inputs and small
+    tensors stay where they are. As in compiled steps, a write ends when the medium has the bytes,
+    and the copy in the file cache is dropped.
+    """
+
+    def __init__(self, training: Training, folder: str) -> None:
+        model, _, inputs = training
+        self._there = {storage_key(t) for t in (*model.parameters(), *model.buffers(), *inputs)}
+        self._descriptor, path = tempfile.mkstemp(dir=folder)
+        Path(path).unlink()
+        self._end = 0
+        self._offsets: dict[tuple[int, ...], int] = {}
+        """Where pages lie, by storage, version, first byte and size, while the storage lives."""
+        self.written_bytes = 0
+
+    def begin(self) -> None:
+        """Begin a step, at the beginning of the file."""
+        self._end = 0
+        self._offsets.clear()
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """Write a tensor; return what it is made of again."""
+        small = tensor.numel() * tensor.element_size() < SMALL_BYTES
+        if small or storage_key(tensor) in self._there:
+            return tensor
+        data = tensor.detach()
+        if not _is_dense(data):
+            data = data.contiguous()
+        first = data.storage_offset() * data.element_size()
+        size = data.numel() * data.element_size()
+        layout = (data.dtype, data.shape, data.stride())
+        storage = data.untyped_storage()
+        key = (storage_key(data), data._version, first, size)  # noqa: SLF001 - of the contents
+        if key not in self._offsets:
+            self._offsets[key] = self._write(bytes_of(storage)[first : first + size])
+            weakref.finalize(storage, self._offsets.pop, key, None)
+        return _Page(offset=self._offsets[key], bytes=size, layout=layout)
+
+    def unpack(self, saved: Any) -> torch.Tensor:
+        """Return a saved tensor."""
+        if isinstance(saved, torch.Tensor):
+            return saved
+        storage = torch.UntypedStorage(saved.bytes)
+        if os.preadv(self._descriptor, [bytes_of(storage)], saved.offset) != saved.bytes:
+            msg = "a page could not be read"
+            raise OSError(msg)
+        self._drop(saved.offset, saved.bytes)
+        dtype, shape, stride = saved.layout
+        return torch.empty(0, dtype=dtype).set_(storage, 0, shape, stride)
+
+    def _write(self, page: memoryview) -> int:
+        offset = self._end
+        os.pwrite(self._descriptor, page, offset)
+        os.fdatasync(self._descriptor)
+        self._drop(offset, page.nbytes)
+        self._end += -(-page.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        self.written_bytes += page.nbytes
+        return offset
+
+    def _drop(self, offset: int, size: int) -> None:
+        os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements of a tensor fill one range of memory, each once."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 def hooks_to_file(training: Training, folder: str) -> Method:
     """Write every saved tensor to a file when it is saved, and read it back when it is used."""
     model, loss_fn, _ = training
-    kept = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
-    descriptor, path = tempfile.mkstemp(dir=folder)
-    Path(path).unlink()
-    place = {"end": 0, "written": 0}
-
-    def pack(tensor: torch.Tensor) -> Any:
-        if tensor.untyped_storage().data_ptr() in kept or not tensor.numel():
-            return tensor
-        data = tensor.detach().contiguous()
-        page = memoryview(data.view(torch.uint8).numpy()) if data.ndim else None
-        if page is None:
-            return tensor
-        offset = place["end"]
-        os.pwrite(descriptor, page, offset)
-        os.fdatasync(descriptor)
-        os.posix_fadvise(descriptor, offset, page.nbytes, os.POSIX_FADV_DONTNEED)
-        place["end"] = -(-(offset + page.nbytes) // 4096) * 4096
-        place["written"] += page.nbytes
-        return (offset, data.shape, data.dtype, tensor.stride())
-
-    def unpack(saved: Any) -> torch.Tensor:
-        if isinstance(saved, torch.Tensor):
-            return saved
-        offset, shape, dtype, stride = saved
-        data = torch.empty(shape, dtype=dtype)
-        os.preadv(descriptor, [memoryview(data.view(torch.uint8).numpy())], offset)
-        return data if data.stride() == stride else torch.empty_strided(
-            shape, stride, dtype=dtype
-        ).copy_(data)  # fmt: skip
+    hooks = FileHooks(training, folder)
 
     def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        place["end"] = 0
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        hooks.begin()
+        with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
             loss = loss_fn(model(x), y)
         loss.backward()
         return loss.detach()  # type: ignore[no-any-return, unused-ignore]
 
-    return Method(run=run, written_bytes=lambda: place["written"], details={})
+    return Method(run=run, written_bytes=lambda: hooks.written_bytes)
 
 
-def checkpoint_per_block(training: Training) -> Method:
-    """Keep what goes in and out of the parts of the network; compute each part again."""
-    model, loss_fn, _ = training
+# -- recomputation ---------------------------------------------------------------------------------
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        for part in model:
-            x = checkpoint(part, x, use_reentrant=False)
-        return x
-
-    return _of(forward, loss_fn)
-
-
-_SAVED: Final = (
+SAVED: Final = (
     torch.ops.aten.convolution.default,
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001 - its name
 )
+"""What selective checkpointing keeps: convolutions, matrix products and attention."""
+
+
+def checkpoint_per_block(training: Training) -> Method:
+    """Keep what goes into and out of each block; compute the block again in the backward pass."""
+    return _checkpointed(training)
 
 
 def selective_checkpoint(training: Training) -> Method:
-    """Keep convolutions and matrix products; compute all else again."""
-    model, loss_fn, _ = training
+    """Keep convolutions, matrix products and attention too; compute all else of a block again."""
 
     def policy(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-        saved = op in _SAVED
-        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if op in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(
-            model, x, use_reentrant=False,
-            context_fn=lambda: create_selective_checkpoint_contexts(policy),
-        )  # fmt: skip
+    return _checkpointed(training, context_fn=lambda: create_selective_checkpoint_contexts(policy))
 
-    return _of(forward, loss_fn)
+
+def _checkpointed(training: Training, **options: Any) -> Method:
+    model, loss_fn, _ = training
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    for block in blocks:
+        block.forward = partial(  # type: ignore[method-assign, unused-ignore]
+            checkpoint, block.forward, use_reentrant=False, **options
+        )
+    method = _of(model, loss_fn)
+    method.details = {"blocks": len(blocks)}
+    return method
 
 
 def memory_budget(training: Training, share: float) -> Method:
@@ -136,77 +200,10 @@ def memory_budget(training: Training, share: float) -> Method:
     return _of(torch.compile(model, backend="aot_eager"), loss_fn)
 
 
-def ours(
-    training: Training, folder: str, share: float, *, paging: bool, recompute: bool, limit_s: float
-) -> Method:
-    """Compile a step that keeps the budget."""
-    model, loss_fn, inputs = training
-    step = pmt.compile(
-        model, loss_fn, inputs, ram=f"{share:.0%}", storage=folder, paging=paging,
-        recompute=recompute, time_limit=limit_s, rollback=False,
-    )  # fmt: skip
-    compiled = step.compiled
-    result = step.result
-    return Method(
-        run=step,
-        written_bytes=lambda: compiled.runner.traffic.written_bytes,
-        details={
-            "budget_bytes": step.budget_bytes,
-            "plan_peak_bytes": compiled.peak_bytes,
-            "plan_time_s": compiled.check.makespan_s,
-            "status": str(result.status),
-            "gap": result.gap,
-            "solve_s": result.build_s + result.solve_s,
-            "compile_s": compiled.compile_s,
-        },
-    )
-
-
-def make(name: str, training: Training, folder: str, share: float, limit_s: float) -> Method:
-    """Return a method by name.
-
-    Parameters
-    ----------
-    name : str
-        One of `METHODS`.
-    training : tuple
-        Model, loss function and inputs.
-    folder : str
-        Where pages lie.
-    share : float
-        The budget as a share of the peak of keeping everything, for methods that take one.
-    limit_s : float
-        Most time for the solver [s].
-    """
-    both = {"both": (True, True), "recompute": (False, True), "paging": (True, False)}
-    if name in both:
-        paging, recompute = both[name]
-        return ours(training, folder, share, paging=paging, recompute=recompute, limit_s=limit_s)
-    if name == "file-hooks":
-        return hooks_to_file(training, folder)
-    if name == "memory-budget":
-        return memory_budget(training, share)
-    plain = {
-        "eager": eager,
-        "checkpoint": checkpoint_per_block,
-        "selective": selective_checkpoint,
-    }
-    return plain[name](training)
-
-
-METHODS: Final = (
-    "eager", "both", "recompute", "paging", "file-hooks", "checkpoint", "selective",
-    "memory-budget",
-)  # fmt: skip
-"""Names of all methods; the first is what the others are compared with."""
-BUDGETED: Final = ("both", "recompute", "paging", "memory-budget")
-"""Those that take a budget."""
-
-
 def _of(forward: Callable[[torch.Tensor], torch.Tensor], loss_fn: Any) -> Method:
     def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = loss_fn(forward(x), y)
         loss.backward()
         return loss.detach()  # type: ignore[no-any-return, unused-ignore]
 
-    return Method(run=run, written_bytes=nothing, details={})
+    return Method(run=run)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from poetmodel.errors import BackendUnavailableError
 from poetmodel.torch import requirement
+
+TESTS = Path(__file__).resolve().parents[1]
+IMPORTED = re.compile(r'^(?:\w+ = )?pytest\.importorskip\("torch', re.MULTILINE)
+"""An import for a whole file."""
 
 
 def test_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,3 +66,58 @@ def test_unknown_names_are_attribute_errors() -> None:
 
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = front.nothing
+
+
+def test_modules_of_tests_that_need_torch_say_so() -> None:
+    """Where PyTorch is imported for a whole file, all of it carries the marker that runs it."""
+    files = [path for path in TESTS.rglob("test_*.py") if IMPORTED.search(path.read_text("utf-8"))]
+    assert len(files) > 10
+    for path in files:
+        assert "\npytestmark = pytest.mark.torch\n" in path.read_text("utf-8"), path
+
+
+SKIPPED = """
+import pytest
+
+@pytest.mark.torch
+def test_marked():
+    pytest.skip("could not import 'torch': not here")
+
+def test_unmarked():
+    pytest.skip("could not import 'torch': not here")
+
+def test_other():
+    pytest.skip("could not import 'scip'")
+"""
+
+
+@pytest.mark.parametrize(
+    ("needed", "failing"),
+    [("", ["test_unmarked"]), ("1", ["test_marked", "test_unmarked"])],
+)
+def test_what_torch_keeps_from_running_is_noticed(
+    needed: str, failing: list[str], tmp_path: Path
+) -> None:
+    """No environment passes over a test without its marker; the one for PyTorch, over none."""
+    done = pytest_on(tmp_path, SKIPPED, needed)
+    if needed and find_spec("torch") is None:
+        assert done.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "PyTorch is not installed" in done.stderr
+        return
+    failed = sorted(re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.MULTILINE))
+    assert failed == failing, done.stdout
+
+
+def pytest_on(folder: Path, source: str, needed: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest on one file, with the hooks of all tests."""
+    file = folder / "test_skipped.py"
+    file.write_text(source)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "conftest", "-m", "", "-rf", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=TESTS.parent,
+        env={**os.environ, "PYTHONPATH": str(TESTS), "POETMODEL_NEEDS_TORCH": needed},
+    )

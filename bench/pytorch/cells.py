@@ -1,0 +1,121 @@
+"""The cells of the comparison of training methods: which network is trained how, in which budget.
+
+Nothing here needs PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+NETWORKS: Final = (
+    "resnet18-b1",
+    "resnet18-b8",
+    "vgg16-b8",
+    "mobilenetv2-b8",
+    "bert4-b8",
+    "gpt4-b8",
+    "unet-b8",
+)
+"""Names of the networks; ``b8`` is a batch of eight."""
+SHARES: Final = (0.75, 0.5, 0.35, 0.25)
+"""Budgets as shares of the peak when everything is kept."""
+OURS: Final = {"both": (True, True), "recompute": (False, True), "paging": (True, False)}
+"""Compiled steps, and whether they may page and recompute."""
+KEEP_ALL: Final = "keep-all"
+"""The compiled step with room for everything: what it costs to run one at all."""
+BUDGETED: Final = (*OURS, "memory-budget")
+"""Methods that take a budget."""
+PEERS: Final = ("file-hooks", "checkpoint", "selective")
+"""Methods that have one peak each."""
+AT_PEERS: Final = (
+    ("both", "file-hooks"),
+    ("paging", "file-hooks"),
+    ("both", "checkpoint"),
+    ("both", "selective"),
+    ("both", "memory-budget"),
+)
+"""Compiled steps, and the peer whose measured heap peak is their budget."""
+METHODS: Final = (
+    "eager",
+    KEEP_ALL,
+    *PEERS,
+    *BUDGETED,
+    *(f"{own}@{peer}" for own, peer in AT_PEERS),
+)
+"""Names of all methods, in the order in which they run: peers before those that need their peak."""
+LIMIT_S: Final = 30.0
+"""Most time for the solver [s]."""
+PAIRS: Final = 9
+"""Steps that are timed, each beside one of eager."""
+SEED: Final = 0
+"""Of weights and inputs; random operations of a step begin from the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One method on one network with one budget."""
+
+    network: str
+    """One of `NETWORKS`."""
+    method: str
+    """One of `METHODS`."""
+    share: float | None = None
+    """The budget as a share of keeping everything, or that of the peer; None where there is none.
+    """
+    limit_s: float = field(default=LIMIT_S)
+    """Most time for the solver [s]."""
+    pairs: int = field(default=PAIRS)
+    """Steps that are timed."""
+    seed: int = field(default=SEED)
+    """Of weights and inputs."""
+    slack: float = 0.0
+    """What the peak of a peer is exceeded by, to be the budget of a compiled step, as a share."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the records."""
+        budget = () if self.share is None else (f"{self.share:.0%}",)
+        return " | ".join((self.network, self.method, *budget))
+
+    @property
+    def own(self) -> str | None:
+        """Which kind of compiled step it runs; None for peers."""
+        own = self.method.partition("@")[0]
+        return own if own in OURS or own == KEEP_ALL else None
+
+    @property
+    def peer(self) -> str | None:
+        """The peer whose peak is its budget; None if there is none."""
+        return self.method.partition("@")[2] or None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a record says it."""
+        return asdict(self)
+
+
+def cells(
+    networks: Sequence[str] = NETWORKS,
+    methods: Sequence[str] = METHODS,
+    shares: Sequence[float] = SHARES,
+    **settings: Any,
+) -> Iterator[Cell]:
+    """Yield cells, network by network, peers before those that run at their peak.
+
+    Parameters
+    ----------
+    networks, methods, shares : sequence
+        Which ones; methods in the order of `METHODS`, whatever order is given.
+    **settings
+        Other fields of the cells.
+    """
+    for network in networks:
+        for method in METHODS:
+            if method not in methods:
+                continue
+            budgeted = method in BUDGETED or method.partition("@")[2] in BUDGETED
+            for share in shares if budgeted else (None,):
+                yield Cell(network=network, method=method, share=share, **settings)

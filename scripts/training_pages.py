@@ -1,0 +1,233 @@
+"""What the page of results says of the comparison of training methods."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any, Final
+
+from blocks import table
+from grid_runs import percent_text, seconds_text, share_text
+from poetmodel.units import format_bytes
+from training_runs import RUNNER, TrainingRun, duels, savings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from training_runs import Duel
+
+LESS_WRITTEN: Final = 0.4
+"""Share of the file hook's bytes that is not to be written."""
+OVERHEAD: Final = 0.03
+"""Most that a compiled step with room for everything is to take longer than eager."""
+
+
+def section(records: Sequence[dict[str, Any]], source: str) -> str:
+    """Return what the page of results says of the comparison."""
+    runs = [TrainingRun(record) for record in records]
+    by_network: dict[str, list[TrainingRun]] = {}
+    for run in runs:
+        by_network.setdefault(run.network, []).append(run)
+    parts = [
+        "## Training methods",
+        f"From `bench/results/{source}`, one process a cell, one thread. {_circumstances(records)} "
+        "`both`, `recompute` and `paging` are steps compiled by `poetmodel.torch`, `keep-all` is "
+        "one with room for everything. Budgets are shares of the peak when everything is kept, or "
+        "the heap peak of a peer. *Step* is the median over pairs of steps of the time over that "
+        "of eager's step beside it, by the clock, *processor* the same in time of the processor. "
+        "The heap peak is that of one step, with workspaces, without parameters and gradients. "
+        "`memory-budget` is a share of what is saved after the forward pass, not of the peak.",
+        goals_table(runs),
+        "### At the peaks of others",
+        "Each peer against the quickest compiled step whose measured heap peak is no larger. "
+        "*Best* is the quickest peer with no larger peak.",
+        duels_table(duels(runs)),
+    ]
+    for network, of_network in by_network.items():
+        parts += [f"### `{network}`", _heading(of_network), network_table(of_network)]
+    return "\n\n".join(parts)
+
+
+def _circumstances(records: Sequence[dict[str, Any]]) -> str:
+    machine = records[0]["machine"]
+    days = sorted({record["recorded"][:10] for record in records})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    load = statistics.median(record["load_average"] for record in records)
+    torch = ", ".join(sorted({record["torch"] for record in records if "torch" in record}))
+    versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
+    limits = sorted({record["cell"]["limit_s"] for record in records})
+    pairs = sorted({record["cell"]["pairs"] for record in records})
+    seeds = sorted({record["cell"]["seed"] for record in records})
+    slack = max(record["cell"]["slack"] for record in records)
+    same = f" Peaks that are up to {percent_text(slack)} larger count as the same." if slack else ""
+    return (
+        f"{when}, {machine['cpu']}, {machine['cores']} cores, {machine['system']} (median load "
+        f"{load:.1f}); Python {machine['python']}, torch {torch}, {versions}. Limit of the solver "
+        f"{_joined(f'{limit:g} s' for limit in limits)}; {_joined(map(str, pairs))} pairs of "
+        f"steps; seed {_joined(map(str, seeds))}.{same}"
+    )
+
+
+def _joined(words: Iterable[str]) -> str:
+    return " or ".join(words)
+
+
+# -- goals -----------------------------------------------------------------------------------------
+
+
+def goals_table(runs: Sequence[TrainingRun]) -> str:
+    """Return how many cells meet each goal."""
+    own = [run for run in runs if run.own]
+    ran = [run for run in own if run.ran]
+    fought = duels(runs)
+    keep_all = [run for run in runs if run.method == RUNNER and run.ran]
+    rows = [
+        ("a plan, or a proof that there is none", _met([_decided(run) for run in own])),
+        ("heap peak within the budget", _met([bool(run.within) for run in ran])),
+        ("loss, gradients and buffers equal eager's", _met([run.record["equal"] for run in ran])),
+        (
+            "at a peer's peak, step no slower than the best peer's",
+            _met([duel.won for duel in fought]),
+        ),
+    ]
+    rows += [
+        (
+            f"`{method}` at the file hook's peak writes {_whole(LESS_WRITTEN)} less",
+            _met([saved is not None and saved >= LESS_WRITTEN for saved in savings(runs, method)]),
+        )
+        for method in ("both", "paging")
+    ]
+    rows += [
+        (
+            f"`{RUNNER}` at most {_whole(OVERHEAD)} slower than eager, by the {clock}",
+            _met([ratio <= 1 + OVERHEAD for ratio in ratios if ratio is not None]),
+        )
+        for clock, ratios in (
+            ("clock", [run.time_ratio for run in keep_all]),
+            ("processor", [run.processor_ratio for run in keep_all]),
+        )
+    ]
+    return table(("goal", "cells that meet it"), rows, right=1)
+
+
+def _met(found: Sequence[bool]) -> str:
+    return share_text(sum(found), len(found))
+
+
+def _decided(run: TrainingRun) -> bool:
+    return run.ran or run.status == "infeasible"
+
+
+def duels_table(fought: Sequence[Duel]) -> str:
+    """Return a line for each peer."""
+    rows = []
+    for duel in fought:
+        own = duel.own
+        rows.append(
+            (
+                f"`{duel.peer.network}`",
+                _label(duel.peer),
+                _bytes(duel.peer.peak_bytes),
+                _ratio(duel.peer.time_ratio),
+                "itself" if duel.best is duel.peer else _label(duel.best),
+                _ratio(duel.best.time_ratio),
+                "none" if own is None else _label(own),
+                "-" if own is None else _bytes(own.peak_bytes),
+                "-" if own is None else _ratio(own.time_ratio),
+                "yes" if duel.won else "no",
+            )
+        )
+    heads = ("network", "peer", "peak", "step", "best", "step", "compiled", "peak", "step")
+    return table((*heads, "no slower"), rows, right=2)
+
+
+# -- networks --------------------------------------------------------------------------------------
+
+
+def _heading(runs: Sequence[TrainingRun]) -> str:
+    """Return the peaks that budgets are relative to."""
+    facts = {}
+    for words, name in (
+        ("eager's heap peak", "eager_heap_peak_bytes"),
+        ("keeping everything", "keep_all_bytes"),
+    ):
+        found = [run.record[name] for run in runs if name in run.record]
+        if found:
+            facts[words] = format_bytes(round(statistics.median(found)))
+    floors = [run.record["floor_bytes"] for run in runs if "floor_bytes" in run.record]
+    if floors:
+        facts["least floor"] = format_bytes(min(floors))
+    return f"{', '.join(f'{words} {size}' for words, size in facts.items())}."
+
+
+def network_table(runs: Sequence[TrainingRun]) -> str:
+    """Return a line for each method and budget."""
+    rows = [
+        (
+            f"`{run.method}`",
+            _budget(run),
+            _bytes(run.peak_bytes),
+            {None: "-", True: "yes", False: "**no**"}[run.within],
+            _ratio(run.time_ratio),
+            _ratio(run.processor_ratio),
+            _bytes(run.written_bytes),
+            _equal(run),
+            seconds_text(run.record.get("solve_s")),
+            percent_text(run.record.get("gap")),
+            _status(run),
+        )
+        for run in runs
+    ]
+    heads = ("method", "budget", "heap peak", "within", "step", "processor", "written", "equal")
+    return table((*heads, "solve", "gap", "status"), rows, right=1)
+
+
+def _label(run: TrainingRun) -> str:
+    share = "" if run.share is None else f" {_whole(run.share)}"
+    return f"`{run.method}`" + ("" if run.peer is None else f" at `{run.peer}`") + share
+
+
+def _budget(run: TrainingRun) -> str:
+    size = "" if run.budget_bytes is None else format_bytes(run.budget_bytes)
+    share = "" if run.share is None else _whole(run.share)
+    source = share if run.peer is None else f"`{run.peer}` {share}".rstrip()
+    return ", ".join(filter(None, (source, size))) or "-"
+
+
+def _whole(ratio: float) -> str:
+    return f"{100 * ratio:.0f} %"
+
+
+def _bytes(value: int | None) -> str:
+    return "-" if value is None else format_bytes(value)
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _equal(run: TrainingRun) -> str:
+    if not run.ran:
+        return "-"
+    if run.record["equal"]:
+        return "yes"
+    counts = {
+        "gradients": run.record["unequal_gradients"],
+        "buffers": run.record["unequal_buffers"],
+    }
+    told = [f"{count} {name}" for name, count in counts.items() if count]
+    return f"**no**: {' and '.join(told) or 'the loss'}"
+
+
+def _status(run: TrainingRun) -> str:
+    if run.ran:
+        return run.status
+    if run.status == "infeasible" and "floor_bytes" in run.record:
+        floor = run.record["floor_bytes"]
+        if run.budget_bytes is not None and run.budget_bytes < floor:
+            return f"infeasible: the floor is {format_bytes(floor)}"
+        return "infeasible, proved"
+    reason = str(run.record.get("reason", "")).splitlines() or [""]
+    told = reason[0].replace("|", "/")
+    if run.status == "unknown":
+        return "**no plan found in time**"
+    return f"**{run.status}**: {told}" if told else f"**{run.status}**"
