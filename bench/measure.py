@@ -14,13 +14,12 @@ from grid import METHODS, graph_of
 from poetmodel.errors import PoetModelError
 from poetmodel.graph import floor
 from records import model_gap
+from resuming import FAILED
 
 if TYPE_CHECKING:
     from grid import Cell
     from poetmodel import SolveProgress, SolveResult
 
-FAILED: Final = "failed"
-"""Status of a cell that ended without a result."""
 _STEP: Final = 0.9
 """A gap is noted when it is below this share of the last one noted."""
 

@@ -7,7 +7,6 @@ in a mixed order that is the same each time, so that a run that is cut short is 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import signal
 import sys
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from grid import GOALS, Cell, cells, in_running_order
-from measure import FAILED, measure, warm
+from measure import measure, warm
 from records import Recorder
+from resuming import FAILED, end_line, read_records, still_to_do
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,23 +121,6 @@ class Runner:
         return {"cell": cell.to_dict(), "seconds": seconds, "status": FAILED, "reason": reason}
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file, without a last line that was cut off while it was written."""
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return found
-
-
-def still_to_do(chosen: Sequence[Cell], records: Sequence[dict[str, Any]]) -> tuple[Cell, ...]:
-    """Return the cells that have no record with these limits, or only one of a failure."""
-    done = [record["cell"] for record in records if record["status"] != FAILED]
-    return tuple(cell for cell in chosen if cell.to_dict() not in done)
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="file of records, *-grid.jsonl")
@@ -169,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = chosen_cells(options)
     if options.out.exists():
         chosen = still_to_do(chosen, read_records(options.out))
-        _end_line(options.out)
+        end_line(options.out)
     warm()  # fails here, before anything is recorded, where nothing can be solved at all
     runner = Runner(Recorder(options.out), threads=options.threads, workers=options.workers)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -179,13 +162,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("stopped; --resume goes on\n")
         return 130
     return 0
-
-
-def _end_line(path: Path) -> None:
-    """End a last line that was cut off, so that the next record begins a line."""
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        path.write_bytes(content + b"\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import pytest
 
 from cases import GAP
 from grid import METHODS
-from measure import FAILED, measure
+from measure import measure
+from resuming import FAILED
 
 if TYPE_CHECKING:
     from grid import Cell

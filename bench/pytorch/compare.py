@@ -8,7 +8,6 @@ cell in a process of its own, with one thread, and writes a JSON line for each; 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import signal
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytorch.cells import LIMIT_S, METHODS, NETWORKS, PAIRS, SHARES, Cell, cells
 from records import Recorder
+from resuming import FAILED, end_line, read_records, still_to_do
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +29,6 @@ KIND: Final = "training"
 """Kind of the records."""
 GRACE_S: Final = 300.0
 """How long a cell may take beside its solve, until its process is ended [s]."""
-_FAILED: Final = "failed"
 _PRELOADED: Final = ("torch", "poetmodel.torch.compilation", "pyomo.environ", "highspy")
 _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -65,7 +64,7 @@ def measured(cell: Cell, folder: str, ram_bytes: int | None) -> dict[str, Any]:
         receiver.close()
     seconds = time.monotonic() - begun
     reason = f"the process ended with {process.exitcode} after {seconds:.0f} s"
-    return {"cell": cell.to_dict(), "seconds": seconds, "status": _FAILED, "reason": reason}
+    return {"cell": cell.to_dict(), "seconds": seconds, "status": FAILED, "reason": reason}
 
 
 def run(
@@ -93,7 +92,7 @@ def run(
         peak = None if cell.peer is None else peaks.get((cell.network, cell.peer, cell.share))
         if cell.peer is not None and peak is None:
             reason = f"{cell.peer} has no peak on record"
-            facts = {"cell": cell.to_dict(), "seconds": 0.0, "status": _FAILED, "reason": reason}
+            facts = {"cell": cell.to_dict(), "seconds": 0.0, "status": FAILED, "reason": reason}
         else:
             facts = measure(cell, None if peak is None else int(peak * (1 + cell.slack)))
         peaks[_place(cell.to_dict())] = facts.get("heap_peak_bytes")
@@ -106,23 +105,6 @@ def run(
 def _place(cell: dict[str, Any]) -> tuple[str, str, float | None]:
     """Return what tells a cell of one comparison from the others."""
     return cell["network"], cell["method"], cell["share"]
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file, without a last line that was cut off while it was written."""
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return found
-
-
-def still_to_do(chosen: Sequence[Cell], records: Sequence[dict[str, Any]]) -> tuple[Cell, ...]:
-    """Return the cells that have no record with these settings, or only one of a failure."""
-    done = [record["cell"] for record in records if record["status"] != _FAILED]
-    return tuple(cell for cell in chosen if cell.to_dict() not in done)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -139,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.out.exists():
         records = read_records(options.out)
         chosen = still_to_do(chosen, records)
-        _end_line(options.out)
+        end_line(options.out)
     recorder = Recorder(options.out)
 
     def write(name: str, **facts: Any) -> None:
@@ -155,13 +137,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("stopped; --resume goes on\n")
         return 130
     return 0
-
-
-def _end_line(path: Path) -> None:
-    """End a last line that was cut off, so that the next record begins a line."""
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        path.write_bytes(content + b"\n")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

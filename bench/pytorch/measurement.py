@@ -20,13 +20,12 @@ from pytorch.peers import (
     memory_budget,
     selective_checkpoint,
 )
+from resuming import FAILED
 
 if TYPE_CHECKING:
     from pytorch.cells import Cell
     from pytorch.networks import Training
 
-FAILED: Final = "failed"
-"""Status of a cell that ended without a result."""
 RAN: Final = "ran"
 """Status of a method that solves nothing."""
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import measure as measuring
 from grid import Cell
-from measure import FAILED, Course, measure, peak_memory_bytes
+from measure import Course, measure, peak_memory_bytes
 from poetmodel.errors import BackendUnavailableError
 from poetmodel.solve import SolveProgress
+from resuming import FAILED
 
 if TYPE_CHECKING:
     import pytest

@@ -12,9 +12,9 @@ import pytest
 import run_grid
 from cell_processes import die, wait
 from grid import Cell, cells
-from measure import FAILED
 from records import Recorder
-from run_grid import Runner, chosen_cells, main, read_records, still_to_do
+from resuming import FAILED, read_records, still_to_do
+from run_grid import Runner, chosen_cells, main
 
 if TYPE_CHECKING:
     from pathlib import Path

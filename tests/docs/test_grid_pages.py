@@ -11,9 +11,9 @@ import pytest
 import grid_pages
 import grid_plot
 import make_results
-from grid_cell_record import record
 from grid_pages import comparison_table, full_page, section, time_ratio
 from grid_runs import CellRun, of_goal, percentile
+from measured_records import cell_record as record
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import grid_cell_record
 import make_results
 from make_results import shifted_mean
+from measured_records import CIRCUMSTANCES, cell_record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,15 +34,7 @@ def solve_record(method: str, seconds: float, *, group: str = "paper", **changes
         "kind": "solve",
         "name": f"{group}-{method}-{seconds}",
         "seconds": seconds,
-        "recorded": "2026-01-02T03:04:05+00:00",
-        "load_average": 0.1,
-        "machine": {
-            "cpu": "A processor",
-            "cores": 2,
-            "system": "Linux",
-            "python": "3.11.7",
-            "versions": {"poetmodel": "0.1.0"},
-        },
+        **CIRCUMSTANCES,
         "case": case | {"method": {"name": method}, "limit_s": 60, "expected_overhead_ratio": None},
         "model_gap": changes.pop("model_gap", 0.0),
         "counts": {"recomputed": 1, "paged_out": 2, "paged_in": 3},
@@ -99,7 +91,7 @@ def test_pages_are_written_from_the_newest_record(
     kept_runs = (
         ("2026-01-01", records[:1]),
         ("2026-01-02", records),
-        ("2026-01-02-grid", [grid_cell_record.record(**published)]),
+        ("2026-01-02-grid", [cell_record(**published)]),
     )
     for name, kept in kept_runs:
         lines = "".join(json.dumps(record) + "\n" for record in kept)

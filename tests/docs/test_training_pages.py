@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import make_results
+from measured_records import CIRCUMSTANCES
 from training_pages import duels_table, goals_table, network_table, section
 from training_runs import TrainingRun, duels, savings
 
@@ -33,16 +34,8 @@ def record(method: str = "both", share: float | None = None, **changes: Any) -> 
         "name": f"unet-b8 | {method} | {share}",
         "cell": cell,
         "seconds": 9.0,
-        "recorded": "2026-01-02T03:04:05+00:00",
-        "load_average": 0.5,
         "torch": "2.9.0+cpu",
-        "machine": {
-            "cpu": "A processor",
-            "cores": 2,
-            "system": "Linux",
-            "python": "3.11.7",
-            "versions": {"poetmodel": "0.1.0"},
-        },
+        **CIRCUMSTANCES,
         "status": "optimal",
         "reason": "",
         "gap": 0.005,

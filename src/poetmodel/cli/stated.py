@@ -102,17 +102,4 @@ def _problem(
         notes.append("the file states no problem: no limits but the device's hold")
         ram = MAX_BYTES if costs.device is None else None
         return Problem(graph, costs, ram=ram), notes
-    problem = Problem(
-        graph,
-        costs,
-        ram=stated.ram_budget_bytes,
-        deadline=stated.deadline_s,
-        deadline_counts=stated.deadline_counts,
-        aux_bytes=MAX_BYTES if stated.aux_bytes is None else stated.aux_bytes,
-        recompute=stated.recompute,
-        paging=stated.paging,
-        minimize=stated.minimize,
-        energy_budget=stated.energy_budget_j,
-        count_parameters=stated.count_parameters,
-    )
-    return problem, notes
+    return stated.problem(graph, costs), notes

@@ -16,7 +16,6 @@ from poetmodel.errors import InputError
 from poetmodel.graph.io import graph_from_dict
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan, verify
-from poetmodel.problem import Problem
 from poetmodel.report.subject import Sources, Subject, in_graph
 from poetmodel.schedule import check_identity
 from poetmodel.schedule.io import (
@@ -29,7 +28,7 @@ from poetmodel.schedule.io import (
     parse_document,
     unrepeated,
 )
-from poetmodel.units import MAX_BYTES, format_bytes
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph
@@ -178,19 +177,7 @@ def _subject(step: _Step, sources: Sources, label: str) -> Subject:
         msg = "result.problem: missing"
         raise InputError(msg)
     device = Device.load(document.device) if document.device in device_names() else None
-    problem = Problem(
-        graph,
-        _costs(step.scheduled.costs, graph, device),
-        ram=stated.ram_budget_bytes,
-        deadline=stated.deadline_s,
-        deadline_counts=stated.deadline_counts,
-        aux_bytes=MAX_BYTES if stated.aux_bytes is None else stated.aux_bytes,
-        recompute=stated.recompute,
-        paging=stated.paging,
-        minimize=stated.minimize,
-        energy_budget=stated.energy_budget_j,
-        count_parameters=stated.count_parameters,
-    )
+    problem = stated.problem(graph, _costs(step.scheduled.costs, graph, device))
     usable = problem.usable_ram_bytes
     figures = document.stated
     notes = []

@@ -11,10 +11,15 @@ from pydantic_core import PydanticCustomError
 
 from poetmodel.data import parse_json, read_text, write_text
 from poetmodel.errors import InputError, ScheduleError, shown
+from poetmodel.problem import Problem
 from poetmodel.schedule.relations import RELATIONS, GraphIdentity, Schedule
+from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from poetmodel.device import Costs
+    from poetmodel.graph import Graph
 
 FORMAT: Final = "poetmodel-schedule"
 VERSION: Final = 1
@@ -84,6 +89,22 @@ class ProblemEntry(Strict):
     backend: str | None = None
     time_limit_s: Finite | None = None
     gap: Finite | None = None
+
+    def problem(self, graph: Graph, costs: Costs) -> Problem:
+        """Return the problem, on the graph and the costs that it was stated for."""
+        return Problem(
+            graph,
+            costs,
+            ram=self.ram_budget_bytes,
+            deadline=self.deadline_s,
+            deadline_counts=self.deadline_counts,
+            aux_bytes=MAX_BYTES if self.aux_bytes is None else self.aux_bytes,
+            recompute=self.recompute,
+            paging=self.paging,
+            minimize=self.minimize,
+            energy_budget=self.energy_budget_j,
+            count_parameters=self.count_parameters,
+        )
 
 
 class ObjectiveEntry(Strict):

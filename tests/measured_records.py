@@ -1,11 +1,24 @@
-"""The record of a cell of the grid, as the grid's runner writes it."""
+"""Records as the runners of measurements write them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+CIRCUMSTANCES: Final = {
+    "recorded": "2026-01-02T03:04:05+00:00",
+    "load_average": 0.5,
+    "machine": {
+        "cpu": "A processor",
+        "cores": 2,
+        "system": "Linux",
+        "python": "3.11.7",
+        "versions": {"poetmodel": "0.1.0"},
+    },
+}
+"""When and where a record was made."""
 
 
-def record(**changes: Any) -> dict[str, Any]:
+def cell_record(**changes: Any) -> dict[str, Any]:
     """Return the record of a cell that was proved in two seconds, with some fields changed."""
     cell: dict[str, Any] = {
         "goal": 1,
@@ -23,17 +36,9 @@ def record(**changes: Any) -> dict[str, Any]:
         "name": " | ".join(map(str, cell.values())),
         "cell": cell,
         "seconds": 2.0,
-        "recorded": "2026-01-02T03:04:05+00:00",
-        "load_average": 0.5,
         "workers": 2,
         "threads": 1,
-        "machine": {
-            "cpu": "A processor",
-            "cores": 2,
-            "system": "Linux",
-            "python": "3.11.7",
-            "versions": {"poetmodel": "0.1.0"},
-        },
+        **CIRCUMSTANCES,
         "status": "optimal",
         "reason": "",
         "gap": 0.0,
