@@ -37,6 +37,7 @@ def certificate(**changes: Any) -> dict[str, Any]:
         "plan_read_bytes": 40,
         "time_s": 0.25,
         "plan_time_s": 0.2,
+        "plan_device": None,
         "eager_time_s": 0.125,
         "equal": True,
         "within_budget": True,
@@ -73,6 +74,7 @@ def step_values(problem: Problem, **changes: Any) -> dict[str, Any]:
         "reserved_bytes": RESERVED_BYTES,
         "plan": {
             "mode": str(mode),
+            "device": None,
             "instructions": len(plan.program),
             "recomputed": sum(op == "compute" for op, _ in plan.program) - len(graph.nodes),
             "peak_bytes": check.peak_ram_bytes + RESERVED_BYTES,

@@ -80,8 +80,10 @@ class Run:
 def _call(node: Any, values: dict[Any, Any]) -> Any:
     from torch.fx.node import map_arg
 
-    arguments = map_arg(node.args, values.__getitem__)
-    return node.target(*arguments, **map_arg(node.kwargs, values.__getitem__))
+    from poetmodel.torch.replay import call
+
+    get = values.__getitem__
+    return call(node, map_arg(node.args, get), map_arg(node.kwargs, get))
 
 
 def _plain(value: Any) -> Any:

@@ -73,6 +73,8 @@ def test_trace_shows_tables_and_says_that_nothing_was_written(user: Path) -> Non
     assert "0/addmm" in outcome.out
     assert "estimated for device rpi4b" in outcome.out
     assert "give --out FILE" in outcome.err
+    assert "a step holds 4 B of results to its end" in " ".join(outcome.out.split())
+    assert "take 4 B off --ram" in " ".join(outcome.out.split())
     assert sorted(path.name for path in user.glob("*.json")) == []
 
 
@@ -123,6 +125,7 @@ def test_profile_estimates_any_graph_for_a_device(tmp_path: Path) -> None:
             "--power-from is for measured ones",
         ),
         (("trace", "m:f", "--out", "/nowhere/g.json"), "/nowhere"),
+        (("trace", "m:f", "--out", "g.txt"), "expected a name that ends in .graph.json"),
         (("trace", "m:f", "--repeats", "0"), "expected a whole number from 1, got '0'"),
         (("trace", "m:f", "--device", "rpi5b"), "there is no such device"),
     ],

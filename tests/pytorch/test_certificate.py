@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from eager_steps import outcome, unequal  # noqa: E402
+from poetmodel.device import Device  # noqa: E402
 from poetmodel.torch import compile  # noqa: E402
 from poetmodel.torch.certificate import Difference, certify  # noqa: E402
 from small_networks import residual_step  # noqa: E402
@@ -104,6 +105,45 @@ def test_a_wrong_result_is_named() -> None:
     assert "the random generator is in another state" in text
     above = replace(found, heap_peak_bytes=found.budget_bytes + 1)
     assert "ABOVE the budget" in above.summary()
+
+
+def test_parameters_that_eager_changes_are_as_before() -> None:
+    """A gradient hook that steps an optimizer changes no parameter; results are all counted."""
+    torch.manual_seed(1)
+    own = rows(nn.Linear(4, 4), nn.Linear(4, 4))
+    model = own[0]
+    step = compile(*own, ram="100%", device="rpi4b")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def descend(parameter: torch.Tensor) -> None:
+        with torch.no_grad():
+            parameter.sub_(parameter.grad)
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(descend)
+    # Steps refuse such hooks; what verifies them does not rely on that.
+    found = certify(step.compiled, step.compiled.trace.joint.inputs)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert {difference.name for difference in found.differences} == {
+        f"gradient of {name}" for name in before
+    }
+    assert found.compared == 1 + len(before)
+
+
+def test_a_planned_time_of_another_device_is_called_so() -> None:
+    """The plan's time is told with its device, the measured ones with this host."""
+    torch.manual_seed(1)
+    own = rows(nn.Linear(4, 4))
+    estimated = compile(*own, ram="100%", device="rpi4b")
+    found = estimated.verify()
+    assert found.plan_device == estimated.compiled.device
+    assert found.plan_device == Device.load("rpi4b").name
+    assert "a step on this host, plan " in found.summary()
+    assert f" on {found.plan_device}, eager " in found.summary()
+    measured = replace(found, plan_device=None).summary().splitlines()[-1]
+    assert " on " not in measured
+    assert estimated.report()["plan"]["device"] == found.plan_device
 
 
 def test_a_difference_is_plain_values() -> None:

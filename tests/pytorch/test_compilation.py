@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +15,12 @@ import poetmodel.torch as pmt  # noqa: E402
 from eager_steps import differing  # noqa: E402
 from poetmodel.device import Costs, Device  # noqa: E402
 from poetmodel.errors import BudgetError, InputError, NoScheduleError  # noqa: E402
+from poetmodel.torch.coarsening import (  # noqa: E402
+    coarsened,
+    floor_bytes,
+    keep_all_bytes,
+    least_bytes,
+)
 from small_networks import residual_step  # noqa: E402
 from traced_models import rows  # noqa: E402
 
@@ -99,7 +108,7 @@ def test_other_inputs_are_refused() -> None:
     for inputs, words in (
         ((x[:2], y[:2]), r"inputs\[0\] was float32 \[3, 4\].* and is float32 \[2, 4\]"),
         ((x.double(), y), r"is float64 \[3, 4\]"),
-        ((x,), "expected inputs nested as"),
+        ((x,), "expected 2 inputs"),
         ((x.t().contiguous().t(), y), r"strides \[1, 3\]"),
     ):
         with pytest.raises(pmt.CaptureError, match=words):
@@ -148,6 +157,9 @@ def test_a_number_among_the_inputs_is_guarded() -> None:
         ({"ram": "100%", "paging": True}, "paging: needs a folder"),
         ({"ram": "100%", "device": "rpi4b", "profile": object()}, "not both"),
         ({"ram": "many", "device": "rpi4b"}, "ram: expected"),
+        ({"ram": "100%", "profile": 5}, "profile: expected what `measure` returns, got 5"),
+        ({"ram": "100%", "storage": 5}, "storage: expected a folder, got 5"),
+        ({"ram": "100%", "storage": ""}, "storage: expected a folder, got ''"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: Any, words: str) -> None:
@@ -156,13 +168,72 @@ def test_options_that_make_no_sense_are_refused(options: Any, words: str) -> Non
         pmt.compile(*rows(nn.Linear(4, 4)), **options)
 
 
-def test_budgets_that_cannot_be_kept_are_told() -> None:
-    """Too little for small tensors, or for the largest operation."""
+@pytest.mark.parametrize(
+    ("ram", "kind"), [(10_000, BudgetError), ("0%", BudgetError), ("30%", NoScheduleError)]
+)
+def test_budgets_that_cannot_be_kept_are_told(ram: Any, kind: type[Exception]) -> None:
+    """What is reserved and for what, and the least that is usable, which is."""
+    torch.manual_seed(1)
     own = residual_step()
-    with pytest.raises(BudgetError, match=r"less than the .* that tensors of less than"):
-        pmt.compile(*own, ram=10_000, device="rpi4b")
-    with pytest.raises(NoScheduleError, match=r"alone needs the floor.* B more are reserved"):
-        pmt.compile(*own, ram="30%", device="rpi4b")
+    with pytest.raises(kind, match=r"is too little: .* B are reserved") as caught:
+        pmt.compile(*own, ram=ram, device="rpi4b")
+    text = str(caught.value)
+    assert "tensors of less than 0 B" not in text
+    found = re.search(r"give at least ram=([\d,]+) B \(([\d.]+)%\)", text)
+    assert found is not None
+    least, share = int(found[1].replace(",", "")), float(found[2])
+    reserved = re.search(r"too little: ([\d,]+) B are reserved \((.*?)\), and operations", text)
+    assert reserved is not None
+    parts = re.findall(r" ([\d,]+) B(?:;|$)", reserved[2])
+    assert sum(int(p.replace(",", "")) for p in parts) == int(reserved[1].replace(",", ""))
+    traced = pmt.trace(*own)
+    assert least == least_bytes(traced)
+    assert least <= share / 100 * keep_all_bytes(traced) < least * 1.01
+    for budget in (least, int(share / 100 * keep_all_bytes(traced))):
+        assert floor_bytes(coarsened(traced, budget_bytes=budget)) <= budget
+
+
+def test_a_budget_above_the_floor_is_explained_too() -> None:
+    """What the solver was given is told as the user's budget less what is reserved."""
+    torch.manual_seed(1)
+    words = r"no schedule keeps .*; that RAM budget is ram=[\d,]+ B less the [\d,]+ B"
+    with pytest.raises(NoScheduleError, match=words):
+        pmt.compile(*residual_step(), ram="70%", recompute=False, device="rpi4b")
+
+
+def test_a_profile_of_another_step_is_refused() -> None:
+    """Measured costs and given ones; the operation is named."""
+    costs = Costs.estimate(pmt.trace(*residual_step()).graph, Device.load("rpi4b"))
+    with pytest.raises(InputError, match="profile: its costs are those of another step"):
+        pmt.compile(*rows(nn.Linear(4, 4)), ram="100%", profile=costs)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    """A file in the folder's place, when costs are measured there and when they are not."""
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InputError, match="no page file can be made here"):
+            pmt.compile(*rows(nn.Linear(4, 4)), ram="100%", storage=folder)
+
+
+def test_inference_mode_is_refused() -> None:
+    """Its tensors could never be trained on; nothing is left behind."""
+    own, step = simple(dynamic="retrace")
+    with torch.inference_mode():
+        with pytest.raises(pmt.CaptureError, match="inference mode is on"):
+            step(*own[2])
+        with pytest.raises(pmt.CaptureError, match="inference mode is on"):
+            pmt.compile(*own, ram="100%", device="rpi4b")
+    assert all(parameter.grad is None for parameter in own[0].parameters())
+    assert differing(step, *own) == []
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_step_cannot_be_copied(copied: Any) -> None:
+    """The error says what can."""
+    _, step = simple()
+    with pytest.raises(TypeError, match="compile a step of the copy"):
+        copied(step)
 
 
 def test_autocast_around_compile_is_refused() -> None:

@@ -10,9 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from poetmodel.torch import CaptureError, capture  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from poetmodel.torch import CaptureError, capture, trace  # noqa: E402
 from poetmodel.torch.roles import Purpose, Source  # noqa: E402
 from traced_models import STEPS, Through, residual, rows  # noqa: E402
+from traced_steps import run_eager, run_units  # noqa: E402
 
 nn = torch.nn
 pytestmark = pytest.mark.torch
@@ -69,8 +72,10 @@ def test_capture_leaves_everything_as_it_was() -> None:
 def test_inputs_nested_otherwise_are_refused() -> None:
     """A step called with other nesting than at the capture is told so."""
     joint = capture(*STEPS["nested inputs"]())
-    with pytest.raises(CaptureError, match="expected inputs nested as"):
+    with pytest.raises(CaptureError, match=r"nested as \(\{'a': \*.*, got \(\*, \*\)"):
         joint.flat_inputs((torch.randn(3, 4), torch.randn(3, 4)))
+    with pytest.raises(CaptureError, match=r"expected 2 inputs \(the target last\), got 1"):
+        joint.flat_inputs((torch.randn(3, 4),))
 
 
 def branch(parts: Any, x: Any) -> Any:
@@ -143,6 +148,25 @@ def test_what_cannot_be_captured_is_explained(
         (lambda: (rows, None, (torch.ones(1),)), "expected a torch.nn.Module, got a function"),
         (lambda: (nn.Linear(4, 4), None, ()), "expected inputs"),
         (lambda: (nn.ReLU(), nn.functional.mse_loss, rows()[2]), "nothing to train"),
+        (lambda: (nn.Linear(4, 4), torch.sub, torch.ones(3, 4)), r"tuple such as .*, got a Tensor"),
+        (lambda: (nn.Linear(4, 4), lambda *_: 3.0, rows()[2]), "a tensor, got a float"),
+        (lambda: (nn.Linear(4, 4), 3, rows()[2]), "loss_fn: expected a function or None"),
+        (lambda: (nn.Linear(4, 4), None, rows()[2]), "without a loss_fn, the model gets all"),
+        (lambda: (nn.Linear(4, 4), torch.sub, rows()[2][:1]), "all but the last one"),
+        (lambda: (nn.Linear(4, 4), torch.sub, (rows()[2][0].numpy(), 1)), "ndarray of numpy"),
+        (lambda: (nn.LazyLinear(4), torch.sub, rows()[2]), "call the model once on inputs"),
+        (
+            lambda: (
+                nn.Sequential(nn.Embedding(5, 4, sparse=True)),
+                nn.functional.mse_loss,
+                (torch.tensor([0, 1]), torch.randn(2, 4)),
+            ),
+            "in module '0' makes a sparse tensor, .*sparse=False",
+        ),
+        (
+            lambda: rows(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)),
+            r"in module '1' \(BatchNorm1d\) reads a tensor's value",
+        ),
         (
             lambda: (nn.Linear(4, 4), lambda _, y: (y * y).mean(), rows()[2]),
             "depends on no parameter",
@@ -163,3 +187,12 @@ def test_modules_are_not_copied() -> None:
     assert joint.module.get_submodule("model") is model
     assert [a.name for a in joint.of(Source.BUFFER)] == ["loss.weight"]
     assert joint.value(joint.of(Source.BUFFER)[0]) is loss.weight
+
+
+def test_batch_norm_inside_of_a_checkpoint_is_updated_once() -> None:
+    """Eager updates it again when it computes the part again, and ends with other statistics."""
+    part = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    own = rows(part, by=lambda p, x: checkpoint(p[0], x, use_reentrant=False))
+    traced = trace(*own, measure_workspace=False)
+    found = run_units(traced)["mutation of parts.0.1.num_batches_tracked"]
+    assert (int(found), int(run_eager(*own)["mutation of parts.0.1.num_batches_tracked"])) == (1, 2)

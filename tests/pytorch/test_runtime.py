@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import os
+import signal
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -80,7 +82,7 @@ def truncated(step: Paged, monkeypatch: pytest.MonkeyPatch) -> str:
     """Cut the file before the step."""
     os.truncate(file_of(step), 100)
     del monkeypatch
-    return "compile again"
+    return "of .* B; the next step makes a new one"
 
 
 def removed(step: Paged, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -162,6 +164,86 @@ def test_a_step_after_a_failed_one_is_as_eager(
         step(*own[2])
     monkeypatch.undo()
     assert all(parameter.grad is None for parameter in own[0].parameters())
+    assert differing(step, *own) == []
+
+
+@pytest.mark.parametrize("fault", [truncated, removed])
+def test_a_lost_file_is_made_anew_after_the_error(
+    paged: tuple[Any, Paged],
+    fault: Callable[[Paged, pytest.MonkeyPatch], str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The step after the one that failed runs as eager, in the only file of the folder."""
+    own, step = paged
+    before = file_of(step)
+    fault(step, monkeypatch)
+    with pytest.raises(PageError):
+        step(*own[2])
+    assert differing(step, *own) == []
+    assert file_of(step) != before
+    assert list(tmp_path.iterdir()) == [file_of(step)]
+    assert step.runner.traffic.written_bytes == step.runner.traffic.read_bytes > 0
+
+
+def test_a_closed_step_says_so(paged: tuple[Any, Paged]) -> None:
+    """Neither the file nor the disk is to blame."""
+    own, step = paged
+    step.runner.close()
+    for _ in range(2):
+        with pytest.raises(PageError, match="the step was closed"):
+            step(*own[2])
+
+
+def in_a_fork(work: Callable[[], object]) -> int:
+    """Run something in a forked process; return its exit code."""
+    process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("end", ["collected", "closed", "exit"])
+def test_a_forked_process_leaves_the_file_alone(paged: tuple[Any, Paged], end: str) -> None:
+    """However it ends; the step of the parent goes on."""
+    own, step = paged
+    step(*own[2])
+    ways: dict[str, Callable[[], object]] = {
+        "collected": lambda: step.__dict__.pop("runner") and gc.collect(),
+        "closed": step.runner.close,
+        "exit": atexit._run_exitfuncs,
+    }
+    own[0].zero_grad()
+    assert in_a_fork(ways[end]) == 0
+    assert file_of(step).exists()
+    assert differing(step, *own) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_pages_in_a_file_of_its_own(
+    paged: tuple[Any, Paged], tmp_path: Path
+) -> None:
+    """It has a thread and a file of its own, and removes them."""
+    own, step = paged
+    step(*own[2])
+    own[0].zero_grad()
+    before = file_of(step)
+
+    def train() -> None:
+        signal.alarm(60)  # in place of waiting for a thread that is not there
+        torch.set_num_threads(1)
+        step(*own[2])
+        assert file_of(step) != before
+        step.runner.close()
+
+    assert in_a_fork(train) == 0
+    assert list(tmp_path.iterdir()) == [before]
     assert differing(step, *own) == []
 
 

@@ -29,6 +29,9 @@ def no_tuple():
 def no_loss():
     return "model", 3, ("x",)
 
+def leaves():
+    raise SystemExit(3)
+
 def broken():
     return math.sqrt(-1)
 
@@ -67,10 +70,11 @@ def test_function_is_found(head: str, file: Path) -> None:
         ("nowhere:step", "there is no module 'nowhere'"),
         ("nowhere.inner:step", "there is no module 'nowhere.inner'"),
         ("nowhere.py:step", "nowhere.py: no such file"),
-        ("user_step:pair", r"expected it to return \(model, loss_fn, inputs\), got a list"),
+        ("user_step:pair", r"expected it to return \(model, loss_fn, inputs\), got a tuple of 2"),
         ("user_step:no_tuple", "inputs: expected a tuple, got a str"),
         ("user_step:no_loss", "loss_fn: expected a function or None, got 3"),
-        ("user_step:broken", r"user_step.py:16 \(return math.sqrt\(-1\)\) with ValueError: "),
+        ("user_step:leaves", r"user_step:leaves: it ended the program \(sys.exit\(3\)\)"),
+        ("user_step:broken", r"user_step.py:19 \(return math.sqrt\(-1\)\) with ValueError: "),
     ],
 )
 @pytest.mark.usefixtures("file")

@@ -28,7 +28,7 @@ def test_a_good_step() -> None:
     assert kept[1].startswith("heap peak 90 B of ")
     assert kept[1].endswith("; that is 50 % of eager PyTorch's 180 B")
     assert fast[0] == "250 ms"
-    assert fast[1].startswith("eager PyTorch 125 ms; the plan says ")
+    assert fast[1].startswith("eager PyTorch 125 ms; least of several steps each; the plan says ")
 
 
 def test_differences_and_excess_are_told() -> None:
@@ -43,6 +43,17 @@ def test_differences_and_excess_are_told() -> None:
     assert (kept[0], kept[2]) == ("Exceeded", "bad")
     (same, *_) = answers(equal=False, random_equal=False)
     assert same[1] == "0 of 9 results differ; the random generator ends in another state"
+
+
+def test_a_plan_for_another_device_is_called_so() -> None:
+    """Its time is not that of the host where the step was measured."""
+    values = step_values(skip_problem())
+    values["plan"]["device"] = "Small Board"
+    text = step_answers(values)[2].text
+    assert text.startswith("eager PyTorch 125 ms; ")
+    assert text.endswith(" on Small Board, not on the host where the step ran")
+    del values["plan"]["device"]
+    assert " on " not in step_answers(values)[2].text
 
 
 def test_a_step_that_was_not_verified_says_how() -> None:

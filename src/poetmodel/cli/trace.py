@@ -11,6 +11,8 @@ import typer
 from poetmodel.cli import inspect, options, tracing
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.errors import InputError
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from poetmodel.device import Costs
@@ -71,6 +73,9 @@ def trace(
     tracing.check_choice(device, power_from)
     meter = options.read_device(power_from)
     options.read_device(device)
+    if out is not None and out.suffix != ".json":
+        msg = f"--out {out}: expected a name that ends in .graph.json"
+        raise InputError(msg)
     for path in (out, profile_out):
         options.check_output(path, inputs=())
     traced = tracing.traced(target, name=name)
@@ -106,6 +111,11 @@ def _show(traced: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: b
         print_json(document)
         return
     show(*inspect.tables(graph))
+    if traced.held_bytes:
+        print_text(
+            f"a step holds {format_bytes(traced.held_bytes)} of results to its end (the loss, new "
+            f"buffer values); 'solve' does not count them: take {traced.held_bytes:,} B off --ram"
+        )
     if costs is not None:
         show(figures("Costs", tracing.cost_rows(graph, costs)))
         print_text(*notes)

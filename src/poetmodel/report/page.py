@@ -168,7 +168,9 @@ def _title(subjects: Sequence[Subject]) -> str:
         device.name for subject in subjects if (device := subject.problem.costs.device) is not None
     )
     name = subjects[0].graph.name
-    return f"{name} on {', '.join(places)}" if places else name
+    # What is measured of a compiled step is measured where it runs.
+    where = "on" if all(subject.step is None for subject in subjects) else "planned for"
+    return f"{name} {where} {', '.join(places)}" if places else name
 
 
 def _charts(subjects: Sequence[Subject], fronts: Rows) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class _Graph(Strict):
 
 class _Plan(Strict):
     mode: Literal["blocking", "dma"]
+    device: str | None = None
     instructions: Index
     recomputed: Index
     peak_bytes: Index
@@ -86,6 +87,7 @@ class _Certificate(Strict):
     plan_read_bytes: Index
     time_s: Finite
     plan_time_s: Finite | None
+    plan_device: str | None = None
     eager_time_s: Finite
     equal: bool
     within_budget: bool

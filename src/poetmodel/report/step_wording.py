@@ -90,12 +90,15 @@ def _memory(step: Facts) -> Answer:
 def _speed(step: Facts) -> Answer:
     question = "How long does a step take?"
     found, planned = step["certificate"], step["plan"]["makespan_s"]
+    device = step["plan"].get("device")
     plan = "" if planned is None else f"the plan says {format_seconds(planned)}"
+    if plan and device:
+        plan += f" on {device}, not on the host where the step ran"
     if found is None:
         return Answer(question=question, word="Not measured", text=plan, mood="warn")
     word = format_seconds(found["time_s"])
     eager = format_seconds(found["eager_time_s"])
-    text = f"eager PyTorch {eager}{'; ' if plan else ''}{plan}; least of several steps each"
+    text = f"eager PyTorch {eager}; least of several steps each{'; ' if plan else ''}{plan}"
     return Answer(question=question, word=word, text=text, mood="")
 
 

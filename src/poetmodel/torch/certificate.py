@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import isfinite
@@ -90,6 +91,8 @@ class Certificate:
     """Least time of a step [s]."""
     plan_time_s: float | None
     """Time of a step as planned [s], by the costs that were solved with."""
+    plan_device: str | None
+    """The device that the planned time is for; None where costs are those of no named device."""
     eager_time_s: float
     """Least time of a step of eager PyTorch [s]."""
 
@@ -119,7 +122,11 @@ class Certificate:
         if self.second_gradients_bytes:
             size = format_bytes(self.second_gradients_bytes)
             second = f"; while gradients accumulate, {size} more hold those that wait (rollback)"
-        planned = "" if self.plan_time_s is None else f", plan {format_seconds(self.plan_time_s)}"
+        planned = ""
+        if self.plan_time_s is not None:
+            where = f" on {self.plan_device}" if self.plan_device else ""
+            planned = f", plan {format_seconds(self.plan_time_s)}{where}"
+        here = " on this host" if self.plan_device else ""
         return "\n".join(
             (
                 f"{self.name}: {same}",
@@ -131,8 +138,8 @@ class Certificate:
                 f"{format_bytes(self.read_bytes)} a step (plan "
                 f"{format_bytes(self.plan_written_bytes)} and "
                 f"{format_bytes(self.plan_read_bytes)})",
-                f"time {format_seconds(self.time_s)} a step{planned}, "
-                f"eager {format_seconds(self.eager_time_s)}",
+                f"time {format_seconds(self.time_s)} a step{here}{planned}, "
+                f"eager {format_seconds(self.eager_time_s)}{here}",
             )
         )
 
@@ -187,7 +194,7 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         traffic = compiled.runner.traffic
         moved = (traffic.written_bytes - before[0], traffic.read_bytes - before[1])
         differences = tuple(_differences(compiled, expected, found))
-        count = len(expected)
+        count = len(expected.keys() | found.keys())
         del expected, found
         state.make_gradients()
         storage = state.again(lambda: storage_peak_bytes(accumulating, state.tensors()))
@@ -213,6 +220,7 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         plan_read_bytes=compiled.check.read_bytes,
         time_s=min(ours_s for _, ours_s in times),
         plan_time_s=compiled.check.makespan_s,
+        plan_device=compiled.device,
         eager_time_s=min(eager_s for eager_s, _ in times),
     )
 
@@ -257,7 +265,13 @@ class _State:
         self.changed = {of.name: joint.value(of, inputs) for of in changed if of is not None}
         """What is changed in place, by name; buffers that are not in the graph stay."""
         self.others = [joint.value(a) for a in joint.of(Source.BUFFER) + joint.of(Source.CONSTANT)]
-        self._values = {name: tensor.detach().clone() for name, tensor in self.changed.items()}
+        there = itertools.chain(
+            self.changed.values(), joint.module.parameters(), joint.module.buffers()
+        )
+        self._values = [
+            (tensor, tensor.detach().clone()) for tensor in {id(t): t for t in there}.values()
+        ]
+        """Values before, also of what only eager changes: an embedding that bounds its rows."""
         self._random = torch.get_rng_state()
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -282,12 +296,13 @@ class _State:
                 tensor.grad = gradients[name]
 
     def reset(self) -> None:
-        """Put back what is changed in place, and the state of the random generator."""
+        """Put back what was changed in place, and the state of the random generator."""
         import torch
 
         with torch.no_grad():
-            for name, tensor in self.changed.items():
-                tensor.copy_(self._values[name])
+            for tensor, value in self._values:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
         torch.set_rng_state(self._random)
 
     def again(self, work: Callable[[], Any]) -> Any:

@@ -27,6 +27,9 @@ _FINER: Final = (0.1, 0.0)
 RANDOM_STATE_BYTES: Final = 5056
 """Size of the state of PyTorch's random generator of the processor [B]."""
 
+_RESULTS: Final = "results that wait for the end of the step"
+_RANDOM: Final = "states of the random generator"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Coarse:
@@ -38,8 +41,13 @@ class Coarse:
     """For each tensor of `graph` the number of its storage."""
     threshold_bytes: int
     """Storages of fewer bytes are always kept [B]."""
-    reserved_bytes: int
-    """What the plan does not count and a step needs all the same [B]."""
+    reserves: tuple[tuple[str, int], ...]
+    """What the plan does not count and a step needs all the same: what for, and how much [B]."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What is reserved in all [B]."""
+        return sum(size for _, size in self.reserves)
 
 
 def keep_all_bytes(trace: Trace) -> int:
@@ -80,13 +88,18 @@ def floor_bytes(coarse: Coarse) -> int:
     return floor(coarse.graph).bytes + coarse.reserved_bytes
 
 
+def least_bytes(trace: Trace) -> int:
+    """Return the least budget with which `coarsened` leaves room for a schedule [B]."""
+    return min(floor_bytes(coarsen(trace, kept_bytes=0)), keep_all_bytes(trace))
+
+
 def uncoarsened(trace: Trace) -> Coarse:
     """Return the whole training graph, for budgets that keep all of it."""
     return Coarse(
         graph=trace.graph,
         numbers=tuple(range(len(trace.parts.storages))),
         threshold_bytes=0,
-        reserved_bytes=_held_bytes(trace, 0),
+        reserves=((_RESULTS, _held_bytes(trace, 0)),),
     )
 
 
@@ -118,7 +131,11 @@ def coarsen(trace: Trace, *, kept_bytes: int) -> Coarse:
         graph=graph,
         numbers=numbers,
         threshold_bytes=threshold,
-        reserved_bytes=small + _held_bytes(trace, threshold) + _random_bytes(trace.parts),
+        reserves=(
+            (f"tensors of less than {threshold:,} B, which are always kept,", small),
+            (_RESULTS, _held_bytes(trace, threshold)),
+            (_RANDOM, _random_bytes(trace.parts)),
+        ),
     )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from poetmodel.torch.failures import CaptureError
-from poetmodel.torch.guards import differences, signature
 from poetmodel.torch.preparation import Compiled, Dynamic, Options, prepare
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ class Step:
         Raises
         ------
         CaptureError
-            If the inputs, the parameters or the mode of a module are not as they were compiled for.
+            If the inputs, the parameters or the modules are not as they were compiled for.
         PageError
             If a page cannot be written, read or trusted; nothing has changed then.
         """
@@ -171,11 +170,10 @@ class Step:
             if not retraces:
                 raise
         else:
-            found = signature(joint, flat)
-            if found == current.signature:
+            if current.guards.hold(flat):
                 return current, flat
             if not retraces:
-                told = "; ".join(differences(joint, current.signature, found))
+                told = "; ".join(current.guards.differences(flat))
                 msg = f"{joint.name}: {told}; compile again, or with dynamic='retrace'"
                 raise CaptureError(msg)
         self._current = self._known(inputs) or self._compile(inputs)
@@ -188,7 +186,7 @@ class Step:
                 flat = joint.flat_inputs(inputs)
             except CaptureError:
                 continue
-            if signature(joint, flat) == compiled.signature:
+            if compiled.guards.hold(flat):
                 return compiled
         return None
 
@@ -232,13 +230,19 @@ class Step:
         Certificate
             Its ``summary()`` says what was found. Parameters, gradients, buffers, inputs and the
             state of the random generator are as before.
+
+        Raises
+        ------
+        CaptureError, PageError
+            As a step does.
         """
+        from torch.utils._pytree import tree_unflatten
+
         from poetmodel.torch.certificate import certify
 
-        if inputs:
-            compiled, flat = self.select(*inputs)
-        else:
-            compiled, flat = self._current, self._current.trace.joint.inputs
+        joint = self._current.trace.joint
+        given = inputs or tree_unflatten(list(joint.inputs), joint.input_spec)
+        compiled, flat = self.select(*given)
         found = self._certificates[id(compiled)] = certify(compiled, flat)
         return found
 
@@ -286,6 +290,13 @@ class Step:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        msg = (
+            "a compiled step cannot be copied or pickled: it belongs to its model and its page "
+            "file; copy or save the model (state_dict()), and compile a step of the copy"
+        )
+        raise TypeError(msg)
 
     # -- compiling -----------------------------------------------------------------------------
 

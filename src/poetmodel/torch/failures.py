@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 class CaptureError(InputError):
     """A module, loss or input that cannot be captured as one graph."""
+
+
+class SeedError(RuntimeError):
+    """The random generator is seeded inside of a step."""
 
 
 RAISED: Final = (
@@ -51,17 +55,24 @@ _BRANCH_ADVICE: Final = (
 _SHAPE_ADVICE: Final = (
     "shapes must not depend on values: multiply by the mask, or use torch.where or masked_fill"
 )
+_SEED_ADVICE: Final = (
+    "a compiled step draws what follows the state before it: seed outside of the step, or draw "
+    "once and make the result a buffer"
+)
 _NUMPY_ADVICE: Final = "stay with torch operations, or convert outside of the step"
 
 
 @contextmanager
-def explained(subject: str) -> Iterator[None]:
+def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
     """Turn what is raised inside into a `CaptureError` that says where and what to do.
 
     Parameters
     ----------
     subject : str
         What is captured, for the message.
+    trail : sequence of str
+        Modules that run when something is raised, the innermost one last: said where no line of the
+        user's code is known.
 
     Raises
     ------
@@ -73,17 +84,19 @@ def explained(subject: str) -> Iterator[None]:
     except InputError:
         raise
     except RAISED as error:
-        raise CaptureError(_sentence(subject, error)) from error
+        raise CaptureError(_sentence(subject, error, trail)) from error
 
 
-def _sentence(subject: str, error: BaseException) -> str:
+def _sentence(subject: str, error: BaseException, trail: Sequence[str]) -> str:
     place = user_place(error)
-    where = f" at {place}" if place else ""
+    where = f" at {place}" if place else f" in {trail[-1]}" if trail else ""
     kinds = {kind.__name__ for link in _chain(error) for kind in type(link).__mro__}
     text = " ".join(str(error).split())
     operation = next(
         (name for name in (_operation(link) for link in _chain(error)) if name is not None), None
     )
+    if isinstance(error, SeedError):
+        return f"{subject}: the random generator is seeded{where}; {_SEED_ADVICE}"
     if any(mark in text for mark in _NUMPY):
         return f"{subject}: .numpy() or the like{where} cannot be captured; {_NUMPY_ADVICE}"
     if any(mark in text for mark in _FOREIGN):

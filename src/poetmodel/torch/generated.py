@@ -198,7 +198,7 @@ class _Writer:
     def _call(self, node: fx.Node) -> str:
         words = [self._word(argument) for argument in node.args]
         words += [f"{key}={self._word(value)}" for key, value in node.kwargs.items()]
-        return f"{self._constant(kernel_of(node.target))}({', '.join(words)})"
+        return f"{self._constant(kernel_of(node))}({', '.join(words)})"
 
     def _word(self, value: Any) -> str:
         """Return an argument of an operation as source."""

@@ -1,14 +1,24 @@
-"""Guards: what a captured step holds for, and what a call differs in."""
+"""Guards: what a captured step holds for, what a call differs in, and what no step can do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.torch.annotation import BODY
+from poetmodel.torch.failures import CaptureError
+from poetmodel.torch.roles import Purpose, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import torch
 
     from poetmodel.torch.joint import Joint
+
+_SETTINGS: Final = (bool, int, float, str, NoneType, tuple)
+"""Types of the attributes of PyTorch's modules that say what a module computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,54 +26,241 @@ class Signature:
     """All that a captured step depends on and a user may change between steps."""
 
     inputs: tuple[Any, ...]
-    """Of each flat input its `_form`, or itself where it is no tensor."""
-    tensors: tuple[Any, ...]
-    """Of each parameter and buffer its `_form`."""
+    """Of each flat input its `_form`."""
+    modules: tuple[int, ...]
+    """Which objects the modules are."""
     training: tuple[bool, ...]
     """Whether each module is in training mode."""
+    hooks: tuple[tuple[int, ...], ...]
+    """Keys of the hooks of each module: those that there were are part of the program."""
+    settings: tuple[Any, ...]
+    """Numbers and words that PyTorch's own modules hold, such as the rate of a dropout."""
+    tensors: tuple[Any, ...]
+    """Of each parameter and buffer its `_form`; empty where modules are others, or one is gone."""
+    same: tuple[int, ...]
+    """Of each parameter and buffer, and of each input that a step changes or gives a gradient, the
+    place of the first one that is the same tensor."""
     autocast: bool
     """Whether autocast is on around the step; what a model does inside is in the graph."""
 
 
-def signature(joint: Joint, inputs: Sequence[Any]) -> Signature:
-    """Return what a step on some flat inputs depends on, as things are now."""
+class Guards:
+    """Whether a captured step holds for a call.
+
+    Parameters
+    ----------
+    joint : Joint
+        The step; it holds for things as they are now.
+
+    Raises
+    ------
+    CaptureError
+        If the step would leave out what PyTorch does.
+    """
+
+    def __init__(self, joint: Joint) -> None:
+        self._joint = joint
+        named = tuple(joint.module.named_modules())
+        self._names = tuple(_shown_name(name) for name, _ in named)
+        # As long as these are held, no other module can have the identity of one of them.
+        self._modules = tuple(module for _, module in named)
+        self._identities = tuple(map(id, self._modules))
+        settings = tuple(
+            (module.__dict__, key, f"{name}.{key}")
+            for name, module in zip(self._names, self._modules, strict=True)
+            if type(module).__module__.partition(".")[0] == "torch"
+            for key, value in module.__dict__.items()
+            if isinstance(value, _SETTINGS) and key != "training" and not key.startswith("_")
+        )
+        self._settings = tuple((state, key) for state, key, _ in settings)
+        self._setting_names = tuple(told for _, _, told in settings)
+        changed = {r.of for r in joint.results if r.purpose is not Purpose.LOSS}
+        inputs = [argument for argument in joint.of(Source.INPUT) if argument in changed]
+        self._written = tuple(argument.position or 0 for argument in inputs)
+        self._shared = tuple(argument.name for argument in (*joint.owned, *inputs))
+        self.compiled = self._signature(joint.inputs)
+
+    def hold(self, inputs: Sequence[Any]) -> bool:
+        """Return whether the step computes what PyTorch would for flat inputs.
+
+        Raises
+        ------
+        CaptureError
+            If no step would: it cannot run hooks of parameters, for one.
+        """
+        return self._signature(inputs) == self.compiled
+
+    def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
+        """Yield in words what is not as it was when the step was compiled."""
+        before, now = self.compiled, self._signature(inputs)
+        for place, (form, other) in enumerate(zip(before.inputs, now.inputs, strict=True)):
+            if form != other:
+                yield f"inputs[{place}] was {_shown(form)} and is {_shown(other)}"
+        if before.modules != now.modules:
+            yield _replaced(self._names, before.modules, now.modules)
+            return
+        owned = self._joint.owned
+        if len(owned) != len(now.tensors):
+            yield "a parameter or a buffer is gone"
+            return
+        for argument, form, other in zip(owned, before.tensors, now.tensors, strict=True):
+            if form != other:
+                yield f"{argument.name} was {_shown(form)} and is {_shown(other)}"
+        yield from _untied(self._shared, before.same, now.same)
+        yield from self._module_differences(now)
+        if before.autocast != now.autocast:
+            yield "autocast is on around the step: use it inside of the model and the loss"
+
+    def _module_differences(self, now: Signature) -> Iterator[str]:
+        before = self.compiled
+        # The first module wraps the model and its loss, and is always as it was.
+        if before.training[1:] != now.training[1:]:
+            yield "modules were put into or out of training mode"
+        for name, hooks, others in zip(self._names, before.hooks, now.hooks, strict=True):
+            if hooks != others:
+                yield f"hooks of {name} came or went"
+        settings = zip(self._setting_names, before.settings, now.settings, strict=True)
+        for name, value, other in settings:
+            if value != other:
+                yield f"{name} was {value!r} and is {other!r}"
+
+    def _signature(self, inputs: Sequence[Any]) -> Signature:
+        """Return what a step on some flat inputs depends on, as things are now."""
+        import torch
+
+        joint = self._joint
+        modules = tuple(joint.module.modules())
+        states = [module.__dict__ for module in modules]
+        identities = tuple(map(id, modules))
+        try:
+            values = joint.owned_values() if identities == self._identities else []
+        except AttributeError:
+            values = []
+        refuse_surroundings()
+        refuse_inputs(inputs)
+        hooked = [k for k, value in enumerate(values) if _is_hooked(value)]
+        if hooked:
+            raise CaptureError(_hooks_told(joint.name, [joint.owned[k].name for k in hooked]))
+        first: dict[int, int] = {}
+        shared = (*map(id, values), *(id(inputs[place]) for place in self._written))
+        return Signature(
+            inputs=tuple(map(_form, inputs)),
+            modules=identities,
+            training=tuple([state["training"] for state in states]),
+            hooks=tuple(
+                [
+                    (
+                        *state["_forward_hooks"],
+                        *state["_forward_pre_hooks"],
+                        *state["_backward_hooks"],
+                        *state["_backward_pre_hooks"],
+                    )
+                    for state in states
+                ]
+            ),
+            settings=tuple([state.get(key) for state, key in self._settings]),
+            tensors=tuple(map(_form, values)),
+            same=tuple([first.setdefault(found, k) for k, found in enumerate(shared)]),
+            autocast=torch.is_autocast_enabled("cpu"),
+        )
+
+
+# -- what no step can do -----------------------------------------------------------------------
+
+
+def refuse_surroundings() -> None:
+    """Raise `CaptureError` inside of inference mode, whose tensors cannot be trained on."""
     import torch
 
-    return Signature(
-        inputs=tuple(map(_form, inputs)),
-        tensors=tuple(map(_form, joint.owned_values())),
-        training=tuple(module.training for module in joint.module.modules()),
-        autocast=torch.is_autocast_enabled("cpu"),
+    if torch.is_inference_mode_enabled():
+        msg = "inference mode is on: compile and call a training step outside of it"
+        raise CaptureError(msg)
+
+
+def refuse_inputs(inputs: Iterable[Any]) -> None:
+    """Raise `CaptureError` if something before the step waits for the gradient of a flat input."""
+    import torch
+
+    for place, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            continue
+        if not value.is_leaf:
+            msg = (
+                f"inputs[{place}] requires a gradient and was computed from other tensors, which "
+                "a step does not reach: they would get no gradient. Give inputs"
+                f"[{place}].detach(), or put what computes it into the model"
+            )
+            raise CaptureError(msg)
+        if _is_hooked(value):
+            raise CaptureError(_hooks_told("step", [f"inputs[{place}]"]))
+
+
+def _is_hooked(tensor: torch.Tensor | None) -> bool:
+    """Return whether PyTorch would run a hook when a tensor gets its gradient."""
+    return tensor is not None and bool(
+        (tensor._backward_hooks or tensor._post_accumulate_grad_hooks)  # noqa: SLF001
+        and tensor.requires_grad
     )
 
 
-def differences(joint: Joint, compiled: Signature, found: Signature) -> Iterator[str]:
-    """Yield in words what is not as it was when the step was compiled."""
-    for place, (before, now) in enumerate(zip(compiled.inputs, found.inputs, strict=True)):
-        if before != now:
-            yield f"inputs[{place}] was {_shown(before)} and is {_shown(now)}"
-    for argument, before, now in zip(joint.owned, compiled.tensors, found.tensors, strict=True):
-        if before != now:
-            yield f"{argument.name} was {_shown(before)} and is {_shown(now)}"
-    # The first module wraps the model and its loss, and is always as it was.
-    if compiled.training[1:] != found.training[1:]:
-        yield "modules were put into or out of training mode"
-    if compiled.autocast != found.autocast:
-        yield "autocast is on around the step: use it inside of the model and the loss"
+def _hooks_told(name: str, parameters: Sequence[str]) -> str:
+    """Return what is wrong with hooks of parameters, and what to do."""
+    more = len(parameters) - _SHOWN
+    names = ", ".join(parameters[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return (
+        f"{name}: {names}: a compiled step does not run hooks of parameters (register_hook, "
+        "register_post_accumulate_grad_hook); remove them, and do what they do with .grad after "
+        "the step"
+    )
+
+
+_SHOWN: Final = 5
+"""Most parameters that a message names."""
+
+
+# -- words and forms ---------------------------------------------------------------------------
 
 
 def _form(value: Any) -> Any:
-    """Return of a tensor all but its values; anything else is itself."""
+    """Return of a tensor all but its values; of anything else its type, and it as text.
+
+    As text NaN is equal to itself, and numbers of two types are not.
+    """
     import torch
 
     if not isinstance(value, torch.Tensor):
-        return value
+        return (type(value), repr(value))
     return (value.shape, value.dtype, value.stride(), value.device, value.requires_grad)
 
 
 def _shown(form: Any) -> str:
-    if not isinstance(form, tuple):
-        return repr(form)
+    if len(form) == 2:  # noqa: PLR2004 - no tensor: type and text
+        return str(form[1])
     shape, dtype, stride, device, trained = form
     named = f"{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)}"
     return f"{named} on {device}" + (", requiring a gradient" if trained else "")
+
+
+def _shown_name(path: str) -> str:
+    return "the model" if path == BODY else path.removeprefix(f"{BODY}.")
+
+
+def _replaced(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> str:
+    if len(before) == len(now):
+        found = [name for name, one, other in zip(names, before, now, strict=True) if one != other]
+    else:
+        there = set(now)
+        found = [name for name, one in zip(names, before, strict=True) if one not in there]
+    if not found:
+        return "modules were added to the model"
+    return f"{', '.join(found[:_SHOWN])}: another module is there, or none"
+
+
+def _untied(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> Iterator[str]:
+    for place, (one, other) in enumerate(zip(before, now, strict=True)):
+        if one == other:
+            continue
+        if one != place:
+            yield f"{names[place]} was the same tensor as {names[one]} and is not"
+        if other != place:
+            yield f"{names[place]} was not the same tensor as {names[other]} and is"

@@ -12,10 +12,15 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.torch.admission import check_joint, check_step
+from poetmodel.torch.annotation import BODY, annotated, shown_path
+from poetmodel.torch.attributes import AssignedBuffers, Attributes
 from poetmodel.torch.failures import CaptureError, explained
 from poetmodel.torch.lookup import Lookup
+from poetmodel.torch.recurrent import captured_recurrence
 from poetmodel.torch.requirement import require_torch
 from poetmodel.torch.roles import Argument, Purpose, Result, Source
+from poetmodel.torch.seeding import refused_seeding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +28,8 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-ANNOTATION: Final = "poetmodel.module"
-"""Key under a node's ``custom`` annotations: the path of the module it was recorded in."""
+_LOG: Final = logging.getLogger(__name__)
 
-BODY: Final = "model"
-"""Where the user's module lies in the captured one."""
 LOSS: Final = "loss"
 """Where a loss with parameters of its own lies in the captured one."""
 
@@ -81,7 +83,12 @@ class Joint:
 
         flat, spec = _pytree.tree_flatten(tuple(inputs))
         if spec != self.input_spec:
-            msg = f"{self.name}: expected inputs nested as {self.input_spec}, got {spec}"
+            one, other = self.input_spec.num_children, len(inputs)
+            if one != other:
+                msg = f"{self.name}: expected {one} inputs (the target last), got {other}"
+                raise CaptureError(msg)
+            told = f"expected inputs nested as {_nesting(self.input_spec)}, got {_nesting(spec)}"
+            msg = f"{self.name}: {told}"
             raise CaptureError(msg)
         return tuple(flat)
 
@@ -114,6 +121,21 @@ class Joint:
         owner = self.graph_module if argument.source is Source.CONSTANT else self.module
         tensor: torch.Tensor = attrgetter(argument.target)(owner)
         return tensor
+
+
+def _nesting(spec: Any) -> str:
+    """Return how inputs are nested, with a star for each leaf."""
+    from torch.utils import _pytree
+
+    return repr(_pytree.tree_unflatten([_STAR] * spec.num_leaves, spec))
+
+
+class _Star:
+    def __repr__(self) -> str:
+        return "*"
+
+
+_STAR: Final = _Star()
 
 
 def capture(
@@ -150,15 +172,31 @@ def capture(
         If PyTorch is missing or too old.
     """
     require_torch()
-    import torch
     from torch.utils import _pytree
 
     name = name or type(model).__name__
-    _check(name, model, inputs)
+    check_step(name, model, loss_fn, inputs)
     flat, spec = _pytree.tree_flatten(tuple(inputs))
-    stepped = _with_loss(model, loss_fn)
-    with torch.random.fork_rng(devices=[]), _quiet(), explained(name):
-        graph_module = _export(stepped, tuple(inputs))
+    stepped, assigned = _with_loss(name, model, loss_fn)
+    attributes = Attributes(stepped)
+    # PyTorch runs the model several times; each time begins with the attributes of the first.
+    assigned.at_start = lambda: attributes.put_back(within=True)
+    trail: list[str] = []
+    try:
+        with (
+            _quiet(),
+            explained(name, trail),
+            refused_seeding(),
+            captured_recurrence(name, stepped),
+        ):
+            graph_module = _export(stepped, tuple(inputs), trail)
+            if assigned.learn():
+                attributes.put_back()
+                graph_module = _export(stepped, tuple(inputs), trail)
+    finally:
+        assigned.at_start = None
+        stale = attributes.put_back()
+    _tell_stale(name, stale)
     arguments = tuple(_arguments(name, graph_module))
     joint = Joint(
         name=name,
@@ -169,27 +207,28 @@ def capture(
         input_spec=spec,
         inputs=tuple(flat),
     )
-    _check_joint(joint)
+    check_joint(joint)
     return joint
 
 
-def _check(name: str, model: torch.nn.Module, inputs: Sequence[Any]) -> None:
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        msg = f"{name}: expected a torch.nn.Module, got a {type(model).__name__}"
-        raise CaptureError(msg)
-    if not inputs:
-        msg = f"{name}: expected inputs (the target last), got none"
-        raise CaptureError(msg)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        msg = f"{name}: no parameter requires a gradient, so there is nothing to train"
-        raise CaptureError(msg)
+def _tell_stale(name: str, stale: Sequence[tuple[str, str]]) -> None:
+    """Log which attributes hold tensors in eager, and stay as they are in compiled steps."""
+    if stale:
+        shown = ", ".join(
+            ".".join(part for part in (shown_path(path), key) if part) for path, key in stale
+        )
+        _LOG.warning(
+            "%s: forward sets %s, which a compiled step does not: the code of the model runs once, "
+            "and the attribute was put back; to have it updated, make it a buffer "
+            "(register_buffer) and assign it with .detach()",
+            name,
+            shown,
+        )
 
 
 def _with_loss(
-    model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor] | None
-) -> torch.nn.Module:
+    name: str, model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor] | None
+) -> tuple[torch.nn.Module, AssignedBuffers]:
     """Return a module whose output is the loss; it holds the user's modules, not copies."""
     import torch
 
@@ -202,74 +241,24 @@ def _with_loss(
             self.training = model.training
 
         def forward(self, *inputs: Any) -> Any:
-            if loss_fn is None:
-                return model(*inputs)
-            return loss_fn(model(*inputs[:-1]), inputs[-1])
+            with assigned.around():
+                if loss_fn is None:
+                    return model(*inputs)
+                return loss_fn(model(*inputs[:-1]), inputs[-1])
 
-    return Step()
+    stepped = Step()
+    assigned = AssignedBuffers(stepped, name=name)
+    return stepped, assigned
 
 
-def _export(stepped: torch.nn.Module, inputs: tuple[Any, ...]) -> fx.GraphModule:
-    """Call PyTorch's capture; with oneDNN's LSTM off, whose backward cannot be captured."""
-    import torch
+def _export(stepped: torch.nn.Module, inputs: tuple[Any, ...], trail: list[str]) -> fx.GraphModule:
+    """Call PyTorch's capture."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-    with ExitStack() as stack, _annotated(stepped):
-        if any(isinstance(module, torch.nn.LSTM) for module in stepped.modules()):
-            stack.enter_context(_without_onednn())
+    with ExitStack() as stack, annotated(stepped, trail):
         exported = aot_export_joint_with_descriptors(stack, stepped, inputs)
         graph_module: fx.GraphModule = exported.graph_module
     return graph_module
-
-
-@contextmanager
-def _annotated(stepped: torch.nn.Module) -> Iterator[None]:
-    """Let every node that is recorded inside carry the path of the module it came from.
-
-    PyTorch 2.9 cannot do that; names then say the operator only.
-    """
-    from torch.fx import traceback
-
-    annotate = getattr(traceback, "annotate", None)
-    if annotate is None:
-        yield
-        return
-    open_contexts: list[Any] = []
-
-    def enter(path: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            context = annotate({ANNOTATION: path})
-            context.__enter__()
-            open_contexts.append(context)
-
-        return hook
-
-    def leave(*_: Any) -> None:
-        open_contexts.pop().__exit__(None, None, None)
-
-    handles = []
-    for path, module in stepped.named_modules():
-        handles.append(module.register_forward_pre_hook(enter(path)))
-        handles.append(module.register_forward_hook(leave))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        while open_contexts:
-            leave()
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    from torch.backends import mkldnn
-
-    before = mkldnn.enabled
-    mkldnn.enabled = False
-    try:
-        yield
-    finally:
-        mkldnn.enabled = before
 
 
 @contextmanager
@@ -337,6 +326,9 @@ def _results(
         if node is None:
             continue
         if isinstance(descriptor, descriptors.PlainAOTOutput):
+            if not hasattr(node, "meta"):
+                msg = f"{name}: expected a loss that is a tensor, got a {type(node).__name__}"
+                raise CaptureError(msg)
             yield Result(purpose=Purpose.LOSS, node=node, of=None)
         elif isinstance(descriptor, descriptors.GradAOTOutput):
             of = by_descriptor[descriptor.grad_of]
@@ -353,26 +345,3 @@ def _unknown(name: str, kind: str, descriptor: object) -> str:
         f"{name}: the step has an {kind} of the kind {type(descriptor).__name__}, which is not "
         "supported; give inputs that are plain tensors and share no memory, and return one loss"
     )
-
-
-def _check_joint(joint: Joint) -> None:
-    losses = [result for result in joint.results if result.purpose is Purpose.LOSS]
-    if len(losses) != 1 or losses[0].node.meta["val"].numel() != 1:
-        shapes = [tuple(result.node.meta["val"].shape) for result in losses]
-        msg = (
-            f"{joint.name}: expected one loss with one element, got shapes {shapes}; "
-            "reduce it with .mean() or .sum()"
-        )
-        raise CaptureError(msg)
-    if not any(result.purpose is Purpose.GRADIENT for result in joint.results):
-        msg = f"{joint.name}: the loss depends on no parameter that requires a gradient"
-        raise CaptureError(msg)
-    for node in joint.graph_module.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if node.op == "call_function" and schema is not None and schema.is_mutable:
-            path = node.meta.get("custom", {}).get(ANNOTATION, "")
-            msg = (
-                f"{joint.name}: {node.target} in module {path!r} changes a tensor in place and "
-                "cannot be replayed; use its functional form"
-            )
-            raise CaptureError(msg)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poetmodel.graph import Phase
-from poetmodel.torch.joint import ANNOTATION, BODY, LOSS
+from poetmodel.torch.annotation import ANNOTATION, BODY
+from poetmodel.torch.joint import LOSS
 from poetmodel.torch.roles import Source
 
 if TYPE_CHECKING:

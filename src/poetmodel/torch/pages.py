@@ -30,6 +30,9 @@ _WORD_BYTES: Final = 8
 _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
 
 
+_ADVICE: Final = "the next step makes a new one"
+
+
 class PageError(PoetModelError, OSError):
     """A page could not be written, read, or trusted; the step was undone."""
 
@@ -111,41 +114,71 @@ class PageFile:
         self.bytes = max((slot.offset + slot.bytes for slot in slots.values()), default=0)
         self.traffic = Traffic()
         self._sums: dict[int, int] = {}
+        self._folder = folder
+        self._closed = self._lost = False
+        self._make()
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._closed = True
+        self._remove()
+
+    def check(self) -> None:
+        """Raise `PageError` unless the file is there, with its full size.
+
+        Pages are written and read again within one step. So the call after one that failed makes a
+        new file, as does a forked process, which has no part in the file of its parent.
+
+        Raises
+        ------
+        PageError
+            If the file was lost, cannot be made anew, or was closed.
+        """
+        if self._closed:
+            msg = f"{self.path}: the step was closed, and its page file removed; compile again"
+            raise PageError(msg)
+        if self._lost or self._process != os.getpid():
+            self._renew()
         try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            there = self.path.stat()
+        except OSError as error:
+            self._lost = True
+            msg = f"{self.path}: the page file is gone ({error.strerror or error}); {_ADVICE}"
+            raise PageError(msg) from None
+        if there.st_size < self.bytes:
+            self._lost = True
+            msg = f"{self.path}: the page file has {there.st_size:,} of {self.bytes:,} B; {_ADVICE}"
+            raise PageError(msg)
+
+    def _make(self) -> None:
+        folder = self._folder
+        make_folder(folder)
+        try:
             self._descriptor, name = tempfile.mkstemp(prefix=".poetmodel-pages-", dir=folder)
         except OSError as error:
             msg = f"{folder}: no page file can be made here ({error.strerror or error})"
             raise InputError(msg) from None
         self.path = Path(name)
-        self._close = weakref.finalize(self, _remove, self._descriptor, self.path)
+        self._process = os.getpid()
+        self._remove = weakref.finalize(self, _remove, self._descriptor, self.path, self._process)
         try:
             os.posix_fallocate(self._descriptor, 0, max(self.bytes, 1))
         except OSError as error:
-            self.close()
+            self._remove()
             msg = (
                 f"{folder}: no room for a page file of {format_bytes(self.bytes)} "
                 f"({error.strerror or error}); free some, or page less"
             )
             raise InputError(msg) from None
 
-    def close(self) -> None:
-        """Remove the file."""
-        self._close()
-
-    def check(self) -> None:
-        """Raise `PageError` unless the file is there, with its full size."""
+    def _renew(self) -> None:
+        self._lost = True
+        self._remove()
         try:
-            there = self.path.stat()
-        except OSError as error:
-            msg = f"{self.path}: the page file is gone ({error.strerror or error}); compile again"
-            raise PageError(msg) from None
-        if there.st_size < self.bytes:
-            msg = (
-                f"{self.path}: the page file has {there.st_size:,} of {self.bytes:,} B; "
-                "compile again"
-            )
-            raise PageError(msg)
+            self._make()
+        except InputError as error:
+            raise PageError(str(error)) from None
+        self._lost = False
 
     def write(self, index: int, memory: memoryview) -> None:
         """Write a page, and return when the medium has it."""
@@ -201,10 +234,27 @@ class PageFile:
         os.posix_fadvise(self._descriptor, slot.offset, slot.bytes, os.POSIX_FADV_DONTNEED)
 
 
-def _remove(descriptor: int, path: Path) -> None:
+def make_folder(folder: str | Path) -> None:
+    """Make the folder for pages if it is not there.
+
+    Raises
+    ------
+    InputError
+        If it cannot be made.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"{folder}: no page file can be made here ({error.strerror or error})"
+        raise InputError(msg) from None
+
+
+def _remove(descriptor: int, path: Path, process: int) -> None:
+    """Close the file; remove it in the process that made it, and not in forked ones."""
     os.close(descriptor)
-    with suppress(OSError):
-        path.unlink()
+    if os.getpid() == process:
+        with suppress(OSError):
+            path.unlink()
 
 
 class DirectPages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -10,19 +11,26 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import BudgetError, InputError, VerificationError, shown
+from poetmodel.errors import BudgetError, CostError, InputError, VerificationError, shown
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.problem import DeadlineCounts, Problem
 from poetmodel.solve import solve
-from poetmodel.torch.coarsening import coarse_costs, coarsened, keep_all_bytes
+from poetmodel.torch.coarsening import (
+    coarse_costs,
+    coarsened,
+    floor_bytes,
+    keep_all_bytes,
+    least_bytes,
+)
 from poetmodel.torch.failures import CaptureError
-from poetmodel.torch.guards import Signature, signature
+from poetmodel.torch.guards import Guards, refuse_inputs, refuse_surroundings
+from poetmodel.torch.pages import make_folder
 from poetmodel.torch.profiling import Profile, measure
 from poetmodel.torch.requirement import require_torch
 from poetmodel.torch.runtime import Runner
 from poetmodel.torch.tracing import Trace, trace
-from poetmodel.units import format_bytes, parse_size
+from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,8 +73,12 @@ class Options:
         faults = []
         if self.dynamic not in tuple(Dynamic):
             faults.append(f"dynamic: expected error or retrace, got {shown(self.dynamic)}")
+        if not _is_folder(self.storage):
+            faults.append(f"storage: expected a folder, got {shown(self.storage)}")
         if self.paging and self.storage is None:
             faults.append("paging: needs a folder for pages; give storage=, or paging=False")
+        if not _has_costs(self.profile):
+            faults.append(f"profile: expected what `measure` returns, got {shown(self.profile)}")
         if self.device is not None and self.profile is not None:
             faults.append("give a device or a profile, not both")
         if faults:
@@ -76,6 +88,15 @@ class Options:
     def pages(self) -> bool:
         """Whether tensors may be paged."""
         return self.storage is not None if self.paging is None else self.paging
+
+
+def _is_folder(value: object) -> bool:
+    """Return whether a value names a folder, or none."""
+    return value is None or (isinstance(value, str | Path) and value != "")
+
+
+def _has_costs(value: object) -> bool:
+    return value is None or isinstance(value, Profile | Costs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +121,7 @@ class Compiled:
     """What is run."""
     check: PlanCheck
     """What the judge of plans says about it."""
-    signature: Signature
+    guards: Guards
     """What it holds for."""
     runner: Runner
     """The compiled program."""
@@ -115,6 +136,12 @@ class Compiled:
     def peak_bytes(self) -> int:
         """The peak that is promised: of the plan, and what is reserved beside it [B]."""
         return self.check.peak_ram_bytes + self.coarse.reserved_bytes
+
+    @property
+    def device(self) -> str | None:
+        """The device that times of the plan are for; None for those of no named device."""
+        device = self.costs.device
+        return None if device is None else device.name
 
 
 def prepare(
@@ -138,9 +165,13 @@ def prepare(
         As `poetmodel.torch.compile` does.
     """
     require_torch()
+    from torch.utils._pytree import tree_leaves
+
     begin = perf_counter()
     _check_host(model)
+    refuse_inputs(tree_leaves(inputs))  # before PyTorch warns of them
     traced = trace(model, loss_fn, inputs)
+    guards = Guards(traced.joint)
     trace_s = perf_counter() - begin
     whole = keep_all_bytes(traced)
     budget = parse_size(options.ram, field="ram", whole_bytes=whole)
@@ -149,7 +180,9 @@ def prepare(
     all_costs, notes = _costs(traced, options)
     profile_s = perf_counter() - before
     costs = coarse_costs(all_costs, coarse.graph)
-    result, plan, check = _planned(coarse, costs, budget, options)
+    result, plan, check = _planned(
+        coarse, costs, Ram(traced=traced, given_bytes=budget, whole_bytes=whole), options
+    )
     runner = Runner(traced, plan, coarse.numbers, folder=options.storage, rollback=options.rollback)
     return Compiled(
         trace=traced,
@@ -161,7 +194,7 @@ def prepare(
         result=result,
         plan=plan,
         check=check,
-        signature=signature(traced.joint, traced.joint.inputs),
+        guards=guards,
         runner=runner,
         trace_s=trace_s,
         profile_s=profile_s,
@@ -172,6 +205,7 @@ def prepare(
 def _check_host(model: torch.nn.Module) -> None:
     import torch
 
+    refuse_surroundings()
     if torch.is_autocast_enabled("cpu"):
         msg = "autocast is on: use it inside of the model and the loss, and compile outside of it"
         raise CaptureError(msg)
@@ -189,10 +223,16 @@ def _check_host(model: torch.nn.Module) -> None:
 def _costs(traced: Trace, options: Options) -> tuple[Costs, tuple[str, ...]]:
     """Return what the traced step costs, and how that was found."""
     given = options.profile
-    if isinstance(given, Profile):
-        return given.costs, given.notes
     if given is not None:
-        return given, (f"costs: {given.source or 'as given'}",)
+        costs = given.costs if isinstance(given, Profile) else given
+        try:
+            costs.table(traced.graph)
+        except CostError as error:
+            msg = f"profile: its costs are those of another step: {error}"
+            raise InputError(msg) from None
+        if isinstance(given, Profile):
+            return costs, given.notes
+        return costs, (f"costs: {costs.source or 'as given'}",)
     if options.device is not None:
         device = options.device
         if not isinstance(device, Device):
@@ -200,23 +240,56 @@ def _costs(traced: Trace, options: Options) -> tuple[Costs, tuple[str, ...]]:
         costs = Costs.estimate(traced.graph, device)
         return costs, (f"costs: estimated for {costs.source}",)
     if options.pages and options.storage is not None:
-        Path(options.storage).mkdir(parents=True, exist_ok=True)
+        make_folder(options.storage)
         found = measure(traced, folder=options.storage)
     else:
         found = measure(traced, folder=tempfile.gettempdir())
     return found.costs, found.notes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ram:
+    """The budget, and what of it a step can use."""
+
+    traced: Trace
+    """The step."""
+    given_bytes: int
+    """The budget for tensors and workspaces [B]."""
+    whole_bytes: int
+    """The peak when everything is kept; 100 % [B]."""
+
+    def too_little(self, coarse: Coarse) -> str:
+        """Return what of the budget is reserved, and the least one that is usable."""
+        least = least_bytes(self.traced)
+        needed = floor_bytes(coarse) - coarse.reserved_bytes
+        reserves = "; ".join(f"{what} {size:,} B" for what, size in coarse.reserves if size)
+        return (
+            f"{self._told(self.given_bytes, round)} is too little: {coarse.reserved_bytes:,} B are "
+            f"reserved ({reserves}), and operations need {needed:,} B beside that; give at least "
+            f"ram={self._told(least, math.ceil)}"
+        )
+
+    def _told(self, size_bytes: int, rounded: Callable[[float], int]) -> str:
+        return f"{size_bytes:,} B ({rounded(1000 * size_bytes / self.whole_bytes) / 10:g}%)"
+
+
+def _reason(solver: str, coarse: Coarse, ram: Ram) -> str:
+    """Return why there is no schedule, in terms of the user's budget."""
+    if ram.given_bytes < floor_bytes(coarse):
+        return f"ram: {ram.too_little(coarse)}; of what is not reserved: {solver}"
+    return (
+        f"{solver}; that RAM budget is ram={ram.given_bytes:,} B less the "
+        f"{coarse.reserved_bytes:,} B that are reserved"
+    )
+
+
 def _planned(
-    coarse: Coarse, costs: Costs, budget: int, options: Options
+    coarse: Coarse, costs: Costs, ram: Ram, options: Options
 ) -> tuple[SolveResult, Plan, PlanCheck]:
     """Solve, and make the plan; its budget is what is left beside what is reserved."""
-    usable = budget - coarse.reserved_bytes
+    usable = ram.given_bytes - coarse.reserved_bytes
     if usable <= 0:
-        msg = (
-            f"ram: {format_bytes(budget)} are less than the {format_bytes(coarse.reserved_bytes)} "
-            f"that tensors of less than {coarse.threshold_bytes:,} B take"
-        )
+        msg = f"ram: {ram.too_little(coarse)}"
         raise BudgetError(msg)
     overlaps = options.background_io
     problem = Problem(
@@ -231,8 +304,7 @@ def _planned(
     )
     result = solve(problem, time_limit=options.time_limit, gap=options.gap)
     if result.schedule is None:
-        beside = f"{coarse.reserved_bytes:,} B more are reserved for small tensors and results"
-        result = replace(result, reason=f"{result.reason}; {beside}")
+        result = replace(result, reason=_reason(result.reason, coarse, ram))
     mode = StorageMode.DMA if overlaps else StorageMode.BLOCKING
     plan = make_plan(
         coarse.graph, costs, result.require_schedule(), mode=mode, ram_budget_bytes=usable

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def call(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Return what the operation of a node makes of its arguments."""
-    return kernel_of(node.target)(*arguments, **keywords)
+    return kernel_of(node)(*arguments, **keywords)
 
 
 def replay(joint: Joint, execute: Execute = call) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 import weakref
 from collections import Counter
@@ -65,8 +66,7 @@ class Runner:
         if paged:
             self.file = PageFile(folder or ".", slots_of(trace.parts.storages[i] for i in paged))
             if plan.mode == "dma":
-                self.executor = ThreadPoolExecutor(1, thread_name_prefix="poetmodel-pages")
-                weakref.finalize(self, self.executor.shutdown, wait=False)
+                self._start_thread()
         self.waits = self.file is not None and rollback
         """Whether gradients that are added to existing ones wait for the end of the step."""
         self.places = _gradient_places(trace)
@@ -87,10 +87,16 @@ class Runner:
         """What all steps so far have moved."""
         return Traffic() if self.file is None else self.file.traffic
 
+    def _start_thread(self) -> None:
+        """Start the thread that moves pages; a forked process has none of its parent's."""
+        self._process = os.getpid()
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="poetmodel-pages")
+        weakref.finalize(self, _end, self.executor, self._process)
+
     def close(self) -> None:
         """Remove the page file, and end its thread."""
         if self.executor is not None:
-            self.executor.shutdown()
+            _end(self.executor, self._process, wait=True)
         if self.file is not None:
             self.file.close()
 
@@ -168,6 +174,8 @@ class Runner:
             return None
         self.file.check()
         if self.executor is not None:
+            if self._process != os.getpid():
+                self._start_thread()
             return BackgroundPages(self.file, self.executor)
         return DirectPages(self.file)
 
@@ -180,6 +188,12 @@ class Runner:
         if targets:
             torch._foreach_copy_(targets, new)
         return held[self._loss]
+
+
+def _end(executor: ThreadPoolExecutor, process: int, *, wait: bool = False) -> None:
+    """End a thread in the process that started it; in a forked one it is not there."""
+    if os.getpid() == process:
+        executor.shutdown(wait=wait)
 
 
 class _Arguments:

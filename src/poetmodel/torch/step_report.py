@@ -63,6 +63,7 @@ def report(compiled: Compiled, certificate: Certificate | None, *, call: str) ->
         "reserved_bytes": coarse.reserved_bytes,
         "plan": {
             "mode": str(compiled.plan.mode),
+            "device": compiled.device,
             "instructions": len(program),
             "recomputed": sum(op == "compute" for op, _ in program) - len(graph.nodes),
             "peak_bytes": compiled.peak_bytes,

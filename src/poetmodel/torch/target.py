@@ -91,7 +91,10 @@ def load_step(target: str) -> Step:
 
 def _step(target: str, returned: object) -> Step:
     if not isinstance(returned, tuple | list) or len(returned) != _PARTS:
-        msg = f"{target}: expected it to return (model, loss_fn, inputs), got {shown(returned)}"
+        nested = isinstance(returned, tuple | list)
+        kind = type(returned).__name__
+        got = f"a {kind} of {len(returned)}" if nested else shown(returned)  # type: ignore[arg-type]
+        msg = f"{target}: expected it to return (model, loss_fn, inputs), got {got}"
         raise InputError(msg)
     model, loss_fn, inputs = returned
     if not isinstance(inputs, tuple | list):
@@ -132,6 +135,9 @@ def _told(target: str) -> Iterator[None]:
         yield
     except InputError:
         raise
+    except SystemExit as error:
+        msg = f"{target}: it ended the program (sys.exit({error.code!r})) in place of returning"
+        raise InputError(msg) from error
     except (*RAISED, SyntaxError) as error:
         place = user_place(error)
         where = f" at {place}" if place else ""

@@ -82,8 +82,8 @@ def solve_lazily(
 
     Notes
     -----
-    ``docs/lazy.md`` holds the argument why each reduction is exact. With one thread and no time
-    limit reached the course is determined by the problem and the seed.
+    ``docs/lazy.md`` holds the argument why each reduction is exact. With one thread the course
+    is determined by problem and seed as long as no limit or slice of time has ended a part of it.
     """
     session = Session(problem, request, start)
     if first is None:

@@ -1,0 +1,161 @@
+"""What a step must be so that it can be captured and replayed, checked before and after."""
+
+from __future__ import annotations
+
+import inspect
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from poetmodel.errors import shown
+from poetmodel.torch.annotation import in_module
+from poetmodel.torch.failures import CaptureError
+from poetmodel.torch.measures import tensors_in
+from poetmodel.torch.roles import Purpose
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from poetmodel.torch.joint import Joint
+
+
+def check_step(
+    name: str,
+    model: torch.nn.Module,
+    loss_fn: object,
+    inputs: Sequence[Any],
+) -> None:
+    """Check what is to be captured, as far as that can be told without running it.
+
+    Parameters
+    ----------
+    name : str
+        What messages call the step.
+    model, loss_fn, inputs
+        As for `capture`.
+
+    Raises
+    ------
+    CaptureError
+        If something is not what it should be.
+    """
+    import torch
+    from torch.utils import _pytree
+
+    if not isinstance(model, torch.nn.Module):
+        msg = f"{name}: expected a torch.nn.Module, got a {type(model).__name__}"
+        raise CaptureError(msg)
+    if loss_fn is not None and not callable(loss_fn):
+        msg = f"{name}: loss_fn: expected a function or None, got {shown(loss_fn)}"
+        raise CaptureError(msg)
+    if not isinstance(inputs, tuple | list):
+        msg = (
+            f"{name}: inputs: expected a tuple such as (x, y), the target last, "
+            f"got a {type(inputs).__name__}"
+        )
+        raise CaptureError(msg)
+    if len(inputs) == 0:
+        msg = f"{name}: expected inputs (the target last), got none"
+        raise CaptureError(msg)
+    for place, value in enumerate(_pytree.tree_leaves(tuple(inputs))):
+        if type(value).__module__ == "numpy":
+            msg = (
+                f"{name}: inputs[{place}]: expected a tensor, got a {type(value).__name__} of "
+                "numpy; convert it with torch.as_tensor"
+            )
+            raise CaptureError(msg)
+    lazy = torch.nn.parameter.is_lazy
+    missing = [path for path, parameter in model.named_parameters() if lazy(parameter)]
+    missing += [path for path, buffer in model.named_buffers() if lazy(buffer)]
+    if missing:
+        msg = (
+            f"{name}: {missing[0]} has no shape yet, as in every lazy module; "
+            "call the model once on inputs first"
+        )
+        raise CaptureError(msg)
+    _check_call(name, model, inputs if loss_fn is None else inputs[:-1], alone=loss_fn is None)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        msg = f"{name}: no parameter requires a gradient, so there is nothing to train"
+        raise CaptureError(msg)
+
+
+def _check_call(name: str, model: torch.nn.Module, given: Sequence[Any], *, alone: bool) -> None:
+    """Raise where the model does not take as many inputs as it is to be called with."""
+    if model._forward_pre_hooks:  # noqa: SLF001 - they may change what the model gets
+        return
+    try:
+        called = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return
+    try:
+        called.bind(*given)
+    except TypeError as error:
+        role = (
+            "without a loss_fn, the model gets all of them and returns the loss"
+            if alone
+            else "the model gets all but the last one, which is the target"
+        )
+        msg = (
+            f"{name}: inputs: forward{called} cannot be called with {len(given)} of them "
+            f"({error}); {role}"
+        )
+        raise CaptureError(msg) from error
+
+
+def check_joint(joint: Joint) -> None:
+    """Check that a captured step has one loss, trains something, and can be replayed.
+
+    Raises
+    ------
+    CaptureError
+        If not; names the operation and its module.
+    """
+    import torch
+
+    losses = [result for result in joint.results if result.purpose is Purpose.LOSS]
+    if len(losses) != 1 or losses[0].node.meta["val"].numel() != 1:
+        shapes = [tuple(result.node.meta["val"].shape) for result in losses]
+        msg = (
+            f"{joint.name}: expected one loss with one element, got shapes {shapes}; "
+            "reduce it with .mean() or .sum()"
+        )
+        raise CaptureError(msg)
+    if not any(result.purpose is Purpose.GRADIENT for result in joint.results):
+        msg = f"{joint.name}: the loss depends on no parameter that requires a gradient"
+        raise CaptureError(msg)
+    _check_objects(joint)
+    for node in joint.graph_module.graph.nodes:
+        if any(value.layout != torch.strided for value in tensors_in(node.meta.get("val"))):
+            msg = (
+                f"{joint.name}: {node.target}{in_module(node)} makes a sparse tensor, which "
+                "cannot be scheduled; use dense ones (for an embedding: sparse=False)"
+            )
+            raise CaptureError(msg)
+        schema = getattr(node.target, "_schema", None)
+        if node.op == "call_function" and schema is not None and schema.is_mutable:
+            msg = (
+                f"{joint.name}: {node.target}{in_module(node)} changes a tensor in place and "
+                "cannot be replayed; use its functional form"
+            )
+            raise CaptureError(msg)
+
+
+def _check_objects(joint: Joint) -> None:
+    """Raise where an operation takes a random generator, or another object that is no tensor."""
+    import torch
+
+    for node in joint.graph_module.graph.find_nodes(op="get_attr"):
+        value = attrgetter(str(node.target))(joint.graph_module)
+        if isinstance(value, torch.Tensor):
+            continue
+        user = next(iter(node.users), node)
+        what = f"{joint.name}: {user.target}{in_module(user)} takes"
+        if "Generator" in type(value).__name__ or "generator" in user.kwargs:
+            msg = (
+                f"{what} a random generator of its own, whose draws cannot be repeated; draw from "
+                "the default generator (leave generator= out), or draw outside of the step"
+            )
+        else:
+            msg = f"{what} a {type(value).__name__}, which cannot be replayed; leave it out"
+        raise CaptureError(msg)

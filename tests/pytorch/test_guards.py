@@ -1,0 +1,278 @@
+"""Guards: no step is run that would leave something out, and no change goes unnoticed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import poetmodel.torch as pmt  # noqa: E402
+from eager_steps import differing  # noqa: E402
+from traced_models import rows  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from poetmodel.torch import Step
+
+nn = torch.nn
+pytestmark = pytest.mark.torch
+
+
+def layers(**options: Any) -> tuple[Any, Step]:
+    """Return a step through four kinds of layers, compiled to keep everything."""
+    torch.manual_seed(1)
+    own = rows(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
+    return own, pmt.compile(*own, ram="100%", device="rpi4b", **options)
+
+
+def tied(**options: Any) -> tuple[Any, Step]:
+    """Return a step of two layers with one weight."""
+    torch.manual_seed(1)
+    own = rows(nn.Linear(4, 4), nn.Linear(4, 4))
+    own[0][1].weight = own[0][0].weight
+    return own, pmt.compile(*own, ram="100%", device="rpi4b", **options)
+
+
+# -- weights in several places -----------------------------------------------------------------
+
+
+def test_untied_weights_are_noticed() -> None:
+    """A weight in two places that became two is an error, and named."""
+    (model, _, inputs), step = tied()
+    model[1].weight = nn.Parameter(model[1].weight.detach().clone())
+    with pytest.raises(pmt.CaptureError, match=r"1\.weight was the same tensor as 0\.weight and"):
+        step(*inputs)
+    assert model[0].weight.grad is None
+
+
+def test_tied_weights_are_noticed() -> None:
+    """Two weights that became one are an error too."""
+    own, step = layers()
+    model, _, inputs = own
+    model[3].weight = model[0].weight
+    with pytest.raises(pmt.CaptureError, match=r"3\.weight was not the same tensor as 0\.weight"):
+        step(*inputs)
+
+
+def test_untied_weights_are_compiled_for_if_asked() -> None:
+    """With retrace each weight gets its own gradient, and eager's."""
+    own, step = tied(dynamic="retrace")
+    assert differing(step, *own) == []
+    first = step.compiled
+    own[0][1].weight = nn.Parameter(own[0][1].weight.detach().clone())
+    own[0].zero_grad()
+    assert differing(step, *own) == []
+    assert step.compiled is not first
+
+
+def test_inputs_that_get_gradients_may_not_become_others() -> None:
+    """One tensor given twice that requires a gradient, and then two of them."""
+    model, loss_fn, (x, _) = rows(nn.Linear(4, 4))
+    x.requires_grad_()
+    step = pmt.compile(model, loss_fn, (x, x), ram="100%", device="rpi4b")
+    assert differing(step, model, loss_fn, (x, x)) == []
+    other = x.detach().clone().requires_grad_()
+    with pytest.raises(pmt.CaptureError, match=r"inputs\[1\] was the same tensor as inputs\[0\]"):
+        step(x, other)
+
+
+# -- hooks -------------------------------------------------------------------------------------
+
+
+def times_ten(gradient: torch.Tensor) -> torch.Tensor:
+    """Change a gradient."""
+    return gradient * 10
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
+HOOKS: tuple[Callable[[torch.Tensor], Any], ...] = (
+    lambda tensor: tensor.register_hook(times_ten),
+    lambda tensor: tensor.register_post_accumulate_grad_hook(nothing),
+)
+
+
+@pytest.mark.parametrize("register", HOOKS)
+@pytest.mark.parametrize("dynamic", ["error", "retrace"])
+def test_hooks_of_parameters_are_refused(
+    register: Callable[[torch.Tensor], Any], dynamic: str
+) -> None:
+    """Before and after compile, by a step and by `verify`; without them all goes on."""
+    own, step = layers(dynamic=dynamic)
+    model, _, inputs = own
+    handle = register(model[3].weight)
+    words = r"3\.weight: a compiled step does not run hooks of parameters"
+    with pytest.raises(pmt.CaptureError, match=words):
+        pmt.compile(*own, ram="100%", device="rpi4b")
+    with pytest.raises(pmt.CaptureError, match=words):
+        step(*inputs)
+    with pytest.raises(pmt.CaptureError, match=words):
+        step.verify()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    handle.remove()
+    assert differing(step, *own) == []
+
+
+def test_hooks_of_parameters_of_the_loss_are_refused() -> None:
+    """A loss that is a module has parameters too."""
+    loss_fn = nn.Sequential(nn.Linear(1, 1))
+    model, _, inputs = rows(nn.Linear(4, 4))
+    loss_fn.forward = lambda y, t: (y - t).square().mean() * loss_fn[0].weight.sum()
+    loss_fn[0].weight.register_hook(times_ten)
+    with pytest.raises(pmt.CaptureError, match=r"0\.weight: a compiled step does not run hooks"):
+        pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+
+
+@pytest.mark.parametrize("register", HOOKS)
+def test_hooks_of_inputs_are_refused(register: Callable[[torch.Tensor], Any]) -> None:
+    """An input that gets a gradient has hooks too."""
+    model, loss_fn, (x, y) = rows(nn.Linear(4, 4))
+    x.requires_grad_()
+    step = pmt.compile(model, loss_fn, (x, y), ram="100%", device="rpi4b")
+    register(x)
+    with pytest.raises(pmt.CaptureError, match=r"inputs\[0\]: a compiled step does not run hooks"):
+        step(x, y)
+
+
+def test_hooks_of_modules_are_part_of_the_program() -> None:
+    """Those that are there when a step is compiled have their effect on gradients."""
+    own, _ = layers()
+    own[0][1].register_full_backward_hook(
+        lambda _module, into, _out: tuple(None if g is None else g * 10 for g in into)
+    )
+    own[0][0].register_forward_hook(lambda _module, _inputs, output: output * 2)
+    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    assert differing(step, *own) == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+def test_hooks_of_modules_that_come_later_are_noticed(kind: str) -> None:
+    """The module is named; when the hook is gone the step runs."""
+    own, step = layers()
+    handle = getattr(own[0][1], kind)(nothing)
+    with pytest.raises(pmt.CaptureError, match="hooks of 1 came or went"):
+        step(*own[2])
+    handle.remove()
+    assert differing(step, *own) == []
+
+
+# -- modules -----------------------------------------------------------------------------------
+
+
+def replace_dropout(model: Any) -> None:
+    """Put another module in a place."""
+    model[2] = nn.Identity()
+
+
+def replace_linear(model: Any) -> None:
+    """Put a module without parameters where there was one with some."""
+    model[3] = nn.Identity()
+
+
+def append(model: Any) -> None:
+    """Put one module more."""
+    model.append(nn.ReLU())
+
+
+def drop_bias(model: Any) -> None:
+    """Take a parameter away."""
+    model[3].bias = None
+
+
+def drop_more(model: Any) -> None:
+    """Change the rate of dropout."""
+    model[2].p = 0.9
+
+
+def normalize_less(model: Any) -> None:
+    """Change a number that only the program holds."""
+    model[1].eps = 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (replace_dropout, "2: another module is there, or none"),
+        (replace_linear, "3: another module is there, or none"),
+        (append, "modules were added to the model"),
+        (drop_bias, r"3\.bias was .* and is None"),
+        (drop_more, r"2\.p was 0\.5 and is 0\.9"),
+        (normalize_less, r"1\.eps was 1e-05 and is 1\.0"),
+    ],
+)
+def test_changes_of_modules_are_noticed(change: Callable[[Any], None], words: str) -> None:
+    """What changed is named; with retrace the step is compiled anew, and is eager's."""
+    own, step = layers()
+    change(own[0])
+    with pytest.raises(pmt.CaptureError, match=words):
+        step(*own[2])
+    own, step = layers(dynamic="retrace")
+    change(own[0])
+    assert differing(step, *own) == []
+
+
+def test_a_parameter_that_is_gone_is_noticed() -> None:
+    """Nothing is left in its place."""
+    (model, _, inputs), step = layers()
+    del model[3].bias
+    with pytest.raises(pmt.CaptureError, match="a parameter or a buffer is gone"):
+        step(*inputs)
+
+
+def test_what_users_keep_in_their_modules_is_theirs() -> None:
+    """Counters and notes of a class of one's own stop no step."""
+    model, loss_fn, inputs = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x))
+    model.epoch = 1
+    step = pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    model.epoch = 2
+    assert differing(step, model, loss_fn, inputs) == []
+
+
+def test_verify_checks_what_the_step_holds_for() -> None:
+    """Without inputs, too, what changed is named."""
+    own, step = layers()
+    own[0].eval()
+    with pytest.raises(pmt.CaptureError, match="training mode"):
+        step.verify()
+
+
+# -- inputs ------------------------------------------------------------------------------------
+
+
+def test_an_input_that_others_wait_for_is_refused() -> None:
+    """What computes an input would silently not be trained."""
+    encoder = nn.Linear(4, 4)
+    (model, loss_fn, (x, y)), step = layers()
+    words = r"inputs\[0\] requires a gradient and was computed from other tensors.*detach\(\)"
+    for work in (
+        lambda: step(encoder(x), y),
+        lambda: pmt.compile(model, loss_fn, (encoder(x), y), ram="100%", device="rpi4b"),
+    ):
+        with pytest.raises(pmt.CaptureError, match=words):
+            work()
+    step(encoder(x).detach(), y)
+
+
+@pytest.mark.parametrize(
+    ("number", "other"), [(2, 2.0), (1, True), (0.0, -0.0), (float("nan"), 1.0)]
+)
+def test_numbers_are_those_that_were_compiled_for(number: Any, other: Any) -> None:
+    """NaN is equal to itself; a number of another type is another one."""
+    model, loss_fn, (x, y) = rows(nn.Linear(4, 4), by=lambda p, x, k: p[0](x) * k)
+    step = pmt.compile(model, loss_fn, (x, number, y), ram="100%", device="rpi4b")
+    step(x, type(number)(str(number)), y)
+    with pytest.raises(pmt.CaptureError, match=rf"inputs\[1\] was {number!r} and is {other!r}"):
+        step(x, other, y)
