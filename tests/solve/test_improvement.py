@@ -98,3 +98,13 @@ def test_without_time_it_finds_nothing() -> None:
     assert not improvement.consider([])
     assert improvement.best == NOTHING
     assert improvement.schedule() is None
+
+
+def test_long_chains_are_found_where_pages_are_dear() -> None:
+    """On a board with dear pages one line computes again what the others would page.
+
+    With pages preferred to long chains alone, the search stays above 0.24 J here.
+    """
+    graph = load_model("resnet18-cifar")
+    problem = Problem(graph, Costs.estimate(graph, Device.load("nrf52840")), ram="35%")
+    assert searched(problem, 500).best[1] < 0.19

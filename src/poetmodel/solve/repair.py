@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from poetmodel.solve.draft import Draft
     from poetmodel.solve.prices import Prices
 
-_DEPTH: Final = 6
-"""Longest chain of recomputations that brings a tensor back where it could be paged."""
-_DEPTH_WITHOUT_PAGES: Final = 300
-"""The same where nothing can be paged, so that a chain may reach back to its beginning."""
+SHORT: Final = 6
+"""Longest chain of recomputations that brings a tensor back, so that pages are preferred."""
+LONG: Final = 300
+"""The same where a chain may reach back to its beginning."""
 _BATCH: Final = 20
 """One in how many of the tensors that could leave RAM leaves it before all are looked at again."""
 
@@ -47,6 +47,10 @@ class Repair:
         Source of noise.
     until_s : float
         When to give up, on the monotonic clock [s].
+    depth : int
+        Longest chain of recomputations that brings a tensor back; `LONG` where nothing is paged.
+    paging : bool
+        Whether tensors may be paged here, where the problem lets them.
     """
 
     problem: Problem
@@ -55,9 +59,15 @@ class Repair:
     limit_bytes: int
     rng: Random | None = None
     until_s: float = float("inf")
+    depth: int = LONG
+    paging: bool = True
     banned: set[int] = field(default_factory=set)
     """Stages in which nothing is recomputed any more, because it did not fit."""
     _known: dict[tuple[int, int], Plan | None] = field(default_factory=dict)
+
+    @property
+    def _can_page(self) -> bool:
+        return self.paging and self.problem.can_page
 
     # -- making room -----------------------------------------------------------------------------
 
@@ -74,7 +84,7 @@ class Repair:
             Whether every step fits.
         """
         draft = self.draft
-        depth = _DEPTH if self.problem.can_page else _DEPTH_WITHOUT_PAGES
+        depth = self.depth if self._can_page else LONG
         while time.monotonic() < self.until_s:
             draft.settle()
             excess = draft.load + draft.extra - self.limit_bytes
@@ -129,7 +139,7 @@ class Repair:
         k = problem.graph.node_of[i]
         best: Plan | None = None
         page = Supply(t, i, again=False)
-        if problem.can_page and self._has_storage(page):
+        if self._can_page and self._has_storage(page):
             price = prices.page_in[i] + (0.0 if draft.page_ins[i] else prices.page_out[i])
             best = (price, (page,))
         if not depth or t in self.banned or not problem.may_recompute(k):
@@ -167,7 +177,7 @@ class Repair:
     def _page_instead(self, t: int) -> bool:
         """Page in what stage `t` recomputes; return whether that changed anything."""
         draft, graph = self.draft, self.problem.graph
-        if not self.problem.can_page or not draft.again[t]:
+        if not self._can_page or not draft.again[t]:
             return False
         self.banned.add(t)
         changed = False

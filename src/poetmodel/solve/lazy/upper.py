@@ -108,12 +108,12 @@ class ScheduleSearch:
     def improve(self) -> None:
         """Search locally until nothing is gained for a while, and offer what was found."""
         session, improvement = self.session, self.improvement
-        best = session.best
-        if best is not None and (0.0, best.value) < improvement.best:
+        best, before = session.best, improvement.best
+        if best is not None and (0.0, best.value) < before:
+            before = (0.0, best.value)
             improvement.consider(supplies_of(best.schedule))
         until = session.request.elapsed_s() + min(LONGEST_S, session.request.remaining_s() / 4)
         turns = 0
-        before = improvement.best
         most = max(1, int(self.patience * session.columns))
         idle = 0
         while idle < most and not (session.done() or self.tasks):
