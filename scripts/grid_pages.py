@@ -20,7 +20,7 @@ from grid_runs import (
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 ONE_TENTH: Final = 0.001
 """Gap that most of them are to be proved to."""
@@ -68,7 +68,7 @@ None of these figures is measured here."""
 # -- parts of the page -----------------------------------------------------------------------------
 
 
-def summary_table(records: Sequence[dict[str, Any]]) -> str:
+def summary_table(records: Sequence[dict[str, Any]], registered: Mapping[int, int]) -> str:
     """Return a line for each goal: how many cells, how far they came, how long they took."""
     rows = []
     for goal, (heading, _) in GOALS.items():
@@ -81,7 +81,7 @@ def summary_table(records: Sequence[dict[str, Any]]) -> str:
         rows.append(
             (
                 heading,
-                f"{len(runs)}",
+                _share_run(len(runs), registered.get(goal, len(runs))),
                 f"{below}",
                 f"{len(runs) - len(able) - below}",
                 f"{len(able)}",
@@ -105,6 +105,26 @@ def summary_table(records: Sequence[dict[str, Any]]) -> str:
         "median to 1 %",
     )
     return table(heads, rows, right=1)
+
+
+def _share_run(count: int, registered: int) -> str:
+    return f"{count}" if count >= registered else f"{count} of {registered:,}"
+
+
+def unfinished(records: Sequence[dict[str, Any]], registered: Mapping[int, int]) -> str:
+    """Return a sentence where not all cells of the registry are on record; "" where they are."""
+    missing = {
+        goal: count - len(of_goal(records, goal))
+        for goal, count in registered.items()
+        if len(of_goal(records, goal)) < count
+    }
+    if not missing:
+        return ""
+    told = ", ".join(f"{count:,} of goal {goal}" for goal, count in missing.items())
+    return (
+        f"The run is not complete: cells that are missing are {told}. Within each command of a run "
+        "the order is mixed, the same each time, so that what is there is a sample, not a choice. "
+    )
 
 
 def _median_to(runs: Sequence[CellRun], gap: float) -> float | None:
@@ -258,16 +278,19 @@ def _method_text(run: CellRun | None) -> str:
 # -- pages -----------------------------------------------------------------------------------------
 
 
-def section(records: Sequence[dict[str, Any]], source: str, *, plot: str) -> str:
-    """Return what the page of results says of the grid."""
+def section(
+    records: Sequence[dict[str, Any]], source: str, *, plot: str, registered: Mapping[int, int]
+) -> str:
+    """Return what the page of results says of the grid, which has so many cells for each goal."""
     parts = [
         "## The grid",
         f"From `bench/results/{source}`, one process a cell; [every cell](results-grid.md). "
         f"{_circumstances(records)} A budget of `floor+2%` is 1.02 times the floor, below which no "
         "schedule is; all others are shares of the checkpoint-all peak. Budgets below the floor "
         "are proved infeasible at once and counted apart. Every other cell counts, those without a "
-        "schedule and those that ran into their limit included, with the time that they took.",
-        summary_table(records),
+        "schedule and those that ran into their limit included, with the time that they took. "
+        f"{unfinished(records, registered)}".strip(),
+        summary_table(records, registered),
     ]
     for goal, (heading, wanted) in GOALS.items():
         runs = of_goal(records, goal)

@@ -343,6 +343,16 @@ def grid_files() -> list[Path]:
     return sorted(RESULTS.glob("*-grid.jsonl"))
 
 
+def registered_cells() -> dict[int, int]:
+    """Return how many cells the registry of the grid has for each goal."""
+    bench = str(ROOT / "bench")
+    if bench not in sys.path:
+        sys.path.append(bench)
+    from grid import GOALS, cells
+
+    return {goal: len(cells((goal,))) for goal in GOALS}
+
+
 def due() -> dict[Path, str]:
     """Return the pages as they should be."""
     readme = README.read_text(encoding="utf-8")
@@ -353,7 +363,11 @@ def due() -> dict[Path, str]:
         return {README: replace_block(readme, "results", NOTHING_YET)}
     pages, sections = {}, []
     if cells:
-        sections.append(grid_pages.section(cells, grids[-1].name, plot=GRID_PLOT.name))
+        sections.append(
+            grid_pages.section(
+                cells, grids[-1].name, plot=GRID_PLOT.name, registered=registered_cells()
+            )
+        )
         pages[GRID_PAGE] = grid_pages.full_page(cells, grids[-1].name)
     if trained:
         sections.append(training_pages.section(trained, trainings[-1].name))

@@ -36,26 +36,28 @@ def line(text: str, start: str) -> str:
 
 def test_summary_counts_infeasible_cells_apart_and_misses_as_misses() -> None:
     """A cell without a schedule is neither infeasible nor left out; both proofs are told apart."""
-    text = section((record(), TIMED_OUT, UNKNOWN, BELOW, LATE), "run.jsonl", plot="plot.svg")
+    text = section(
+        (record(), TIMED_OUT, UNKNOWN, BELOW, LATE), "run.jsonl", plot="plot.svg", registered={}
+    )
     row = line(text, "| Published graphs |")
     assert "| 5 | 1 | 1 | 3 | 1 of 3 (33.3 %) | 1 of 3 (33.3 %) | 60.1 s | 60.2 s |" in row
 
 
 def test_misses_are_named_with_their_gap_the_worst_first() -> None:
     """Cells that were not proved to 1 % are in a table of their own."""
-    text = section((record(), TIMED_OUT, UNKNOWN), "run.jsonl", plot="plot.svg")
+    text = section((record(), TIMED_OUT, UNKNOWN), "run.jsonl", plot="plot.svg", registered={})
     assert "2 of 3 were not proved to 1 %:" in text
     rows = [row for row in text.splitlines() if row.startswith("| `paper/bert`, ")]
     assert "15%" in rows[0]
     assert "unknown" in rows[0]
     assert "| 60.2 s | 5 % |" in rows[1]
-    whole = section((record(),), "run.jsonl", plot="plot.svg")
+    whole = section((record(),), "run.jsonl", plot="plot.svg", registered={})
     assert "Every feasible cell was proved to 1 %." in whole
 
 
 def test_circumstances_are_told() -> None:
     """Machine, versions, date, and how many cells ran at a time."""
-    text = section((record(),), "run.jsonl", plot="plot.svg")
+    text = section((record(),), "run.jsonl", plot="plot.svg", registered={})
     assert "2026-01-02, A processor, 2 cores, 2 cells at a time with one thread each" in text
 
 
@@ -63,7 +65,7 @@ def test_share_of_small_models_takes_columns_and_rows() -> None:
     """One column or row too many does not fit; infeasible cells do not count."""
     sizes = ({"columns": 2000, "rows": 2000}, {"columns": 2001, "rows": 1}, {"rows": 2001}, {})
     records = [record(ram=f"{i}0%", statistics=size) for i, size in enumerate(sizes, 1)]
-    text = section((*records, BELOW), "run.jsonl", plot="plot.svg")
+    text = section((*records, BELOW), "run.jsonl", plot="plot.svg", registered={})
     assert "2 of 4 (50.0 %) of the feasible cells" in text
 
 
@@ -126,7 +128,7 @@ def test_crashed_cell_is_a_miss() -> None:
     """A record of a process that died has little in it, and counts."""
     crashed = {name: record()[name] for name in ("cell", "machine", "recorded", "load_average")}
     crashed |= {"status": "failed", "seconds": 5.0, "reason": "the process ended with -9"}
-    text = section((record(), crashed), "run.jsonl", plot="plot.svg")
+    text = section((record(), crashed), "run.jsonl", plot="plot.svg", registered={})
     assert "1 of 2 (50.0 %)" in text
     assert "failed" in full_page((record(), crashed), "run.jsonl")
 
@@ -178,7 +180,18 @@ def test_grid_has_its_own_file_and_page(
 
 def test_published_figures_name_their_source() -> None:
     """What others report stands beside the comparison, each with where it was found."""
-    text = section((record(goal=5),), "run.jsonl", plot="plot.svg")
+    text = section((record(goal=5),), "run.jsonl", plot="plot.svg", registered={})
     for source in ("arXiv:1910.02653", "ICML 2022, sections", "arXiv:2304.14463"):
         assert source in text
     assert grid_pages.PUBLISHED in text
+
+
+def test_cells_that_are_missing_are_counted() -> None:
+    """A run that was stopped says of which goals how many cells are not on record."""
+    records = (record(), TIMED_OUT)
+    assert "not complete" not in section(records, "r", plot="p", registered={1: 2})
+    text = section(records, "r", plot="p", registered={1: 2, 2: 1500})
+    assert "cells that are missing are 1,500 of goal 2." in text
+    text = section(records, "r", plot="p", registered={1: 7})
+    assert "| Published graphs | 2 of 7 |" in text
+    assert "cells that are missing are 5 of goal 1." in text
