@@ -55,7 +55,7 @@ class Case:
     """One problem, solved in one way."""
 
     group: str
-    """Table that it belongs to: ``main``, ``reference``, ``paper`` or ``zoo``."""
+    """Table that it belongs to: ``main``, ``reference`` or ``zoo``."""
     model: str
     """A shipped model."""
     device: str
@@ -103,32 +103,6 @@ def possible(case: Case) -> bool:
     return float(case.ram.rstrip("%")) / 100 >= _floor_ratio(case.model)
 
 
-_PAPER_DEVICES: Final = ("paper-m0", "paper-m4", "paper-a72")
-_BUDGETS: Final = ("30%", "50%", "70%")
-
-_SEEDS: Final = {"paper/vgg16-cifar": (0, 1, 2), "paper/resnet18-cifar": (0, 1, 2)}
-"""Seeds where more than one is affordable; all else has seed 0."""
-
-
-def _paper_cases() -> Iterator[Case]:
-    """Yield the published graphs on the published devices."""
-    models = ("linear", "vgg16-cifar", "resnet18-cifar", "bert", "vgg16", "resnet18", "resnet50")
-    for model in (f"paper/{name}" for name in models):
-        for device in _PAPER_DEVICES:
-            for ram in _BUDGETS:
-                case = Case(
-                    group="paper",
-                    model=model,
-                    device=device,
-                    ram=ram,
-                    method=DEFAULT,
-                    deadline_counts="compute",
-                )
-                yield case
-                for seed in _SEEDS.get(model, (0,)):
-                    yield replace(case, method=EVENTS, seed=seed)
-
-
 def _reference_cases() -> Iterator[Case]:
     """Yield problems whose least overhead is known."""
     known = (
@@ -169,16 +143,13 @@ def _zoo_cases() -> Iterator[Case]:
             yield replace(main, group="zoo", model=model, ram=ram)
 
 
-CASES: Final = tuple(
-    case for case in (*_zoo_cases(), *_reference_cases(), *_paper_cases()) if possible(case)
-)
+CASES: Final = tuple(case for case in (*_zoo_cases(), *_reference_cases()) if possible(case))
 """Every case of a recorded run, in order."""
 
 
 def smoke_cases() -> tuple[Case, ...]:
     """Return every kind of case at its smallest size: each group and method once."""
     small = {
-        "paper": ("paper/linear", "paper-m4", "50%"),
         "reference": ("paper/linear", "paper-m4", "50%"),
         "zoo": ("mlp", "mkr1000", "70%"),
         "main": ("mlp", "mkr1000", "70%"),

@@ -227,7 +227,7 @@ def comparison_table(records: Sequence[dict[str, Any]]) -> str:
         by_instance.setdefault(run.label, {})[run.cell["method"]] = run
     rows = []
     for label, found in by_instance.items():
-        times = [_method_text(found.get(name)) for name in methods]
+        times = [method_text(found.get(name)) for name in methods]
         ratios = [time_ratio(found.get(name), found.get("default")) for name in methods[1:]]
         rows.append((label, *times, *ratios))
     heads = ("instance", *methods, *(f"{name} / default" for name in methods[1:]))
@@ -237,13 +237,15 @@ def comparison_table(records: Sequence[dict[str, Any]]) -> str:
 _METHODS: Final = ("default", "compact", "paper", "paper, Gurobi")
 
 
-def compared(records: Sequence[dict[str, Any]], method: str) -> dict[tuple[str, str, str], str]:
-    """Return how one method fared in the comparison, by model, device and budget."""
-    return {
-        (run.cell["model"], run.cell["device"], run.cell["ram"]): _method_text(run)
-        for run in of_goal(records, 5)
-        if run.cell["method"] == method and run.cell["deadline"] is None
-    }
+def compared(
+    records: Sequence[dict[str, Any]],
+) -> dict[tuple[str, str, str], dict[str, CellRun]]:
+    """Return the runs of the comparison by model, device and budget, and by method."""
+    found: dict[tuple[str, str, str], dict[str, CellRun]] = {}
+    for run in of_goal(records, 5):
+        key = (run.cell["model"], run.cell["device"], run.cell["ram"])
+        found.setdefault(key, {})[run.cell["method"]] = run
+    return found
 
 
 def sentence(records: Sequence[dict[str, Any]]) -> str:
@@ -260,7 +262,8 @@ def sentence(records: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _method_text(run: CellRun | None) -> str:
+def method_text(run: CellRun | None) -> str:
+    """Return how one method fared: its time, with the gap where one was left."""
     if run is None:
         return "-"
     if run.status == "failed":

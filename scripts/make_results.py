@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from blocks import replace_block, table, update_pages
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "bench" / "results"
@@ -34,10 +33,6 @@ GRID_PAGE: Final = ROOT / "docs" / "results-grid.md"
 GRID_PLOT: Final = ROOT / "docs" / "results-scale.svg"
 README: Final = ROOT / "README.md"
 
-SHIFT_S: Final = 1.0
-"""Shift of geometric means [s]."""
-METHODS: Final = ("default", "compact, events")
-"""Columns of the tables, by the names of the methods."""
 IN_README: Final = (
     ("resnet18-cifar", "rpi4b", "40%"),
     ("resnet50", "rpi4b", "50%"),
@@ -78,20 +73,16 @@ class Run:
 
     @property
     def gap(self) -> float | None:
-        """Gap of what was solved: of the problem, or of a model that is another problem."""
-        of_the_problem = self.method in ("default", "compact, all")
-        gap = self.record["result"]["gap"] if of_the_problem else self.record["model_gap"]
+        """Gap that it ended with."""
+        gap = self.record["result"]["gap"]
         return None if gap is None else float(gap)
 
     @property
-    def done(self) -> bool:
-        """Whether it ended with the gap that was asked for."""
-        return self.gap is not None and self.gap <= self.record["result"]["problem"]["gap"]
-
-    @property
-    def accepted(self) -> bool:
-        """Whether there is a schedule that the judge accepts."""
-        return self.overhead_ratio is not None and not self.record["result"]["violations"]
+    def time_text(self) -> str:
+        """Its time, bold where it ran into its limit."""
+        wanted = self.record["result"]["problem"]["gap"]
+        text = seconds(self.seconds)
+        return text if self.gap is not None and self.gap <= wanted else f"**{text}**"
 
     @property
     def overhead_ratio(self) -> float | None:
@@ -100,15 +91,6 @@ class Run:
         if result["overhead_j"] is None or not result["baseline_energy_j"]:
             return None
         return float(result["overhead_j"] / result["baseline_energy_j"])
-
-    def cell(self) -> str:
-        """Return time, and gap where one is left."""
-        text = seconds(self.seconds)
-        if not self.done:
-            text = f"**{text}**, gap {percent(self.gap)}"
-        if self.record["result"]["violations"]:
-            text += ", rejected"
-        return text
 
 
 def seconds(value: float) -> str:
@@ -121,65 +103,20 @@ def percent(ratio: float | None, digits: int = 3) -> str:
     return "-" if ratio is None else f"{100 * ratio:.{digits}g} %"
 
 
-def solves(records: Sequence[dict[str, Any]], group: str) -> dict[Key, dict[str, list[Run]]]:
-    """Return the solves of one table: by problem and method, seeds together, in the run's order."""
-    found: dict[Key, dict[str, list[Run]]] = {}
-    for record in records:
-        if record["kind"] == "solve" and record["case"]["group"] == group:
-            run = Run(record)
-            found.setdefault(run.key, {}).setdefault(run.method, []).append(run)
-    return found
-
-
-def middle(runs: Sequence[Run]) -> Run:
-    """Return the run of the median time among seeds, the slower of two."""
-    return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
-
-
-def shifted_mean(times: Sequence[float]) -> float:
-    """Return the geometric mean of times shifted by `SHIFT_S`."""
-    return math.exp(statistics.fmean(math.log(time + SHIFT_S) for time in times)) - SHIFT_S
-
-
-def paper_tables(records: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a heading and a table for every published graph."""
-    by_model: dict[str, list[tuple[str, ...]]] = {}
-    for (model, device, ram), methods in solves(records, "paper").items():
-        chosen = {name: middle(runs) for name, runs in methods.items()}
-        valid = [run.overhead_ratio for run in chosen.values() if run.accepted]
-        least = min((value for value in valid if value is not None), default=None)
-        cells = [chosen[name].cell() if name in chosen else "-" for name in METHODS]
-        row = (
-            device,
-            ram,
-            percent(least, 5),
-            *cells,
-        )
-        by_model.setdefault(model, []).append(row)
-    heads = ("device", "RAM", "overhead", *METHODS)
-    for model, rows in by_model.items():
-        yield f"### `{model}`"
-        yield table(heads, rows, right=1)
-
-
-def summary_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return what each method reached over all published graphs."""
-    cells = solves(records, "paper")
-    rows = []
-    for name in METHODS:
-        runs = [middle(methods[name]) for methods in cells.values() if name in methods]
-        if runs:
-            done = sum(run.done for run in runs)
-            mean = shifted_mean([run.seconds for run in runs])
-            rows.append((name, f"{len(runs)}", f"{done}", seconds(mean)))
-    return table(("method", "problems", "solved", "shifted geometric mean"), rows, right=1)
+def solves(records: Sequence[dict[str, Any]], group: str) -> dict[Key, Run]:
+    """Return the solves of one table by problem, in the run's order."""
+    runs = [
+        Run(record)
+        for record in records
+        if record["kind"] == "solve" and record["case"]["group"] == group
+    ]
+    return {run.key: run for run in runs}
 
 
 def default_table(records: Sequence[dict[str, Any]], group: str) -> str:
     """Return the table of problems that are solved by default."""
     rows = []
-    for (model, device, ram), methods in solves(records, group).items():
-        run = middle(methods["default"])
+    for (model, device, ram), run in solves(records, group).items():
         result, counts = run.record["result"], run.record["counts"] or {}
         peak = result["peak_ram_bytes"]
         expected = run.record["case"]["expected_overhead_ratio"]
@@ -192,7 +129,7 @@ def default_table(records: Sequence[dict[str, Any]], group: str) -> str:
                 percent(run.overhead_ratio, 5),
                 *([percent(expected, 5)] if group == "reference" else []),
                 percent(result["gap"]),
-                seconds(run.seconds),
+                run.time_text,
                 "-" if peak is None else format_bytes(peak),
                 "/".join(
                     str(counts.get(key, "-")) for key in ("recomputed", "paged_out", "paged_in")
@@ -272,12 +209,6 @@ def page(records: Sequence[dict[str, Any]], source: str, *sections: str) -> str:
         "## Problems with a known optimum",
         "Compute time counts, no deadline; overhead over the baseline.",
         default_table(records, "reference"),
-        "## Published graphs",
-        "Overhead is the least that any method found and the judge accepts. Gaps of "
-        "`compact, events` are of that model; `paper` is compared with the grid.",
-        summary_table(records),
-        f"Means are shifted by {SHIFT_S:g} s; a time-out counts with the time that it took.",
-        *paper_tables(records),
         "## The zoo",
         default_table(records, "zoo"),
         *sections,
@@ -291,17 +222,14 @@ def page(records: Sequence[dict[str, Any]], source: str, *sections: str) -> str:
 
 def readme_table(records: Sequence[dict[str, Any]], cells: Sequence[dict[str, Any]]) -> str:
     """Return the README's block, of the records of all cases and of the grid."""
-    published = grid_pages.compared(cells, "paper")
-    found: dict[Key, dict[str, Run]] = {}
-    for group in ("main", "zoo", "paper"):
-        for key, methods in solves(records, group).items():
-            found.setdefault(key, {}).update({name: middle(runs) for name, runs in methods.items()})
+    compared = grid_pages.compared(cells)
+    own = {**solves(records, "main"), **solves(records, "zoo")}
     rows = []
     for key in IN_README:
-        runs = found.get(key, {})
-        if "default" not in runs:
+        published = compared.get(key, {})
+        run = own.get(key) or published.get("default")
+        if run is None:
             continue
-        run = runs["default"]
         model, device, ram = key
         rows.append(
             (
@@ -309,9 +237,9 @@ def readme_table(records: Sequence[dict[str, Any]], cells: Sequence[dict[str, An
                 f"`{device}`",
                 ram,
                 percent(run.overhead_ratio),
-                percent(run.record["result"]["gap"]),
+                percent(run.gap),
                 seconds(run.seconds),
-                published.get(key, "-"),
+                grid_pages.method_text(published.get("paper")),
             )
         )
     heads = ("network", "device", "RAM", "energy overhead", "proven gap", "time", "`paper`")
