@@ -66,6 +66,19 @@ def test_trace_writes_graph_and_profile(user: Path) -> None:
 
 
 @pytest.mark.torch
+def test_trace_writes_the_profile_beside_the_graph(user: Path) -> None:
+    """One option is enough for both files, and `solve` takes them."""
+    outcome = invoke("trace", "user_train.py:step", "--out", "net.graph.json", "--repeats", "1")
+    assert outcome.status == 0, outcome.err
+    assert "wrote net.profile.csv" in outcome.err
+    Costs.load(user / "net.profile.csv").table(Graph.load(user / "net.graph.json"))
+    solved = invoke(
+        "solve", "--graph", "net.graph.json", "--profile", "net.profile.csv", "--ram", "90%"
+    )
+    assert solved.status == 0, solved.err
+
+
+@pytest.mark.torch
 def test_trace_shows_tables_and_says_that_nothing_was_written(user: Path) -> None:
     """Without files there are tables for people and a warning."""
     outcome = invoke("trace", "user_train.py:step", "--device", "rpi4b")

@@ -1,4 +1,4 @@
-"""``poetmodel trace``: a PyTorch module and its loss as a graph file."""
+"""``poetmodel trace``: a PyTorch module and its loss as a graph file, with its profile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GraphOutOption = Annotated[
     typer.Option(
         "--out",
         metavar="FILE",
-        help="Write the graph file, *.graph.json.",
+        help="Write the graph file, *.graph.json, and its costs beside it, *.profile.csv.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -44,7 +44,8 @@ ProfileOutOption = Annotated[
     typer.Option(
         "--profile-out",
         metavar="FILE",
-        help="Write its costs too, *.csv: measured on this host, or estimated for --device.",
+        help="Where the costs go, *.csv: measured on this host, or estimated for --device. "
+        "Default: beside the graph.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -76,6 +77,8 @@ def trace(
     if out is not None and out.suffix != ".json":
         msg = f"--out {out}: expected a name that ends in .graph.json"
         raise InputError(msg)
+    if out is not None and profile_out is None:
+        profile_out = _beside(out)
     for path in (out, profile_out):
         options.check_output(path, inputs=())
     traced = tracing.traced(target, name=name)
@@ -100,6 +103,12 @@ def trace(
         print(f"wrote {path}", file=sys.stderr)
     if not written:
         print_warnings(["nothing was written: give --out FILE for the graph"])
+
+
+def _beside(graph: Path) -> Path:
+    """Return where the profile of a graph file goes."""
+    stem = graph.name.removesuffix(".json").removesuffix(".graph")
+    return graph.with_name(f"{stem}.profile.csv")
 
 
 def _show(traced: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: bool) -> None:
