@@ -220,8 +220,12 @@ def page(records: Sequence[dict[str, Any]], source: str, *sections: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def readme_table(records: Sequence[dict[str, Any]], cells: Sequence[dict[str, Any]]) -> str:
-    """Return the README's block, of the records of all cases and of the grid."""
+def readme_table(
+    records: Sequence[dict[str, Any]],
+    cells: Sequence[dict[str, Any]],
+    trained: Sequence[dict[str, Any]],
+) -> str:
+    """Return the README's block, of the records of all cases, the grid, and training methods."""
     compared = grid_pages.compared(cells)
     own = {**solves(records, "main"), **solves(records, "zoo")}
     rows = []
@@ -248,7 +252,8 @@ def readme_table(records: Sequence[dict[str, Any]], cells: Sequence[dict[str, An
         "RAM is relative to keeping everything, overhead to computing everything once, the gap to "
         "the overhead; `paper` is the published formulation with the same solver, bold where it "
         f"ran into its limit, with its own gap. {circumstances(records)} "
-        f"{grid_pages.sentence(cells)}All of it: [docs/results.md](docs/results.md)."
+        f"{grid_pages.sentence(cells)}{training_pages.sentence(trained)}"
+        "All of it: [docs/results.md](docs/results.md)."
     )
 
 
@@ -300,7 +305,7 @@ def due() -> dict[Path, str]:
     if trained:
         sections.append(training_pages.section(trained, trainings[-1].name))
     pages[PAGE] = page(latest, files[-1].name, *sections)
-    pages[README] = replace_block(readme, "results", readme_table(latest, cells))
+    pages[README] = replace_block(readme, "results", readme_table(latest, cells, trained))
     return pages
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import make_results
 from measured_records import CIRCUMSTANCES
-from training_pages import duels_table, goals_table, network_table, section
+from training_pages import duels_table, goals_table, network_table, section, sentence
 from training_runs import TrainingRun, duels, savings
 
 if TYPE_CHECKING:
@@ -200,6 +200,15 @@ def test_section_tells_how_it_was_measured() -> None:
     assert "torch 2.9.0+cpu, poetmodel 0.1.0. Limit of the solver 30 s; 3 pairs" in text
     assert "eager's heap peak 40.00 MiB, keeping everything 40.00 MiB, least floor 10.00" in text
     assert "| `both` | `memory-budget` 50 %, 20.00 MiB |" in text
+
+
+def test_sentence_counts_what_ran() -> None:
+    """Compiled steps that ran, those within the budget, those equal to eager."""
+    larger = record(heap_peak_bytes=21 * MEBI, equal=False)
+    text = sentence((record(), larger, record(status="infeasible") | {"pairs": []}))
+    assert text.startswith("Of 3 compiled PyTorch steps of 1 networks, 2 kept their budget")
+    assert "2 had exactly eager's results" in text
+    assert sentence((peer("eager"),)) == ""
 
 
 def test_training_has_its_own_file(
