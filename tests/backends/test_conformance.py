@@ -66,7 +66,7 @@ def covering(items: int = 40, rows: int = 5, **changes: Any) -> StandardForm:
 
 def hard() -> StandardForm:
     """Return a knapsack whose last percent of gap nobody closes within minutes."""
-    return knapsack(200, 20)
+    return knapsack(400, 40)
 
 
 def hopeless() -> StandardForm:
@@ -203,7 +203,7 @@ def test_unbounded_relaxation_of_an_infeasible_model(solver: Backend) -> None:
 
 def test_time_limit_with_incumbent(solver: Backend) -> None:
     """Out of time, the best solution and a bound on the far side of it come back."""
-    result = solver.solve(hard(), Limits(time_s=0.5, rel_gap=0.0), start=np.zeros(200))
+    result = solver.solve(hard(), Limits(time_s=0.5, rel_gap=0.0), start=np.zeros(400))
     assert result.termination is Termination.TIME_LIMIT
     assert not result.infeasible
     assert result.objective is not None
@@ -230,7 +230,7 @@ def test_time_limit_in_no_time(solver: Backend, form: StandardForm) -> None:
 
 def test_time_limit_keeps_an_accepted_start(solver: Backend) -> None:
     """A feasible start is never lost, not even with no time to hand it over."""
-    result = solver.solve(hard(), Limits(time_s=1e-9), start=np.zeros(200))
+    result = solver.solve(hard(), Limits(time_s=1e-9), start=np.zeros(400))
     assert result.start_accepted is True
     assert (result.termination, result.objective) == (Termination.TIME_LIMIT, 0.0)
 
@@ -254,7 +254,7 @@ def test_absolute_gap_stop(solver: Backend) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "good"), [(covering(200, 20), 5000.0), (hard(), 6000.0)], ids=["min", "max"]
+    ("form", "good"), [(covering(400, 40), 5000.0), (hard(), 6000.0)], ids=["min", "max"]
 )
 def test_objective_stop(solver: Backend, form: StandardForm, good: float) -> None:
     """The first solution that is good enough ends the solve."""
@@ -644,8 +644,8 @@ from poetmodel.backends import Limits, backend, run_interruptibly
 from poetmodel.backends.standard_form import StandardForm
 import numpy as np
 rng = np.random.default_rng(0)
-weights = rng.integers(1, 100, (20, 200))
-form = StandardForm.from_arrays(weights, rng.integers(1, 100, 200), upper=1.0,
+weights = rng.integers(1, 100, (40, 400))
+form = StandardForm.from_arrays(weights, rng.integers(1, 100, 400), upper=1.0,
                                 row_upper=weights.sum(1) // 2, integer=True, sense=-1)
 told = []
 def progress(news):
