@@ -18,17 +18,14 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 def run(case: Case) -> SolveResult:
     """Solve a case: build, solve, judge."""
-    problem = case.problem()
-    formulation = case.method.formulation
-    how: dict[str, Any] = {
-        "time_limit": case.limit_s,
-        "gap": GAP,
-        "threads": THREADS,
-        "seed": case.seed,
-    }
-    if formulation is not None and case.method.stages != "all":
-        return pm.solve(pm.build(problem, formulation, stages=case.method.stages), **how)
-    return pm.solve(problem, formulation=formulation, **how)
+    return pm.solve(
+        case.problem(),
+        formulation=case.method.formulation,
+        time_limit=case.limit_s,
+        gap=GAP,
+        threads=THREADS,
+        seed=case.seed,
+    )
 
 
 def test_solve(benchmark: Any, case: Case, recorder: Recorder) -> None:
@@ -52,4 +49,4 @@ def test_solve(benchmark: Any, case: Case, recorder: Recorder) -> None:
         "solve", case.name, seconds=benchmark.stats.stats.min, **solve_facts(case, result)
     )
     assert result.formulation
-    assert not result.violations or case.method.formulation == "paper"
+    assert not result.violations

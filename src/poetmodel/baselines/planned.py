@@ -10,7 +10,6 @@ import numpy as np
 
 from poetmodel.baselines.execution import Execution
 from poetmodel.errors import MethodNotApplicableError
-from poetmodel.graph import working_set_bytes
 from poetmodel.schedule import simulate
 from poetmodel.units import format_bytes
 
@@ -54,7 +53,7 @@ def loads_of(graph: Graph) -> NDArray[np.int64]:
         The working set of the node and all tensors in a gap. A tensor that is out of RAM in a gap
         takes its bytes off the stages ``before + 1`` to ``after - 1``.
     """
-    load = np.array([working_set_bytes(graph, k) for k in range(len(graph.nodes))], dtype=np.int64)
+    load = np.array(graph.step_bytes, dtype=np.int64)
     for gap in gaps_of(graph):
         load[gap.before + 1 : gap.after] += graph.tensor_bytes[gap.tensor]
     return load

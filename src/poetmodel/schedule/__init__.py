@@ -5,10 +5,10 @@ from poetmodel.schedule.relations import (
     GraphIdentity,
     Schedule,
     checkpoint_all,
+    paged_at_once,
     rows_of_pairs,
     rows_of_spans,
     storage_entries,
-    storage_spans,
 )
 from poetmodel.schedule.simulation import MemoryPoint, Simulation, simulate
 from poetmodel.schedule.verification import Verdict, check_identity, verify
@@ -22,10 +22,10 @@ __all__ = [
     "Verdict",
     "check_identity",
     "checkpoint_all",
+    "paged_at_once",
     "rows_of_pairs",
     "rows_of_spans",
     "simulate",
     "storage_entries",
-    "storage_spans",
     "verify",
 ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import ScheduleError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from poetmodel.graph import Graph
@@ -140,11 +140,11 @@ def storage_entries(graph: Graph, page_ins: Iterable[Pair]) -> tuple[Pair, ...]:
     A tensor that is paged out at its first computation is listed up to its last page-in; one that
     lies on storage from the start, in every stage after its node's.
     """
-    spans = storage_spans(graph, page_ins)
+    spans = _storage_spans(graph, page_ins)
     return tuple((t, i) for i, first, last in spans for t in range(first, last + 1))
 
 
-def storage_spans(graph: Graph, page_ins: Iterable[Pair]) -> list[Span]:
+def _storage_spans(graph: Graph, page_ins: Iterable[Pair]) -> list[Span]:
     """Return the same as spans of stages."""
     last: dict[int, int] = {}
     for t, i in page_ins:
@@ -153,6 +153,40 @@ def storage_spans(graph: Graph, page_ins: Iterable[Pair]) -> list[Span]:
         if graph.nodes[k].on_aux:
             last[i] = len(graph.nodes) - 1
     return [(i, graph.node_of[i] + 1, end) for i, end in last.items()]
+
+
+def paged_at_once(
+    graph: Graph,
+    *,
+    R: Iterable[Iterable[int]],
+    S_RAM: Iterable[Iterable[int]],
+    M_in: Iterable[Sequence[int]],
+    identity: GraphIdentity | None,
+) -> Schedule:
+    """Return the schedule that pages out, right after its first computation, what it pages in.
+
+    Parameters
+    ----------
+    graph : Graph
+        What is scheduled.
+    R, S_RAM, M_in
+        As for `Schedule.of_stages`; S_AUX and M_out follow.
+    identity : GraphIdentity or None
+        The graph it is made for.
+    """
+    arriving = list(M_in)
+    page_ins = [(t, i) for t, tensors in enumerate(arriving) for i in tensors]
+    n = len(graph.nodes)
+    made = ((graph.node_of[i], i) for i in {i for _, i in page_ins})
+    out = sorted((k, i) for k, i in made if not graph.nodes[k].on_aux)
+    return Schedule.of_stages(
+        R=R,
+        S_RAM=S_RAM,
+        S_AUX=rows_of_spans(_storage_spans(graph, page_ins), n),
+        M_in=arriving,
+        M_out=rows_of_pairs(out, n),
+        identity=identity,
+    )
 
 
 def rows_of_spans(spans: Iterable[Span], stages: int) -> list[list[int]]:
@@ -192,9 +226,10 @@ def checkpoint_all(graph: Graph) -> Schedule:
         (i, graph.node_of[i] + 1, users[-1] if users else 0)
         for i, users in enumerate(graph.users_of)
     )
-    return Schedule.of_stages(
+    return paged_at_once(
+        graph,
         R=((t,) for t in range(n)),
         S_RAM=rows_of_spans(kept, n),
-        S_AUX=rows_of_spans(storage_spans(graph, ()), n),
+        M_in=(),
         identity=GraphIdentity.of(graph),
     )

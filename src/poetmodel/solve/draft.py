@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from poetmodel.schedule import GraphIdentity, Schedule, rows_of_spans, storage_spans
+from poetmodel.schedule import GraphIdentity, paged_at_once, rows_of_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.graph import Graph
+    from poetmodel.schedule import Schedule
 
 
 class Supply(NamedTuple):
@@ -108,18 +109,12 @@ class Draft:
     def schedule(self) -> Schedule:
         """Return the schedule."""
         graph, n = self.graph, len(self.again)
-        paged = [(t, i) for t, tensors in enumerate(self.arrive) for i in tensors]
-        out: list[list[int]] = [[] for _ in range(n)]
-        for i in sorted({i for _, i in paged}):
-            if not graph.nodes[graph.node_of[i]].on_aux:
-                out[graph.node_of[i]].append(i)
         held = (span for i in range(len(self.sizes)) for span in self._spans(i))
-        return Schedule.of_stages(
+        return paged_at_once(
+            graph,
             R=((*sorted(nodes), t) for t, nodes in enumerate(self.again)),
             S_RAM=rows_of_spans(held, n),
-            S_AUX=rows_of_spans(storage_spans(graph, paged), n),
             M_in=map(sorted, self.arrive),
-            M_out=out,
             identity=GraphIdentity.of(graph),
         )
 

@@ -5,7 +5,7 @@ Several lines of drafts are followed in turn, each mended in a way of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -59,7 +59,7 @@ class _Line:
     """Excess and value of the draft."""
     best: tuple[float, float] = NOTHING
     """The least of them so far."""
-    idle: int = field(default=0)
+    idle: int = 0
     """Turns since then."""
 
 

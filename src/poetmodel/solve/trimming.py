@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.schedule import Schedule, rows_of_pairs, rows_of_spans, storage_spans
+from poetmodel.schedule import paged_at_once, rows_of_pairs
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph
+    from poetmodel.schedule import Schedule
 
 _NOTHING: Final[frozenset[int]] = frozenset()
 
@@ -57,16 +58,4 @@ def trim(graph: Graph, schedule: Schedule) -> Schedule:
         paged[t].sort()
         if wanted != set(held[t]):
             held[t] = sorted(wanted)
-    page_ins = [(t, i) for t, tensors in enumerate(paged) for i in tensors]
-    out: list[list[int]] = [[] for _ in range(n)]
-    for i in sorted({i for _, i in page_ins}):
-        if not graph.nodes[graph.node_of[i]].on_aux:
-            out[graph.node_of[i]].append(i)
-    return Schedule.of_stages(
-        R=computed,
-        S_RAM=held,
-        S_AUX=rows_of_spans(storage_spans(graph, page_ins), n),
-        M_in=paged,
-        M_out=out,
-        identity=schedule.identity,
-    )
+    return paged_at_once(graph, R=computed, S_RAM=held, M_in=paged, identity=schedule.identity)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from poetmodel.schedule import (
     GraphIdentity,
-    Schedule,
+    paged_at_once,
     rows_of_pairs,
     rows_of_spans,
-    storage_spans,
 )
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.model.events import Events
     from poetmodel.model.grouping import Grouping
+    from poetmodel.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +49,12 @@ class Placement:
         """Return the schedule."""
         graph = self.graph
         n = len(graph.nodes)
-        stored = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
-        out = {i for _, i in self.paged_in} - stored
         again = rows_of_pairs(sorted(set(self.recomputed)), n)
-        return Schedule.of_stages(
+        return paged_at_once(
+            graph,
             R=((*nodes, t) for t, nodes in enumerate(again)),
             S_RAM=rows_of_spans(self.spans, n),
-            S_AUX=rows_of_spans(storage_spans(graph, self.paged_in), n),
             M_in=rows_of_pairs(sorted(set(self.paged_in)), n),
-            M_out=rows_of_pairs(sorted((graph.node_of[i], i) for i in out), n),
             identity=GraphIdentity.of(graph),
         )
 
