@@ -8,11 +8,14 @@ import highspy
 import numpy as np
 import pytest
 
+from lazy_rounds import scarce_problem
 from poetmodel.backends import Limits, Termination
-from poetmodel.backends.highs import STATUS, Highs, _fresh_scheduler
+from poetmodel.backends.compiler import compile_model
+from poetmodel.backends.highs import STATUS, Highs, _fresh_scheduler, _is_misfit
 from poetmodel.backends.solver import Status
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.errors import BackendError
+from poetmodel.model import build
 
 
 def test_every_status_has_a_meaning() -> None:
@@ -67,3 +70,40 @@ def test_scheduler_is_renewed_but_not_from_a_callback() -> None:
     assert resets == [True]
     _fresh_scheduler(fake)
     assert resets == [True, True]
+
+
+@pytest.mark.parametrize("seed", [16475, 16560, 16859, 17078, 17570])
+def test_presolve_does_not_lose_the_optimum(seed: int) -> None:
+    """Models that HiGHS 1.15.1 calls infeasible with all rules of its presolve.
+
+    With the rule that misleads it the error shows, and they are solved again.
+    """
+    problem = scarce_problem(f"rooms {seed}", (9, 13))
+    form = compile_model(build(problem))
+    safe = Highs().solve(form, Limits(rel_gap=0.0, options={"presolve": "off"}))
+    assert safe.x is not None
+    best = form.objective @ safe.x
+    for options in ({}, {"presolve_rule_off": 0}):
+        lines: list[str] = []
+        raw = Highs().solve(form, Limits(rel_gap=0.0, options=options, log=lines.append))
+        assert raw.termination == Termination.PROVED
+        assert raw.x is not None
+        assert form.objective @ raw.x == pytest.approx(best)
+        again = any("solving again without it" in line for line in lines)
+        assert again == bool(options)
+
+
+def test_the_callers_word_on_presolve_counts() -> None:
+    """Who asks for presolve gets what it gives."""
+    form = compile_model(build(scarce_problem("rooms 16475", (9, 13))))
+    options = {"presolve": "on", "presolve_rule_off": 0}
+    assert Highs().solve(form, Limits(rel_gap=0.0, options=options)).infeasible
+
+
+def test_rounding_errors_are_no_misfit() -> None:
+    """HiGHS tells of small violations too."""
+    text = "WARNING: Solution with objective 6 has untransformed violations: "
+    assert _is_misfit(f"{text}bound = 0; integrality = 0; row = 2 (row 7)")
+    assert _is_misfit(f"{text}bound = 1.073 (col 1533); integrality = 1.386e-14; row = 0")
+    assert not _is_misfit(f"{text}bound = 0; integrality = 0; row = 2.1e-06 (row 7)")
+    assert not _is_misfit("Solving report")
