@@ -241,7 +241,11 @@ GapOption = Annotated[
 ThreadsOption = Annotated[
     int,
     typer.Option(
-        "--threads", metavar="N", parser=_count, help="Threads to use.", rich_help_panel=HOW
+        "--threads",
+        metavar="N",
+        parser=_count,
+        help="Threads to use; with 2, `lazy` searches for schedules beside the proof.",
+        rich_help_panel=HOW,
     ),
 ]
 OutOption = Annotated[

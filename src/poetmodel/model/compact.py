@@ -16,7 +16,7 @@ from poetmodel.model.memory import MEMORY, assign_memory
 from poetmodel.model.quantities import DEADLINE, ENERGY_BUDGET, OBJECTIVE, Decisions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from poetmodel.schedule import Schedule
 
@@ -78,6 +78,11 @@ def _once(m: pyo.ConcreteModel) -> None:
         S_RAM[t,i] + M_in[t,i] + R[t,node(i)] <= 1    node(i) has one output
         S_RAM[t,i] + M_in[t,i] <= 1                   otherwise
     """
+    state_once(m, [(t, i) for i, stages in enumerate(m.events.events) for t in stages])
+
+
+def state_once(m: pyo.ConcreteModel, index: Sequence[tuple[int, int]]) -> None:
+    """State these rows for (stage or group, tensor)."""
     graph = m.problem.graph
 
     def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
@@ -89,7 +94,6 @@ def _once(m: pyo.ConcreteModel) -> None:
             return pyo.Constraint.Skip
         return (None, linear((1, var) for var in found), 1)
 
-    index = [(t, i) for i, stages in enumerate(m.events.events) for t in stages]
     m.once = pyo.Constraint(index, rule=rule)
 
 

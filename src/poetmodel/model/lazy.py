@@ -10,9 +10,9 @@ from poetmodel.model.compact import (
     FROM_STORAGE,
     INPUTS,
     KEEPING,
-    ONCE,
     STORAGE,
     VARIABLES,
+    state_once,
 )
 from poetmodel.model.component import Component, Formulation
 from poetmodel.model.grouping import find_group_events
@@ -36,6 +36,25 @@ def _sure_keeps(m: pyo.ConcreteModel) -> None:
     """
     for i, a in m.group_events.kept:
         m.kept[i, a].fix(1)
+
+
+def _once(m: pyo.ConcreteModel) -> None:
+    """Put a tensor into RAM at most once in a group.
+
+    Where room cuts are to be stated, in groups of one stage only: in a longer one a tensor may go
+    to make room for a recomputation, and come back::
+
+        kept[i into l] + paged_in[l,i] + recomputed[l,node(i)] <= 1    node(i) has one output
+        kept[i into l] + paged_in[l,i] <= 1                            otherwise
+    """
+    grouping = m.grouping
+    long = {
+        group
+        for group, last in enumerate(grouping.last_stage)
+        if m.restoring and grouping.first_stage[group] < last
+    }
+    events = enumerate(m.events.events)
+    state_once(m, [(group, i) for i, groups in events for group in groups if group not in long])
 
 
 class GroupView(StepView):
@@ -78,7 +97,7 @@ LAZY = Formulation(
         Component(
             "sure_keeps", _sure_keeps, "poetmodel: free keep", requires=frozenset({"variables"})
         ),
-        ONCE,
+        Component("once", _once, "poetmodel: once of compact", requires=frozenset({"variables"})),
         KEEPING,
         FROM_STORAGE,
         INPUTS,
@@ -97,7 +116,11 @@ LAZY = Formulation(
 
 
 def build_relaxation(
-    problem: Problem, grouping: Grouping, recomputable: Sequence[bool]
+    problem: Problem,
+    grouping: Grouping,
+    recomputable: Sequence[bool],
+    *,
+    restoring: bool = False,
 ) -> pyo.ConcreteModel:
     """Return the relaxation of a problem that enforces the rows of a grouping.
 
@@ -109,6 +132,8 @@ def build_relaxation(
         The enforced rows.
     recomputable : sequence of bool, one per node
         From `poetmodel.model.events.recomputable_nodes`.
+    restoring : bool
+        Whether a tensor may come back to a group that it enters, as room cuts need.
 
     Returns
     -------
@@ -121,6 +146,8 @@ def build_relaxation(
     m.formulation = LAZY
     m.exact = True
     m.grouping = grouping
+    m.restoring = restoring
+    m.recomputable = tuple(recomputable)
     m.group_events = find_group_events(problem, grouping, recomputable)
     m.events = m.group_events.events
     LAZY.populate(m)

@@ -60,7 +60,7 @@ def solve(
     gap : float
         Stop when the gap of what can be decided (the overhead, for energy) is at most this.
     threads : int
-        Threads that the solver may use.
+        Threads that may be used: from two on a process searches for schedules beside the proof.
     seed : int
         Seed of the solver.
     start : Schedule, optional

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
 from lazy_rounds import no_rows, scarce_problem
 from oracle import optimum
 from poetmodel.device import Costs
+from poetmodel.errors import BackendError
 from poetmodel.graph import Graph, operation
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem, Quantity
@@ -18,13 +20,15 @@ from poetmodel.result import Termination, unavoidable
 from poetmodel.schedule import checkpoint_all
 from poetmodel.solve.constructive import construct, offload_all
 from poetmodel.solve.infeasibility import obstacle
-from poetmodel.solve.lazy import driver, solve_lazily
+from poetmodel.solve.lazy import beside, driver, solve_lazily
 from poetmodel.solve.lazy.session import Session
+from poetmodel.solve.lazy.upper import ScheduleSearch
 from poetmodel.solve.outcome import judge
 from poetmodel.solve.request import Request
 from worked import comb_graph, even_costs, skip_problem
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     from poetmodel.solve.outcome import Candidate, Outcome
@@ -93,7 +97,7 @@ def test_statistics_tell_rounds_rows_and_columns() -> None:
 
 
 def test_one_row_is_enforced_while_that_raises_the_bound() -> None:
-    """The worst of those broken; all of them where the one before gained little."""
+    """The worst of those broken; more where the one before gained little: all near the end."""
     session = Session(comb_problem(), Request(gap=0.0), None)
     rounds = driver._Rounds(session, Grouping(20))
     relaxation = session.build(Grouping(20))
@@ -103,10 +107,36 @@ def test_one_row_is_enforced_while_that_raises_the_bound() -> None:
     relaxation = rounds._refine(relaxation, [5, 7, 3], [])
     assert relaxation.grouping.stage_rows == {9, 5}
     session.bound = rounds.known * (1 + driver.WORTH_A_ROUND / 2)
-    relaxation = rounds._refine(relaxation, [7, 3], [])
-    assert relaxation.grouping.stage_rows == {9, 5, 7, 3}
-    session.bound = rounds.known + 1.0
-    relaxation = rounds._refine(relaxation, [], [(12, 11), (14, 13)])
+    relaxation = rounds._refine(relaxation, [7, 3, 11, 13], [])
+    assert relaxation.grouping.stage_rows == {9, 5, 7, 3, 11}
+    session.bound = rounds.known * (1 + driver.WORTH_A_ROUND / 2)
+    value = session.bound * (1 + driver.WIDE / 2)
+    session.best = replace(greedy(session.problem), value=value)
+    relaxation = rounds._refine(relaxation, [13, 12, 14, 15], [])
+    assert relaxation.grouping.stage_rows == {9, 5, 7, 3, 11, 13, 12, 14, 15}
+
+
+def test_the_first_answer_that_breaks_steps_only_brings_room_cuts() -> None:
+    """The groups stay as they are; the next such answers part the group of their worst step."""
+    session = Session(comb_problem(), Request(gap=0.0), None)
+    rounds = driver._Rounds(session, Grouping(20))
+    relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
+    assert session.restoring
+    assert relaxation.model.restoring
+    assert relaxation.grouping == Grouping(20)
+    for rows, steps in (({12}, set()), ({12, 11}, set()), ({12, 11}, {(12, 11)})):
+        session.bound = rounds.known + 1.0
+        relaxation = rounds._refine(relaxation, [], [(12, 11), (14, 13)])
+        assert relaxation.grouping.stage_rows == rows
+        assert relaxation.grouping.step_rows == steps
+
+
+def test_where_ram_is_minimized_step_rows_are_enforced_at_once() -> None:
+    """Room cuts are about a budget that is a number."""
+    session = Session(replace(comb_problem(), minimize="ram"), Request(gap=0.0), None)
+    rounds = driver._Rounds(session, Grouping(20))
+    relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
+    assert not session.restoring
     assert relaxation.grouping.step_rows == {(12, 11)}
 
 
@@ -179,6 +209,91 @@ def test_progress_only_gets_better(threads: int, minimize: str) -> None:
     assert incumbents[-1] == value
     assert max(bounds) <= value * (1 + 1e-6)
     assert outcome.bound == pytest.approx(value)
+
+
+# -- two threads ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start a process for the search at once."""
+    monkeypatch.setattr(beside, "START_S", 0.0)
+
+
+@pytest.mark.parametrize("start_s", [0.0, 0.3, 1e9])
+def test_a_search_beside_the_proof_changes_no_value(
+    start_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever its process starts, or if it never does; without leaving one."""
+    monkeypatch.setattr(beside, "START_S", start_s)
+    monkeypatch.setattr(beside, "EVERY_S", 0.01)
+    made: list[subprocess.Popen[bytes]] = []
+    start = beside._start
+
+    def noted(errors: IO[bytes]) -> subprocess.Popen[bytes]:
+        made.append(start(errors))
+        return made[-1]
+
+    monkeypatch.setattr(beside, "_start", noted)
+    problem = comb_problem(14, 13, 5.0)
+    outcome = solved(problem, start=judge(problem, offload_all(problem)), threads=2)
+    assert outcome.termination == Termination.PROVED
+    assert value_of(outcome) == pytest.approx(77.0)
+    assert outcome.bound == pytest.approx(77.0)
+    assert all(process.returncode is not None for process in made)
+    assert len(made) == 1 or start_s > 0.0
+    assert 1 < outcome.statistics["enforced_rows"] < 28
+
+
+@pytest.mark.usefixtures("at_once")
+def test_answers_are_handed_over_while_a_process_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof's own process does not search then, and does where there is none."""
+    problem = comb_problem()
+    session = Session(problem, Request(gap=0.0, threads=2), None)
+    rounds = driver._Rounds(session, Grouping(20))
+    rounds.search = ScheduleSearch(session, Grouping(20))
+    rounds.beside = beside.Beside(session)
+    handed: list[beside.Task] = []
+    monkeypatch.setattr(rounds.beside, "put", handed.append)
+    relaxation = session.build(Grouping(20, frozenset({9})))
+    x = session.solve(relaxation.form).x
+    rounds.beside.runs.set()
+    rounds._glance(relaxation, x)
+    rounds._search(relaxation, x, force=True)
+    assert [(task.glance, task.force) for task in handed] == [(True, False), (False, True)]
+    assert handed[1].rows.stage_rows == rounds.search.grouping.stage_rows == {9}
+    assert session.best is None
+    rounds.beside.runs.clear()
+    rounds._search(relaxation, x)
+    assert session.best is not None
+    assert len(handed) == 3
+
+
+def test_one_thread_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it make ready to."""
+    monkeypatch.setattr(driver, "Beside", lambda _: pytest.fail("made ready"))
+    assert solved(comb_problem(6, 9), threads=1).termination == Termination.PROVED
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_search_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with one thread; the solve does not go on without a word."""
+    monkeypatch.setattr(beside, "PROGRAM", "raise LookupError('of its own')")
+    with pytest.raises(BackendError, match="LookupError: of its own"):
+        solved(comb_problem(14, 13, 5.0), threads=2)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.skipif(os.name == "nt", reason="no such signals")
+def test_the_proof_goes_on_without_a_search_that_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It searches by itself again, and the log tells."""
+    monkeypatch.setattr(beside, "PROGRAM", "import os; os.kill(os.getpid(), 9)")
+    outcome = solved(comb_problem(14, 13, 5.0), threads=2)
+    assert outcome.termination == Termination.PROVED
+    assert value_of(outcome) == pytest.approx(77.0)
+    assert "ended from outside (status -9)" in outcome.log
 
 
 # -- how it stops --------------------------------------------------------------------------------

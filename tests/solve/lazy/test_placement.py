@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from instances import random_graph, random_schedule, seeded
-from lazy_rounds import CLOSE, broken, placed, ram_limit, random_rows, relaxation_of, scarce_problem
+from lazy_rounds import CLOSE, broken, placed, ram_limit, random_rows, scarce_problem
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.graph import Graph, operation
-from poetmodel.model.events import Events
+from poetmodel.model.events import Events, recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
 from poetmodel.schedule import Schedule, checkpoint_all, simulate
 from poetmodel.solve.infeasibility import obstacle
 from poetmodel.solve.lazy.placement import GroupDecisions, Placement, place
+from poetmodel.solve.lazy.relaxation import Relaxation
 from poetmodel.solve.outcome import judge
 from worked import comb_graph, skip_graph
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.problem import Problem
-    from poetmodel.solve.lazy.relaxation import Relaxation
 
 
 def decided(
@@ -131,6 +131,14 @@ def test_what_nobody_needs_is_not_placed() -> None:
     assert placement.recomputed == [(5, 0)]
     assert placement.paged_in == []
     assert placement.schedule().M_out == ()
+
+
+def test_a_tensor_that_enters_its_group_is_not_brought_back() -> None:
+    """A point may say both where tensors may come back; it stays instead, at no cost."""
+    decisions = decided({(0, 0), (1, 0), (2, 0)}, {(1, 0)}, {(1, 0)})
+    placement = place(COMB, GROUPS, EVENTS, decisions)
+    assert (placement.recomputed, placement.paged_in) == ([], [])
+    assert placement.schedule() == checkpoint_all(COMB)
 
 
 def test_spans_of_a_tensor_that_touch_are_joined() -> None:
@@ -253,7 +261,9 @@ def points(count: int, kind: str) -> Iterator[tuple[str, Relaxation, NDArray[np.
         if obstacle(problem) is not None:
             continue
         rng = seeded(f"point of {seed}")
-        relaxation = relaxation_of(problem, random_rows(rng, problem, rng.choice((0.2, 0.4, 0.7))))
+        rows = random_rows(rng, problem, rng.choice((0.2, 0.4, 0.7)))
+        again = recomputable_nodes(problem)
+        relaxation = Relaxation.build(problem, rows, again, restoring=bool(number % 2))
         form = relaxation.form
         objective = np.array([rng.uniform(-0.3, 1.0) for _ in range(form.n_columns)])
         if problem.minimize == Quantity.RAM:  # rows say something only where the peak is sought

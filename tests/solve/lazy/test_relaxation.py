@@ -20,12 +20,13 @@ from lazy_rounds import (
 from oracle import optimum
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
+from poetmodel.model.events import recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import unavoidable
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solve.infeasibility import obstacle
-from poetmodel.solve.lazy.relaxation import Allowed, Cut, Origin
+from poetmodel.solve.lazy.relaxation import Allowed, Cut, Origin, Relaxation, Used
 from poetmodel.solve.outcome import judge
 from poetmodel.solve.trimming import trim
 from worked import comb_graph, even_costs, skip_problem
@@ -134,6 +135,37 @@ def test_one_row_is_stated_by_hand() -> None:
     assert decisions.paged_in == frozenset()
     # `c`, made by the row's own stage, is kept at no cost.
     assert decisions.kept == {(2, 0)}
+
+
+# -- where tensors may come back ---------------------------------------------------------------
+
+
+def restoring(problem: Problem, grouping: Grouping) -> Relaxation:
+    """Build the relaxation that lets tensors come back to groups that they enter."""
+    return Relaxation.build(problem, grouping, recomputable_nodes(problem), restoring=True)
+
+
+def test_only_in_groups_of_one_stage_nothing_comes_twice() -> None:
+    """There a tensor cannot go and come back; in longer ones it can, so that nothing is said."""
+    fewer = 0
+    for number, (problem, _) in enumerate(feasible(40, "relaxation-19", (4, 7))):
+        grouping = random_rows(seeded(f"once/{number}"), problem, 0.5)
+        every = set(relaxation_of(problem, grouping).model.once)
+        stages = zip(grouping.first_stage, grouping.last_stage, strict=True)
+        single = {group for group, (first, last) in enumerate(stages) if first == last}
+        wanted = {(group, i) for group, i in every if group in single}
+        assert set(restoring(problem, grouping).model.once) == wanted
+        fewer += wanted < every
+    assert fewer > 5
+
+
+def test_coming_back_is_worth_nothing() -> None:
+    """The optimum is that of the relaxation in which nothing comes twice."""
+    for number, (problem, _) in enumerate(feasible(60, "relaxation-20", (4, 7))):
+        grouping = random_rows(seeded(f"back/{number}"), problem, 0.4)
+        found = least(restoring(problem, grouping).form)
+        wanted = least(relaxation_of(problem, grouping).form)
+        assert found == pytest.approx(wanted, abs=CLOSE), number
 
 
 # -- points of schedules -----------------------------------------------------------------------
@@ -250,6 +282,22 @@ def test_spans_reach_every_group_that_they_touch() -> None:
     assert groups(Allowed(recomputed={0: {(0, 3)}})) == {1}
 
 
+def test_what_a_point_uses_is_told_in_stages() -> None:
+    """From some value on; a finer group within a span is nothing new, a coarser one is."""
+    coarse = relaxation_of(skip_problem(), Grouping(4, frozenset({0, 2})))
+    x = np.zeros(coarse.form.n_columns)
+    x[coarse.recomputed[2, 0]] = 0.5
+    x[coarse.paged_in[2, 0]] = 0.25
+    assert coarse.used(x, 0.5) == Used(recomputed=((0, 3, 3),), paged_in=())
+    used = coarse.used(x, 0.25)
+    assert used == Used(recomputed=((0, 3, 3),), paged_in=((0, 3, 3),))
+    allowed = Allowed(recomputed={0: {(1, 3)}})
+    assert not allowed.add(coarse.used(x, 0.5))
+    assert allowed.add(used)
+    assert allowed.paged_in == {0: {(3, 3)}}
+    assert allowed.add(Used(recomputed=((0, 0, 3),), paged_in=()))
+
+
 def test_a_restriction_to_a_schedule_admits_it() -> None:
     """What a schedule does is allowed once it is added, so that the restriction keeps its value."""
     count = 0
@@ -283,11 +331,10 @@ def test_restrictions_are_never_below_the_relaxation() -> None:
         assert best is not None
         some, everything = Allowed(), Allowed()
         x = np.array([float(rng.random() < 0.5) for _ in relaxation.form.columns])
-        some.add_point(relaxation, x, 0.5)
-        assert everything.add_point(relaxation, np.ones_like(x), 0.5) == bool(
-            relaxation.recomputed or relaxation.paged_in
-        )
-        assert not everything.add_point(relaxation, np.ones_like(x), 0.5)  # nothing new
+        some.add(relaxation.used(x, 0.5))
+        all_used = relaxation.used(np.ones_like(x), 0.5)
+        assert everything.add(all_used) == bool(relaxation.recomputed or relaxation.paged_in)
+        assert not everything.add(all_used)  # nothing new
         restricted = least(relaxation.restricted(some))
         assert restricted is None or restricted >= best - CLOSE
         assert least(relaxation.restricted(everything)) == pytest.approx(best, abs=CLOSE)

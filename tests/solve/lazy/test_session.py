@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lazy_rounds import scarce_problem
+from poetmodel.graph import Graph, operation
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
 from poetmodel.result import Termination
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solve.lazy.cuts import separate
-from poetmodel.solve.lazy.relaxation import Cut
+from poetmodel.solve.lazy.relaxation import Cut, RoomOrigin
+from poetmodel.solve.lazy.rooms import Rooms
 from poetmodel.solve.lazy.session import Session
 from poetmodel.solve.outcome import judge
 from poetmodel.solve.request import Request
@@ -175,3 +177,57 @@ def test_cuts_go_along_into_finer_groupings() -> None:
         assert {cut.origin for cut in finer.cuts} <= origins
         count += len(finer.cuts)
     assert count > 10
+
+
+def crowded_session() -> Session:
+    """Begin a solve in which to make `k` again takes 3 + 3 beside the 5 of `a`, of 10.
+
+    The row of `y`, stage 2, is enforced: not both of `k` and `a` stay through it.
+    """
+    graph = Graph(
+        name="crowded",
+        nodes=(
+            operation("k", output_bytes=3, workspace_bytes=3),
+            operation("a", output_bytes=5),
+            operation("y", output_bytes=0, workspace_bytes=3, recomputable=False),
+            operation("x", output_bytes=0, inputs=("k",), recomputable=False),
+            operation("m", output_bytes=0, recomputable=False),
+            operation("x2", output_bytes=0, inputs=("k",), recomputable=False),
+            operation("z", output_bytes=0, inputs=("a",), recomputable=False),
+        ),
+    )
+    costs = even_costs(graph, page_in=None, page_out=None)
+    session = session_of(Problem(graph, costs, ram=10))
+    session.restoring = True
+    return session
+
+
+def test_room_cuts_go_along_once_each_for_every_group() -> None:
+    """A group that is parted has the cut in both; those that last stay apart from the others."""
+    session = crowded_session()
+    coarse = session.build(Grouping(7, frozenset({2})))
+    origin = RoomOrigin(first_stage=3, last_stage=6, node=0, output=0, tensors=(1,))
+    cuts = [*Rooms(coarse).restate(origin)]
+    assert len(cuts) == 1
+    coarse.cuts, coarse.lasting = [*cuts, *cuts], cuts
+    finer = session.build(coarse.grouping.add([4]), coarse)
+    spans = {(3, 4), (5, 6)}
+    for stated in (finer.cuts, finer.lasting):
+        assert len(stated) == 2
+        origins = [cut.origin for cut in stated]
+        assert {(one.first_stage, one.last_stage) for one in origins if one is not None} == spans
+    assert finer.cut_form().n_rows == finer.form.n_rows + 4
+    assert session.build(coarse.grouping).cuts == []
+
+
+def test_room_cuts_hold_only_where_tensors_may_come_back() -> None:
+    """So a session that does not let them builds relaxations without."""
+    session = crowded_session()
+    coarse = session.build(Grouping(7, frozenset({2})))
+    origin = RoomOrigin(first_stage=3, last_stage=6, node=0, output=0, tensors=(1,))
+    coarse.cuts = coarse.lasting = [*Rooms(coarse).restate(origin)]
+    assert coarse.model.restoring
+    session.restoring = False
+    finer = session.build(coarse.grouping.add([4]), coarse)
+    assert not finer.model.restoring
+    assert (finer.cuts, finer.lasting) == ([], [])

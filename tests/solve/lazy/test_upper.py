@@ -10,9 +10,11 @@ from lazy_rounds import CLOSE, no_rows, random_rows, run_rounds, scarce_problem,
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
 from poetmodel.solve.constructive import construct, offload_all
+from poetmodel.solve.draft import Supply
 from poetmodel.solve.infeasibility import obstacle
+from poetmodel.solve.lazy.relaxation import Used
 from poetmodel.solve.lazy.session import Session
-from poetmodel.solve.lazy.upper import PATIENCE, ScheduleSearch, examine, start_point
+from poetmodel.solve.lazy.upper import PATIENCE, Answer, ScheduleSearch, examine, start_point
 from poetmodel.solve.outcome import judge
 from poetmodel.solve.request import Request
 from worked import comb_graph, even_costs, skip_problem
@@ -79,7 +81,7 @@ def test_a_search_finds_a_schedule_from_one_answer() -> None:
     x = solved(relaxation).x
     assert x is not None
     search = ScheduleSearch(session, relaxation.grouping)
-    search.run(relaxation, x)
+    search.run(Answer.of(relaxation, x))
     assert session.best is not None
     assert not session.best.violations
     assert search.grouping.stage_rows > relaxation.grouping.stage_rows
@@ -94,11 +96,11 @@ def test_a_search_is_repeated_only_for_something_new() -> None:
     x = solved(relaxation).x
     assert x is not None
     search = ScheduleSearch(session, relaxation.grouping)
-    search.run(relaxation, x)
+    search.run(Answer.of(relaxation, x))
     before = session.solve_s
-    search.run(relaxation, x)
+    search.run(Answer.of(relaxation, x))
     assert session.solve_s == before
-    search.run(relaxation, x, force=True)
+    search.run(Answer.of(relaxation, x), force=True)
     assert session.solve_s > before
 
 
@@ -112,7 +114,7 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_at_a_glance() -> None:
     rows, _ = examine(session, relaxation, x)
     assert rows
     assert session.best is None
-    ScheduleSearch(session, relaxation.grouping).glance(relaxation, x)
+    ScheduleSearch(session, relaxation.grouping).glance(Answer.of(relaxation, x))
     assert session.best is not None
     assert not session.best.violations
     assert session.solve_s == 0.0
@@ -133,20 +135,46 @@ def test_the_best_schedule_is_improved_locally() -> None:
     assert search.patience > PATIENCE
 
 
-def test_serving_does_the_latest_task_and_ends_with_the_solve() -> None:
-    """A task that came before another is dropped; one that ends the solve ends the service."""
-    session = session_of(comb_problem())
-    search = ScheduleSearch(session, Grouping(12))
-    done: list[str] = []
+@pytest.mark.parametrize("turns", [0, 50])
+def test_a_local_search_ends_when_something_better_waits(turns: int) -> None:
+    """After any number of turns; what it has found by then is offered."""
+    problem = comb_problem()
+    everything = offload_all(problem)
+    assert everything is not None
+    session = session_of(problem)
+    assert session.offer(everything)
+    before = session.best
+    asked = 0
 
-    def last() -> None:
-        done.append("last")
-        session.stop.set()
+    def hurry() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > turns
 
-    search.tasks.append(lambda: done.append("first"))
-    search.tasks.append(last)
-    search.serve()
-    assert done == ["last"]
+    search = ScheduleSearch(session, Grouping(12), hurry=hurry)
+    search.patience = session.columns = 1_000
+    search.improve()
+    assert asked == turns + 1
+    assert session.best is not before
+
+
+def test_an_answer_is_told_in_terms_of_the_graph() -> None:
+    """What it brings back, in stages; what it uses, in spans of them; no columns.
+
+    Row 2 of the skip connection is enforced: the groups are the stages 0 to 2, and 3. In the second
+    one `a` is recomputed, for 1 J.
+    """
+    session = session_of(skip_problem())
+    relaxation = session.build(Grouping(4, frozenset({2})))
+    x = solved(relaxation).x
+    assert x is not None
+    answer = Answer.of(relaxation, x)
+    assert answer.grouping == relaxation.grouping
+    assert answer.supplies == (Supply(3, 0, again=True),)
+    assert answer.used == Used(recomputed=((0, 3, 3),), paged_in=())
+    x = x.copy()
+    x[relaxation.paged_in[1, 0]] = 0.25
+    assert Answer.of(relaxation, x).used == Used(recomputed=((0, 3, 3),), paged_in=((0, 3, 3),))
 
 
 def test_a_best_schedule_that_is_not_allowed_is_no_start() -> None:
@@ -162,7 +190,7 @@ def test_a_best_schedule_that_is_not_allowed_is_no_start() -> None:
     start = start_point(session, relaxation)
     assert start is not None
     before = session.solve_s
-    search.run(relaxation, x)
+    search.run(Answer.of(relaxation, x))
     assert session.solve_s > before
 
 
@@ -180,7 +208,7 @@ def test_a_search_claims_nothing_and_finds_nothing_wrong() -> None:
         raw = solved(relaxation)
         search = ScheduleSearch(session, no_rows(problem))
         if raw.x is not None:
-            search.run(relaxation, raw.x, force=True)
+            search.run(Answer.of(relaxation, raw.x), force=True)
         assert session.bound == bound
         if session.best is not None:
             found += 1

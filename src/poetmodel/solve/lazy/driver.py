@@ -6,9 +6,7 @@ schedule that the judge accepts is an upper bound.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,12 +14,15 @@ from poetmodel.backends.protocol import Termination as Stop
 from poetmodel.backends.worker import run_interruptibly
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.model.grouping import Grouping
-from poetmodel.result import Termination
+from poetmodel.problem import Quantity
+from poetmodel.result import Termination, relative_gap
 from poetmodel.solve.covers import limit_rows, with_covers
 from poetmodel.solve.infeasibility import limits_in_words
+from poetmodel.solve.lazy.beside import Beside, Task
 from poetmodel.solve.lazy.linear import grow, tighten
+from poetmodel.solve.lazy.rooms import Rooms
 from poetmodel.solve.lazy.session import Session
-from poetmodel.solve.lazy.upper import ScheduleSearch, examine, start_point
+from poetmodel.solve.lazy.upper import Answer, ScheduleSearch, examine, start_point
 from poetmodel.solve.outcome import Candidate, Outcome
 
 if TYPE_CHECKING:
@@ -38,6 +39,14 @@ SHARE: Final = 0.75
 """Most of the time that is left for one integer solve: one that is cut short begins anew."""
 WORTH_A_ROUND: Final = 0.02
 """Rise of the bound, relative, that is worth another round with a single new row."""
+NEAR: Final = 0.5
+"""Largest gap at which a relaxation is solved without the solver's own heuristics."""
+WIDE: Final = 0.03
+"""Gap from which rows are added a few at a time: relaxations are far from the end, and long."""
+MOST_ROWS: Final = 3
+"""Most rows that a round adds then."""
+BROKEN: Final = 1e-6
+"""Least violation of a room cut by an integer answer."""
 PROVING: Final = MappingProxyType(
     {
         "highs": MappingProxyType(
@@ -69,7 +78,8 @@ def solve_lazily(
     problem : Problem
         Any problem of the contract.
     request : Request
-        Solver and limits; with two threads or more, schedules are searched beside the proof.
+        Solver and limits; with two threads or more, a process searches for schedules beside the
+        proof.
     start : Candidate or None
         A valid schedule to begin from.
     first : Grouping, optional
@@ -109,23 +119,18 @@ class _Rounds:
     known: float = float("-inf")
     """The bound when rows were last added."""
     search: ScheduleSearch = field(init=False)
-    pool: ThreadPoolExecutor | None = None
-    searching: Future[None] | None = None
+    beside: Beside | None = None
+    """Where schedules are searched for while there is a core for it."""
 
     def run(self) -> bool:
         """Run all phases; return whether the problem is proved infeasible."""
         self.search = ScheduleSearch(self.session, self.grouping)
-        if self.session.request.threads > 1:
-            self.pool = ThreadPoolExecutor(1, thread_name_prefix="poetmodel-search")
-            self.searching = self.pool.submit(self.search.serve)
-        try:
+        if self.session.request.threads == 1:
+            return self._phases()
+        with Beside(self.session) as self.beside:
+            self.search.hurry = self.beside.runs.is_set
             infeasible = self._phases()
-        finally:
-            if self.pool is not None:
-                self.session.stop.set()
-                self.pool.shutdown(wait=True)
-        if self.searching is not None:
-            self.searching.result()  # raises what the search raised
+        self.beside.check()
         return infeasible
 
     def _phases(self) -> bool:
@@ -163,8 +168,9 @@ class _Rounds:
         stuck = not rows and not steps and raw.termination == Stop.PROVED
         if not session.done():
             self._search(relaxation, raw.x, force=stuck)
+        rooms = self._find_room(relaxation, raw.x)
         if rows or steps:
-            return self._refine(relaxation, rows, steps)
+            return self._refine(relaxation, rows, [] if rooms else steps)
         tighter = with_covers(relaxation.form, raw.x, limit_rows(relaxation.form))
         if tighter is not None:  # only the solver's tolerance let the answer through
             relaxation.form = tighter
@@ -175,16 +181,34 @@ class _Rounds:
             session.stopped = Termination.STALLED
         return relaxation
 
+    def _find_room(self, relaxation: Relaxation, x: NDArray[Any]) -> bool:
+        """Add the room cuts that an answer breaks; return whether there are any."""
+        if not self.session.restoring:
+            return False
+        found = Rooms(relaxation).separate(x, BROKEN)
+        relaxation.lasting += found
+        return bool(found)
+
     def _refine(
         self, relaxation: Relaxation, rows: list[int], steps: list[tuple[int, int]]
     ) -> Relaxation:
-        """Enforce the worst of these rows, or all where that gained little; tighten with them."""
-        if self.session.bound - self.known > WORTH_A_ROUND * self.session.bound:
-            rows, steps = rows[:1], steps[:1]
-        self.known = self.session.bound
-        following = self.session.build(relaxation.grouping.add(rows, steps), relaxation)
-        if not self.session.done():
-            tighten(self.session, following)
+        """Enforce the worst of these rows, or more where that gained little; tighten with them."""
+        session = self.session
+        if not (rows or steps):
+            return relaxation  # it has new cuts
+        if steps and not session.restoring and session.problem.minimize != Quantity.RAM:
+            session.restoring = True
+            steps = []
+        most = MOST_ROWS if self._gap() > WIDE else None
+        if session.bound - self.known > WORTH_A_ROUND * session.bound:
+            most = 1
+        self.known = session.bound
+        grouping = relaxation.grouping.add(rows[:most], () if session.restoring else steps[:most])
+        for t, k in steps[:most] if session.restoring else ():
+            grouping = grouping.part(t, k)
+        following = session.build(grouping, relaxation)
+        if not session.done():
+            tighten(session, following)
         return following
 
     def _solve(self, relaxation: Relaxation) -> RawSolution | None:
@@ -194,13 +218,21 @@ class _Rounds:
         if session.bound > 0 and gap < 1:
             targets["objective_stop"] = session.bound / (1 - gap) / relaxation.unit
         return session.solve(
-            relaxation.with_cuts(relaxation.cuts),
+            relaxation.cut_form(),
             most_s=max(self.slice_s, session.request.remaining_s() * SHARE),
             targets=targets,
             start=start_point(session, relaxation),
-            options=None if session.best is None else PROVING.get(session.solver.name),
+            options=PROVING.get(session.solver.name) if self._is_near() else None,
             watch=lambda progress: self._watch(relaxation, progress),
         )
+
+    def _is_near(self) -> bool:
+        """Return whether what is still open is too little for a solver's own heuristics."""
+        return self._gap() < NEAR
+
+    def _gap(self) -> float:
+        best = self.session.best
+        return float("inf") if best is None else relative_gap(best.value, self.session.bound)
 
     def _watch(self, relaxation: Relaxation, progress: Progress) -> bool:
         """Follow a running solve; return whether it should go on.
@@ -219,23 +251,26 @@ class _Rounds:
         return True
 
     def _search(self, relaxation: Relaxation, x: NDArray[Any], *, force: bool = False) -> None:
-        """Search for schedules: now, or beside the proof where there is a thread for it."""
-        if self.searching is None:
-            self.search.run(relaxation, x, force=force)
-            return
-        if self.searching.done():
-            self.searching.result()  # raises what the search raised
-        self.search.tasks.append(partial(self.search.run, relaxation, x, force=force))
+        """Search for schedules: now, or beside the proof where there is a process for it."""
+        answer = Answer.of(relaxation, x)
+        if self.beside is not None:
+            self.search.enforce(relaxation.grouping)
+            self.beside.put(Task(answer=answer, rows=self.search.grouping, force=force))
+            if self.beside.runs.is_set():
+                return
+        self.search.run(answer, force=force)
 
     def _glance(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
         """Make a schedule of a linear answer: of the first, the second, the fourth, ..."""
         self.linear += 1
         if self.linear & (self.linear - 1):
             return
-        if self.searching is None:
-            self.search.glance(relaxation, x)
-        else:
-            self.search.tasks.append(partial(self.search.glance, relaxation, x))
+        answer = Answer.of(relaxation, x)
+        if self.beside is not None:
+            self.beside.put(Task(answer=answer, rows=relaxation.grouping, glance=True))
+            if self.beside.runs.is_set():
+                return
+        self.search.glance(answer)
 
 
 def _outcome(session: Session, rounds: _Rounds, *, infeasible: bool) -> Outcome:

@@ -184,7 +184,7 @@ class _Placer:
             for i in graph.inputs_of[t]:
                 readers.setdefault(i, []).append(t)
         made = self._recompute(group, readers)
-        for i in self.arrive[group]:
+        for i in self.arrive[group] - self.enter[group]:
             stage = self._need(group, i, readers)
             if stage is not None:
                 self.placement.paged_in.append((stage, i))

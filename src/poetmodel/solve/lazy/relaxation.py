@@ -55,6 +55,22 @@ class Origin:
     """Whether the recomputations of the last tensor's node stand for its inputs."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomOrigin:
+    """A room cut in terms of the graph, likewise."""
+
+    first_stage: int
+    """First stage of the group."""
+    last_stage: int
+    """Last stage of the group."""
+    node: int
+    """The node that is recomputed in it."""
+    output: int | None
+    """An output of it that bounds when that happens, by its first direct reader."""
+    tensors: tuple[int, ...]
+    """The tensors that stay meanwhile."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A valid row ``sum of coefficients >= right``."""
@@ -63,8 +79,18 @@ class Cut:
     """(column, coefficient)."""
     right: float
     """Right-hand side."""
-    origin: Origin | None = None
+    origin: Origin | RoomOrigin | None = None
     """What a finer relaxation needs to state it again; None where it has rows of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """Decisions that a point of a relaxation uses, without its columns."""
+
+    recomputed: tuple[tuple[int, int, int], ...]
+    """(node, first stage, last stage): it is recomputed in one of these."""
+    paged_in: tuple[tuple[int, int, int], ...]
+    """(tensor, first stage, last stage)."""
 
 
 @dataclass(kw_only=True)
@@ -78,14 +104,24 @@ class Relaxation:
     build_s: float
     cuts: list[Cut] = field(default_factory=list)
     """Valid rows found so far, in columns of `form`."""
+    lasting: list[Cut] = field(default_factory=list)
+    """Those of them that stay when they are not tight: integer answers broke them."""
 
     @classmethod
     def build(
-        cls, problem: Problem, grouping: Grouping, recomputable: Sequence[bool]
+        cls,
+        problem: Problem,
+        grouping: Grouping,
+        recomputable: Sequence[bool],
+        *,
+        restoring: bool = False,
     ) -> Relaxation:
-        """State and compile the relaxation that enforces the rows of `grouping`."""
+        """State and compile the relaxation that enforces the rows of `grouping`.
+
+        With `restoring` a tensor may come back to a group that it enters, as room cuts need.
+        """
         begun = time.monotonic()
-        model = build_relaxation(problem, grouping, recomputable)
+        model = build_relaxation(problem, grouping, recomputable, restoring=restoring)
         form = compile_model(model)
         return cls(
             problem=problem,
@@ -138,6 +174,10 @@ class Relaxation:
         """Column of ``paged_out[i]``."""
         return self.columns_of(self.model.paged_out)
 
+    def cut_form(self) -> StandardForm:
+        """Return the form with all cuts found so far as further rows."""
+        return self.with_cuts([*self.cuts, *self.lasting])
+
     def with_cuts(self, cuts: Sequence[Cut]) -> StandardForm:
         """Return the form with cuts as further rows."""
         form = self.form
@@ -163,6 +203,23 @@ class Relaxation:
             kept=frozenset(kept | self.model.group_events.kept),
             recomputed=_chosen(self.recomputed, x),
             paged_in=_chosen(self.paged_in, x),
+        )
+
+    def used(self, x: NDArray[np.float64], least: float) -> Used:
+        """Return what a point uses by at least `least`."""
+        return Used(
+            recomputed=self._spans(self.recomputed, x, least),
+            paged_in=self._spans(self.paged_in, x, least),
+        )
+
+    def _spans(
+        self, columns: dict[tuple[int, int], int], x: NDArray[np.float64], least: float
+    ) -> tuple[tuple[int, int, int], ...]:
+        grouping = self.grouping
+        return tuple(
+            (index, grouping.first_stage[group], grouping.last_stage[group])
+            for (group, index), column in columns.items()
+            if x[column] >= least
         )
 
     def start(self, schedule: Schedule) -> NDArray[np.float64] | None:
@@ -233,20 +290,17 @@ class Allowed:
     paged_in: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     """For each tensor."""
 
-    def add_point(self, relaxation: Relaxation, x: NDArray[np.float64], least: float) -> bool:
-        """Allow what a point uses by at least `least`; return whether any of it is new."""
-        grouping = relaxation.grouping
+    def add(self, used: Used) -> bool:
+        """Allow what an answer uses; return whether any of it is new."""
         new = False
-        for columns, spans in (
-            (relaxation.recomputed, self.recomputed),
-            (relaxation.paged_in, self.paged_in),
+        for decisions, spans in (
+            (used.recomputed, self.recomputed),
+            (used.paged_in, self.paged_in),
         ):
-            for (group, index), column in columns.items():
-                if x[column] >= least:
-                    span = (grouping.first_stage[group], grouping.last_stage[group])
-                    found = spans.setdefault(index, set())
-                    new |= not any(a <= span[0] and span[1] <= b for a, b in found)
-                    found.add(span)
+            for index, first, last in decisions:
+                found = spans.setdefault(index, set())
+                new |= not any(a <= first and last <= b for a, b in found)
+                found.add((first, last))
         return new
 
     def add_schedule(self, schedule: Schedule) -> None:

@@ -13,13 +13,14 @@ from poetmodel.backends.registry import backend
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.result import Termination, relative_gap
 from poetmodel.solve.lazy.cuts import restate
-from poetmodel.solve.lazy.relaxation import Relaxation
+from poetmodel.solve.lazy.relaxation import Relaxation, RoomOrigin
+from poetmodel.solve.lazy.rooms import Rooms
 from poetmodel.solve.outcome import Candidate, judge, least_value, same
 from poetmodel.solve.progress import SolveProgress
 from poetmodel.solve.trimming import trim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from poetmodel.model.grouping import Grouping
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
+    from poetmodel.solve.lazy.relaxation import Cut
     from poetmodel.solve.request import Request
 
 ALLOWANCE: Final = 1e-7
@@ -44,6 +46,8 @@ class Session:
     """Best schedule that the judge accepts."""
     bound: float = 0.0
     """Best lower bound, in the unit of the minimized quantity."""
+    restoring: bool = False
+    """Whether relaxations let tensors come back to groups that they enter, and have room cuts."""
     stopped: Termination | None = None
     """Why to stop, once there is a reason."""
     build_s: float = 0.0
@@ -121,11 +125,13 @@ class Session:
 
     def build(self, grouping: Grouping, previous: Relaxation | None = None) -> Relaxation:
         """State the relaxation of a grouping, with the cuts of a coarser one."""
-        relaxation = Relaxation.build(self.problem, grouping, self.recomputable)
-        for cut in previous.cuts if previous is not None else ():
-            again = None if cut.origin is None else restate(relaxation, cut.origin)
-            if again is not None:
-                relaxation.cuts.append(again)
+        relaxation = Relaxation.build(
+            self.problem, grouping, self.recomputable, restoring=self.restoring
+        )
+        if previous is not None:
+            rooms = Rooms(relaxation) if self.restoring else None
+            relaxation.cuts = _restated(relaxation, rooms, previous.cuts)
+            relaxation.lasting = _restated(relaxation, rooms, previous.lasting)
         with self.lock:
             self.build_s += relaxation.build_s
         return relaxation
@@ -195,3 +201,17 @@ class Session:
         if raw.termination == Stop.INTERRUPTED:
             self.done()  # takes note of the signal, if that is what it was
         return raw
+
+
+def _restated(relaxation: Relaxation, rooms: Rooms | None, cuts: Sequence[Cut]) -> list[Cut]:
+    """Return cuts of a coarser relaxation in the columns of this one, each once."""
+    found: dict[tuple[tuple[int, float], ...], Cut] = {}
+    for cut in cuts:
+        if isinstance(cut.origin, RoomOrigin):
+            for again in rooms.restate(cut.origin) if rooms is not None else ():
+                found.setdefault(again.terms, again)
+        elif cut.origin is not None:
+            one = restate(relaxation, cut.origin)
+            if one is not None:
+                found.setdefault(one.terms, one)
+    return list(found.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.model.grouping import Grouping
-    from poetmodel.solve.lazy.relaxation import Relaxation
+    from poetmodel.solve.lazy.relaxation import Relaxation, Used
     from poetmodel.solve.lazy.session import Session
 
 LONGEST_S: Final = 10.0
@@ -40,6 +39,32 @@ TURNS: Final = 100
 """After how many turns of a local search what it has found goes before the judge."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A point of a relaxation, in terms of the graph: all that the search for schedules needs."""
+
+    grouping: Grouping
+    """Rows that the relaxation enforces."""
+    supplies: tuple[Supply, ...]
+    """What it brings back, placed on stages."""
+    used: Used
+    """Decisions that it uses, fractional ones included."""
+
+    @classmethod
+    def of(cls, relaxation: Relaxation, x: NDArray[Any]) -> Answer:
+        """Return a point of a relaxation as an answer."""
+        graph = relaxation.problem.graph
+        placement = place(graph, relaxation.grouping, relaxation.events, relaxation.decisions(x))
+        return cls(
+            grouping=relaxation.grouping,
+            supplies=(
+                *(Supply(t, k, again=True) for t, k in placement.recomputed),
+                *(Supply(t, i, again=False) for t, i in placement.paged_in),
+            ),
+            used=relaxation.used(x, USED),
+        )
+
+
 @dataclass(slots=True)
 class ScheduleSearch:
     """Looks for schedules: near answers of relaxations, and near the best schedule.
@@ -54,8 +79,8 @@ class ScheduleSearch:
     grouping: Grouping
     """Rows enforced here: those of the proof and its own."""
     allowed: Allowed = field(default_factory=Allowed)
-    tasks: deque[Callable[[], None]] = field(default_factory=lambda: deque(maxlen=1))
-    """What `serve` is to do next: `glance` or `run` with the latest answer."""
+    hurry: Callable[[], bool] = lambda: False
+    """Whether something better than a local search waits: it ends then."""
     improvement: Improvement = field(init=False)
     patience: float = PATIENCE
     restricted_s: float = RESTRICTED_S
@@ -66,40 +91,29 @@ class ScheduleSearch:
         self.improvement = Improvement(self.session.problem, seed=request.seed)
         self.improvement.until_s = request.started_s + request.time_limit_s
 
-    def run(self, source: Relaxation, x: NDArray[Any], *, force: bool = False) -> None:
+    def run(self, answer: Answer, *, force: bool = False) -> None:
         """Search with what one more answer used.
 
         The restriction is not solved again where the answer used nothing new.
         """
-        new = self.allowed.add_point(source, x, USED)
-        self.glance(source, x)
+        new = self.allowed.add(answer.used)
+        self.glance(answer)
         if (new or force) and not self.session.done():
-            self._restrict(source)
+            self._restrict(answer.grouping)
 
-    def serve(self) -> None:
-        """Search beside the proof until the solve ends: with each new answer, else locally."""
-        while not self.session.done():
-            if self.tasks:
-                self.tasks.pop()()
-            else:
-                self.improve()
-
-    def glance(self, source: Relaxation, x: NDArray[Any]) -> None:
-        """Place an answer, mend it where it does not fit, and offer it.
+    def glance(self, answer: Answer) -> None:
+        """Mend an answer where it does not fit, and offer it.
 
         While the gap is far from closed, a local search goes on from there.
         """
-        graph = self.session.problem.graph
-        placement = place(graph, source.grouping, source.events, source.decisions(x))
-        self.improvement.consider(
-            [
-                *(Supply(t, k, again=True) for t, k in placement.recomputed),
-                *(Supply(t, i, again=False) for t, i in placement.paged_in),
-            ]
-        )
+        self.improvement.consider(answer.supplies)
         self._offer()
         if self._is_far():
             self.improve()
+
+    def enforce(self, grouping: Grouping) -> None:
+        """Enforce these rows here too."""
+        self.grouping = self.grouping.add(tuple(grouping.stage_rows), tuple(grouping.step_rows))
 
     def _is_far(self) -> bool:
         best = self.session.best
@@ -116,7 +130,7 @@ class ScheduleSearch:
         turns = 0
         most = max(1, int(self.patience * session.columns))
         idle = 0
-        while idle < most and not (session.done() or self.tasks):
+        while idle < most and not (session.done() or self.hurry()):
             idle = 0 if improvement.turn() else idle + 1
             turns += 1
             if turns % TURNS == 0:
@@ -135,15 +149,13 @@ class ScheduleSearch:
             if schedule is not None:
                 self.session.offer(schedule)
 
-    def _restrict(self, source: Relaxation) -> None:
+    def _restrict(self, grouping: Grouping) -> None:
         """Solve the restricted relaxation, with more rows as its answers break them."""
         session = self.session
         if session.best is not None:
             self.allowed.add_schedule(session.best.schedule)
-        self.grouping = self.grouping.add(
-            tuple(source.grouping.stage_rows), tuple(source.grouping.step_rows)
-        )
-        relaxation = session.build(self.grouping, source)
+        self.enforce(grouping)
+        relaxation = session.build(self.grouping)
         before = session.best
         most_s = LONGEST_S if before is None else self.restricted_s
         until = session.request.elapsed_s() + min(most_s, session.request.remaining_s() / 4)
@@ -175,7 +187,7 @@ class ScheduleSearch:
             if not rows and not steps:
                 return
             self.grouping = self.grouping.add(rows, steps)
-            relaxation = session.build(self.grouping, relaxation)
+            relaxation = session.build(self.grouping)
 
 
 def start_point(session: Session, relaxation: Relaxation) -> NDArray[Any] | None:
