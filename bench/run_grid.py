@@ -30,6 +30,8 @@ KIND: Final = "cell"
 """Kind of the records."""
 GRACE_S: Final = 120.0
 """How long after its limit a cell may take until its process is ended [s]."""
+WIDE: Final = 0.01
+"""Gap above which ``--again`` solves a cell again."""
 _TICK_S: Final = 0.5
 _PRELOADED: Final = (
     "pyomo.environ",
@@ -126,6 +128,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="file of records, *-grid.jsonl")
     parser.add_argument("--goal", type=int, action="append", choices=GOALS, help="default: all")
     parser.add_argument("--only", default="", help="cells whose name contains this")
+    parser.add_argument("--again", type=Path, help="record whose cells above a gap of 1 %% are run")
     parser.add_argument("--workers", type=int, default=1, help="cells at a time")
     parser.add_argument("--threads", type=int, default=1, help="threads of each solve")
     parser.add_argument("--limit", type=float, help="seconds of every cell; default: its own")
@@ -137,9 +140,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def is_left(record: dict[str, Any]) -> bool:
+    """Return whether a record's cell, solved as by default, ended with a gap above `WIDE`."""
+    gap = record.get("gap")
+    return record["cell"]["method"] == "default" and gap is not None and gap > WIDE
+
+
 def chosen_cells(options: argparse.Namespace) -> tuple[Cell, ...]:
     """Return the cells that the options ask for, in running order."""
     chosen = in_running_order(cells(options.goal or GOALS))
+    if options.again is not None:
+        left = {record["name"] for record in read_records(options.again) if is_left(record)}
+        chosen = tuple(cell for cell in chosen if cell.name in left)
     chosen = tuple(cell for cell in chosen if options.only in cell.name)[: options.sample]
     if options.limit is not None:
         chosen = tuple(replace(cell, limit_s=options.limit) for cell in chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from blocks import table
@@ -127,6 +128,17 @@ def unfinished(records: Sequence[dict[str, Any]], registered: Mapping[int, int])
     )
 
 
+def _again(twice: Mapping[str, CellRun]) -> str:
+    """Return a sentence on the cells that were solved again; "" where none was."""
+    if not twice:
+        return ""
+    within = sum(run.within(ONE_PERCENT) for run in twice.values())
+    return (
+        f"Of the cells that one thread left above 1 %, {len(twice)} were solved again with two "
+        f"threads, one at a time; {within} then ended within 1 %. Summaries do not count them. "
+    )
+
+
 def _median_to(runs: Sequence[CellRun], gap: float) -> float | None:
     """Return the median time to a gap; runs that never had it count as longer than all others."""
     times = [run.time_to(gap) for run in runs]
@@ -134,8 +146,13 @@ def _median_to(runs: Sequence[CellRun], gap: float) -> float | None:
     return middle if math.isfinite(middle) and times else None
 
 
-def worst_table(runs: Sequence[CellRun]) -> str:
-    """Return the cells that were not proved to 1 %, those with the largest gaps first."""
+def worst_table(
+    runs: Sequence[CellRun], twice: Mapping[str, CellRun] = MappingProxyType({})
+) -> str:
+    """Return the cells that were not proved to 1 %, those with the largest gaps first.
+
+    Where a cell was solved again with two threads, as `twice` has it by name, it says how far.
+    """
     able = feasible(runs)
     missed = [run for run in able if not run.within(ONE_PERCENT)]
     if not missed:
@@ -149,10 +166,12 @@ def worst_table(runs: Sequence[CellRun]) -> str:
             percent_text(run.gap),
             percent_text(run.overhead_ratio),
             f"{run.size('columns'):,}",
+            *((method_text(twice.get(run.record["name"])),) if twice else ()),
         )
         for run in missed[:WORST]
     ]
-    heads = ("cell", "status", "time", "gap", "overhead", "columns")
+    last = ("two threads",) if twice else ()
+    heads = ("cell", "status", "time", "gap", "overhead", "columns", *last)
     more = f"{len(missed)} of {len(able)} were not proved to 1 %"
     more += f"; the worst {WORST}:" if len(missed) > WORST else ":"
     return f"{more}\n\n{table(heads, rows, right=2)}"
@@ -282,9 +301,18 @@ def method_text(run: CellRun | None) -> str:
 
 
 def section(
-    records: Sequence[dict[str, Any]], source: str, *, plot: str, registered: Mapping[int, int]
+    records: Sequence[dict[str, Any]],
+    source: str,
+    *,
+    plot: str,
+    registered: Mapping[int, int],
+    again: Sequence[dict[str, Any]] = (),
 ) -> str:
-    """Return what the page of results says of the grid, which has so many cells for each goal."""
+    """Return what the page of results says of the grid, which has so many cells for each goal.
+
+    `again` are records of cells that were solved again with two threads.
+    """
+    twice = {record["name"]: CellRun(record) for record in again}
     parts = [
         "## The grid",
         f"From `bench/results/{source}`, one process a cell; [every cell](results-grid.md). "
@@ -292,13 +320,13 @@ def section(
         "schedule is; all others are shares of the checkpoint-all peak. Budgets below the floor "
         "are proved infeasible at once and counted apart. Every other cell counts, those without a "
         "schedule and those that ran into their limit included, with the time that they took. "
-        f"{unfinished(records, registered)}".strip(),
+        f"{_again(twice)}{unfinished(records, registered)}".strip(),
         summary_table(records, registered),
     ]
     for goal, (heading, wanted) in GOALS.items():
         runs = of_goal(records, goal)
         if runs:
-            parts += [f"### {heading}", wanted, by_model_table(runs), worst_table(runs)]
+            parts += [f"### {heading}", wanted, by_model_table(runs), worst_table(runs, twice)]
         if runs and goal == 1:
             parts.append(free_size_sentence(records))
         if runs and goal == 4:  # noqa: PLR2004

@@ -2,6 +2,7 @@
 
 ``python scripts/make_results.py`` takes the last ``*-grid.jsonl`` of ``bench/results/`` for the
 grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``), the last
+``*-grid-again.jsonl`` for cells of it that were solved again with two threads, the last
 ``*-training.jsonl`` for the comparison of training methods, and the last other file for all else;
 ``--check`` writes nothing and exits 1 where a page is not what the records say. Without a record
 there is no page.
@@ -276,6 +277,11 @@ def grid_files() -> list[Path]:
     return sorted(RESULTS.glob("*-grid.jsonl"))
 
 
+def again_files() -> list[Path]:
+    """Return the records of cells that were solved again with two threads, the newest last."""
+    return sorted(RESULTS.glob("*-grid-again.jsonl"))
+
+
 def registered_cells() -> dict[int, int]:
     """Return how many cells the registry of the grid has for each goal."""
     bench = str(ROOT / "bench")
@@ -290,7 +296,7 @@ def due() -> dict[Path, str]:
     """Return the pages as they should be."""
     readme = README.read_text(encoding="utf-8")
     grids, trainings = grid_files(), sorted(RESULTS.glob("*-training.jsonl"))
-    files = sorted(set(RESULTS.glob("*.jsonl")) - {*grids, *trainings})
+    files = sorted(set(RESULTS.glob("*.jsonl")) - {*grids, *again_files(), *trainings})
     latest, cells, trained = read_newest(files), read_newest(grids), read_newest(trainings)
     if not latest:
         return {README: replace_block(readme, "results", NOTHING_YET)}
@@ -298,7 +304,11 @@ def due() -> dict[Path, str]:
     if cells:
         sections.append(
             grid_pages.section(
-                cells, grids[-1].name, plot=GRID_PLOT.name, registered=registered_cells()
+                cells,
+                grids[-1].name,
+                plot=GRID_PLOT.name,
+                registered=registered_cells(),
+                again=read_newest(again_files()),
             )
         )
         pages[GRID_PAGE] = grid_pages.full_page(cells, grids[-1].name)

@@ -99,6 +99,24 @@ def test_command_resumes_after_a_line_that_was_cut_off(
     assert path.read_text().splitlines()[1] == '{"cell": {'
 
 
+def test_cells_with_a_wide_gap_are_chosen_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that a record left above 1 %: not the proved, nor the infeasible, nor other methods."""
+    monkeypatch.setattr(run_grid, "cells", lambda _: (SMALL, HOPELESS))
+    path = tmp_path / "run-grid.jsonl"
+    options = run_grid._options(["--out", str(tmp_path / "new.jsonl"), "--again", str(path)])
+    for method, gap, chosen in (
+        ("default", 0.02, (SMALL,)),
+        ("default", 0.009, ()),
+        ("default", None, ()),
+        ("paper", 0.5, ()),
+    ):
+        cell = SMALL.to_dict() | {"method": method}
+        path.write_text(json.dumps({"name": SMALL.name, "cell": cell, "gap": gap}) + "\n")
+        assert chosen_cells(options) == chosen
+
+
 def test_options_choose_cells(tmp_path: Path) -> None:
     """Goals, a part of the name, a limit and a sample narrow the run down."""
     out = ["--out", str(tmp_path / "new.jsonl")]
