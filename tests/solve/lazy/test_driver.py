@@ -131,6 +131,20 @@ def test_the_first_answer_that_breaks_steps_only_brings_room_cuts() -> None:
         assert relaxation.grouping.step_rows == steps
 
 
+def test_near_the_end_step_rows_are_enforced_at_once() -> None:
+    """One row settles what is left, with or without room cuts."""
+    session = Session(comb_problem(), Request(gap=0.0), None)
+    rounds = driver._Rounds(session, Grouping(20))
+    session.bound = greedy(session.problem).value
+    session.best = greedy(session.problem)
+    relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
+    assert not session.restoring
+    assert relaxation.grouping.step_rows == {(12, 11)}
+    session.restoring = True
+    relaxation = rounds._refine(relaxation, [], [(14, 13)])
+    assert relaxation.grouping.step_rows == {(12, 11), (14, 13)}
+
+
 def test_where_ram_is_minimized_step_rows_are_enforced_at_once() -> None:
     """Room cuts are about a budget that is a number."""
     session = Session(replace(comb_problem(), minimize="ram"), Request(gap=0.0), None)

@@ -42,7 +42,8 @@ WORTH_A_ROUND: Final = 0.02
 NEAR: Final = 0.5
 """Largest gap at which a relaxation is solved without the solver's own heuristics."""
 WIDE: Final = 0.03
-"""Gap from which rows are added a few at a time: relaxations are far from the end, and long."""
+"""Gap from which rows are added a few at a time, and rooms are looked for rather than rows of
+steps: relaxations are far from the end, and take long."""
 MOST_ROWS: Final = 3
 """Most rows that a round adds then."""
 BROKEN: Final = 1e-6
@@ -196,16 +197,18 @@ class _Rounds:
         session = self.session
         if not (rows or steps):
             return relaxation  # it has new cuts
-        if steps and not session.restoring and session.problem.minimize != Quantity.RAM:
+        wide = self._gap() > WIDE
+        if wide and steps and not session.restoring and session.problem.minimize != Quantity.RAM:
             session.restoring = True
             steps = []
-        most = MOST_ROWS if self._gap() > WIDE else None
+        most = MOST_ROWS if wide else None
         if session.bound - self.known > WORTH_A_ROUND * session.bound:
             most = 1
         self.known = session.bound
-        grouping = relaxation.grouping.add(rows[:most], () if session.restoring else steps[:most])
-        for t, k in steps[:most] if session.restoring else ():
-            grouping = grouping.part(t, k)
+        grouping = relaxation.grouping.add(rows[:most])
+        for t, k in steps[:most]:
+            apart = wide and session.restoring
+            grouping = grouping.part(t, k) if apart else grouping.add(step_rows=[(t, k)])
         following = session.build(grouping, relaxation)
         if not session.done():
             tighten(session, following)
