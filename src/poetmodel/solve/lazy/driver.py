@@ -20,7 +20,6 @@ from poetmodel.solve.covers import limit_rows, with_covers
 from poetmodel.solve.infeasibility import limits_in_words
 from poetmodel.solve.lazy.beside import Beside, Task
 from poetmodel.solve.lazy.linear import grow, tighten
-from poetmodel.solve.lazy.rooms import Rooms
 from poetmodel.solve.lazy.session import Session
 from poetmodel.solve.lazy.upper import Answer, ScheduleSearch, examine, start_point
 from poetmodel.solve.outcome import Candidate, Outcome
@@ -184,9 +183,9 @@ class _Rounds:
 
     def _find_room(self, relaxation: Relaxation, x: NDArray[Any]) -> bool:
         """Add the room cuts that an answer breaks; return whether there are any."""
-        if not self.session.restoring:
+        if relaxation.rooms is None:
             return False
-        found = Rooms(relaxation).separate(x, BROKEN)
+        found = relaxation.rooms.separate(x, BROKEN)
         relaxation.lasting += found
         return bool(found)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.backends.protocol import Termination as Stop
 from poetmodel.solve.lazy.cuts import VIOLATED, separate
 from poetmodel.solve.lazy.fractional import stage_loads
-from poetmodel.solve.lazy.rooms import Rooms
 from poetmodel.solve.lazy.rounding import rounded_rows, separate_rounded
 from poetmodel.solve.lazy.rows import SLACK, broken_stages, claimed_ram
 
@@ -48,7 +47,6 @@ class LinearAnswer:
 def tighten(session: Session, relaxation: Relaxation) -> LinearAnswer:
     """Solve a linear relaxation and add cuts while that raises its value."""
     rounded = rounded_rows(relaxation)
-    rooms = Rooms(relaxation) if session.restoring else None
     idle = 0
     answer = LinearAnswer(None, float("-inf"))
     for turn in range(CUT_ROUNDS):
@@ -66,8 +64,8 @@ def tighten(session: Session, relaxation: Relaxation) -> LinearAnswer:
             break
         relaxation.cuts = _tight(relaxation, raw.x)
         found = [*separate_rounded(rounded, raw.x, VIOLATED), *separate(relaxation, raw.x)]
-        if rooms is not None:
-            found += rooms.separate(raw.x, VIOLATED)
+        if relaxation.rooms is not None:
+            found += relaxation.rooms.separate(raw.x, VIOLATED)
         if not found:
             break
         relaxation.cuts += found

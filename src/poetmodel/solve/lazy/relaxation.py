@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from poetmodel.model.grouping import Grouping
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
+    from poetmodel.solve.lazy.rooms import Rooms
 
 REAL_LIMITS: Final = frozenset({*DEADLINE_ROWS, "energy_budget"})
 """Rows over real numbers, which a solver keeps to its tolerance only."""
@@ -106,6 +107,8 @@ class Relaxation:
     """Valid rows found so far, in columns of `form`."""
     lasting: list[Cut] = field(default_factory=list)
     """Those of them that stay when they are not tight: integer answers broke them."""
+    rooms: Rooms | None = None
+    """Where its room cuts come from; None where it has none."""
 
     @classmethod
     def build(

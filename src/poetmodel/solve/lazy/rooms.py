@@ -70,8 +70,8 @@ class Rooms:
         """For each group the tensors that its stages read, with the last that does."""
         self.first_reader: dict[tuple[int, int], int] = {}
         """First stage of a group that reads a tensor, by (group, tensor)."""
-        self.ends = [self._end(group) for group in range(n_groups)]
         self._needs: dict[int, tuple[frozenset[int], int]] = {}
+        self.ends = [self._end(group) for group in range(n_groups)]
         for i in range(len(self.graph.tensors)):
             if self.sizes[i] and relaxation.events.events[i]:
                 self._add_tensor(i)
@@ -81,17 +81,15 @@ class Rooms:
         q = self.relaxation.grouping.last_stage[group]
         if q not in self.relaxation.grouping.stage_rows:
             return None
-        own, need = self._need_of(q)
+        own, need = self._need(q)
         return self.budget - need, own
-
-    def _need_of(self, k: int) -> tuple[frozenset[int], int]:
-        own = frozenset((*self.graph.inputs_of[k], *self.graph.outputs_of[k]))
-        return own, sum(self.sizes[i] for i in own) + self.graph.nodes[k].workspace_bytes
 
     def _need(self, k: int) -> tuple[frozenset[int], int]:
         """Return the tensors that the step of a node needs, and their bytes with workspace."""
         if k not in self._needs:
-            self._needs[k] = self._need_of(k)
+            own = frozenset((*self.graph.inputs_of[k], *self.graph.outputs_of[k]))
+            need = sum(self.sizes[i] for i in own) + self.graph.nodes[k].workspace_bytes
+            self._needs[k] = own, need
         return self._needs[k]
 
     def _add_tensor(self, i: int) -> None:

@@ -128,10 +128,11 @@ class Session:
         relaxation = Relaxation.build(
             self.problem, grouping, self.recomputable, restoring=self.restoring
         )
+        if self.restoring:
+            relaxation.rooms = Rooms(relaxation)
         if previous is not None:
-            rooms = Rooms(relaxation) if self.restoring else None
-            relaxation.cuts = _restated(relaxation, rooms, previous.cuts)
-            relaxation.lasting = _restated(relaxation, rooms, previous.lasting)
+            relaxation.cuts = _restated(relaxation, previous.cuts)
+            relaxation.lasting = _restated(relaxation, previous.lasting)
         with self.lock:
             self.build_s += relaxation.build_s
         return relaxation
@@ -203,12 +204,12 @@ class Session:
         return raw
 
 
-def _restated(relaxation: Relaxation, rooms: Rooms | None, cuts: Sequence[Cut]) -> list[Cut]:
+def _restated(relaxation: Relaxation, cuts: Sequence[Cut]) -> list[Cut]:
     """Return cuts of a coarser relaxation in the columns of this one, each once."""
     found: dict[tuple[tuple[int, float], ...], Cut] = {}
     for cut in cuts:
         if isinstance(cut.origin, RoomOrigin):
-            for again in rooms.restate(cut.origin) if rooms is not None else ():
+            for again in relaxation.rooms.restate(cut.origin) if relaxation.rooms else ():
                 found.setdefault(again.terms, again)
         elif cut.origin is not None:
             one = restate(relaxation, cut.origin)
