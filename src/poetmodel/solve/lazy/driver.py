@@ -19,6 +19,7 @@ from poetmodel.result import Termination, relative_gap
 from poetmodel.solve.covers import limit_rows, with_covers
 from poetmodel.solve.infeasibility import limits_in_words
 from poetmodel.solve.lazy.beside import Beside, Task
+from poetmodel.solve.lazy.counting import solve_counted
 from poetmodel.solve.lazy.linear import grow, tighten
 from poetmodel.solve.lazy.session import Session
 from poetmodel.solve.lazy.upper import Answer, ScheduleSearch, examine, start_point
@@ -47,6 +48,10 @@ MOST_ROWS: Final = 3
 """Most rows that a round adds then."""
 BROKEN: Final = 1e-6
 """Least violation of a room cut by an integer answer."""
+COARSE: Final = 0.003
+"""Gap, at most, at which a relaxation is left whose best answer breaks rows."""
+PART: Final = 0.1
+"""Share of the whole gap that it may leave open then."""
 PROVING: Final = MappingProxyType(
     {
         "highs": MappingProxyType(
@@ -118,6 +123,8 @@ class _Rounds:
     slice_s: float = FIRST_SLICE_S
     known: float = float("-inf")
     """The bound when rows were last added."""
+    broken: bool = False
+    """Whether the best answer of the solve that runs breaks rows that are not enforced."""
     search: ScheduleSearch = field(init=False)
     beside: Beside | None = None
     """Where schedules are searched for while there is a core for it."""
@@ -219,7 +226,9 @@ class _Rounds:
         gap = session.request.gap / 2
         if session.bound > 0 and gap < 1:
             targets["objective_stop"] = session.bound / (1 - gap) / relaxation.unit
-        return session.solve(
+        self.broken = False
+        return solve_counted(
+            session,
             relaxation.cut_form(),
             most_s=max(self.slice_s, session.request.remaining_s() * SHARE),
             targets=targets,
@@ -239,18 +248,24 @@ class _Rounds:
     def _watch(self, relaxation: Relaxation, progress: Progress) -> bool:
         """Follow a running solve; return whether it should go on.
 
-        It should not once its bound closes the gap.
+        It should not once its bound closes the gap, or once its best answer, which breaks rows, is
+        near to its bound when compared with what is open.
         """
         session = self.session
         if progress.bound is not None:
             session.raise_bound(progress.bound * relaxation.unit)
         if session.done():
             return False
-        if progress.x is not None and progress.incumbent is not None:
+        if progress.incumbent is None:
+            return True
+        if progress.x is not None:
             value = progress.incumbent * relaxation.unit
             if session.best is None or value < session.best.value:
-                examine(session, relaxation, progress.x)
-        return True
+                self.broken = any(examine(session, relaxation, progress.x))
+        if not self.broken or progress.bound is None:
+            return True
+        left_open = relative_gap(progress.incumbent, progress.bound)
+        return left_open > min(COARSE, PART * self._gap())
 
     def _search(self, relaxation: Relaxation, x: NDArray[Any], *, force: bool = False) -> None:
         """Search for schedules: now, or beside the proof where there is a process for it."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.result import relative_gap
 from poetmodel.solve.draft import Supply
 from poetmodel.solve.improvement import Improvement, supplies_of
+from poetmodel.solve.lazy.counting import solve_counted
 from poetmodel.solve.lazy.placement import place
 from poetmodel.solve.lazy.relaxation import Allowed
 from poetmodel.solve.lazy.rows import broken_stages, broken_steps, claimed_ram
@@ -25,6 +26,10 @@ LONGEST_S: Final = 10.0
 """Longest local search, and longest restricted one, after one answer [s]."""
 RESTRICTED_S: Final = 2.0
 """Time for the first restricted relaxation [s]; twice as much after one that led to something."""
+WIDE: Final = 0.03
+"""Gap from which a restricted relaxation is worth more time."""
+WIDE_S: Final = 5.0
+"""Least time for one then [s]."""
 USED: Final = 0.01
 """Least value at which a fractional answer counts as using a decision."""
 WIDER: Final = 2
@@ -115,9 +120,12 @@ class ScheduleSearch:
         """Enforce these rows here too."""
         self.grouping = self.grouping.add(tuple(grouping.stage_rows), tuple(grouping.step_rows))
 
-    def _is_far(self) -> bool:
+    def _gap(self) -> float:
         best = self.session.best
-        return best is None or relative_gap(best.value, self.session.bound) > FAR
+        return float("inf") if best is None else relative_gap(best.value, self.session.bound)
+
+    def _is_far(self) -> bool:
+        return self._gap() > FAR
 
     def improve(self) -> None:
         """Search locally until nothing is gained for a while, and offer what was found."""
@@ -158,6 +166,8 @@ class ScheduleSearch:
         relaxation = session.build(self.grouping)
         before = session.best
         most_s = LONGEST_S if before is None else self.restricted_s
+        if self._gap() > WIDE:
+            most_s = max(most_s, WIDE_S)
         until = session.request.elapsed_s() + min(most_s, session.request.remaining_s() / 4)
         self._solve_restricted(relaxation, until)
         if session.best is not before:
@@ -171,7 +181,8 @@ class ScheduleSearch:
             start = start_point(session, relaxation)
             if start is not None and (start > form.upper).any():
                 start = None  # the best schedule does what is not allowed here
-            raw = session.solve(
+            raw = solve_counted(
+                session,
                 form,
                 most_s=max(1.0, (until - session.request.elapsed_s()) / 2),
                 targets=session.cutoff(relaxation),
