@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 COUNTED_LIMITS: Final = frozenset({"storage", *DEADLINE_ROWS, "energy_budget"})
 """Constraints that limit a sum over all decisions."""
+WIDE: Final = 0.01
+"""Gap from which equal decisions are counted: near the end, counters are only more columns."""
 WORTH_COUNTING: Final = 0.02
 """Least share of the best value, or of a limit, that one decision takes where equal ones are
 counted."""
@@ -72,8 +74,12 @@ def solve_counted(
     start: NDArray[Any] | None,
     **settings: Any,
 ) -> RawSolution | None:
-    """Solve a relaxation with equal decisions counted; as `Session.solve`, in its own columns."""
-    counted = count_equal(form, targets.get("objective_cutoff"))
+    """Solve a relaxation with equal decisions counted where that is worth it.
+
+    As `Session.solve` otherwise; the answer is one in the columns of `form`.
+    """
+    wide = session.gap() > WIDE
+    counted = count_equal(form, targets.get("objective_cutoff")) if wide else None
     if counted is None:
         return session.solve(form, targets=targets, start=start, **settings)
     raw = session.solve(counted.form, targets=targets, start=counted.point(start), **settings)

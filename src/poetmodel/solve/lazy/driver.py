@@ -203,7 +203,7 @@ class _Rounds:
         session = self.session
         if not (rows or steps):
             return relaxation  # it has new cuts
-        wide = self._gap() > WIDE
+        wide = session.gap() > WIDE
         if wide and steps and not session.restoring and session.problem.minimize != Quantity.RAM:
             session.restoring = True
             steps = []
@@ -239,11 +239,7 @@ class _Rounds:
 
     def _is_near(self) -> bool:
         """Return whether what is still open is too little for a solver's own heuristics."""
-        return self._gap() < NEAR
-
-    def _gap(self) -> float:
-        best = self.session.best
-        return float("inf") if best is None else relative_gap(best.value, self.session.bound)
+        return self.session.gap() < NEAR
 
     def _watch(self, relaxation: Relaxation, progress: Progress) -> bool:
         """Follow a running solve; return whether it should go on.
@@ -265,7 +261,7 @@ class _Rounds:
         if not self.broken or progress.bound is None:
             return True
         left_open = relative_gap(progress.incumbent, progress.bound)
-        return left_open > min(COARSE, PART * self._gap())
+        return left_open > min(COARSE, PART * session.gap())
 
     def _search(self, relaxation: Relaxation, x: NDArray[Any], *, force: bool = False) -> None:
         """Search for schedules: now, or beside the proof where there is a process for it."""

@@ -87,6 +87,11 @@ class Session:
                 return True
             return relative_gap(self.best.value, self.bound) <= self.request.gap
 
+    def gap(self) -> float:
+        """Return the gap between the best schedule and the bound; infinite without a schedule."""
+        best = self.best
+        return float("inf") if best is None else relative_gap(best.value, self.bound)
+
     def raise_bound(self, bound: float) -> None:
         """Take note of a proven lower bound."""
         with self.lock:

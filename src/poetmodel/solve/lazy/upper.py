@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.result import relative_gap
 from poetmodel.solve.draft import Supply
 from poetmodel.solve.improvement import Improvement, supplies_of
 from poetmodel.solve.lazy.counting import solve_counted
@@ -120,12 +119,8 @@ class ScheduleSearch:
         """Enforce these rows here too."""
         self.grouping = self.grouping.add(tuple(grouping.stage_rows), tuple(grouping.step_rows))
 
-    def _gap(self) -> float:
-        best = self.session.best
-        return float("inf") if best is None else relative_gap(best.value, self.session.bound)
-
     def _is_far(self) -> bool:
-        return self._gap() > FAR
+        return self.session.gap() > FAR
 
     def improve(self) -> None:
         """Search locally until nothing is gained for a while, and offer what was found."""
@@ -166,7 +161,7 @@ class ScheduleSearch:
         relaxation = session.build(self.grouping)
         before = session.best
         most_s = LONGEST_S if before is None else self.restricted_s
-        if self._gap() > WIDE:
+        if session.gap() > WIDE:
             most_s = max(most_s, WIDE_S)
         until = session.request.elapsed_s() + min(most_s, session.request.remaining_s() / 4)
         self._solve_restricted(relaxation, until)
