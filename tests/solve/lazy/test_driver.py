@@ -7,10 +7,12 @@ import signal
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from lazy_rounds import no_rows, scarce_problem
 from oracle import optimum
+from poetmodel.backends.protocol import Progress
 from poetmodel.device import Costs
 from poetmodel.errors import BackendError
 from poetmodel.graph import Graph, operation
@@ -30,6 +32,8 @@ from worked import comb_graph, even_costs, skip_problem
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from poetmodel.solve.outcome import Candidate, Outcome
     from poetmodel.solve.progress import SolveProgress
@@ -152,6 +156,31 @@ def test_where_ram_is_minimized_step_rows_are_enforced_at_once() -> None:
     relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
     assert not session.restoring
     assert relaxation.grouping.step_rows == {(12, 11)}
+
+
+def test_a_solve_whose_answer_breaks_rows_ends_before_its_proof() -> None:
+    """As soon as its own gap is small beside the whole; a better one of it would break them too."""
+    problem = comb_problem()
+    best = greedy(problem)
+    session = Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
+    rounds = driver._Rounds(session, Grouping(20))
+    relaxation = session.build(Grouping(20))
+    half = best.value / relaxation.unit / 2
+
+    def goes_on(left_open: float, x: NDArray[np.float64] | None = None) -> bool:
+        bound = half * (1 - left_open)
+        return rounds._watch(relaxation, Progress(elapsed_s=1.0, incumbent=half, bound=bound, x=x))
+
+    assert goes_on(0.0)  # nothing is known of its answers
+    assert goes_on(0.01, np.zeros(0))
+    assert rounds.broken
+    assert not goes_on(0.002)
+    rounds.broken = False
+    assert goes_on(0.002)
+    session.raise_bound(best.value * 0.99)
+    rounds.broken = True
+    assert goes_on(0.002)  # with 1 % open in all that is no longer small
+    assert not goes_on(0.0005)
 
 
 def test_every_first_grouping_leads_to_the_same_value() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array
 
 from poetmodel.model.quantities import DEADLINE_ROWS
+from poetmodel.solve.lazy.session import FAR
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 COUNTED_LIMITS: Final = frozenset({"storage", *DEADLINE_ROWS, "energy_budget"})
 """Constraints that limit a sum over all decisions."""
-WIDE: Final = 0.01
-"""Gap from which equal decisions are counted: near the end, counters are only more columns."""
 WORTH_COUNTING: Final = 0.02
 """Least share of the best value, or of a limit, that one decision takes where equal ones are
 counted."""
@@ -76,10 +75,11 @@ def solve_counted(
 ) -> RawSolution | None:
     """Solve a relaxation with equal decisions counted where that is worth it.
 
-    As `Session.solve` otherwise; the answer is one in the columns of `form`.
+    As `Session.solve` otherwise; the answer is one in the columns of `form`. Near the end of a
+    proof counters are only more columns.
     """
-    wide = session.gap() > WIDE
-    counted = count_equal(form, targets.get("objective_cutoff")) if wide else None
+    far = session.gap() > FAR
+    counted = count_equal(form, targets.get("objective_cutoff")) if far else None
     if counted is None:
         return session.solve(form, targets=targets, start=start, **settings)
     raw = session.solve(counted.form, targets=targets, start=counted.point(start), **settings)

@@ -21,7 +21,7 @@ from poetmodel.solve.infeasibility import limits_in_words
 from poetmodel.solve.lazy.beside import Beside, Task
 from poetmodel.solve.lazy.counting import solve_counted
 from poetmodel.solve.lazy.linear import grow, tighten
-from poetmodel.solve.lazy.session import Session
+from poetmodel.solve.lazy.session import WIDE, Session
 from poetmodel.solve.lazy.upper import Answer, ScheduleSearch, examine, start_point
 from poetmodel.solve.outcome import Candidate, Outcome
 
@@ -41,11 +41,9 @@ WORTH_A_ROUND: Final = 0.02
 """Rise of the bound, relative, that is worth another round with a single new row."""
 NEAR: Final = 0.5
 """Largest gap at which a relaxation is solved without the solver's own heuristics."""
-WIDE: Final = 0.03
-"""Gap from which rows are added a few at a time, and rooms are looked for rather than rows of
-steps: relaxations are far from the end, and take long."""
 MOST_ROWS: Final = 3
-"""Most rows that a round adds then."""
+"""Most rows that a round adds while the gap is wide. Rooms are looked for then, rather than rows of
+steps."""
 BROKEN: Final = 1e-6
 """Least violation of a room cut by an integer answer."""
 COARSE: Final = 0.003

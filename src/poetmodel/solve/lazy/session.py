@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from poetmodel.solve.lazy.relaxation import Cut
     from poetmodel.solve.request import Request
 
+FAR: Final = 0.01
+"""Gap above which a solve is not near its end: it searches for schedules and counts decisions."""
+WIDE: Final = 0.03
+"""Gap above which it is far from it: relaxations take long, and are kept small."""
 ALLOWANCE: Final = 1e-7
 """How far a cutoff lies above a value, relatively, so that rounding errors do not cut it off."""
 

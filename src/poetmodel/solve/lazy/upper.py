@@ -11,6 +11,7 @@ from poetmodel.solve.lazy.counting import solve_counted
 from poetmodel.solve.lazy.placement import place
 from poetmodel.solve.lazy.relaxation import Allowed
 from poetmodel.solve.lazy.rows import broken_stages, broken_steps, claimed_ram
+from poetmodel.solve.lazy.session import FAR, WIDE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,10 +26,8 @@ LONGEST_S: Final = 10.0
 """Longest local search, and longest restricted one, after one answer [s]."""
 RESTRICTED_S: Final = 2.0
 """Time for the first restricted relaxation [s]; twice as much after one that led to something."""
-WIDE: Final = 0.03
-"""Gap from which a restricted relaxation is worth more time."""
 WIDE_S: Final = 5.0
-"""Least time for one then [s]."""
+"""Least time for one while the gap is wide [s]."""
 USED: Final = 0.01
 """Least value at which a fractional answer counts as using a decision."""
 WIDER: Final = 2
@@ -37,8 +36,6 @@ PATIENCE: Final = 0.01
 """Turns without gain after which the first local search ends, for each column of the largest
 relaxation so far. The next has twice as many after one that found something, else half as many, but
 never fewer than the first."""
-FAR: Final = 0.01
-"""Least gap that is far from closed."""
 TURNS: Final = 100
 """After how many turns of a local search what it has found goes before the judge."""
 
