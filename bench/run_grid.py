@@ -128,7 +128,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="file of records, *-grid.jsonl")
     parser.add_argument("--goal", type=int, action="append", choices=GOALS, help="default: all")
     parser.add_argument("--only", default="", help="cells whose name contains this")
-    parser.add_argument("--again", type=Path, help="record whose cells above a gap of 1 %% are run")
+    parser.add_argument(
+        "--again", type=Path, help="record whose cells above 1 %%, or without a verdict, are run"
+    )
     parser.add_argument("--workers", type=int, default=1, help="cells at a time")
     parser.add_argument("--threads", type=int, default=1, help="threads of each solve")
     parser.add_argument("--limit", type=float, help="seconds of every cell; default: its own")
@@ -141,9 +143,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def is_left(record: dict[str, Any]) -> bool:
-    """Return whether a record's cell, solved as by default, ended with a gap above `WIDE`."""
+    """Return whether a cell, solved as by default, ended with a gap above `WIDE` or with nothing.
+
+    Nothing is neither a schedule nor a proof that there is none.
+    """
     gap = record.get("gap")
-    return record["cell"]["method"] == "default" and gap is not None and gap > WIDE
+    open_ = record["status"] == "unknown" if gap is None else gap > WIDE
+    return bool(record["cell"]["method"] == "default" and open_)
 
 
 def chosen_cells(options: argparse.Namespace) -> tuple[Cell, ...]:

@@ -102,18 +102,20 @@ def test_command_resumes_after_a_line_that_was_cut_off(
 def test_cells_with_a_wide_gap_are_chosen_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that a record left above 1 %: not the proved, nor the infeasible, nor other methods."""
+    """Those left above 1 % or without a verdict: not the proved, nor the infeasible."""
     monkeypatch.setattr(run_grid, "cells", lambda _: (SMALL, HOPELESS))
     path = tmp_path / "run-grid.jsonl"
     options = run_grid._options(["--out", str(tmp_path / "new.jsonl"), "--again", str(path)])
-    for method, gap, chosen in (
-        ("default", 0.02, (SMALL,)),
-        ("default", 0.009, ()),
-        ("default", None, ()),
-        ("paper", 0.5, ()),
+    for method, status, gap, chosen in (
+        ("default", "feasible", 0.02, (SMALL,)),
+        ("default", "feasible", 0.009, ()),
+        ("default", "unknown", None, (SMALL,)),
+        ("default", "infeasible", None, ()),
+        ("paper", "feasible", 0.5, ()),
     ):
         cell = SMALL.to_dict() | {"method": method}
-        path.write_text(json.dumps({"name": SMALL.name, "cell": cell, "gap": gap}) + "\n")
+        record = {"name": SMALL.name, "cell": cell, "status": status, "gap": gap}
+        path.write_text(json.dumps(record) + "\n")
         assert chosen_cells(options) == chosen
 
 
