@@ -82,17 +82,6 @@ class Grouping:
             self.step_rows | frozenset(step_rows),
         )
 
-    def part(self, t: int, k: int) -> Grouping:
-        """Return a grouping that is finer about the step ``(t, k)``, or enforces its row.
-
-        First the group of `t` ends with it, then it begins with it, both by stage rows; the row of
-        the step is enforced when `t` is a group of its own.
-        """
-        for q in (t, t - 1):
-            if q >= 0 and q not in self.last_stage:
-                return self.add([q])
-        return self.add(step_rows=[(t, k)])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupEvents:

@@ -12,7 +12,8 @@ import pytest
 
 from lazy_rounds import no_rows, scarce_problem
 from oracle import optimum
-from poetmodel.backends.protocol import Progress
+from poetmodel.backends.protocol import Progress, RawSolution
+from poetmodel.backends.protocol import Termination as Stop
 from poetmodel.device import Costs
 from poetmodel.errors import BackendError
 from poetmodel.graph import Graph, operation
@@ -121,18 +122,104 @@ def test_one_row_is_enforced_while_that_raises_the_bound() -> None:
 
 
 def test_the_first_answer_that_breaks_steps_only_brings_room_cuts() -> None:
-    """The groups stay as they are; the next such answers part the group of their worst step."""
+    """The groups stay as they are; after the next such answer the worst step has a row."""
     session = Session(comb_problem(), Request(gap=0.0), None)
     rounds = driver._Rounds(session, Grouping(20))
     relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
     assert session.restoring
     assert relaxation.model.restoring
     assert relaxation.grouping == Grouping(20)
-    for rows, steps in (({12}, set()), ({12, 11}, set()), ({12, 11}, {(12, 11)})):
-        session.bound = rounds.known + 1.0
-        relaxation = rounds._refine(relaxation, [], [(12, 11), (14, 13)])
-        assert relaxation.grouping.stage_rows == rows
-        assert relaxation.grouping.step_rows == steps
+    session.bound = rounds.known + 1.0
+    relaxation = rounds._refine(relaxation, [], [(12, 11), (14, 13)])
+    assert relaxation.grouping == Grouping(20, step_rows=frozenset({(12, 11)}))
+    assert relaxation.model.restoring
+
+
+def test_with_a_very_wide_gap_room_cuts_come_at_once() -> None:
+    """Where RAM is the only limit, and is not minimized; a deadline is a second one."""
+    for changes, gap, expected in (
+        ({}, 0.5, True),
+        ({}, 0.05, False),
+        ({"energy_budget": 25.0}, 0.5, False),
+        ({"minimize": "ram"}, 0.5, False),
+    ):
+        problem = replace(comb_problem(), **changes)
+        session = Session(problem, Request(gap=0.0), greedy(comb_problem()))
+        assert session.best is not None
+        session.bound = session.best.value * (1.0 - gap)
+        before = session.build(Grouping(20, frozenset({9})))
+        relaxation = driver._Rounds(session, before.grouping)._with_rooms(before)
+        assert session.restoring == relaxation.model.restoring == expected
+        assert (relaxation is before) != expected
+        assert relaxation.grouping == before.grouping
+
+
+def rounds_of(value: float | None, bound: float) -> driver._Rounds:
+    """Begin a solve with a bound and a schedule of some value, or none."""
+    problem = comb_problem()
+    best = None if value is None else replace(greedy(problem), value=value)
+    session = Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
+    session.bound = bound
+    return driver._Rounds(session, Grouping(20))
+
+
+def test_a_solve_looks_for_a_part_of_the_gap_only() -> None:
+    """An eighth at first; near the end, or with nothing to be better than, there is no goal."""
+    assert rounds_of(10.0, 2.0)._goal() == pytest.approx(3.0)
+    assert rounds_of(10.0, 9.95)._goal() is None
+    assert rounds_of(None, 2.0)._goal() is None
+    rounds = rounds_of(10.0, 2.0)
+    rounds.step = 1.0
+    assert rounds._goal() is None
+
+
+def test_what_has_no_answer_raises_the_bound_to_the_goal() -> None:
+    """The next step is longer if that was easy; the whole gap ruled out is the end."""
+    rounds = rounds_of(10.0, 2.0)
+    easy = RawSolution(
+        termination=Stop.CUTOFF,
+        infeasible=False,
+        x=None,
+        objective=None,
+        bound=3.0,
+        violation=None,
+        nodes=1,
+        build_s=0.0,
+        solve_s=0.0,
+        start_accepted=None,
+        log=None,
+    )
+    assert rounds._rule_out(3.0, easy)
+    assert rounds.session.bound == 3.0
+    assert rounds._goal() == pytest.approx(3.0 + 2 * 7.0 / 8)
+    assert rounds._rule_out(4.0, replace(easy, nodes=17))
+    assert rounds._goal() == pytest.approx(4.0 + 2 * 6.0 / 8)
+    assert not rounds._rule_out(None, easy)
+    assert rounds.session.bound == 10.0
+
+
+def test_the_gap_is_closed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the whole solve the cutoffs rise, and what is ruled out on the way counts."""
+    problem = comb_problem()
+    cutoffs: list[float] = []
+    ruled_out: list[float] = []
+    solve = Session.solve
+
+    def noted(session: Session, form: Any, **settings: Any) -> Any:
+        raw = solve(session, form, **settings)
+        if form.is_mip and settings.get("options"):
+            cutoffs.append(settings["targets"]["objective_cutoff"])
+            if raw is not None and raw.termination == Stop.CUTOFF:
+                ruled_out.append(cutoffs[-1])
+        return raw
+
+    monkeypatch.setattr(Session, "solve", noted)
+    outcome = solved(problem, start=greedy(problem))
+    assert outcome.termination == Termination.PROVED
+    assert cutoffs[0] < cutoffs[-1]
+    assert ruled_out
+    assert min(ruled_out) < max(cutoffs)
+    assert outcome.bound == pytest.approx(value_of(outcome))
 
 
 def test_near_the_end_step_rows_are_enforced_at_once() -> None:

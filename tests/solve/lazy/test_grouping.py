@@ -104,41 +104,6 @@ def test_rows_are_added_and_kept() -> None:
     assert grouping.step_rows == frozenset()
 
 
-def test_a_group_is_parted_about_a_step_before_its_row_is_enforced() -> None:
-    """It ends with the stage, then it begins with it; only a stage that is alone gets the row."""
-    grouping = Grouping(6)
-    grouping = grouping.part(3, 1)
-    assert (grouping.group_of, grouping.stage_rows) == ((0, 0, 0, 0, 1, 1), {3})
-    grouping = grouping.part(3, 1)
-    assert (grouping.group_of, grouping.stage_rows) == ((0, 0, 0, 1, 2, 2), {2, 3})
-    assert grouping.step_rows == frozenset()
-    grouping = grouping.part(3, 1)
-    assert (grouping.step_rows, grouping.stage_rows) == ({(3, 1)}, {2, 3})
-    assert grouping.group_of == (0, 0, 0, 1, 2, 2)
-
-
-def test_parting_ends_with_the_row_of_the_step() -> None:
-    """The last stage needs no row of its own to end a group, nor one beside a step row's stage."""
-    assert Grouping(4).part(3, 0) == Grouping(4, frozenset({2}))
-    assert Grouping(4, frozenset({2})).part(3, 0).step_rows == {(3, 0)}
-    beside = Grouping(4, step_rows=frozenset({(1, 0)}))
-    assert beside.part(2, 0) == beside.add([2])
-    for number in range(50):
-        problem = next(random_instances(1, (2, 12), seed=number))
-        rng = seeded(f"parts/{number}")
-        grouping = random_rows(rng, problem)
-        t = rng.randrange(1, len(problem.graph.nodes))
-        step = (t, rng.randrange(t))
-        turns = 0
-        while step not in grouping.step_rows:
-            finer = grouping.part(*step)
-            assert finer != grouping
-            grouping = finer
-            turns += 1
-        assert turns <= 3
-        assert grouping.first_stage[grouping.group_of[t]] == t
-
-
 def test_groups_of_random_rows_are_consistent() -> None:
     """Groups are runs of stages; each row's stage ends one, and a step's stage is one."""
     for number in range(200):

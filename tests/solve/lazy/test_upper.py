@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -102,6 +104,35 @@ def test_a_search_is_repeated_only_for_something_new() -> None:
     assert session.solve_s == before
     search.run(Answer.of(relaxation, x), force=True)
     assert session.solve_s > before
+
+
+def test_a_search_that_finds_nothing_is_repeated_more_and_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After 2, 4, 8 more answers; after the next one again once it has found something."""
+    session = session_of(comb_problem(), greedy=True)
+    relaxation = session.build(Grouping(12, frozenset({5})))
+    x = solved(relaxation).x
+    assert x is not None
+    answer = Answer.of(relaxation, x)
+    turns: list[int] = []
+    finds = False
+
+    def restricted(search: ScheduleSearch, *_: object) -> None:
+        turns.append(turn)
+        best = search.session.best
+        assert best is not None
+        if finds:
+            search.session.best = replace(best, value=best.value - 1e-3)
+
+    monkeypatch.setattr(ScheduleSearch, "glance", lambda *_: None)
+    monkeypatch.setattr(ScheduleSearch, "_solve_restricted", restricted)
+    search = ScheduleSearch(session, relaxation.grouping)
+    for turn in range(1, 20):
+        search.allowed.recomputed.clear()
+        finds = turn > 7
+        search.run(answer)
+    assert turns == [1, 3, 7, 15, 16, 17, 18, 19]
 
 
 def test_an_answer_that_does_not_fit_becomes_a_schedule_at_a_glance() -> None:

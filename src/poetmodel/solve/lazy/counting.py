@@ -113,7 +113,7 @@ def count_equal(form: StandardForm, cutoff: float | None) -> CountedForm | None:
     exactly one such extension, of the same value. There are as many ``at_least`` as can be 1 below
     the cutoff and within each limit.
     """
-    limits = [r for r, row in enumerate(form.rows) if _name_of(row) in COUNTED_LIMITS]
+    limits = counted_limits(form)
     if not limits or form.objective.min(initial=0.0) < 0.0:
         return None
     classes = _classes(form, limits, cutoff)
@@ -135,6 +135,11 @@ def count_equal(form: StandardForm, cutoff: float | None) -> CountedForm | None:
         begin += most
     counted = _extended(form, objective, (limits, np.hstack((swapped, further))), tallies)
     return CountedForm(counted, n, tuple(tallies))
+
+
+def counted_limits(form: StandardForm) -> list[int]:
+    """Return the rows that limit a sum over all decisions: time, energy, storage."""
+    return [r for r, row in enumerate(form.rows) if _name_of(row) in COUNTED_LIMITS]
 
 
 def _name_of(row: Any) -> str:

@@ -19,9 +19,9 @@ from poetmodel.result import Termination, relative_gap
 from poetmodel.solve.covers import limit_rows, with_covers
 from poetmodel.solve.infeasibility import limits_in_words
 from poetmodel.solve.lazy.beside import Beside, Task
-from poetmodel.solve.lazy.counting import solve_counted
+from poetmodel.solve.lazy.counting import counted_limits, solve_counted
 from poetmodel.solve.lazy.linear import grow, tighten
-from poetmodel.solve.lazy.session import WIDE, Session
+from poetmodel.solve.lazy.session import FAR, WIDE, Session
 from poetmodel.solve.lazy.upper import Answer, ScheduleSearch, examine, start_point
 from poetmodel.solve.outcome import Candidate, Outcome
 
@@ -50,6 +50,14 @@ COARSE: Final = 0.003
 """Gap, at most, at which a relaxation is left whose best answer breaks rows."""
 PART: Final = 0.1
 """Share of the whole gap that it may leave open then."""
+ROOMY: Final = 0.1
+"""Gap above which room cuts are stated from the first integer relaxation on."""
+STEP: Final = 1 / 8
+"""Share of the gap that one integer solve is to prove away, at first."""
+LEAST_STEP: Final = 1 / 32
+"""Least such share."""
+STEP_SHARE: Final = 0.4
+"""Most of the time that is left for a solve that is to prove a part of the gap away."""
 PROVING: Final = MappingProxyType(
     {
         "highs": MappingProxyType(
@@ -121,6 +129,8 @@ class _Rounds:
     slice_s: float = FIRST_SLICE_S
     known: float = float("-inf")
     """The bound when rows were last added."""
+    step: float = STEP
+    """Share of the gap that the next solve is to prove away; 1 for all of it."""
     broken: bool = False
     """Whether the best answer of the solve that runs breaks rows that are not enforced."""
     search: ScheduleSearch = field(init=False)
@@ -145,6 +155,7 @@ class _Rounds:
             return True
         if answer.x is not None and not session.done():
             self._search(relaxation, answer.x)
+            relaxation = self._with_rooms(relaxation)
         while not session.done():
             self.count += 1
             following = self._round(relaxation)
@@ -157,26 +168,54 @@ class _Rounds:
         """Solve one integer relaxation; return the next, or None where nothing better exists."""
         session = self.session
         before = (session.bound, session.best)
-        raw = self._solve(relaxation)
+        goal = self._goal()
+        raw = self._solve(relaxation, goal)
         if raw is None:
             return relaxation
         if raw.bound is not None:
             session.raise_bound(raw.bound * relaxation.unit)
         if raw.infeasible or raw.termination == Stop.CUTOFF:
-            if session.best is not None:
-                session.raise_bound(session.best.value)
-            return None
+            return relaxation if self._rule_out(goal, raw) else None
         if raw.x is None:
             self.slice_s *= 2
+            self.step = max(LEAST_STEP, self.step / 2)
             return relaxation
-        rows, steps = examine(session, relaxation, raw.x)
-        stuck = not rows and not steps and raw.termination == Stop.PROVED
+        proved = raw.termination == Stop.PROVED
+        return self._follow(relaxation, raw.x, proved=proved, before=before)
+
+    def _rule_out(self, goal: float | None, raw: RawSolution) -> bool:
+        """Take note that nothing is below the goal; return whether there may be something above."""
+        session = self.session
+        if goal is None:
+            if session.best is not None:
+                session.raise_bound(session.best.value)
+            return False
+        session.raise_bound(goal)
+        if raw.nodes is not None and raw.nodes <= 1:
+            self.step *= 2
+        return True
+
+    def _follow(
+        self,
+        relaxation: Relaxation,
+        x: NDArray[Any],
+        *,
+        proved: bool,
+        before: tuple[float, Candidate | None],
+    ) -> Relaxation:
+        """Make a schedule of an answer, or enforce what it breaks; return what to solve next.
+
+        `proved` says whether it is the best one, `before` what was known before the solve.
+        """
+        session = self.session
+        rows, steps = examine(session, relaxation, x)
+        stuck = not rows and not steps and proved
         if not session.done():
-            self._search(relaxation, raw.x, force=stuck)
-        rooms = self._find_room(relaxation, raw.x)
+            self._search(relaxation, x, force=stuck)
+        rooms = self._find_room(relaxation, x)
         if rows or steps:
             return self._refine(relaxation, rows, [] if rooms else steps)
-        tighter = with_covers(relaxation.form, raw.x, limit_rows(relaxation.form))
+        tighter = with_covers(relaxation.form, x, limit_rows(relaxation.form))
         if tighter is not None:  # only the solver's tolerance let the answer through
             relaxation.form = tighter
             return relaxation
@@ -209,18 +248,42 @@ class _Rounds:
         if session.bound - self.known > WORTH_A_ROUND * session.bound:
             most = 1
         self.known = session.bound
-        grouping = relaxation.grouping.add(rows[:most])
-        for t, k in steps[:most]:
-            apart = wide and session.restoring
-            grouping = grouping.part(t, k) if apart else grouping.add(step_rows=[(t, k)])
+        relaxation.keep_rooms()
+        grouping = relaxation.grouping.add(rows[:most], steps[:most])
         following = session.build(grouping, relaxation)
         if not session.done():
             tighten(session, following)
         return following
 
-    def _solve(self, relaxation: Relaxation) -> RawSolution | None:
+    def _with_rooms(self, relaxation: Relaxation) -> Relaxation:
+        """Go over to room cuts at once where the gap is very wide and RAM is the only limit."""
+        session = self.session
+        alone = session.problem.minimize != Quantity.RAM and not counted_limits(relaxation.form)
+        if session.done() or session.gap() <= ROOMY or not alone:
+            return relaxation
+        session.restoring = True
+        following = session.build(relaxation.grouping, relaxation)
+        tighten(session, following)
+        return following
+
+    def _goal(self) -> float | None:
+        """Return the value below which the next solve looks for answers; None for the best one.
+
+        It is a part of the gap above the bound only: nearer limits let a solver fix more columns,
+        and what it proves is kept when the next solve goes on from there.
+        """
+        session = self.session
+        if session.best is None or session.gap() <= FAR or self.step >= 1.0:
+            return None
+        return session.bound + self.step * (session.best.value - session.bound)
+
+    def _solve(self, relaxation: Relaxation, goal: float | None) -> RawSolution | None:
         session = self.session
         targets = session.cutoff(relaxation)
+        share = SHARE
+        if goal is not None:
+            targets["objective_cutoff"] = goal / relaxation.unit
+            share = STEP_SHARE
         gap = session.request.gap / 2
         if session.bound > 0 and gap < 1:
             targets["objective_stop"] = session.bound / (1 - gap) / relaxation.unit
@@ -228,7 +291,7 @@ class _Rounds:
         return solve_counted(
             session,
             relaxation.cut_form(),
-            most_s=max(self.slice_s, session.request.remaining_s() * SHARE),
+            most_s=max(self.slice_s, session.request.remaining_s() * share),
             targets=targets,
             start=start_point(session, relaxation),
             options=PROVING.get(session.solver.name) if self._is_near() else None,

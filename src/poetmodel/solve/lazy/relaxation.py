@@ -199,6 +199,17 @@ class Relaxation:
         names = [f"cut {c}" for c in range(len(cuts))]
         return form.with_rows(block, right, np.full(len(cuts), np.inf), names)
 
+    def keep_rooms(self) -> None:
+        """Let room cuts stay whether they are tight or not.
+
+        No rows of their own stand behind them: without them a finer relaxation can have answers
+        that this one had not.
+        """
+        known = {cut.terms for cut in self.lasting}
+        rooms = [cut for cut in self.cuts if isinstance(cut.origin, RoomOrigin)]
+        self.lasting += [cut for cut in rooms if cut.terms not in known]
+        self.cuts = [cut for cut in self.cuts if not isinstance(cut.origin, RoomOrigin)]
+
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
         """Return what a solution decides."""
         kept = {index for index, column in self.kept.items() if x[column] > 0.5}  # noqa: PLR2004

@@ -87,6 +87,11 @@ class ScheduleSearch:
     restricted_s: float = RESTRICTED_S
     """Time for the next restricted relaxation [s]."""
 
+    fruitless: int = 0
+    """Restricted relaxations in a row that found nothing."""
+    passed: int = 0
+    """Answers since the last one."""
+
     def __post_init__(self) -> None:
         request = self.session.request
         self.improvement = Improvement(self.session.problem, seed=request.seed)
@@ -95,11 +100,15 @@ class ScheduleSearch:
     def run(self, answer: Answer, *, force: bool = False) -> None:
         """Search with what one more answer used.
 
-        The restriction is not solved again where the answer used nothing new.
+        The restriction is not solved again where the answer used nothing new, and more and more
+        seldom while that finds nothing.
         """
         new = self.allowed.add(answer.used)
         self.glance(answer)
-        if (new or force) and not self.session.done():
+        self.passed += 1
+        due = self.passed >= 2**self.fruitless
+        if ((new and due) or force) and not self.session.done():
+            self.passed = 0
             self._restrict(answer.grouping)
 
     def glance(self, answer: Answer) -> None:
@@ -162,7 +171,9 @@ class ScheduleSearch:
             most_s = max(most_s, WIDE_S)
         until = session.request.elapsed_s() + min(most_s, session.request.remaining_s() / 4)
         self._solve_restricted(relaxation, until)
+        self.fruitless += 1
         if session.best is not before:
+            self.fruitless = 0
             self.restricted_s = min(2 * self.restricted_s, LONGEST_S)
 
     def _solve_restricted(self, relaxation: Relaxation, until: float) -> None:
