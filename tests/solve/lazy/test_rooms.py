@@ -515,8 +515,8 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
     made: list[Session] = []
     start: Callable[..., Session] = Session
 
-    def noted(*given: object) -> Session:
-        made.append(start(*given))
+    def noted(*given: object, **named: object) -> Session:
+        made.append(start(*given, **named))
         return made[-1]
 
     monkeypatch.setattr(driver, "Session", noted)

@@ -6,7 +6,8 @@ schedule that the judge accepts is an upper bound.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ from poetmodel.solve.covers import limit_rows, with_covers
 from poetmodel.solve.infeasibility import limits_in_words
 from poetmodel.solve.lazy.beside import Beside, Task
 from poetmodel.solve.lazy.counting import counted_limits, solve_counted
+from poetmodel.solve.lazy.fastest import find_fastest, has_fastest
 from poetmodel.solve.lazy.linear import grow, tighten
 from poetmodel.solve.lazy.session import FAR, WIDE, Session
 from poetmodel.solve.lazy.upper import Answer, ScheduleSearch, examine, start_point
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from poetmodel.solve.lazy.relaxation import Relaxation
     from poetmodel.solve.request import Request
 
+PATIENCE: Final = 1 / 6
+"""Part of the time without a schedule after which a deadline is looked at by itself."""
 FIRST_SLICE_S: Final = 5.0
 """Least time of an integer solve; each that ends by time doubles it [s]."""
 SHARE: Final = 0.75
@@ -106,14 +110,56 @@ def solve_lazily(
     ``docs/lazy.md`` holds the argument why each reduction is exact. With one thread the course
     is determined by problem and seed as long as no limit or slice of time has ended a part of it.
     """
-    session = Session(problem, request, start)
+    patience_s = math.inf
+    if start is None and has_fastest(problem):
+        patience_s = request.elapsed_s() + PATIENCE * request.remaining_s()
+    outcome = _attempt(Session(problem, request, start, patience_s=patience_s), first)
+    none_yet = outcome.candidate is None and not outcome.infeasible
+    if outcome.termination == Termination.TIME_LIMIT and none_yet and request.remaining_s() > 0:
+        return _keep_deadline(problem, request, outcome, first)
+    return outcome
+
+
+def _attempt(session: Session, first: Grouping | None = None) -> Outcome:
+    """Run the rounds of one session."""
     if first is None:
-        loads = checkpoint_all_profile(problem.graph)
+        loads = checkpoint_all_profile(session.problem.graph)
         worst = max(range(len(loads)), key=loads.__getitem__)
         first = Grouping(len(loads)).add([worst])
     rounds = _Rounds(session, first)
     infeasible = run_interruptibly(rounds.run, session.stop)
     return _outcome(session, rounds, infeasible=infeasible)
+
+
+def _keep_deadline(
+    problem: Problem, request: Request, before: Outcome, first: Grouping | None
+) -> Outcome:
+    """Look whether any schedule keeps the deadline; go on from one that does.
+
+    `before` is how far the rounds came without a schedule.
+    """
+
+    def attempt(
+        fastest: Problem, within: Request, start: Candidate | None, ceiling: float
+    ) -> Outcome:
+        return _attempt(Session(fastest, within, start, ceiling=ceiling))
+
+    verdict = find_fastest(problem, request, before.bound, attempt)
+    parts = [before, verdict.outcome]
+    if verdict.infeasible:
+        reason = _proved_infeasible(problem)
+        after = replace(before, termination=Termination.PROVED, infeasible=True, reason=reason)
+    elif verdict.interrupted:
+        after = replace(before, termination=Termination.INTERRUPTED, candidate=verdict.start)
+    else:
+        after = _attempt(Session(problem, request, verdict.start, bound=before.bound), first)
+        parts.append(after)
+    return replace(
+        after,
+        build_s=sum(part.build_s for part in parts),
+        solve_s=sum(part.solve_s for part in parts),
+        log="".join(part.log for part in parts),
+    )
 
 
 @dataclass(slots=True)
@@ -160,7 +206,8 @@ class _Rounds:
             self.count += 1
             following = self._round(relaxation)
             if following is None:
-                return session.best is None and session.stopped is None
+                nothing = session.best is None and session.stopped is None
+                return nothing and math.isinf(session.ceiling)
             relaxation = following
         return False
 
@@ -187,8 +234,9 @@ class _Rounds:
         """Take note that nothing is below the goal; return whether there may be something above."""
         session = self.session
         if goal is None:
-            if session.best is not None:
-                session.raise_bound(session.best.value)
+            aim = session.aim()
+            if aim is not None:
+                session.raise_bound(aim)
             return False
         session.raise_bound(goal)
         if raw.nodes is not None and raw.nodes <= 1:
@@ -273,9 +321,10 @@ class _Rounds:
         and what it proves is kept when the next solve goes on from there.
         """
         session = self.session
-        if session.best is None or session.gap() <= FAR or self.step >= 1.0:
+        aim = session.aim()
+        if aim is None or session.gap() <= FAR or self.step >= 1.0:
             return None
-        return session.bound + self.step * (session.best.value - session.bound)
+        return session.bound + self.step * (aim - session.bound)
 
     def _solve(self, relaxation: Relaxation, goal: float | None) -> RawSolution | None:
         session = self.session
@@ -350,8 +399,7 @@ class _Rounds:
 def _outcome(session: Session, rounds: _Rounds, *, infeasible: bool) -> Outcome:
     proved = infeasible or session.proved()
     if infeasible:
-        limits = limits_in_words(session.problem)
-        reason = f"proved: no schedule keeps {limits} together"
+        reason = _proved_infeasible(session.problem)
     else:
         reason = f"no schedule was found within {session.request.elapsed_s():.3g} s"
     stopped = session.stopped or Termination.STALLED
@@ -373,3 +421,7 @@ def _outcome(session: Session, rounds: _Rounds, *, infeasible: bool) -> Outcome:
         },
         log="".join(session.log),
     )
+
+
+def _proved_infeasible(problem: Problem) -> str:
+    return f"proved: no schedule keeps {limits_in_words(problem)} together"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass, field
@@ -48,6 +49,10 @@ class Session:
     request: Request
     best: Candidate | None
     """Best schedule that the judge accepts."""
+    ceiling: float = math.inf
+    """Schedules above this value are of no use: that none is below it ends the solve."""
+    patience_s: float = math.inf
+    """How long to go on without any schedule, since the solve was asked for [s]."""
     bound: float = 0.0
     """Best lower bound, in the unit of the minimized quantity."""
     restoring: bool = False
@@ -70,7 +75,7 @@ class Session:
     def __post_init__(self) -> None:
         self.solver = backend(self.request.backend)
         self.recomputable = recomputable_nodes(self.problem)
-        self.bound = least_value(self.problem)
+        self.bound = max(self.bound, least_value(self.problem))
 
     # -- what is known -------------------------------------------------------------------------
 
@@ -78,13 +83,16 @@ class Session:
         """Return whether there is nothing left to do, or no time for it."""
         if self.stopped is None and self.stop.is_set():
             self.stopped = Termination.INTERRUPTED
-        if self.stopped is None and self.request.remaining_s() <= 0:
+        late = self.best is None and self.request.elapsed_s() > self.patience_s
+        if self.stopped is None and (late or self.request.remaining_s() <= 0):
             self.stopped = Termination.TIME_LIMIT
         return self.stopped is not None or self.proved()
 
     def proved(self) -> bool:
         """Return whether the best schedule is within the gap asked for."""
         with self.lock:
+            if self.bound >= self.ceiling:
+                return True
             if self.best is None:
                 return False
             if same(self.problem, self.best.value, self.bound):
@@ -92,9 +100,18 @@ class Session:
             return relative_gap(self.best.value, self.bound) <= self.request.gap
 
     def gap(self) -> float:
-        """Return the gap between the best schedule and the bound; infinite without a schedule."""
+        """Return the gap between bound and `aim`; infinite where there is none."""
+        aim = self.aim()
+        return math.inf if aim is None else relative_gap(aim, self.bound)
+
+    def aim(self) -> float | None:
+        """Return the value that schedules should be below: that of the best one, or the ceiling.
+
+        None where every schedule would do.
+        """
         best = self.best
-        return float("inf") if best is None else relative_gap(best.value, self.bound)
+        aim = self.ceiling if best is None else min(best.value, self.ceiling)
+        return None if math.isinf(aim) else aim
 
     def raise_bound(self, bound: float) -> None:
         """Take note of a proven lower bound."""
@@ -147,10 +164,11 @@ class Session:
         return relaxation
 
     def cutoff(self, relaxation: Relaxation) -> dict[str, float]:
-        """Return the limit by which a solve looks only for better schedules."""
-        if self.best is None:
+        """Return the limit by which a solve looks only for schedules below `aim`."""
+        aim = self.aim()
+        if aim is None:
             return {}
-        value = self.best.value / relaxation.unit
+        value = aim / relaxation.unit
         return {"objective_cutoff": value + ALLOWANCE * (1.0 + abs(value))}
 
     def solve(
