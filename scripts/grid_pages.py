@@ -30,6 +30,8 @@ FREE_SIZE: Final = 2000
 WORST: Final = 15
 """How many cells with the largest gaps are named for each goal."""
 
+AGAINST_OTHERS: Final = "Against others"
+"""Heading of the comparison with other formulations."""
 GOALS: Final = {
     1: (
         "Published graphs",
@@ -333,7 +335,7 @@ def section(
             parts += [f"![Time and memory against nodes]({plot})", full_table(runs)]
     if of_goal(records, 5):
         parts += [
-            "### Against others",
+            f"### {AGAINST_OTHERS}",
             "One run, one machine. Bold times ended at their limit with the gap that was left, for "
             "`paper` that of its own model; *rejected* means that the judge refuses the schedule. "
             "Ratios are of times to the same gap, the one asked for; `>` where the other method "
@@ -345,6 +347,22 @@ def section(
 
 
 def _circumstances(records: Sequence[dict[str, Any]]) -> str:
+    """Return when and where; of several machines, which parts were measured on which."""
+    places: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        places.setdefault(record["machine"]["cpu"], []).append(record)
+    if len(places) == 1:
+        return f"{_circumstance(records)}."
+    return " ".join(f"{_parts(there)}: {_circumstance(there)}." for there in places.values())
+
+
+def _parts(records: Sequence[dict[str, Any]]) -> str:
+    headings = {goal: heading for goal, (heading, _) in GOALS.items()} | {5: AGAINST_OTHERS}
+    goals = sorted({record["cell"]["goal"] for record in records})
+    return ", ".join(f"*{headings[goal]}*" for goal in goals)
+
+
+def _circumstance(records: Sequence[dict[str, Any]]) -> str:
     machine = records[0]["machine"]
     days = sorted({record["recorded"][:10] for record in records})
     workers = max(record.get("workers", 1) for record in records)
@@ -356,7 +374,7 @@ def _circumstances(records: Sequence[dict[str, Any]]) -> str:
     each = "one thread" if threads == 1 else f"{threads} threads"
     return (
         f"{when}, {machine['cpu']}, {machine['cores']} cores, {at_a_time} with {each} each (median "
-        f"load {load:.1f}); Python {machine['python']}, {versions}."
+        f"load {load:.1f}); Python {machine['python']}, {versions}"
     )
 
 

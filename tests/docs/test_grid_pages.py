@@ -74,6 +74,16 @@ def test_circumstances_are_told() -> None:
     assert "2026-01-02, A processor, 2 cores, 2 cells at a time with one thread each" in text
 
 
+def test_of_several_machines_each_is_told_with_what_it_measured() -> None:
+    """Parts by their headings."""
+    other = record(recorded="2026-02-03T00:00:00+00:00")
+    other["machine"] = other["machine"] | {"cpu": "Another one"}
+    other["cell"] = other["cell"] | {"goal": 5}
+    text = section((record(), other), "run.jsonl", plot="plot.svg", registered={})
+    assert "*Published graphs*: 2026-01-02, A processor, 2 cores" in text
+    assert "*Against others*: 2026-02-03, Another one, 2 cores" in text
+
+
 def test_share_of_small_models_takes_columns_and_rows() -> None:
     """One column or row too many does not fit; infeasible cells do not count."""
     sizes = ({"columns": 2000, "rows": 2000}, {"columns": 2001, "rows": 1}, {"rows": 2001}, {})
