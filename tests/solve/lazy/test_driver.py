@@ -164,9 +164,9 @@ def rounds_of(value: float | None, bound: float) -> driver._Rounds:
 
 
 def test_a_solve_looks_for_a_part_of_the_gap_only() -> None:
-    """An eighth at first; near the end, or with nothing to be better than, there is no goal."""
+    """An eighth at first; with 3 % left, or with nothing to be better than, there is no goal."""
     assert rounds_of(10.0, 2.0)._goal() == pytest.approx(3.0)
-    assert rounds_of(10.0, 9.95)._goal() is None
+    assert rounds_of(10.0, 9.75)._goal() is None
     assert rounds_of(None, 2.0)._goal() is None
     rounds = rounds_of(10.0, 2.0)
     rounds.step = 1.0

@@ -23,7 +23,7 @@ from poetmodel.solve.lazy.beside import Beside, Task
 from poetmodel.solve.lazy.counting import counted_limits, solve_counted
 from poetmodel.solve.lazy.fastest import find_fastest, has_fastest
 from poetmodel.solve.lazy.linear import grow, tighten
-from poetmodel.solve.lazy.session import FAR, WIDE, Session
+from poetmodel.solve.lazy.session import WIDE, Session
 from poetmodel.solve.lazy.upper import Answer, ScheduleSearch, examine, start_point
 from poetmodel.solve.outcome import Candidate, Outcome
 
@@ -322,7 +322,7 @@ class _Rounds:
         """
         session = self.session
         aim = session.aim()
-        if aim is None or session.gap() <= FAR or self.step >= 1.0:
+        if aim is None or session.gap() <= WIDE or self.step >= 1.0:
             return None
         return session.bound + self.step * (aim - session.bound)
 
@@ -342,7 +342,7 @@ class _Rounds:
             relaxation.cut_form(),
             most_s=max(self.slice_s, session.request.remaining_s() * share),
             targets=targets,
-            start=start_point(session, relaxation),
+            start=start_point(session, relaxation) if goal is None else None,
             options=PROVING.get(session.solver.name) if self._is_near() else None,
             watch=lambda progress: self._watch(relaxation, progress),
         )
