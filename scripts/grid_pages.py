@@ -135,9 +135,14 @@ def _again(twice: Mapping[str, CellRun]) -> str:
     if not twice:
         return ""
     within = sum(run.within(ONE_PERCENT) for run in twice.values())
+    refuted = sum(run.status == "infeasible" for run in twice.values())
+    also = f", and {refuted} were proved infeasible" if refuted else ""
+    records = [run.record for run in twice.values()]
+    where = f"{_days(records)}, {records[0]['machine']['cpu']}"
     return (
         f"Of the cells that one thread left above 1 %, {len(twice)} were solved again with two "
-        f"threads, one at a time; {within} then ended within 1 %. Summaries do not count them. "
+        f"threads ({where}), one at a time; {within} then ended within 1 %{also}. Summaries do not "
+        "count them. "
     )
 
 
@@ -364,18 +369,21 @@ def _parts(records: Sequence[dict[str, Any]]) -> str:
 
 def _circumstance(records: Sequence[dict[str, Any]]) -> str:
     machine = records[0]["machine"]
-    days = sorted({record["recorded"][:10] for record in records})
     workers = max(record.get("workers", 1) for record in records)
     load = statistics.median(record["load_average"] for record in records)
     versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     at_a_time = "one cell at a time" if workers == 1 else f"{workers} cells at a time"
     threads = max(record.get("threads", 1) for record in records)
     each = "one thread" if threads == 1 else f"{threads} threads"
     return (
-        f"{when}, {machine['cpu']}, {machine['cores']} cores, {at_a_time} with {each} each (median "
-        f"load {load:.1f}); Python {machine['python']}, {versions}"
+        f"{_days(records)}, {machine['cpu']}, {machine['cores']} cores, {at_a_time} with {each} "
+        f"each (median load {load:.1f}); Python {machine['python']}, {versions}"
     )
+
+
+def _days(records: Sequence[dict[str, Any]]) -> str:
+    days = sorted({record["recorded"][:10] for record in records})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
 def full_table(runs: Sequence[CellRun]) -> str:

@@ -57,14 +57,20 @@ def test_misses_are_named_with_their_gap_the_worst_first() -> None:
 
 def test_what_two_threads_reach_stands_beside_a_miss() -> None:
     """Where a cell was solved again; the summary counts one thread alone."""
-    again = (TIMED_OUT | {"seconds": 41.0, "gap": 5e-5, "threads": 2},)
+    again = (
+        TIMED_OUT | {"seconds": 41.0, "gap": 5e-5, "threads": 2},
+        UNKNOWN | {"seconds": 30.0, "status": "infeasible", "threads": 2},
+    )
     text = section(
         (record(), TIMED_OUT, UNKNOWN), "run.jsonl", plot="plot.svg", registered={}, again=again
     )
     rows = [row for row in text.splitlines() if row.startswith("| `paper/bert`, ")]
-    assert rows[0].endswith("| - |")
+    assert rows[0].endswith("| infeasible |")
     assert rows[1].endswith("| 41 s |")
-    assert "1 were solved again with two threads, one at a time; 1 then ended within 1 %." in text
+    assert (
+        "2 were solved again with two threads (2026-01-02, A processor), one at a time; 1 then "
+        "ended within 1 %, and 1 were proved infeasible." in text
+    )
     assert "| 1 of 3 (33.3 %) |" in line(text, "| Published graphs |")
 
 

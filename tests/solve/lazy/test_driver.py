@@ -198,6 +198,23 @@ def test_what_has_no_answer_raises_the_bound_to_the_goal() -> None:
     assert rounds.session.bound == 10.0
 
 
+def test_after_new_rows_the_next_goal_is_near_again() -> None:
+    """What a relaxation with more rows proves easily is not known yet."""
+    rounds = rounds_of(10.0, 2.0)
+    rounds.step = 0.5
+    rounds._refine(rounds.session.build(Grouping(20)), [13], [])
+    assert rounds.step == driver.STEP
+
+
+def test_bytes_are_proved_at_once() -> None:
+    """A bound between two whole numbers would be a proof with a gap."""
+    rounds = rounds_of(10.0, 2.0)
+    assert rounds._goal() is not None
+    for minimize in ("ram", "writes"):
+        rounds.session.problem = replace(comb_problem(), minimize=minimize)
+        assert rounds._goal() is None
+
+
 def test_the_gap_is_closed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the whole solve the cutoffs rise, and what is ruled out on the way counts."""
     problem = comb_problem()

@@ -56,6 +56,9 @@ PART: Final = 0.1
 """Share of the whole gap that it may leave open then."""
 ROOMY: Final = 0.1
 """Gap above which room cuts are stated from the first integer relaxation on."""
+GRADUAL: Final = frozenset({Quantity.ENERGY, Quantity.TIME})
+"""What has values as close to each other as one likes. Bytes are whole, and few values lie between
+bound and best schedule."""
 STEP: Final = 1 / 8
 """Share of the gap that one integer solve is to prove away, at first."""
 LEAST_STEP: Final = 1 / 32
@@ -299,6 +302,7 @@ class _Rounds:
         relaxation.keep_rooms()
         grouping = relaxation.grouping.add(rows[:most], steps[:most])
         following = session.build(grouping, relaxation)
+        self.step = STEP
         if not session.done():
             tighten(session, following)
         return following
@@ -322,7 +326,9 @@ class _Rounds:
         """
         session = self.session
         aim = session.aim()
-        if aim is None or session.gap() <= WIDE or self.step >= 1.0:
+        if session.problem.minimize not in GRADUAL or aim is None:
+            return None
+        if session.gap() <= WIDE or self.step >= 1.0:
             return None
         return session.bound + self.step * (aim - session.bound)
 
