@@ -7,7 +7,7 @@ import statistics
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import table
+from blocks import days_text, table, versions_text
 from grid_runs import (
     ONE_PERCENT,
     CellRun,
@@ -138,7 +138,7 @@ def _again(twice: Mapping[str, CellRun]) -> str:
     refuted = sum(run.status == "infeasible" for run in twice.values())
     also = f", and {refuted} were proved infeasible" if refuted else ""
     records = [run.record for run in twice.values()]
-    where = f"{_days(records)}, {records[0]['machine']['cpu']}"
+    where = f"{days_text(records)}, {records[0]['machine']['cpu']}"
     return (
         f"Of the cells that one thread left above 1 %, {len(twice)} were solved again with two "
         f"threads ({where}), one at a time; {within} then ended within 1 %{also}. Summaries do not "
@@ -371,19 +371,14 @@ def _circumstance(records: Sequence[dict[str, Any]]) -> str:
     machine = records[0]["machine"]
     workers = max(record.get("workers", 1) for record in records)
     load = statistics.median(record["load_average"] for record in records)
-    versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
     at_a_time = "one cell at a time" if workers == 1 else f"{workers} cells at a time"
     threads = max(record.get("threads", 1) for record in records)
     each = "one thread" if threads == 1 else f"{threads} threads"
     return (
-        f"{_days(records)}, {machine['cpu']}, {machine['cores']} cores, {at_a_time} with {each} "
-        f"each (median load {load:.1f}); Python {machine['python']}, {versions}"
+        f"{days_text(records)}, {machine['cpu']}, {machine['cores']} cores, {at_a_time} with "
+        f"{each} each (median load {load:.1f}); Python {machine['python']}, "
+        f"{versions_text(machine)}"
     )
-
-
-def _days(records: Sequence[dict[str, Any]]) -> str:
-    days = sorted({record["recorded"][:10] for record in records})
-    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
 def full_table(runs: Sequence[CellRun]) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grid_pages
 import grid_plot
 import training_pages
-from blocks import replace_block, table, update_pages
+from blocks import days_text, replace_block, table, update_pages, versions_text
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -170,13 +170,10 @@ def startup_table(records: Sequence[dict[str, Any]]) -> str:
 def circumstances(records: Sequence[dict[str, Any]]) -> str:
     """Return when, where and with what the records were made, in a sentence or two."""
     machine = records[0]["machine"]
-    days = sorted({record["recorded"][:10] for record in records})
-    versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
     load = statistics.median(record["load_average"] for record in records)
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     return (
-        f"{when}, {machine['cpu']}, {machine['cores']} cores, {machine['system']} "
-        f"(median load {load:.1f}); Python {machine['python']}, {versions}."
+        f"{days_text(records)}, {machine['cpu']}, {machine['cores']} cores, {machine['system']} "
+        f"(median load {load:.1f}); Python {machine['python']}, {versions_text(machine)}."
     )
 
 

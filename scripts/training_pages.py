@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import table
+from blocks import days_text, table, versions_text
 from grid_runs import percent_text, seconds_text, share_text
 from poetmodel.units import format_bytes
 from training_runs import RUNNER, TrainingRun, duels, savings
@@ -49,19 +49,17 @@ def section(records: Sequence[dict[str, Any]], source: str) -> str:
 
 def _circumstances(records: Sequence[dict[str, Any]]) -> str:
     machine = records[0]["machine"]
-    days = sorted({record["recorded"][:10] for record in records})
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     load = statistics.median(record["load_average"] for record in records)
     torch = ", ".join(sorted({record["torch"] for record in records if "torch" in record}))
-    versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
     limits = sorted({record["cell"]["limit_s"] for record in records})
     pairs = sorted({record["cell"]["pairs"] for record in records})
     seeds = sorted({record["cell"]["seed"] for record in records})
     slack = max(record["cell"]["slack"] for record in records)
     same = f" Peaks that are up to {percent_text(slack)} larger count as the same." if slack else ""
     return (
-        f"{when}, {machine['cpu']}, {machine['cores']} cores, {machine['system']} (median load "
-        f"{load:.1f}); Python {machine['python']}, torch {torch}, {versions}. Limit of the solver "
+        f"{days_text(records)}, {machine['cpu']}, {machine['cores']} cores, {machine['system']} "
+        f"(median load {load:.1f}); Python {machine['python']}, torch {torch}, "
+        f"{versions_text(machine)}. Limit of the solver "
         f"{_joined(f'{limit:g} s' for limit in limits)}; {_joined(map(str, pairs))} pairs of "
         f"steps; seed {_joined(map(str, seeds))}.{same}"
     )

@@ -143,3 +143,10 @@ def early_recomputation(number: int) -> Problem:
     ones = [1.0] * len(nodes)
     costs = Costs.from_arrays(graph, compute_time_s=ones, compute_energy_j=ones)
     return Problem(graph, costs, ram=ram)
+
+
+def comb_problem(teeth: int = 10, ram: int = 13, page: float = 3.0, **limits: Any) -> Problem:
+    """State a problem that takes several rounds: a comb, with pages at a middling price."""
+    graph = comb_graph(teeth)
+    costs = even_costs(graph, page_in=(page, page), page_out=(page, page))
+    return Problem(graph, costs, ram=ram, **limits)

@@ -354,7 +354,7 @@ def test_a_valid_schedule_against_a_proof_of_infeasibility_is_an_error(
 ) -> None:
     """One of the two is wrong, so nothing is claimed."""
     problem = skip_problem()
-    valid = facade.judge(problem, solve(problem).require_schedule())
+    valid = judge(problem, solve(problem).require_schedule())
     wrong = facade.Outcome(termination=Termination.PROVED, candidate=valid, infeasible=True)
     monkeypatch.setattr(facade, "_state_and_solve", lambda *_: wrong)
     with pytest.raises(BackendError, match="infeasible for which there is a valid schedule"):

@@ -13,7 +13,7 @@ from poetmodel.schedule import check_identity
 from poetmodel.solve.collection import rare_collections
 from poetmodel.solve.constructive import construct, offload_all, trivial
 from poetmodel.solve.infeasibility import obstacle
-from poetmodel.solve.outcome import Candidate, Outcome, finish, judge, least_value, same
+from poetmodel.solve.outcome import Candidate, Outcome, accepted, finish, least_value, same
 from poetmodel.solve.overlap import restated, solve_overlapping
 from poetmodel.solve.progress import SolveProgress
 from poetmodel.solve.request import Request
@@ -133,11 +133,11 @@ def _search(
 ) -> Outcome:
     """Begin with what is quickly found, then solve as the formulation does."""
     paper = formulation == "paper"
-    best = _valid(problem, start)
+    best = accepted(problem, start)
     try:
         best = _better(best, _greedy(problem, request))
         if best is None:
-            best = _valid(problem, offload_all(problem))
+            best = accepted(problem, offload_all(problem))
         if best is not None and not paper and same(problem, best.value, least_value(problem)):
             return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
         # What `paper` finds is its own: nothing is announced or given to it to begin from.
@@ -195,7 +195,7 @@ def _solve_own_model(
     from poetmodel.solve.direct import solve_model
 
     def attempt(stated: Problem, within: Request, begin: Schedule | None) -> Outcome:
-        best = _valid(stated, begin)
+        best = accepted(stated, begin)
         try:
             best = _better(best, _greedy(stated, within))
             with restated(model, stated):
@@ -230,20 +230,13 @@ def _ruled_out(problem: Problem) -> Outcome | None:
     return Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
 
 
-def _valid(problem: Problem, schedule: Schedule | None) -> Candidate | None:
-    if schedule is None:
-        return None
-    candidate = judge(problem, schedule)
-    return None if candidate.violations else candidate
-
-
 def _greedy(problem: Problem, request: Request) -> Candidate | None:
     """Return checkpoint-all if it is valid and cannot be beaten, else what is built greedily."""
-    plain = _valid(problem, trivial(problem))
+    plain = accepted(problem, trivial(problem))
     if plain is not None and problem.minimize != Quantity.RAM:
         return plain
     return _better(
-        plain, _valid(problem, construct(problem, most_s=request.time_limit_s * GREEDY_SHARE))
+        plain, accepted(problem, construct(problem, most_s=request.time_limit_s * GREEDY_SHARE))
     )
 
 

@@ -86,6 +86,14 @@ def judge(problem: Problem, schedule: Schedule) -> Candidate:
     )
 
 
+def accepted(problem: Problem, schedule: Schedule | None) -> Candidate | None:
+    """Return a schedule as a candidate; None where there is none or the judge objects."""
+    if schedule is None:
+        return None
+    candidate = judge(problem, schedule)
+    return None if candidate.violations else candidate
+
+
 def _overtime_s(problem: Problem, simulation: Simulation) -> float:
     """Return the minimized time beyond one pass [s]."""
     if problem.stand_in_share is None:

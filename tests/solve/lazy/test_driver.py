@@ -28,7 +28,7 @@ from poetmodel.solve.lazy.session import Session
 from poetmodel.solve.lazy.upper import ScheduleSearch
 from poetmodel.solve.outcome import judge
 from poetmodel.solve.request import Request
-from worked import comb_graph, even_costs, skip_problem
+from worked import comb_graph, comb_problem, skip_problem
 
 if TYPE_CHECKING:
     import subprocess
@@ -38,13 +38,6 @@ if TYPE_CHECKING:
 
     from poetmodel.solve.outcome import Candidate, Outcome
     from poetmodel.solve.progress import SolveProgress
-
-
-def comb_problem(teeth: int = 10, ram: int = 13, page: float = 3.0, **limits: Any) -> Problem:
-    """State a problem that takes several rounds: the comb, with page-ins at a middling price."""
-    graph = comb_graph(teeth)
-    costs = even_costs(graph, page_in=(page, page), page_out=(page, page))
-    return Problem(graph, costs, ram=ram, **limits)
 
 
 def greedy(problem: Problem) -> Candidate:

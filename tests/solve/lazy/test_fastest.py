@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,7 @@ from poetmodel.solve.lazy.fastest import MARGIN, find_fastest, has_fastest
 from poetmodel.solve.lazy.session import Session
 from poetmodel.solve.outcome import Candidate, Outcome, judge
 from poetmodel.solve.request import Request
-from worked import comb_graph, even_costs, skip_problem
+from worked import comb_problem, skip_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,16 +26,14 @@ if TYPE_CHECKING:
     from poetmodel.solve.progress import SolveProgress
 
 
-def comb_problem(deadline: str) -> Problem:
-    """State the problem of a comb of six teeth in 9 B by recomputation, with a deadline."""
-    graph = comb_graph(6)
-    costs = even_costs(graph, page_in=(3, 3), page_out=(3, 3))
-    return Problem(graph, costs, ram=9, deadline=deadline, deadline_counts="serial")
+def timed_comb(deadline: str) -> Problem:
+    """State the problem of a comb of six teeth in 9 B, with a deadline on all times together."""
+    return comb_problem(6, 9, deadline=deadline, deadline_counts="serial")
 
 
 def least_time_s() -> float:
     """Return the time of the fastest schedule of the comb."""
-    free = comb_problem("200%").without(Quantity.TIME, minimize=Quantity.TIME)
+    free = timed_comb("200%").without(Quantity.TIME, minimize=Quantity.TIME)
     best = solve_lazily(free, unlimited(), start=None).candidate
     assert best is not None
     assert best.simulation.time_s is not None
@@ -132,7 +131,7 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(monkeypatch: pytest.Mon
 def test_with_a_schedule_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor before patience is at its end, nor without a deadline."""
     monkeypatch.setattr(driver, "find_fastest", None)
-    problem = comb_problem("200%")
+    problem = timed_comb("200%")
     best = solve_lazily(problem, unlimited(), start=None).candidate
     assert best is not None
     monkeypatch.setattr(driver, "PATIENCE", 0.0)
@@ -141,11 +140,29 @@ def test_with_a_schedule_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> No
     assert solve_lazily(free, unlimited(), start=None).termination == Termination.PROVED
 
 
+def test_without_a_verdict_the_solve_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the schedule that was found, or without; the caller's stop ends it."""
+    found = find_fastest(timed_comb("200%"), unlimited(), 0.0, attempt)
+    monkeypatch.setattr(driver, "PATIENCE", 0.0)
+    for start in (found.start, None):
+        verdict = replace(found, start=start)
+        monkeypatch.setattr(driver, "find_fastest", lambda *_, verdict=verdict: verdict)
+        outcome = solve_lazily(timed_comb("200%"), unlimited(), start=None)
+        assert outcome.termination == Termination.PROVED
+        assert outcome.candidate is not None
+    stopped = replace(found, interrupted=True)
+    monkeypatch.setattr(driver, "find_fastest", lambda *_: stopped)
+    outcome = solve_lazily(timed_comb("200%"), unlimited(), start=None)
+    assert outcome.termination == Termination.INTERRUPTED
+    assert outcome.candidate is found.start
+
+
 def test_a_proof_needs_more_than_a_tolerance() -> None:
     """The ceiling is above the deadline; a schedule that just keeps it is found."""
+    least_s = least_time_s()
     for change, infeasible in ((0.0, False), (1e-3, False), (-1e-3, True)):
-        deadline = f"{least_time_s() + change} s"
-        verdict = find_fastest(comb_problem(deadline), unlimited(), 0.0, attempt)
+        deadline = f"{least_s + change} s"
+        verdict = find_fastest(timed_comb(deadline), unlimited(), 0.0, attempt)
         assert verdict.infeasible == infeasible
         assert (verdict.start is None) == infeasible
     assert MARGIN > 1e-9
@@ -159,7 +176,7 @@ def test_a_callback_ends_the_search() -> None:
         told.append(progress)
         return False
 
-    problem = comb_problem(f"{least_time_s() - 1e-3} s")
+    problem = timed_comb(f"{least_time_s() - 1e-3} s")
     verdict = find_fastest(problem, unlimited(on_progress=stop), 0.25, attempt)
     assert verdict.interrupted
     assert not verdict.infeasible
@@ -168,7 +185,7 @@ def test_a_callback_ends_the_search() -> None:
 
 def test_nothing_below_a_ceiling_is_no_proof_that_nothing_is_above() -> None:
     """The bound says it; the problem itself has schedules."""
-    problem = comb_problem("200%").without(Quantity.TIME)
+    problem = timed_comb("200%").without(Quantity.TIME)
     best = solve_lazily(problem, unlimited(), start=None).candidate
     assert best is not None
     ceiling = best.value / 2

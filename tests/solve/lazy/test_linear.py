@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from instances import seeded
 from lazy_rounds import CLOSE, no_rows, random_rows, run_rounds, scarce_problem, solved
 from poetmodel.model.grouping import Grouping
-from poetmodel.problem import Problem
 from poetmodel.result import Termination
 from poetmodel.solve.infeasibility import obstacle
 from poetmodel.solve.lazy.linear import grow, tighten
 from poetmodel.solve.lazy.session import Session
 from poetmodel.solve.request import Request
-from worked import comb_graph, even_costs, skip_problem
+from worked import comb_problem, skip_problem
+
+if TYPE_CHECKING:
+    from poetmodel.problem import Problem
 
 
 def session_of(problem: Problem, **choices: object) -> Session:
@@ -21,15 +25,9 @@ def session_of(problem: Problem, **choices: object) -> Session:
     return Session(problem, Request(**{"gap": 0.0, "time_limit_s": 300.0, **choices}), None)
 
 
-def comb_problem() -> Problem:
-    """State a problem on which cuts help: the comb of eight teeth, 9 B."""
-    graph = comb_graph(8)
-    return Problem(graph, even_costs(graph, page_in=(3, 3), page_out=(3, 3)), ram=9)
-
-
 def test_cuts_raise_the_bound_of_the_session() -> None:
     """The last value is above that of the first linear relaxation, and below the integer one."""
-    session = session_of(comb_problem())
+    session = session_of(comb_problem(8, 9))
     relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
     first = session.solve(relaxation.form.relaxed())
     assert first is not None
@@ -60,7 +58,7 @@ def test_a_linear_relaxation_without_a_point_proves_infeasibility() -> None:
 
 def test_without_time_there_is_no_answer() -> None:
     """Neither a point nor a proof."""
-    session = session_of(comb_problem(), time_limit_s=1e-9)
+    session = session_of(comb_problem(8, 9), time_limit_s=1e-9)
     answer = tighten(session, session.build(Grouping(16)))
     assert answer.x is None
     assert not answer.infeasible
@@ -69,7 +67,7 @@ def test_without_time_there_is_no_answer() -> None:
 
 def test_rows_that_linear_answers_break_are_found() -> None:
     """From no row at all it comes to rows that give a bound, and tells of all that were broken."""
-    session = session_of(comb_problem())
+    session = session_of(comb_problem(8, 9))
     relaxation, answer, every = grow(session, Grouping(16))
     assert 0 < len(relaxation.grouping.stage_rows) <= len(every.stage_rows)
     assert relaxation.grouping.stage_rows <= every.stage_rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from instances import seeded
 from lazy_rounds import CLOSE, no_rows, random_rows, run_rounds, scarce_problem, solved
 from poetmodel.model.grouping import Grouping
-from poetmodel.problem import Problem
 from poetmodel.solve.constructive import construct, offload_all
 from poetmodel.solve.draft import Supply
 from poetmodel.solve.infeasibility import obstacle
@@ -19,7 +19,10 @@ from poetmodel.solve.lazy.session import Session
 from poetmodel.solve.lazy.upper import PATIENCE, Answer, ScheduleSearch, examine, start_point
 from poetmodel.solve.outcome import judge
 from poetmodel.solve.request import Request
-from worked import comb_graph, even_costs, skip_problem
+from worked import comb_problem, skip_problem
+
+if TYPE_CHECKING:
+    from poetmodel.problem import Problem
 
 
 def session_of(problem: Problem, *, greedy: bool = False) -> Session:
@@ -27,12 +30,6 @@ def session_of(problem: Problem, *, greedy: bool = False) -> Session:
     schedule = construct(problem) if greedy else None
     best = None if schedule is None else judge(problem, schedule)
     return Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
-
-
-def comb_problem() -> Problem:
-    """State the problem of a comb of six teeth, 9 B."""
-    graph = comb_graph(6)
-    return Problem(graph, even_costs(graph, page_in=(3, 3), page_out=(3, 3)), ram=9)
 
 
 def test_an_answer_that_keeps_all_rows_is_offered() -> None:
@@ -67,7 +64,7 @@ def test_with_the_peak_minimized_every_valid_answer_is_offered() -> None:
 
 def test_the_best_schedule_is_where_a_solve_begins() -> None:
     """As a point of the relaxation, or nothing where there is none or it has no room."""
-    problem = comb_problem()
+    problem = comb_problem(6, 9)
     relaxation = session_of(problem).build(Grouping(12, frozenset({5, 6})))
     assert start_point(session_of(problem), relaxation) is None
     x = start_point(session_of(problem, greedy=True), relaxation)
@@ -77,7 +74,7 @@ def test_the_best_schedule_is_where_a_solve_begins() -> None:
 
 def test_a_search_finds_a_schedule_from_one_answer() -> None:
     """From the answer of a coarse relaxation on to a valid schedule, with rows of its own."""
-    problem = comb_problem()
+    problem = comb_problem(6, 9)
     session = session_of(problem)
     relaxation = session.build(Grouping(12, frozenset({5})))
     x = solved(relaxation).x
@@ -92,7 +89,7 @@ def test_a_search_finds_a_schedule_from_one_answer() -> None:
 
 def test_a_search_is_repeated_only_for_something_new() -> None:
     """The same answer again is no reason to search, unless forced."""
-    problem = comb_problem()
+    problem = comb_problem(6, 9)
     session = session_of(problem)
     relaxation = session.build(Grouping(12, frozenset({5})))
     x = solved(relaxation).x
@@ -110,7 +107,7 @@ def test_a_search_that_finds_nothing_is_repeated_more_and_more_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After 2, 4, 8 more answers; after the next one again once it has found something."""
-    session = session_of(comb_problem(), greedy=True)
+    session = session_of(comb_problem(6, 9), greedy=True)
     relaxation = session.build(Grouping(12, frozenset({5})))
     x = solved(relaxation).x
     assert x is not None
@@ -137,7 +134,7 @@ def test_a_search_that_finds_nothing_is_repeated_more_and_more_seldom(
 
 def test_an_answer_that_does_not_fit_becomes_a_schedule_at_a_glance() -> None:
     """It is mended and offered without any solve."""
-    problem = comb_problem()
+    problem = comb_problem(6, 9)
     session = session_of(problem)
     relaxation = session.build(Grouping(12, frozenset({5})))
     x = solved(relaxation).x
@@ -153,7 +150,7 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_at_a_glance() -> None:
 
 def test_the_best_schedule_is_improved_locally() -> None:
     """The search goes on from what the session holds, here everything paged."""
-    problem = comb_problem()
+    problem = comb_problem(6, 9)
     everything = offload_all(problem)
     assert everything is not None
     session = session_of(problem)
@@ -169,7 +166,7 @@ def test_the_best_schedule_is_improved_locally() -> None:
 @pytest.mark.parametrize("turns", [0, 50])
 def test_a_local_search_ends_when_something_better_waits(turns: int) -> None:
     """After any number of turns; what it has found by then is offered."""
-    problem = comb_problem()
+    problem = comb_problem(6, 9)
     everything = offload_all(problem)
     assert everything is not None
     session = session_of(problem)
@@ -210,7 +207,7 @@ def test_an_answer_is_told_in_terms_of_the_graph() -> None:
 
 def test_a_best_schedule_that_is_not_allowed_is_no_start() -> None:
     """The search goes on without it: HiGHS refuses a start that breaks the bounds of columns."""
-    problem = comb_problem()
+    problem = comb_problem(6, 9)
     session = session_of(problem, greedy=True)
     relaxation = session.build(Grouping(12, frozenset({5, 6})))
     search = ScheduleSearch(session, relaxation.grouping)

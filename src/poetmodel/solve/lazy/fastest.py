@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.result import Termination
 from poetmodel.solve.constructive import construct
-from poetmodel.solve.outcome import Candidate, Outcome, judge
+from poetmodel.solve.outcome import Candidate, Outcome, accepted
 from poetmodel.solve.progress import SolveProgress
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     """Solves a problem, from a schedule on where there is one, up to a value."""
 
 PART: Final = 0.8
-"""Most of the time that is left for this [s/s]."""
+"""Most of the time that is left for this."""
 MARGIN: Final = 1e-6
 """How much more than the deadline is proved away, relatively: more than any tolerance."""
 
@@ -89,16 +89,13 @@ def find_fastest(problem: Problem, request: Request, bound: float, attempt: Atte
 
     limit_s = request.elapsed_s() + PART * request.remaining_s()
     within = replace(request, time_limit_s=limit_s, on_progress=watch)
-    schedule = construct(fastest, most_s=within.remaining_s() / 4)
-    begin = None if schedule is None else judge(fastest, schedule)
+    begin = accepted(fastest, construct(fastest, most_s=within.remaining_s() / 4))
     if begin is not None and begin.value <= most:
         outcome = Outcome(termination=Termination.STALLED, candidate=begin)
     else:
         outcome = attempt(fastest, within, begin, ceiling)
-    start = None
-    if outcome.candidate is not None:
-        again = judge(problem, outcome.candidate.schedule)
-        start = None if again.violations else again
+    fastest_yet = outcome.candidate
+    start = None if fastest_yet is None else accepted(problem, fastest_yet.schedule)
     return Verdict(
         outcome=outcome,
         start=start,

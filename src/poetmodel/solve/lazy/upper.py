@@ -86,7 +86,6 @@ class ScheduleSearch:
     patience: float = PATIENCE
     restricted_s: float = RESTRICTED_S
     """Time for the next restricted relaxation [s]."""
-
     fruitless: int = 0
     """Restricted relaxations in a row that found nothing."""
     passed: int = 0
