@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import highspy
 import numpy as np
@@ -12,10 +13,14 @@ from lazy_rounds import scarce_problem
 from poetmodel.backends import Limits, Termination
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.highs import STATUS, Highs, _fresh_scheduler, _is_misfit
-from poetmodel.backends.solver import Status
+from poetmodel.backends.solver import Outcome, Status
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.errors import BackendError
 from poetmodel.model import build
+
+if TYPE_CHECKING:
+    from poetmodel.backends.protocol import Progress
+    from poetmodel.backends.watch import Watch
 
 
 def test_every_status_has_a_meaning() -> None:
@@ -91,6 +96,36 @@ def test_presolve_does_not_lose_the_optimum(seed: int) -> None:
         assert form.objective @ raw.x == pytest.approx(best)
         again = any("solving again without it" in line for line in lines)
         assert again == bool(options)
+        assert raw.solved_again == again
+
+
+def test_a_second_run_begins_with_nothing_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a bound, nor a solution, nor a stop that was asked for because of them."""
+    form = compile_model(build(scarce_problem("rooms 16475", (9, 13))))
+    run = Highs._run_once
+    runs: list[str] = []
+    told: list[tuple[float | None, float | None]] = []
+
+    def misled(self: Highs, form: Any, limits: Limits, watch: Watch, start: Any) -> Any:
+        runs.append(str(limits.options.get("presolve")))
+        if len(runs) > 1:
+            return run(self, form, limits, watch, start)
+        watch.solution(-5.0, lambda: np.zeros(form.n_columns), -5.0)
+        watch.tick(1e6)
+        return Outcome(status=Status.INTERRUPTED), False
+
+    def enough(progress: Progress) -> bool:
+        told.append((progress.incumbent, progress.bound))
+        return progress.incumbent != -5.0
+
+    monkeypatch.setattr(Highs, "_run_once", misled)
+    raw = Highs().solve(form, Limits(rel_gap=0.0), on_progress=enough)
+    assert runs == ["None", "off"]
+    assert (raw.termination, raw.solved_again) == (Termination.PROVED, True)
+    assert told[0] == (-5.0, -5.0)
+    assert raw.objective is not None
+    assert all(incumbent != -5.0 for incumbent, _ in told[1:])
+    assert all(bound is None or bound <= raw.objective + 1e-6 for _, bound in told[1:])
 
 
 def test_the_callers_word_on_presolve_counts() -> None:

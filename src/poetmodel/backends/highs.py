@@ -104,7 +104,9 @@ class Highs(Solver):
             return outcome
         watch.write("poetmodel: presolve went wrong; solving again without it\n")
         safe = replace(limits, options={**limits.options, "presolve": "off"})
-        return self._run_once(form, safe, watch, start)[0]
+        watch.forget()
+        again = self._run_once(form, safe, watch, start)[0]
+        return replace(again, solved_again=True)
 
     def _run_once(
         self,

@@ -164,6 +164,9 @@ class RawSolution:
     and breaks the model; None: no start, or a partial one, which the solver may use as it can."""
     log: str | None
     """The solver's log where `Limits.log` asked for it."""
+    solved_again: bool = False
+    """Whether a run went wrong, so that the model was solved a second time, in a safer way: what
+    the first run reported on its way, bounds above all, is void."""
 
 
 class Feature(StrEnum):

@@ -82,6 +82,8 @@ class Outcome:
     """Its branch-and-bound nodes."""
     build_s: float = 0.0
     """Time until the solver was ready to start [s]."""
+    solved_again: bool = False
+    """Whether this is a second run, after one that went wrong."""
 
 
 class Solver(ABC):
@@ -270,6 +272,7 @@ def _raw(
         solve_s=max(0.0, watch.elapsed_s - outcome.build_s),
         start_accepted=accepted,
         log=watch.log,
+        solved_again=outcome.solved_again,
     )
 
 

@@ -133,6 +133,12 @@ class Watch:
             self._log.append(text)
             self._guard(lambda: listener(text))
 
+    def forget(self) -> None:
+        """Begin again: a run went wrong, and so did perhaps what it reported."""
+        self._incumbent = None
+        self._bound = None
+        self._refused = self._failure is not None
+
     def raise_failure(self) -> None:
         """Raise what a callback raised during the solve, if one did."""
         if self._failure is not None:

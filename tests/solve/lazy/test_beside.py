@@ -175,8 +175,8 @@ def test_news_are_told_once(program: Callable[[str], None]) -> None:
     session = session_of(problem, start)
     search = Beside(session)
     first, last = (
-        Task(answer=answer_of(session, Grouping(28)), rows=Grouping(28), force=force)
-        for force in (False, True)
+        Task(answer=answer_of(session, Grouping(28)), rows=Grouping(28), glance=glance)
+        for glance in (True, False)
     )
     search.put(first)
     search.put(last)
@@ -345,7 +345,7 @@ def test_a_service_finds_nothing_wrong() -> None:
         raw = solved(relaxation)
         if raw.x is None or best is None:
             continue
-        task = Task(answer=Answer.of(relaxation, raw.x), rows=relaxation.grouping, force=True)
+        task = Task(answer=Answer.of(relaxation, raw.x), rows=relaxation.grouping)
         with Peer(problem) as peer:
             peer.news(task=task)
             if until(lambda peer=peer: peer.heard):

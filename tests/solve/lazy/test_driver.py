@@ -28,7 +28,7 @@ from poetmodel.solve.lazy.session import Session
 from poetmodel.solve.lazy.upper import ScheduleSearch
 from poetmodel.solve.outcome import judge
 from poetmodel.solve.request import Request
-from worked import comb_graph, comb_problem, skip_problem
+from worked import comb_graph, comb_problem, even_costs, skip_problem
 
 if TYPE_CHECKING:
     import subprocess
@@ -191,6 +191,86 @@ def test_what_has_no_answer_raises_the_bound_to_the_goal() -> None:
     assert rounds.session.bound == 10.0
 
 
+def test_nothing_is_built_after_the_end() -> None:
+    """Out of time, or stopped, a round that found broken rows leaves them."""
+    rounds = rounds_of(10.0, 2.0)
+    relaxation = rounds.session.build(Grouping(20))
+    rounds.session.stopped = Termination.TIME_LIMIT
+    assert rounds._refine(relaxation, [13], []) is relaxation
+
+
+def test_the_allowance_of_a_cutoff_is_no_bound() -> None:
+    """Nothing below the cutoff means nothing below the best value; more is a contradiction."""
+    session = rounds_of(10.0, 2.0).session
+    relaxation = session.build(Grouping(20))
+    cutoff = session.cutoff(relaxation)["objective_cutoff"]
+    assert cutoff * relaxation.unit > 10.0
+    assert session.within_cutoff(relaxation, cutoff) == 10.0
+    assert session.within_cutoff(relaxation, 5.0 / relaxation.unit) == pytest.approx(5.0)
+    assert session.within_cutoff(relaxation, 10.1 / relaxation.unit) == pytest.approx(10.1)
+    session = rounds_of(None, 2.0).session
+    assert session.within_cutoff(relaxation, 1e9) == pytest.approx(1e9 * relaxation.unit)
+
+
+@pytest.mark.parametrize("large", [10**6, 10**9])
+def test_few_written_bytes_beside_large_tensors(large: int) -> None:
+    """The best schedule writes a few bytes, in units of the largest tensor hardly anything."""
+    chain = (
+        operation("wide", output_bytes=large),
+        operation("small", output_bytes=3, inputs=("wide",), recomputable=False),
+        operation("other", output_bytes=large, inputs=("small",)),
+        operation("last", output_bytes=1, inputs=("other",)),
+        operation("end", output_bytes=large, inputs=("last", "small")),
+        operation("sum", output_bytes=large, inputs=("end",)),
+    )
+    graph = Graph(name="wide", nodes=chain)
+    problem = Problem(graph, even_costs(graph), ram=2 * large + 1, minimize="writes")
+    best = optimum(problem)
+    outcome = solved(problem)
+    assert best is not None
+    assert outcome.termination == Termination.PROVED
+    assert value_of(outcome) == pytest.approx(best.value - unavoidable(problem))
+
+
+def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bounds on the way are void; what the second run ended with counts."""
+    rounds = rounds_of(10.0, 2.0)
+    session = rounds.session
+    relaxation = session.build(Grouping(20))
+    solve = type(session.solver).solve
+
+    def misled(solver: Any, form: Any, limits: Any, **given: Any) -> RawSolution:
+        given["on_progress"](Progress(elapsed_s=0.0, incumbent=None, bound=9.0, x=None))
+        assert session.bound > 2.0
+        return replace(solve(solver, form, limits, **given), solved_again=True)
+
+    monkeypatch.setattr(type(session.solver), "solve", misled)
+
+    def watch(progress: Progress) -> bool:
+        assert progress.bound is not None
+        session.raise_bound(progress.bound)
+        return True
+
+    assert session.solve(relaxation.form, watch=watch) is not None
+    assert session.bound == 2.0
+
+
+def test_a_forced_search_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process beside is only told of an answer; what decides the end cannot wait for it."""
+    rounds = rounds_of(10.0, 2.0)
+    rounds.search = ScheduleSearch(rounds.session, rounds.grouping)
+    relaxation = rounds.session.build(Grouping(20))
+    rounds.beside = beside.Beside(rounds.session)
+    rounds.beside.runs.set()
+    runs: list[bool] = []
+    monkeypatch.setattr(ScheduleSearch, "run", lambda _, __, *, force: runs.append(force))
+    x = np.zeros(relaxation.form.n_columns)
+    rounds._search(relaxation, x)
+    assert runs == []
+    rounds._search(relaxation, x, force=True)
+    assert runs == [True]
+
+
 def test_after_new_rows_the_next_goal_is_near_again() -> None:
     """What a relaxation with more rows proves easily is not known yet."""
     rounds = rounds_of(10.0, 2.0)
@@ -236,8 +316,8 @@ def test_near_the_end_step_rows_are_enforced_at_once() -> None:
     """One row settles what is left, with or without room cuts."""
     session = Session(comb_problem(), Request(gap=0.0), None)
     rounds = driver._Rounds(session, Grouping(20))
-    session.bound = greedy(session.problem).value
     session.best = greedy(session.problem)
+    session.bound = 0.99 * session.best.value
     relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
     assert not session.restoring
     assert relaxation.grouping.step_rows == {(12, 11)}
@@ -399,8 +479,8 @@ def test_answers_are_handed_over_while_a_process_runs(monkeypatch: pytest.Monkey
     x = session.solve(relaxation.form).x
     rounds.beside.runs.set()
     rounds._glance(relaxation, x)
-    rounds._search(relaxation, x, force=True)
-    assert [(task.glance, task.force) for task in handed] == [(True, False), (False, True)]
+    rounds._search(relaxation, x)
+    assert [task.glance for task in handed] == [True, False]
     assert handed[1].rows.stage_rows == rounds.search.grouping.stage_rows == {9}
     assert session.best is None
     rounds.beside.runs.clear()

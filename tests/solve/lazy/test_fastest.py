@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,17 +13,18 @@ from oracle import optimum
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import Termination, unavoidable
 from poetmodel.solve.infeasibility import obstacle
-from poetmodel.solve.lazy import driver, solve_lazily
+from poetmodel.solve.lazy import driver, fastest, solve_lazily
 from poetmodel.solve.lazy.fastest import MARGIN, find_fastest, has_fastest
 from poetmodel.solve.lazy.session import Session
 from poetmodel.solve.outcome import Candidate, Outcome, judge
+from poetmodel.solve.progress import SolveProgress
 from poetmodel.solve.request import Request
 from worked import comb_problem, skip_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from poetmodel.solve.progress import SolveProgress
+    from poetmodel.model.grouping import Grouping
 
 
 def timed_comb(deadline: str) -> Problem:
@@ -155,6 +156,73 @@ def test_without_a_verdict_the_solve_goes_on(monkeypatch: pytest.MonkeyPatch) ->
     outcome = solve_lazily(timed_comb("200%"), unlimited(), start=None)
     assert outcome.termination == Termination.INTERRUPTED
     assert outcome.candidate is found.start
+
+
+def test_a_schedule_that_comes_late_is_where_the_solve_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Patience is at its end, and then the search beside finds something all the same."""
+    problem = timed_comb("200%")
+    found = find_fastest(problem, unlimited(), 0.0, attempt).start
+    assert found is not None
+    run = driver._attempt
+    starts: list[Candidate | None] = []
+
+    def late(session: Session, first: Grouping | None = None) -> Outcome:
+        starts.append(session.best)
+        outcome = run(session, first)
+        if len(starts) > 1:
+            return outcome
+        return replace(outcome, termination=Termination.TIME_LIMIT, candidate=found)
+
+    monkeypatch.setattr(driver, "_attempt", late)
+    monkeypatch.setattr(driver, "PATIENCE", 0.0)
+    outcome = solve_lazily(problem, unlimited(), start=None)
+    assert starts == [None, found]
+    assert outcome.termination == Termination.PROVED
+    assert outcome.candidate is not None
+    assert outcome.candidate.value <= found.value
+
+
+def test_figures_are_those_of_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most columns and rows of any model, and all rounds, whichever part they belong to."""
+    problem = timed_comb(f"{least_time_s() - 1e-3} s")
+    figures: list[dict[str, Any]] = []
+    run = driver._attempt
+
+    def noted(session: Session, first: Grouping | None = None) -> Outcome:
+        outcome = run(session, first)
+        figures.append(dict(outcome.statistics))
+        return outcome
+
+    monkeypatch.setattr(driver, "_attempt", noted)
+    monkeypatch.setattr(driver, "PATIENCE", 0.0)
+    outcome = solve_lazily(problem, unlimited(), start=None)
+    assert outcome.infeasible
+    assert len(figures) == 2
+    assert outcome.statistics["rounds"] == sum(part["rounds"] for part in figures)
+    assert outcome.statistics["columns"] == max(part["columns"] for part in figures) > 0
+
+
+def test_what_was_found_stays_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """News from another thread may be older; the end it caused is not the caller's."""
+    problem = timed_comb("200%")
+    monkeypatch.setattr(fastest, "construct", lambda *_, **__: None)
+
+    def told_twice(
+        quickest: Problem, within: Request, start: Candidate | None, ceiling: float
+    ) -> Outcome:
+        assert within.on_progress is not None
+        outcome = attempt(quickest, replace(within, on_progress=None), start, ceiling)
+        assert outcome.candidate is not None
+        news = SolveProgress(seconds=1.0, incumbent=outcome.candidate.value, bound=0.0)
+        assert within.on_progress(news) is False
+        assert within.on_progress(replace(news, incumbent=None)) is False
+        return replace(outcome, termination=Termination.INTERRUPTED)
+
+    verdict = find_fastest(problem, unlimited(), 0.0, told_twice)
+    assert verdict.start is not None
+    assert not verdict.interrupted
 
 
 def test_a_proof_needs_more_than_a_tolerance() -> None:

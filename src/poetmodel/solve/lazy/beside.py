@@ -61,8 +61,6 @@ class Task:
     """What the relaxation says."""
     rows: Grouping
     """Rows to enforce in the search's own relaxations."""
-    force: bool = False
-    """Whether to solve the restriction even if the answer uses nothing new."""
     glance: bool = False
     """Whether to leave the restriction out."""
 
@@ -344,7 +342,7 @@ class Service:
         if task.glance:
             self.search.glance(task.answer)
         else:
-            self.search.run(task.answer, force=task.force)
+            self.search.run(task.answer)
 
     def _listen(self) -> None:
         """Take note of news; when no more can come, the solve is over."""

@@ -28,6 +28,8 @@ from poetmodel.solve.lazy.upper import Answer, ScheduleSearch, examine, start_po
 from poetmodel.solve.outcome import Candidate, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from poetmodel.backends.protocol import Progress, RawSolution
@@ -117,10 +119,13 @@ def solve_lazily(
     if start is None and has_fastest(problem):
         patience_s = request.elapsed_s() + PATIENCE * request.remaining_s()
     outcome = _attempt(Session(problem, request, start, patience_s=patience_s), first)
-    none_yet = outcome.candidate is None and not outcome.infeasible
-    if outcome.termination == Termination.TIME_LIMIT and none_yet and request.remaining_s() > 0:
+    if outcome.termination != Termination.TIME_LIMIT or request.remaining_s() <= 0:
+        return outcome
+    if outcome.candidate is None:
         return _keep_deadline(problem, request, outcome, first)
-    return outcome
+    # A schedule came just as patience was at its end.
+    after = _attempt(Session(problem, request, outcome.candidate, bound=outcome.bound), first)
+    return _together(after, [outcome, after])
 
 
 def _attempt(session: Session, first: Grouping | None = None) -> Outcome:
@@ -157,10 +162,21 @@ def _keep_deadline(
     else:
         after = _attempt(Session(problem, request, verdict.start, bound=before.bound), first)
         parts.append(after)
+    return _together(after, parts)
+
+
+def _together(last: Outcome, parts: Sequence[Outcome]) -> Outcome:
+    """Return the last of several sessions with the figures of all."""
+    figures = dict(last.statistics)
+    for name, combine in (("rounds", sum), ("columns", max), ("rows", max)):
+        found = [part.statistics[name] for part in parts if name in part.statistics]
+        if found:
+            figures[name] = combine(found)
     return replace(
-        after,
+        last,
         build_s=sum(part.build_s for part in parts),
         solve_s=sum(part.solve_s for part in parts),
+        statistics=figures,
         log="".join(part.log for part in parts),
     )
 
@@ -223,7 +239,7 @@ class _Rounds:
         if raw is None:
             return relaxation
         if raw.bound is not None:
-            session.raise_bound(raw.bound * relaxation.unit)
+            session.raise_bound(session.within_cutoff(relaxation, raw.bound))
         if raw.infeasible or raw.termination == Stop.CUTOFF:
             return relaxation if self._rule_out(goal, raw) else None
         if raw.x is None:
@@ -287,10 +303,10 @@ class _Rounds:
     def _refine(
         self, relaxation: Relaxation, rows: list[int], steps: list[tuple[int, int]]
     ) -> Relaxation:
-        """Enforce the worst of these rows, or more where that gained little; tighten with them."""
+        """Enforce the worst row or the first step, or more where that gained little; tighten."""
         session = self.session
-        if not (rows or steps):
-            return relaxation  # it has new cuts
+        if not (rows or steps) or session.done():
+            return relaxation  # with new cuts where there are no rows
         wide = session.gap() > WIDE
         if wide and steps and not session.restoring and session.problem.minimize != Quantity.RAM:
             session.restoring = True
@@ -365,7 +381,7 @@ class _Rounds:
         """
         session = self.session
         if progress.bound is not None:
-            session.raise_bound(progress.bound * relaxation.unit)
+            session.raise_bound(session.within_cutoff(relaxation, progress.bound))
         if session.done():
             return False
         if progress.incumbent is None:
@@ -384,8 +400,8 @@ class _Rounds:
         answer = Answer.of(relaxation, x)
         if self.beside is not None:
             self.search.enforce(relaxation.grouping)
-            self.beside.put(Task(answer=answer, rows=self.search.grouping, force=force))
-            if self.beside.runs.is_set():
+            self.beside.put(Task(answer=answer, rows=self.search.grouping))
+            if self.beside.runs.is_set() and not force:
                 return
         self.search.run(answer, force=force)
 

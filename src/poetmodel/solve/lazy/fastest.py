@@ -82,7 +82,7 @@ def find_fastest(problem: Problem, request: Request, bound: float, attempt: Atte
 
     def watch(progress: SolveProgress) -> bool:
         nonlocal found
-        found = progress.incumbent is not None and progress.incumbent <= most
+        found = found or (progress.incumbent is not None and progress.incumbent <= most)
         tell = request.on_progress
         known = SolveProgress(seconds=progress.seconds, incumbent=None, bound=bound)
         return not found and (tell is None or tell(known) is not False)

@@ -71,6 +71,8 @@ class Session:
     solver: Backend = field(init=False)
     recomputable: tuple[bool, ...] = field(init=False)
     lock: threading.RLock = field(default_factory=threading.RLock)
+    telling: threading.RLock = field(default_factory=threading.RLock)
+    """Held while the watcher is told, so that it hears one thing at a time, and nothing stale."""
 
     def __post_init__(self) -> None:
         self.solver = backend(self.request.backend)
@@ -121,6 +123,18 @@ class Session:
         if better:
             self.tell()
 
+    def within_cutoff(self, relaxation: Relaxation, bound: float) -> float:
+        """Return what the bound of an integer solve says in the unit of the minimized quantity.
+
+        The solve's cutoff is a little above `aim`; that nothing is below it is proved up to `aim`.
+        A bound beyond the cutoff is left as it is: it contradicts a schedule.
+        """
+        value = bound * relaxation.unit
+        aim = self.aim()
+        if aim is None or value > aim + 2 * ALLOWANCE * (relaxation.unit + abs(aim)):
+            return value
+        return min(value, aim)
+
     def offer(self, schedule: Schedule) -> bool:
         """Put a schedule before the judge and keep it if it is the best; return whether valid."""
         tidy = judge(self.problem, trim(self.problem.graph, schedule))
@@ -139,13 +153,14 @@ class Session:
         watcher = self.request.on_progress
         if watcher is None:
             return
-        state = SolveProgress(
-            seconds=self.request.elapsed_s(),
-            incumbent=None if self.best is None else self.best.value,
-            bound=self.bound,
-        )
-        if watcher(state) is False:
-            self.stopped = self.stopped or Termination.INTERRUPTED
+        with self.telling:
+            state = SolveProgress(
+                seconds=self.request.elapsed_s(),
+                incumbent=None if self.best is None else self.best.value,
+                bound=self.bound,
+            )
+            if watcher(state) is False:
+                self.stopped = self.stopped or Termination.INTERRUPTED
 
     # -- models and solver ---------------------------------------------------------------------
 
@@ -223,9 +238,12 @@ class Session:
             self.columns = max(self.columns, form.n_columns)
             self.rows = max(self.rows, form.n_rows)
         begun = time.monotonic()
+        known = self.bound
         raw = self.solver.solve(form, limits, start=start, on_progress=on_progress, stop=self.stop)
         with self.lock:
             self.solve_s += time.monotonic() - begun
+            if raw.solved_again:
+                self.bound = known  # what the first run told on its way may be wrong
         if raw.termination == Stop.INTERRUPTED:
             self.done()  # takes note of the signal, if that is what it was
         return raw
