@@ -126,9 +126,9 @@ def sentence(records: Sequence[dict[str, Any]]) -> str:
     return (
         f"Of {len(ran)} compiled PyTorch steps of {networks} networks, "
         f"{sum(bool(run.within) for run in ran)} kept their budget and "
-        f"{sum(run.record['equal'] for run in ran)} had exactly eager's results; at the peaks of "
-        f"{len(fought)} runs of other methods that save memory, "
-        f"{sum(duel.won for duel in fought)} times a compiled step was no slower. "
+        f"{sum(run.record['equal'] for run in ran)} had exactly eager's results; compared "
+        f"with {len(fought)} runs of other methods that save memory, within the same peak, the "
+        f"compiled step was no slower {sum(duel.won for duel in fought)} times. "
     )
 
 

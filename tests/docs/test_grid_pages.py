@@ -11,7 +11,7 @@ import pytest
 import grid_pages
 import grid_plot
 import make_results
-from grid_pages import comparison_table, full_page, section, time_ratio
+from grid_pages import comparison_table, finished_sentence, full_page, section, time_ratio
 from grid_runs import CellRun, of_goal, percentile
 from measured_records import cell_record as record
 
@@ -121,6 +121,22 @@ def test_ratio_is_a_lower_bound_at_the_limit() -> None:
     assert time_ratio(stopped, default) == "> 150x"
     assert time_ratio(CellRun(UNKNOWN), default) == "-"
     assert time_ratio(default, CellRun(TIMED_OUT)) == "-"
+
+
+def test_what_was_wanted_of_the_comparison_is_counted() -> None:
+    """Where `paper` finishes the default is quick enough or not; time-outs are no such instance."""
+    quick = record(goal=5, ram="50%", seconds=0.01)
+    rest = (
+        record(goal=5, ram="50%", method="paper", seconds=8.0),
+        record(goal=5, ram="70%", seconds=0.02),
+        record(goal=5, ram="70%", method="paper", seconds=1.0),
+        record(goal=5, ram="90%", seconds=0.01),
+        TIMED_OUT | {"cell": record(goal=5, ram="90%", method="paper")["cell"]},
+    )
+    text = finished_sentence((quick, *rest))
+    assert "That holds for 1 of 2." in text
+    assert "`paper` itself takes 1 s to 1 s, of which a 500th is 2.0 to 2 ms" in text
+    assert finished_sentence((quick, rest[0])).endswith("That holds for 1 of 1.")
 
 
 def test_comparison_keeps_time_outs_rejections_and_refusals() -> None:
