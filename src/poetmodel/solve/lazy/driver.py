@@ -42,7 +42,8 @@ PATIENCE: Final = 1 / 6
 FIRST_SLICE_S: Final = 5.0
 """Least time of an integer solve; each that ends by time doubles it [s]."""
 SHARE: Final = 0.75
-"""Most of the time that is left for one integer solve: one that is cut short begins anew."""
+"""Most of the time that is left for one integer solve while the gap is wide; the search for
+schedules has the rest. Later a solve may take all of it: one that is cut short begins anew."""
 WORTH_A_ROUND: Final = 0.02
 """Rise of the bound, relative, that is worth another round with a single new row."""
 NEAR: Final = 0.5
@@ -50,6 +51,8 @@ NEAR: Final = 0.5
 MOST_ROWS: Final = 3
 """Most rows that a round adds while the gap is wide. Rooms are looked for then, rather than rows of
 steps."""
+MOST_ROWS_NEAR: Final = 2
+"""Most rows that it adds later: relaxations are solved to their end then."""
 BROKEN: Final = 1e-6
 """Least violation of a room cut by an integer answer."""
 COARSE: Final = 0.003
@@ -311,7 +314,7 @@ class _Rounds:
         if wide and steps and not session.restoring and session.problem.minimize != Quantity.RAM:
             session.restoring = True
             steps = []
-        most = MOST_ROWS if wide else None
+        most = MOST_ROWS if wide else MOST_ROWS_NEAR
         if session.bound - self.known > WORTH_A_ROUND * session.bound:
             most = 1
         self.known = session.bound
@@ -351,7 +354,7 @@ class _Rounds:
     def _solve(self, relaxation: Relaxation, goal: float | None) -> RawSolution | None:
         session = self.session
         targets = session.cutoff(relaxation)
-        share = SHARE
+        share = SHARE if session.gap() > WIDE else 1.0
         if goal is not None:
             targets["objective_cutoff"] = goal / relaxation.unit
             share = STEP_SHARE

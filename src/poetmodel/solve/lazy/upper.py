@@ -28,6 +28,9 @@ RESTRICTED_S: Final = 2.0
 """Time for the first restricted relaxation [s]; twice as much after one that led to something."""
 WIDE_S: Final = 5.0
 """Least time for one while the gap is wide [s]."""
+VAGUE: Final = 0.05
+"""Gap above which each but the first has the longest time: where the proof has not come near by
+then, it is the schedule that is far from the best one."""
 USED: Final = 0.01
 """Least value at which a fractional answer counts as using a decision."""
 WIDER: Final = 2
@@ -86,6 +89,8 @@ class ScheduleSearch:
     patience: float = PATIENCE
     restricted_s: float = RESTRICTED_S
     """Time for the next restricted relaxation [s]."""
+    again: bool = False
+    """Whether a restricted relaxation has been solved before."""
     fruitless: int = 0
     """Restricted relaxations in a row that found nothing."""
     passed: int = 0
@@ -167,7 +172,8 @@ class ScheduleSearch:
         before = session.best
         most_s = LONGEST_S if before is None else self.restricted_s
         if session.gap() > WIDE:
-            most_s = max(most_s, WIDE_S)
+            most_s = max(most_s, LONGEST_S if self.again and session.gap() > VAGUE else WIDE_S)
+        self.again = True
         until = session.request.elapsed_s() + min(most_s, session.request.remaining_s() / 4)
         self._solve_restricted(relaxation, until)
         self.fruitless += 1
