@@ -95,7 +95,7 @@ def test_statistics_tell_rounds_rows_and_columns() -> None:
 
 
 def test_one_row_is_enforced_while_that_raises_the_bound() -> None:
-    """The worst of those broken; more where the one before gained little: fewer near the end."""
+    """The worst of those broken; more where the one before gained little: all near the end."""
     session = Session(comb_problem(), Request(gap=0.0), None)
     rounds = driver._Rounds(session, Grouping(20))
     relaxation = session.build(Grouping(20))
@@ -111,7 +111,16 @@ def test_one_row_is_enforced_while_that_raises_the_bound() -> None:
     value = session.bound * (1 + driver.WIDE / 2)
     session.best = replace(greedy(session.problem), value=value)
     relaxation = rounds._refine(relaxation, [13, 12, 14, 15], [])
-    assert relaxation.grouping.stage_rows == {9, 5, 7, 3, 11, 13, 12}
+    assert relaxation.grouping.stage_rows == {9, 5, 7, 3, 11, 13, 12, 14, 15}
+
+
+@pytest.mark.parametrize(("rise", "rows"), [(0.03, 1), (0.015, 2), (0.005, 4), (0.0, 4)])
+def test_near_the_end_the_last_gain_says_how_many_rows_come(rise: float, rows: int) -> None:
+    """One after much, two after some; all where answers only dodged what was enforced."""
+    rounds = rounds_of(10.0, 9.9)
+    rounds.known = 9.9 / (1 + rise)
+    relaxation = rounds._refine(rounds.session.build(Grouping(20)), [13, 12, 14, 15], [])
+    assert len(relaxation.grouping.stage_rows) == rows
 
 
 def test_the_first_answer_that_breaks_steps_only_brings_room_cuts() -> None:
@@ -277,6 +286,24 @@ def test_after_new_rows_the_next_goal_is_near_again() -> None:
     rounds.step = 0.5
     rounds._refine(rounds.session.build(Grouping(20)), [13], [])
     assert rounds.step == driver.STEP
+
+
+@pytest.mark.parametrize(
+    ("bound", "part", "expected"),
+    [(2.0, True, 0.4), (2.0, False, 0.75), (9.75, False, 1.0), (9.75, True, 0.4)],
+)
+def test_near_the_end_a_solve_may_take_all_the_time(
+    bound: float, part: bool, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a wide gap some is left to search for schedules; less for a part of the gap."""
+    rounds = rounds_of(10.0, bound)
+    session = rounds.session
+    session.request = Request(gap=0.0, time_limit_s=1e6)
+    relaxation = session.build(Grouping(20))
+    times: list[float] = []
+    monkeypatch.setattr(Session, "solve", lambda *_, most_s, **__: times.append(most_s))
+    assert rounds._solve(relaxation, goal=bound + 0.1 if part else None) is None
+    assert times == [pytest.approx(expected * 1e6, rel=1e-3)]
 
 
 def test_bytes_are_proved_at_once() -> None:

@@ -15,7 +15,7 @@ from poetmodel.solve.constructive import construct, offload_all
 from poetmodel.solve.draft import Supply
 from poetmodel.solve.infeasibility import obstacle
 from poetmodel.solve.lazy.relaxation import Used
-from poetmodel.solve.lazy.session import Session
+from poetmodel.solve.lazy.session import FAR, Session
 from poetmodel.solve.lazy.upper import PATIENCE, Answer, ScheduleSearch, examine, start_point
 from poetmodel.solve.outcome import judge
 from poetmodel.solve.request import Request
@@ -130,6 +130,29 @@ def test_a_search_that_finds_nothing_is_repeated_more_and_more_seldom(
         finds = turn > 7
         search.run(answer)
     assert turns == [1, 3, 7, 15, 16, 17, 18, 19]
+
+
+@pytest.mark.parametrize(
+    ("gap", "expected"),
+    [(0.9 * FAR, [2.0, 2.0]), (0.04, [5.0, 5.0]), (0.06, [5.0, 10.0])],
+)
+def test_far_from_a_proof_the_restricted_relaxation_gets_more_time(
+    gap: float, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second one on: the first may have had hardly an answer to begin from."""
+    session = session_of(comb_problem(6, 9), greedy=True)
+    assert session.best is not None
+    session.bound = session.best.value * (1 - gap)
+    search = ScheduleSearch(session, Grouping(12))
+    times: list[float] = []
+
+    def restricted(search: ScheduleSearch, _: object, until: float) -> None:
+        times.append(until - search.session.request.elapsed_s())
+
+    monkeypatch.setattr(ScheduleSearch, "_solve_restricted", restricted)
+    for _ in range(2):
+        search._restrict(Grouping(12))
+    assert times == pytest.approx(expected, abs=0.5)
 
 
 def test_an_answer_that_does_not_fit_becomes_a_schedule_at_a_glance() -> None:

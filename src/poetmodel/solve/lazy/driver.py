@@ -46,13 +46,16 @@ SHARE: Final = 0.75
 schedules has the rest. Later a solve may take all of it: one that is cut short begins anew."""
 WORTH_A_ROUND: Final = 0.02
 """Rise of the bound, relative, that is worth another round with a single new row."""
+WORTH_FEW_ROWS: Final = 0.01
+"""Rise that is worth another with few of them, near the end. After less, answers only dodge what is
+enforced, and all rows come at once."""
 NEAR: Final = 0.5
 """Largest gap at which a relaxation is solved without the solver's own heuristics."""
 MOST_ROWS: Final = 3
 """Most rows that a round adds while the gap is wide. Rooms are looked for then, rather than rows of
 steps."""
-MOST_ROWS_NEAR: Final = 2
-"""Most rows that it adds later: relaxations are solved to their end then."""
+FEW_ROWS: Final = 2
+"""Rows that it adds later, while that helps: relaxations are solved to their end then."""
 BROKEN: Final = 1e-6
 """Least violation of a room cut by an integer answer."""
 COARSE: Final = 0.003
@@ -314,9 +317,7 @@ class _Rounds:
         if wide and steps and not session.restoring and session.problem.minimize != Quantity.RAM:
             session.restoring = True
             steps = []
-        most = MOST_ROWS if wide else MOST_ROWS_NEAR
-        if session.bound - self.known > WORTH_A_ROUND * session.bound:
-            most = 1
+        most = self._most_rows(wide=wide)
         self.known = session.bound
         relaxation.keep_rooms()
         grouping = relaxation.grouping.add(rows[:most], steps[:most])
@@ -325,6 +326,16 @@ class _Rounds:
         if not session.done():
             tighten(session, following)
         return following
+
+    def _most_rows(self, *, wide: bool) -> int | None:
+        """Return how many rows to add after what the last ones gained; None for all."""
+        bound = self.session.bound
+        rise = bound - self.known
+        if rise > WORTH_A_ROUND * bound:
+            return 1
+        if wide:
+            return MOST_ROWS
+        return FEW_ROWS if rise > WORTH_FEW_ROWS * bound else None
 
     def _with_rooms(self, relaxation: Relaxation) -> Relaxation:
         """Go over to room cuts at once where the gap is very wide and RAM is the only limit."""
