@@ -44,6 +44,20 @@ def test_json_has_the_hand_computed_numbers(chain_file: Path) -> None:
     }
 
 
+def test_inference_peak_stands_beside_the_training_peak(chain_file: Path, tmp_path: Path) -> None:
+    """The forward pass alone takes h1 + h2 (or x + h1) = 200 B of 404 B; unknown without phases."""
+    facts = invoke("inspect", chain_file, "--json").json
+    assert facts["inference_peak_bytes"] == 200
+    assert facts["inference_peak_node"] == "h1"
+    out = " ".join(invoke("inspect", chain_file).out.split())
+    assert "inference 200 B peak of the forward pass alone, at h1; training takes 2.02 times" in out
+    nodes = [entry | {"phase": "forward"} for entry in chain()["nodes"]]
+    path = write_graph(tmp_path / "g.json", chain() | {"nodes": nodes})
+    facts = invoke("inspect", path, "--json").json
+    assert (facts["inference_peak_bytes"], facts["inference_peak_node"]) == (None, None)
+    assert "inference unknown" in " ".join(invoke("inspect", path).out.split())
+
+
 def test_option_and_argument_read_the_same_file(chain_file: Path) -> None:
     """A graph file may be given as --graph or as the argument."""
     assert invoke("inspect", "--graph", chain_file, "--json") == invoke(

@@ -13,6 +13,7 @@ from poetmodel.graph import (
     checkpoint_all_peak_bytes,
     checkpoint_all_profile,
     floor,
+    inference_profile,
     operation,
     working_set_bytes,
 )
@@ -111,3 +112,53 @@ def test_articulation_points_agree_with_the_definition(graph: Graph) -> None:
         )
     ]
     assert list(articulation_points(graph)) == expected
+
+
+def test_inference_frees_each_tensor_after_its_last_use_in_the_forward_pass() -> None:
+    """What only loss and backward pass read is gone after its own step; labels are no part of it.
+
+    By hand: x 8; h 8 + 4 + 2 (mask) + 1 (workspace); y 4 + 3, as x has gone after h.
+    """
+    made = (Tensor(name="h", bytes=4), Tensor(name="mask", bytes=2))
+    graph = Graph(
+        name="g",
+        nodes=(
+            operation("labels", output_bytes=100, phase="input"),
+            operation("x", output_bytes=8, phase="input"),
+            Node(
+                name="h", op="op", phase="forward", inputs=("x",), outputs=made, workspace_bytes=1
+            ),
+            operation("y", output_bytes=3, inputs=["h"]),
+            operation("loss", output_bytes=1, inputs=["y", "labels"], phase="loss"),
+            operation("g", output_bytes=9, inputs=["loss", "mask", "x", "h"], phase="backward"),
+        ),
+    )
+    assert inference_profile(graph) == {1: 8, 2: 15, 3: 7}
+
+
+def test_inference_counts_what_the_forward_pass_reads_whatever_its_phase() -> None:
+    """A node that a forward node reads through others belongs to the forward pass."""
+    nodes = (
+        operation("scale", output_bytes=2, phase="update"),
+        operation("twice", output_bytes=2, inputs=["scale"], phase="update"),
+        operation("y", output_bytes=3, inputs=["twice"]),
+        operation("g", output_bytes=1, inputs=["y"], phase="backward"),
+    )
+    assert inference_profile(Graph(name="g", nodes=nodes)) == {0: 2, 1: 4, 2: 5}
+
+
+@pytest.mark.parametrize("phases", [("forward", "forward"), ("input", "forward"), ("loss",) * 2])
+def test_inference_is_unknown_where_phases_tell_nothing(phases: tuple[str, ...]) -> None:
+    """Without a forward node, or with nothing beside the forward pass, there is no answer."""
+    nodes = tuple(
+        operation(f"n{k}", output_bytes=1, phase=phase) for k, phase in enumerate(phases)
+    )
+    assert inference_profile(Graph(name="g", nodes=nodes)) is None
+
+
+@given(graphs())
+def test_inference_never_takes_more_than_training(graph: Graph) -> None:
+    """The forward pass alone holds no more at any of its steps than the training step does."""
+    found = inference_profile(graph) or {}
+    whole = checkpoint_all_profile(graph)
+    assert all(ram_bytes <= whole[k] for k, ram_bytes in found.items())

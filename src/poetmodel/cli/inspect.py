@@ -44,9 +44,11 @@ def inspect(
 
 def as_dict(graph: Graph) -> dict[str, Any]:
     """Return what is known of a graph as plain values; what its file does not say is None."""
-    from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile, floor
+    from poetmodel.graph import checkpoint_all_profile, floor, inference_profile
 
     lowest, profile = floor(graph), checkpoint_all_profile(graph)
+    forward = inference_profile(graph)
+    fullest = None if forward is None else max(forward, key=forward.__getitem__)
     return {
         "name": graph.name,
         "sha256": graph.sha256,
@@ -60,8 +62,10 @@ def as_dict(graph: Graph) -> dict[str, Any]:
         "flops": graph.flops,
         "resident_bytes": dict(graph.resident_bytes),
         "tensor_bytes": sum(graph.tensor_bytes),
-        "checkpoint_all_peak_bytes": checkpoint_all_peak_bytes(graph),
+        "checkpoint_all_peak_bytes": max(profile),
         "checkpoint_all_peak_node": graph.nodes[profile.index(max(profile))].name,
+        "inference_peak_bytes": None if forward is None else max(forward.values()),
+        "inference_peak_node": None if fullest is None else graph.nodes[fullest].name,
         "floor_bytes": lowest.bytes,
         "floor_node": graph.nodes[lowest.node].name,
         "floor_inputs": [graph.tensors[i].name for i in graph.inputs_of[lowest.node]],
@@ -109,6 +113,7 @@ def _figures(graph: Graph, facts: dict[str, Any]) -> Iterator[tuple[str, str, st
         format_bytes(peak_bytes),
         f"peak when everything is kept, at {facts['checkpoint_all_peak_node']}",
     )
+    yield "inference", *_inference(facts)
     share = f", {facts['floor_bytes'] / peak_bytes:.1%} of the peak" if peak_bytes else ""
     yield "floor", format_bytes(facts["floor_bytes"]), f"no schedule needs less{share}"
     yield "  set by", "", facts["floor_node"]
@@ -119,6 +124,18 @@ def _figures(graph: Graph, facts: dict[str, Any]) -> Iterator[tuple[str, str, st
         yield "  makes", format_bytes(tensor.bytes), tensor.name
     if node.workspace_bytes:
         yield "  workspace", format_bytes(node.workspace_bytes), ""
+
+
+def _inference(facts: dict[str, Any]) -> tuple[str, str]:
+    """Return the peak of the forward pass alone, and how many times it training takes."""
+    inference_bytes, peak_bytes = facts["inference_peak_bytes"], facts["checkpoint_all_peak_bytes"]
+    if inference_bytes is None:
+        return "unknown", "the phases do not tell the forward pass from the rest"
+    times = f"; training takes {peak_bytes / inference_bytes:.3g} times" if inference_bytes else ""
+    return (
+        format_bytes(inference_bytes),
+        f"peak of the forward pass alone, at {facts['inference_peak_node']}{times}",
+    )
 
 
 def _largest_tensors(graph: Graph) -> Table:

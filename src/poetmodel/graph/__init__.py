@@ -6,6 +6,7 @@ from poetmodel.graph.memory import (
     checkpoint_all_peak_bytes,
     checkpoint_all_profile,
     floor,
+    inference_profile,
     working_set_bytes,
 )
 from poetmodel.graph.structure import Graph, Node, Phase, Tensor, operation
@@ -20,6 +21,7 @@ __all__ = [
     "checkpoint_all_peak_bytes",
     "checkpoint_all_profile",
     "floor",
+    "inference_profile",
     "operation",
     "working_set_bytes",
 ]

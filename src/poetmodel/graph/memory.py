@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from poetmodel.graph.nodes import Phase
+
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from poetmodel.graph.structure import Graph
 
@@ -47,15 +49,22 @@ def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
     tuple of int, one per node [B]
         Live tensors, outputs and workspace of the step.
     """
-    sizes = graph.tensor_bytes
-    freed: list[list[int]] = [[] for _ in graph.nodes]
-    for i, users in enumerate(graph.users_of):
-        freed[users[-1] if users else graph.node_of[i]].append(i)
+    return _kept_to_last_use(graph, range(len(graph.nodes)))
+
+
+def _kept_to_last_use(graph: Graph, chosen: Sequence[int]) -> tuple[int, ...]:
+    """Return the RAM in use at each of some nodes when they alone are computed, in this order."""
+    sizes, wanted = graph.tensor_bytes, frozenset(chosen)
+    freed: dict[int, list[int]] = {k: [] for k in chosen}
+    for i, k in enumerate(graph.node_of):
+        if k in wanted:
+            last = max((user for user in graph.users_of[i] if user in wanted), default=k)
+            freed[last].append(i)
     live = 0
     profile = []
-    for k, node in enumerate(graph.nodes):
+    for k in chosen:
         live += graph.output_bytes[k]
-        profile.append(live + node.workspace_bytes)
+        profile.append(live + graph.nodes[k].workspace_bytes)
         live -= sum(sizes[i] for i in freed[k])
     return tuple(profile)
 
@@ -63,6 +72,34 @@ def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
 def checkpoint_all_peak_bytes(graph: Graph) -> int:
     """Return the peak when each node is computed once and each tensor kept to its last use [B]."""
     return max(checkpoint_all_profile(graph))
+
+
+def inference_profile(graph: Graph) -> dict[int, int] | None:
+    """Return the RAM in use at each step of the forward pass alone, as inference runs it.
+
+    Returns
+    -------
+    dict of int to int, or None
+        By node: live tensors, outputs and workspace of its step, where each tensor is freed after
+        its last use in the forward pass [B]. None where the phases do not tell the forward pass
+        from the rest of the training step: there is no ``forward`` node, or nothing but ``input``
+        and ``forward`` nodes.
+
+    Notes
+    -----
+    The forward pass is every ``forward`` node and all that these read, directly or not. Labels,
+    which only the loss reads, are no part of it.
+    """
+    forward = {k for k, node in enumerate(graph.nodes) if node.phase == Phase.FORWARD}
+    if not forward or all(node.phase in (Phase.INPUT, Phase.FORWARD) for node in graph.nodes):
+        return None
+    waiting = list(forward)
+    while waiting:
+        read = {graph.node_of[i] for i in graph.inputs_of[waiting.pop()]} - forward
+        forward |= read
+        waiting.extend(read)
+    chosen = sorted(forward)
+    return dict(zip(chosen, _kept_to_last_use(graph, chosen), strict=True))
 
 
 def articulation_points(graph: Graph, *, phases: Collection[str] | None = None) -> tuple[int, ...]:
