@@ -150,9 +150,7 @@ def test_inference_counts_what_the_forward_pass_reads_whatever_its_phase() -> No
 @pytest.mark.parametrize("phases", [("forward", "forward"), ("input", "forward"), ("loss",) * 2])
 def test_inference_is_unknown_where_phases_tell_nothing(phases: tuple[str, ...]) -> None:
     """Without a forward node, or with nothing beside the forward pass, there is no answer."""
-    nodes = tuple(
-        operation(f"n{k}", output_bytes=1, phase=phase) for k, phase in enumerate(phases)
-    )
+    nodes = tuple(operation(f"n{k}", output_bytes=1, phase=phase) for k, phase in enumerate(phases))
     assert inference_profile(Graph(name="g", nodes=nodes)) is None
 
 
