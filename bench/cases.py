@@ -125,7 +125,7 @@ def _reference_cases() -> Iterator[Case]:
 
 
 def _zoo_cases() -> Iterator[Case]:
-    """Yield the zoo's graphs on a Raspberry Pi, the README's example first."""
+    """Yield the zoo's graphs on a Raspberry Pi, ResNet-18/CIFAR first."""
     main = Case(group="main", model="resnet18-cifar", device="rpi4b", ram="40%", method=DEFAULT)
     yield main
     models = (

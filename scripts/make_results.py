@@ -202,7 +202,7 @@ def page(records: Sequence[dict[str, Any]], source: str, *sections: str) -> str:
         circumstances(records),
         limits(records) + " Bold times ended at their limit, with the gap that was left.",
         "The figures of the paper, made again, are on [a page of their own](paper-figures.md).",
-        "## The README's example",
+        "## ResNet-18/CIFAR on a Raspberry Pi",
         default_table(records, "main"),
         "## Problems with a known optimum",
         "Compute time counts, no deadline; overhead over the baseline.",

@@ -44,7 +44,7 @@ def solve_record(method: str, seconds: float, *, group: str = "main", **changes:
 
 @pytest.fixture
 def records() -> list[Any]:
-    """Return the README's example, that ran into its limit, and a problem that was proved."""
+    """Return the first case, that ran into its limit, and a problem that was proved."""
     return [
         solve_record("default", 60.1, gap=0.25, status="feasible"),
         solve_record("default", 2.0, group="zoo", ram="70%"),
