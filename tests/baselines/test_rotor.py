@@ -15,9 +15,10 @@ from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.problem import Problem
 from poetmodel.schedule import simulate, verify
+from rotor_reference import Layer, Rotor, chain_graph, random_layers, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from poetmodel.device import Costs
 
@@ -95,3 +96,80 @@ def test_steps_of_several_nodes_keep_the_budget(seed: int) -> None:
             continue
         assert verify(problem, schedule).valid
         assert schedule.M_in == schedule.M_out == ()
+
+
+def published(layers: Sequence[Layer], costs: Costs) -> list[tuple[int, float]]:
+    """Return peak and compute time of the published sequence for every memory, simulated."""
+    reference, last = Rotor(layers), len(layers) - 1
+    found = []
+    for m in range(checkpoint_all_peak_bytes(reference.graph) + 20):
+        schedule = reference.sequence(m)
+        if schedule is None:
+            continue
+        walk = simulate(reference.graph, costs, schedule)
+        assert walk.violations == ()
+        assert walk.peak_ram_bytes <= m + 1  # the sample is beside `m`
+        assert walk.compute_s == reference.cost(m, 0, last)[0]
+        found.append((walk.peak_ram_bytes, walk.compute_s or 0.0))
+    return found
+
+
+def check_against_published(layers: Sequence[Layer]) -> int:
+    """Check that `rotor` is as quick as the published sequences; return how often it is quicker."""
+    graph = chain_graph(layers)
+    costs = chain_costs(graph, seconds=seconds(layers))
+    sequences = published(layers, costs)
+    quicker = 0
+    for ram in range(min(peak for peak, _ in sequences), checkpoint_all_peak_bytes(graph) + 1):
+        best = min(time_s for peak, time_s in sequences if peak <= ram)
+        ours = simulate(graph, costs, rotor(Problem(graph, costs, ram=ram, paging=False)))
+        assert ours.peak_ram_bytes <= ram
+        assert ours.compute_s is not None
+        assert ours.compute_s <= best
+        quicker += ours.compute_s < best
+    return quicker
+
+
+@pytest.mark.parametrize("group", range(5))
+def test_no_published_sequence_is_quicker(group: int) -> None:
+    """At every budget that one keeps, `rotor` finds a schedule at least as quick."""
+    quicker = 0
+    for seed in range(8 * group, 8 * group + 8):
+        rng = seeded(f"published rotor/{seed}")
+        quicker += check_against_published(random_layers(rng, rng.randint(2, 7)))
+    assert quicker > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", range(10))
+def test_no_published_sequence_of_many_chains_is_quicker(group: int) -> None:
+    """The same on 400 more chains, up to nine layers long."""
+    for seed in range(1000 + 40 * group, 1040 + 40 * group):
+        rng = seeded(f"published rotor/{seed}")
+        check_against_published(random_layers(rng, rng.randint(2, 9)))
+
+
+def test_state_that_is_a_tape_may_be_freed_and_made_again() -> None:
+    """In 25 B every state must leave before its own step's part; 120 s is the proven optimum.
+
+    The published sequence takes 123 s: it makes every state again, also where it could stay.
+    """
+    rows = (  # forward and backward [s], activation and gradient [B]
+        (7, 1, 5, 1),
+        (6, 9, 5, 5),
+        (8, 7, 4, 5),
+        (3, 9, 2, 4),
+        (5, 3, 9, 2),
+        (3, 9, 3, 9),
+    )
+    layers = [
+        Layer(forward_s=f, backward_s=b, activation_bytes=a, gradient_bytes=g)
+        for f, b, a, g in rows
+    ]
+    loss = Layer(forward_s=0, backward_s=0, activation_bytes=0, reads_own=False, gradient_bytes=3)
+    chain = [*layers, loss]
+    graph = chain_graph(chain)
+    costs = chain_costs(graph, seconds=seconds(chain))
+    assert min(time for peak, time in published(chain, costs) if peak <= 25) == 123
+    walk = simulate(graph, costs, rotor(Problem(graph, costs, ram=25, paging=False)))
+    assert (walk.peak_ram_bytes, walk.compute_s) == (25, 120)

@@ -98,7 +98,9 @@ class Chain:
             ),
         )
 
-    def realize(self, held: Mapping[int, Collection[int]]) -> Schedule:
+    def realize(
+        self, held: Mapping[int, Collection[int]], *, freed: Collection[int] = ()
+    ) -> Schedule:
         """Return the schedule that has the tensors of `held` in RAM as each part begins.
 
         Parameters
@@ -107,14 +109,19 @@ class Chain:
             For each step, counted from 0, the tensors of the forward pass that are in RAM when its
             part of the backward pass begins. What the forward pass itself keeps is what the last
             step's part begins with.
+        freed : collection of int, optional
+            Steps whose own tensors are freed before their part begins, and computed again for it;
+            those of other steps stay where parts behind them held them.
         """
-        graph, last = self.graph, last_forward_uses(self.graph)
+        graph, steps, last = self.graph, self.steps, last_forward_uses(self.graph)
         begin = begin_of_backward(graph)
         part_of, first = self._parts_by_stage()
         final = tuple(users[-1] if users else -1 for users in graph.users_of)
 
         def keep(t: int, i: int) -> bool:
             after = part_of[min(t + 1, len(part_of) - 1)]
+            if after in freed and after != part_of[t] and graph.node_of[i] in steps[after].nodes:
+                return False
             if i in held[after] and (t < begin or i in held[part_of[t]]):
                 return True
             if t + 1 < begin:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from poetmodel.baselines.chain import Chain
+    from poetmodel.graph import Graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,11 @@ class ChainMemory:
     others_bytes: tuple[int, ...]
     """Others in RAM as each stage begins."""
     backward_bytes: tuple[int, ...]
-    """Peak of each part of the backward pass: others, what is left of the tape, working sets."""
+    """Peak of each part of the backward pass: others, what is left of the tape, working sets.
+
+    The state before the step aside, which stays to the end of the part."""
+    freeing_bytes: tuple[int, ...]
+    """The same where that state is freed after its last reader: from there on its bytes are off."""
     first: tuple[tuple[int, int, int], ...]
     """Peaks of each step in the forward pass, others included; see `_peaks`."""
     again: tuple[tuple[int, int, int], ...]
@@ -44,7 +49,11 @@ class ChainMemory:
             chain=chain,
             free=free,
             others_bytes=others,
-            backward_bytes=tuple(_backward_bytes(chain, s, others) for s in range(count)),
+            backward_bytes=tuple(_backward_bytes(chain, s, others, ()) for s in range(count)),
+            freeing_bytes=tuple(
+                _backward_bytes(chain, s, others, chain.steps[s - 1].state if s else ())
+                for s in range(count)
+            ),
             first=tuple(_peaks(chain, s, free, others) for s in range(count)),
             again=tuple(_peaks(chain, s, free, None) for s in range(count)),
         )
@@ -52,6 +61,18 @@ class ChainMemory:
     def made_again(self, s: int) -> list[int]:
         """Return the nodes of step `s` that run when it is computed again."""
         return [k for k in self.chain.steps[s].nodes if self.free.intersection(self._outputs(k))]
+
+    def made_beside_state(self, s: int) -> list[int]:
+        """Return the nodes that make what is missing of the tape of step `s` beside its state."""
+        step, graph = self.chain.steps[s], self.chain.graph
+        nodes: set[int] = set()
+        wanted = list(step.tape - step.state)
+        while wanted:
+            k = graph.node_of[wanted.pop()]
+            if k in step.nodes and k not in nodes:
+                nodes.add(k)
+                wanted += [i for i in graph.inputs_of[k] if i in self.free - step.state]
+        return sorted(nodes)
 
     def taped_bytes(self, s: int, t: int) -> int:
         """Return the peak of step `s` with its tape kept, before part `t`; its input aside."""
@@ -63,6 +84,19 @@ class ChainMemory:
         Its input counts up to its last use, unless it is held outside anyway.
         """
         return self._peak(s, t, 1 if from_outside else 2)
+
+    def beside_state_bytes(self, s: int) -> int:
+        """Return the peak of making the rest of the tape of step `s` while its state stays."""
+        graph, step = self.chain.graph, self.chain.steps[s]
+        nodes = self.made_beside_state(s)
+        last = {i: k for k in nodes for i in graph.inputs_of[k]}
+        live, peak = set(step.tape & step.state), 0
+        for k in nodes:
+            node = graph.nodes[k]
+            peak = max(peak, self.chain.bytes_of(live) + node.output_bytes + node.workspace_bytes)
+            live.update(graph.outputs_of[k])
+            live = {i for i in live if i in step.tape or last.get(i, k) > k}
+        return peak + (self.others_bytes[step.backward[0]] if step.backward else 0)
 
     def _peak(self, s: int, t: int, kind: int) -> int:
         if t == len(self.chain.steps) - 1:
@@ -92,15 +126,22 @@ def _others_bytes(chain: Chain, free: Collection[int]) -> tuple[int, ...]:
     return tuple(live)
 
 
-def _backward_bytes(chain: Chain, s: int, others: tuple[int, ...]) -> int:
+def _backward_bytes(chain: Chain, s: int, others: tuple[int, ...], freed: Collection[int]) -> int:
     graph, step = chain.graph, chain.steps[s]
-    left = {i: max(t for t in step.backward if i in graph.inputs_of[t]) for i in step.tape}
+    left = _last_readers(graph, step.backward, step.tape)
+    state = _last_readers(graph, step.backward, freed)
     peak = 0
     for t in step.backward:
         taped = sum(graph.tensor_bytes[i] for i, end in left.items() if end >= t)
+        off = sum(graph.tensor_bytes[i] for i, end in state.items() if end < t)
         node = graph.nodes[t]
-        peak = max(peak, others[t] + taped + node.output_bytes + node.workspace_bytes)
+        peak = max(peak, others[t] + taped + node.output_bytes + node.workspace_bytes - off)
     return peak
+
+
+def _last_readers(graph: Graph, nodes: Collection[int], tensors: Collection[int]) -> dict[int, int]:
+    """Return the last of some nodes that reads each tensor, -1 where none does."""
+    return {i: max((t for t in nodes if i in graph.inputs_of[t]), default=-1) for i in tensors}
 
 
 def _peaks(

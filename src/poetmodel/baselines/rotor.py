@@ -13,6 +13,8 @@ from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import simulate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from poetmodel.problem import Problem
@@ -48,6 +50,9 @@ def rotor(problem: Problem) -> Schedule:
     and their parts of the backward pass with memory `m` beside the state before `s`. Either step
     `s` is computed and taped once (``F_all``), then ``s+1..t`` follow; or steps run without a tape
     up to a state that is stored (``F_ck``), the steps behind it are done, and then those before.
+    The paper frees the stored state after the step behind it and computes it again for its own
+    step. Where the part of that step reads the state, a second table says what is gained by
+    leaving it in memory, and the better of both is taken.
     What a step, a tape or a part of the backward pass takes at its peak is counted here from the
     graph's own nodes, with inputs, outputs and workspace together, gradients and samples included.
     Sizes are rounded up to units of a 500th of the budget (budgets of at most 500 bytes are exact),
@@ -87,6 +92,25 @@ def rotor(problem: Problem) -> Schedule:
     return best[1]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """A first decision for steps ``s..t``: tape step `s`, or store the state before step `cut`."""
+
+    cut: int | None
+    """None to tape step `s`."""
+    time_s: float
+    """Time of the forward steps up to the decision [s]."""
+    held_units: int
+    """What stays while the steps behind the decision are done."""
+    least_units: int
+    """What the forward steps, or the part of a taped step, need at least."""
+
+    @property
+    def begin(self) -> int:
+        """The fewest units with which the decision is possible."""
+        return max(self.held_units, self.least_units)
+
+
 @dataclass(slots=True)
 class _Table:
     """The dynamic program over steps ``0..L-1``."""
@@ -95,13 +119,20 @@ class _Table:
     memory: ChainMemory
     forward_s: list[float]
     """Time of each step [s]."""
+    rest_s: list[float]
+    """Time of what is missing of each step's tape when its state is in memory [s]."""
     unit_bytes: int
     budget: int
     """The budget, in units."""
     units: int
     """The largest memory that is looked at."""
-    least_s: list[list[NDArray[np.float64]]]
-    """For steps ``s..t`` the least time with 0, 1, ... units; infinite where they are too few."""
+    least_s: dict[tuple[int, int, bool], NDArray[np.float64]]
+    """For steps ``s..t`` the least time with 0, 1, ... units; infinite where they are too few.
+
+    The third index says whether the state of step `t` is in memory, and counted, from the start.
+    """
+    before_s: dict[tuple[int, int], NDArray[np.float64]]
+    """The same after part ``t + 1``, which has read the state of step `t`: freed, or left."""
 
     @classmethod
     def of(cls, problem: Problem, chain: Chain) -> _Table:
@@ -114,10 +145,12 @@ class _Table:
             chain=chain,
             memory=memory,
             forward_s=[sum(times[k] for k in memory.made_again(s)) for s in range(count)],
+            rest_s=[sum(times[k] for k in memory.made_beside_state(s)) for s in range(count)],
             unit_bytes=unit_bytes,
             budget=usable // unit_bytes,
             units=usable // unit_bytes + usable // unit_bytes // MARGIN,
-            least_s=[[np.empty(0)] * count for _ in range(count)],
+            least_s={},
+            before_s={},
         )
         for span in range(count):
             for s in range(count - span):
@@ -126,97 +159,122 @@ class _Table:
 
     def fill(self, s: int, t: int) -> None:
         """Enter the least times of steps ``s..t``, all shorter spans being known."""
-        best = np.full(self.units + 1, np.inf)
-        if s == t:
-            self.lower(best, 0, np.full(self.units + 1, self.alone_s(s)), self.alone_units(s))
-        else:
-            taped = self.least_s[s + 1][t] + self.forward_s[s]
-            self.lower(best, self.tape_units(s), taped, self.taped_units(s, t))
-            run_s, peak = 0.0, 0
-            for cut in range(s + 1, t + 1):
-                run_s += self.forward_s[cut - 1]
-                peak = max(peak, self.run_units(s, cut - 1, t))
-                rest = self.least_s[cut][t]
-                stored = self.state_units(cut - 1)
-                begin = max(stored, peak)
-                if begin <= self.units:
-                    both = rest[begin - stored : self.units + 1 - stored] + run_s
-                    both += self.least_s[s][cut - 1][begin:]
-                    np.minimum(best[begin:], both, out=best[begin:])
-        self.least_s[s][t] = best
+        for kept in (False, True):
+            best = np.full(self.units + 1, np.inf)
+            self.least_s[s, t, kept] = best
+            if kept and not self.kept_bytes(t):
+                continue
+            if s == t:
+                best[self.alone_units(s, kept=kept) :] = self.alone_s(s, kept=kept)
+                continue
+            for way in self.ways(s, t, kept=kept):
+                begin, held = way.begin, way.held_units
+                if begin > self.units:
+                    continue
+                behind = self.least_s[s + 1 if way.cut is None else way.cut, t, kept]
+                times = behind[begin - held : self.units + 1 - held] + way.time_s
+                if way.cut is not None:
+                    times += self.before_s[s, way.cut - 1][begin:]
+                np.minimum(best[begin:], times, out=best[begin:])
+        if t + 1 < len(self.chain.steps):
+            self.before_s[s, t] = np.minimum(self.least_s[s, t, False], self.staying(s, t))
 
-    def lower(
-        self, best: NDArray[np.float64], held: int, values: NDArray[np.float64], peak: int
-    ) -> None:
-        """Lower `best` to what is possible with `held` units less, from `peak` units on."""
-        begin = max(held, peak)
-        if begin <= self.units:
-            np.minimum(best[begin:], values[begin - held : self.units + 1 - held], out=best[begin:])
+    def staying(self, s: int, t: int) -> NDArray[np.float64]:
+        """Return the least times of steps ``s..t`` where the state of `t` stays after part `t + 1`.
+
+        That part must have room for it up to its end.
+        """
+        times = self.least_s[s, t, True].copy()
+        times[: self.state_units(t) + self.up(self.memory.backward_bytes[t + 1])] = np.inf
+        return times
+
+    def ways(self, s: int, t: int, *, kept: bool) -> Iterator[_Way]:
+        """Yield the first decisions for steps ``s..t``."""
+        beside = self.kept_bytes(t) if kept else 0
+        held, least = self.tape_units(s), self.taped_units(s, t, beside)
+        if self.kept_bytes(s):  # the next part has it beside itself up to its end
+            least = max(least, held + self.up(self.memory.backward_bytes[s + 1]))
+        yield _Way(cut=None, time_s=self.forward_s[s], held_units=held, least_units=least)
+        run_s, peak = 0.0, 0
+        for cut in range(s + 1, t + 1):
+            run_s += self.forward_s[cut - 1]
+            peak = max(peak, self.run_units(s, cut - 1, t, beside))
+            held = self.state_units(cut - 1)
+            yield _Way(cut=cut, time_s=run_s, held_units=held, least_units=peak)
 
     def schedule(self, units: int) -> Schedule | None:
         """Return the best schedule with so much memory, None where it is too little."""
         steps = self.chain.steps
-        if not np.isfinite(self.least_s[0][len(steps) - 1][units]):
+        if not np.isfinite(self.least_s[0, len(steps) - 1, False][units]):
             return None
         held: dict[int, frozenset[int]] = {}
-        todo = [(0, len(steps) - 1, units, frozenset[int]())]
+        freed: set[int] = set()
+        todo = [(0, len(steps) - 1, units, frozenset[int](), False)]
         while todo:
-            s, t, m, outside = todo.pop()
-            cut = None if s == t else self.choice(s, t, m)
-            if cut is None:
+            s, t, m, outside, kept = todo.pop()
+            way = None if s == t else self.choice(s, t, m, kept=kept)
+            if way is None or way.cut is None:
                 held[s] = outside | steps[s].tape
-                if s < t:
+                if way is not None:
                     tape = steps[s].tape | steps[s].state
-                    todo.append((s + 1, t, m - self.tape_units(s), outside | tape))
-            else:
-                state = steps[cut - 1].state
-                todo.append((cut, t, m - self.state_units(cut - 1), outside | state))
-                todo.append((s, cut - 1, m, outside))
-        return self.chain.realize(held)
-
-    def choice(self, s: int, t: int, m: int) -> int | None:
-        """Return the step before which a state is stored, or None to tape step `s`."""
-        best_s = np.inf
-        best: int | None = None
-        left = m - self.tape_units(s)
-        if left >= 0 and m >= self.taped_units(s, t):
-            best_s = self.least_s[s + 1][t][left] + self.forward_s[s]
-        run_s, peak = 0.0, 0
-        for cut in range(s + 1, t + 1):
-            run_s += self.forward_s[cut - 1]
-            peak = max(peak, self.run_units(s, cut - 1, t))
-            left = m - self.state_units(cut - 1)
-            if left < 0 or m < peak:
+                    todo.append((s + 1, t, m - way.held_units, outside | tape, kept))
                 continue
-            value = run_s + self.least_s[cut][t][left] + self.least_s[s][cut - 1][m]
-            if value < best_s:
-                best_s, best = value, cut
+            stored = way.cut - 1
+            stays = bool(self.staying(s, stored)[m] <= self.least_s[s, stored, False][m])
+            if not stays:
+                freed.add(stored)
+            state = steps[stored].state
+            todo.append((way.cut, t, m - way.held_units, outside | state, kept))
+            todo.append((s, stored, m, outside, stays))
+        return self.chain.realize(held, freed=freed)
+
+    def choice(self, s: int, t: int, m: int, *, kept: bool) -> _Way | None:
+        """Return the best first decision for steps ``s..t`` with `m` units."""
+        best_s, best = np.inf, None
+        for way in self.ways(s, t, kept=kept):
+            if m < way.begin:
+                continue
+            behind = self.least_s[s + 1 if way.cut is None else way.cut, t, kept]
+            time_s = behind[m - way.held_units] + way.time_s
+            if way.cut is not None:
+                time_s += self.before_s[s, way.cut - 1][m]
+            if time_s < best_s:
+                best_s, best = time_s, way
         return best
 
     # -- what steps take, in units ---------------------------------------------------------------
 
-    def alone_s(self, s: int) -> float:
+    def alone_s(self, s: int, *, kept: bool) -> float:
         """Return the time of step `s` by itself: none if its part reads nothing of it."""
+        if kept:
+            return self.rest_s[s]
         return self.forward_s[s] if self.must_run(s) else 0.0
 
-    def alone_units(self, s: int) -> int:
-        part = self.memory.backward_bytes[s]
+    def alone_units(self, s: int, *, kept: bool) -> int:
+        part = self.memory.freeing_bytes[s]
+        if kept:
+            return self.up(max(part, self.memory.beside_state_bytes(s)))
         return self.up(max(part, self.memory.taped_bytes(s, s)) if self.must_run(s) else part)
 
     def must_run(self, s: int) -> bool:
         return bool(self.chain.steps[s].tape) or s == len(self.chain.steps) - 1
 
-    def taped_units(self, s: int, t: int) -> int:
-        return self.up(max(self.memory.taped_bytes(s, t), self.memory.backward_bytes[s]))
+    def taped_units(self, s: int, t: int, beside: int) -> int:
+        taped = self.memory.taped_bytes(s, t) + beside
+        return self.up(max(taped, self.memory.freeing_bytes[s]))
 
-    def run_units(self, first: int, s: int, t: int) -> int:
-        return self.up(self.memory.run_bytes(s, t, from_outside=s == first))
+    def run_units(self, first: int, s: int, t: int, beside: int) -> int:
+        return self.up(self.memory.run_bytes(s, t, from_outside=s == first) + beside)
 
     def tape_units(self, s: int) -> int:
         return self.up(self.chain.bytes_of(self.chain.steps[s].tape | self.chain.steps[s].state))
 
     def state_units(self, s: int) -> int:
         return self.up(self.chain.bytes_of(self.chain.steps[s].state))
+
+    def kept_bytes(self, s: int) -> int:
+        """Return the bytes of the state of step `s` that its part reads [B]."""
+        return self.chain.bytes_of(self.chain.steps[s].state & self.chain.steps[s].tape)
 
     def up(self, size_bytes: int) -> int:
         return -(-size_bytes // self.unit_bytes)

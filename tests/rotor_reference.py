@@ -1,0 +1,196 @@
+"""The dynamic program of rotor as published, to compare with: our own transcription, for tests.
+
+Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: Optimal checkpointing for heterogeneous chains:
+how to train deep neural networks with limited memory, 2019, arXiv:1911.13214, section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from typing import TYPE_CHECKING
+
+from poetmodel.baselines.assembly import assemble
+from poetmodel.graph import Graph, Node, Tensor, operation
+from poetmodel.plan.program import Instruction, Op
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator, Sequence
+
+    from poetmodel.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """Step `l` of a chain: ``F_l`` makes the activation ``a_l`` and, if asked, the tape beside it.
+
+    ``B_l`` reads the gradient of ``a_l``, the tape, ``a_l`` where `reads_own`, and ``a_(l-1)``.
+    """
+
+    forward_s: int
+    backward_s: int
+    activation_bytes: int
+    tape_bytes: int = 0
+    """What ``F_l`` makes for ``B_l`` besides ``a_l``."""
+    reads_own: bool = True
+    gradient_bytes: int = 0
+    """Bytes of the gradient that ``B_l`` makes."""
+    forward_workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+
+
+def random_layers(rng: random.Random, count: int) -> list[Layer]:
+    """Return the layers of a random chain: `count` of them and a loss."""
+    sizes = [rng.randint(1, 9) for _ in range(count)]
+    own = rng.random() < 0.7
+    tapes = rng.random() < 0.3
+    workspaces = (0, 0, 3) if rng.random() < 0.3 else (0,)
+    layers = [
+        Layer(
+            forward_s=rng.randint(1, 9),
+            backward_s=rng.randint(1, 9),
+            activation_bytes=size,
+            tape_bytes=rng.randint(0, 6) if tapes else 0,
+            reads_own=own,
+            gradient_bytes=before,
+            forward_workspace_bytes=rng.choice(workspaces),
+            backward_workspace_bytes=rng.choice(workspaces),
+        )
+        for size, before in zip(sizes, (1, *sizes), strict=False)
+    ]
+    loss = Layer(
+        forward_s=0, backward_s=0, activation_bytes=0, reads_own=False, gradient_bytes=sizes[-1]
+    )
+    return [*layers, loss]
+
+
+def chain_graph(layers: Sequence[Layer]) -> Graph:
+    """Return the training graph of a chain: ``x, F0, F1, ..., loss, Bn, ..., B0``."""
+    nodes = [operation("x", output_bytes=1, phase="input", recomputable=False)]
+    last = len(layers) - 1
+    for place, layer in enumerate(layers):
+        made = [Tensor(name=f"a{place}", bytes=layer.activation_bytes)]
+        if layer.tape_bytes:
+            made.append(Tensor(name=f"tape{place}", bytes=layer.tape_bytes))
+        nodes.append(
+            Node(
+                name=f"F{place}",
+                op="f",
+                phase="loss" if place == last else "forward",
+                inputs=(f"a{place - 1}" if place else "x",),
+                outputs=tuple(made),
+                workspace_bytes=layer.forward_workspace_bytes,
+            )
+        )
+    for place in reversed(range(len(layers))):
+        layer = layers[place]
+        read = [f"g{place + 1}"] if place < last else []
+        read.append(f"a{place - 1}" if place else "x")
+        read += [f"a{place}"] * layer.reads_own + [f"tape{place}"] * bool(layer.tape_bytes)
+        nodes.append(
+            operation(
+                f"g{place}",
+                output_bytes=layer.gradient_bytes,
+                phase="backward",
+                inputs=tuple(read),
+                workspace_bytes=layer.backward_workspace_bytes,
+                recomputable=False,
+            )
+        )
+    return Graph(name="chain", nodes=tuple(nodes))
+
+
+def seconds(layers: Sequence[Layer]) -> list[int]:
+    """Return the compute time of every node of `chain_graph` [s]."""
+    forward = [layer.forward_s for layer in layers]
+    return [0, *forward, *(layer.backward_s for layer in reversed(layers))]
+
+
+class Rotor:
+    """``C(m, s, t)``: the least time of steps ``s..t`` and back with `m` bytes.
+
+    Outside of `m` is ``a_(s-1)``; inside is the gradient of ``a_t``. As in the paper, the saved set
+    of a step (``a-bar``) includes its activation.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = layers
+        self.graph = chain_graph(layers)
+        self.cost = cache(self._cost)
+        self._node = {node.name: k for k, node in enumerate(self.graph.nodes)}
+        self._tensor = {tensor.name: i for i, tensor in enumerate(self.graph.tensors)}
+
+    def gradient(self, t: int) -> int:
+        """Return the bytes of the gradient of ``a_t``."""
+        return self.layers[t + 1].gradient_bytes if t + 1 < len(self.layers) else 0
+
+    def saved(self, s: int) -> int:
+        """Return the bytes of what ``F_all`` keeps of step `s`."""
+        return self.layers[s].activation_bytes + self.layers[s].tape_bytes
+
+    def _cost(self, m: int, s: int, t: int) -> tuple[float, int | None]:
+        """Return the least time, and the step before which an activation is stored (None: none)."""
+        layer = self.layers[s]
+        if s == t:
+            backward = layer.gradient_bytes + layer.backward_workspace_bytes
+            peak = self.saved(s) + self.gradient(s)
+            fits = m >= peak + max(backward, layer.forward_workspace_bytes)
+            return (layer.forward_s + layer.backward_s if fits else inf), None
+        if m < self.least(s, t):
+            return inf, None
+        best: tuple[float, int | None] = (inf, None)
+        left = m - self.saved(s)
+        if left >= 0:
+            best = self.cost(m, s, s)[0] + self.cost(left, s + 1, t)[0], None
+        run_s = 0
+        for cut in range(s + 1, t + 1):
+            run_s += self.layers[cut - 1].forward_s
+            left = m - self.layers[cut - 1].activation_bytes
+            if left >= 0:
+                value = run_s + self.cost(left, cut, t)[0] + self.cost(m, s, cut - 1)[0]
+                best = min(best, (value, cut), key=lambda found: found[0])
+        return best
+
+    def least(self, s: int, t: int) -> int:
+        """Return what the forward steps before the first decision need at least."""
+        first = self.layers[s]
+        need = first.activation_bytes + first.forward_workspace_bytes
+        for place in range(s + 1, t):
+            layer, before = self.layers[place], self.layers[place - 1]
+            bytes_ = before.activation_bytes + layer.activation_bytes
+            need = max(need, bytes_ + layer.forward_workspace_bytes)
+        return need + self.gradient(t)
+
+    def sequence(self, m: int) -> Schedule | None:
+        """Return the sequence for `m` bytes beside the sample, None where there is none."""
+        last = len(self.layers) - 1
+        if self.cost(m, 0, last)[0] == inf:
+            return None
+        sample = self._compute("x")
+        return assemble(self.graph, (sample, *self._events(m, 0, last)))
+
+    def _events(self, m: int, s: int, t: int) -> Iterator[Instruction]:
+        cut = None if s == t else self.cost(m, s, t)[1]
+        if cut is None:
+            yield self._compute(f"F{s}")  # F_all
+            if s < t:
+                yield from self._events(m - self.saved(s), s + 1, t)
+            yield self._compute(f"g{s}")
+            yield from self._free(f"g{s + 1}", f"a{s}", f"tape{s}")
+            return
+        for place in range(s, cut):  # F_ck, then F_none
+            yield self._compute(f"F{place}")
+            yield from self._free(f"tape{place}", *([f"a{place - 1}"] if place > s else ()))
+        left = m - self.layers[cut - 1].activation_bytes
+        yield from self._events(left, cut, t)
+        yield from self._free(f"a{cut - 1}")
+        yield from self._events(m, s, cut - 1)
+
+    def _compute(self, node: str) -> Instruction:
+        return Instruction(Op.COMPUTE, self._node[node])
+
+    def _free(self, *names: str) -> Iterator[Instruction]:
+        known = (self._tensor[name] for name in names if name in self._tensor)
+        yield from (Instruction(Op.FREE, i) for i in known)
