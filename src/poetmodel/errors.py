@@ -42,6 +42,22 @@ def shown(value: object) -> str:
     return text
 
 
+def listed(names: Iterable[str], *, most: int = 5) -> str:
+    """Return the first few of some names, and how many more there are.
+
+    Examples
+    --------
+    >>> listed(["a", "b"]), listed("abcdefgh", most=3)
+    ('a, b', 'a, b, c and 5 more')
+    """
+    known = list(names)
+    more = len(known) - most
+    # One name takes no more room than "and 1 more".
+    if more <= 1:
+        return ", ".join(known)
+    return f"{', '.join(known[:most])} and {more:,} more"
+
+
 class PoetModelError(Exception):
     """Root of all errors that poetmodel raises on purpose."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from poetmodel.device.room import ROOM, DeviceRoom, room_figures
 from poetmodel.errors import NoScheduleError
 from poetmodel.problem import Quantity
 from poetmodel.schedule.io import FORMAT, STATED, VERSION, dump, schedule_to_dict
@@ -136,6 +137,15 @@ class SolveResult:
         bound = max(paid, self.objective_bound or 0.0)
         return relative_gap(self.objective_value - paid, bound - paid)
 
+    @property
+    def room(self) -> DeviceRoom | None:
+        """What the schedule takes of the device's RAM; None without a schedule or a device."""
+        if self.simulation is None:
+            return None
+        return DeviceRoom.of(
+            self.problem.costs.device, self.problem.graph, self.simulation.peak_ram_bytes
+        )
+
     def require_schedule(self) -> Schedule:
         """Return the schedule, or raise `NoScheduleError` that carries this result."""
         if self.schedule is None:
@@ -207,7 +217,7 @@ class SolveResult:
     def _figures(self) -> dict[str, float | None]:
         simulation = self.simulation
         if simulation is None:
-            return dict.fromkeys(STATED)
+            return dict.fromkeys((*STATED, *ROOM))
         return {
             "energy_j": simulation.energy_j,
             "bound_j": self.bound_j,
@@ -216,6 +226,7 @@ class SolveResult:
             "overhead_bound_j": self.overhead_bound_j,
             "gap": self.gap,
             "peak_ram_bytes": simulation.peak_ram_bytes,
+            **room_figures(self.room),
             "compute_s": simulation.compute_s,
             "transfer_s": simulation.transfer_s,
             "makespan_s": simulation.makespan_s,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.bench.cells import Cell
 from poetmodel.data import check_writable, write_text
+from poetmodel.device.room import ROOM
 from poetmodel.errors import InputError
 from poetmodel.result import Status, relative_gap
 
@@ -26,6 +27,7 @@ _FIGURES: Final = (
     "overhead_bound_j",
     "gap",
     "peak_ram_bytes",
+    *ROOM,
     "compute_s",
     "transfer_s",
     "makespan_s",

@@ -12,6 +12,7 @@ from poetmodel.cli import options  # noqa: TC001 - typer reads it
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.output import listing, print_json, print_text, show
 from poetmodel.cli.stated import GraphOption, read_stated
+from poetmodel.device.room import room_figures
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def diff(
     print_warnings(dict.fromkeys(note for side in sides for note in side.notes))
     first, second = (find_lives(side.problem, side.schedule) for side in sides)
     difference = Difference(sides=sides, lives=(first, second))
+    rooms = [side.room for side in sides if side.room is not None]
+    print_warnings(dict.fromkeys(text for room in rooms if (text := room.warning())))
     if json:
         print_json(as_dict(difference, (a, b)))
     else:
@@ -127,6 +130,7 @@ def _facts(side: Stated) -> dict[str, Any]:
         "compute_s": simulation.compute_s,
         "transfer_s": simulation.transfer_s,
         "peak_ram_bytes": simulation.peak_ram_bytes,
+        **room_figures(side.room),
         "written_bytes": simulation.written_bytes,
         "read_bytes": simulation.read_bytes,
         "recomputations": sum(k < t for t, k in side.schedule.R),
@@ -190,13 +194,26 @@ def _stages(life: Life) -> list[int]:
 
 def _change(form: Callable[[Any], str], one: Any, other: Any) -> str:
     """Return by how much a figure grows; empty for words and for what is the same."""
-    if not isinstance(one, int | float) or not isinstance(other, int | float) or one == other:
+    if (
+        isinstance(one, bool)
+        or not isinstance(one, int | float)
+        or not isinstance(other, int | float)
+        or one == other
+    ):
         return ""
     return f"{'-' if other < one else '+'}{form(abs(other - one))}"
 
 
 def _word_or_none(value: Any) -> str:
     return "none" if value is None else str(value)
+
+
+def _bytes_or_none(value: float | None) -> str:
+    return "none" if value is None else format_bytes(value)
+
+
+def _yes_or_none(value: object) -> str:
+    return "" if value is None else "yes" if value else "NO"
 
 
 def _seconds_or_none(value: float | None) -> str:
@@ -213,6 +230,8 @@ _ROWS: Final[tuple[tuple[str, str, Callable[[Any], str]], ...]] = (
     ("overhead_j", "overhead", format_joules),
     ("time_s", "time", format_seconds),
     ("peak_ram_bytes", "peak RAM", format_bytes),
+    ("device_ram_bytes", "device RAM", _bytes_or_none),
+    ("fits_device", "fits device", _yes_or_none),
     ("written_bytes", "paged out", format_bytes),
     ("read_bytes", "paged in", format_bytes),
     ("recomputations", "recomputations", str),

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from poetmodel.cli import options  # noqa: TC001 - typer reads it
-from poetmodel.cli.failures import print_warnings
-from poetmodel.cli.output import figures, listing, print_json, print_text, show
+from poetmodel.cli.failures import print_room_warning, print_warnings
+from poetmodel.cli.output import (
+    figures,
+    listing,
+    print_json,
+    print_text,
+    room_alarms,
+    room_row,
+    show,
+)
 from poetmodel.cli.stated import GraphOption, read_stated
+from poetmodel.device.room import room_figures
 from poetmodel.errors import InputError
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -82,6 +91,7 @@ def explain(
     stated = read_stated(schedule, graph, device=device, profile=profile)
     print_warnings((*stated.notes, *_doubts(stated)))
     account = give_account(stated, tensor, time_limit=time_limit, threads=threads)
+    print_room_warning(stated.room)
     if json:
         print_json(as_dict(account))
     elif tensor is not None:
@@ -165,6 +175,7 @@ def as_dict(account: Account) -> dict[str, Any]:
         "time_s": simulation.time_s,
         "peak_ram_bytes": simulation.peak_ram_bytes,
         "ram_budget_bytes": stated.problem.ram_budget_bytes,
+        **room_figures(stated.room),
         "binding": [
             {
                 "stage": point.stage,
@@ -276,9 +287,10 @@ def _print_schedule(account: Account) -> None:
         ("energy", format_joules(simulation.energy_j or 0.0), f"overhead {overhead}"),
         ("tensors", f"{len(account.lives)}", ", ".join(f"{n} {fate}" for fate, n in fates.items())),
         *_binding_rows(account),
+        *room_row(stated.room),
         *(_more_row(more) for more in account.more_ram),
     ]
-    show(figures(f"Schedule for {graph.name}", rows))
+    show(figures(f"Schedule for {graph.name}", rows, alarms=room_alarms(stated.room)))
     if not account.asked:
         print_text("", "Nothing is recomputed or paged: no decision costs anything.")
         return

@@ -20,6 +20,8 @@ from poetmodel.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from poetmodel.device.room import DeviceRoom
+
 MAX_FAULTS: Final = 8
 """Most faults of one input that are printed."""
 
@@ -87,6 +89,13 @@ def print_warnings(warnings: Iterable[str]) -> None:
     """Print warnings on stderr, one a line."""
     for warning in warnings:
         print(f"warning: {printable(' '.join(warning.split()))}", file=sys.stderr)
+
+
+def print_room_warning(room: DeviceRoom | None) -> None:
+    """Warn on stderr where a step does not fit the device that it is planned for."""
+    warning = None if room is None else room.warning()
+    if warning is not None:
+        print_warnings([warning])
 
 
 def mute_stdout() -> None:

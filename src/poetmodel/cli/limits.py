@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import options
+from poetmodel.cli.failures import print_room_warning
 from poetmodel.cli.output import figures, percent, print_json, print_text, show
 from poetmodel.problem import Quantity
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -83,6 +84,7 @@ def limits(  # noqa: PLR0913 - one parameter per option
     found = find_limits(
         problem, backend=backend.value, time_limit=time_limit, gap=gap, threads=threads
     )
+    _warn(found)
     if json:
         print_json(as_dict(problem, found))
         return
@@ -91,6 +93,13 @@ def limits(  # noqa: PLR0913 - one parameter per option
     show(figures(f"Limits of {training_graph.name}", _rows(problem, found)))
     if any(limit.result.status == Status.FEASIBLE for limit in found):
         print_text("", "What is not proven gets closer with a longer --time-limit.")
+
+
+def _warn(found: Sequence[Limit]) -> None:
+    """Warn where not even the schedule with the least RAM fits the device."""
+    rooms = [limit.room for limit in found if limit.room is not None]
+    if rooms:
+        print_room_warning(min(rooms, key=lambda room: room.needed_bytes))
 
 
 def as_dict(problem: Problem, found: Sequence[Limit]) -> dict[str, Any]:
@@ -116,7 +125,7 @@ def _rows(problem: Problem, found: Sequence[Limit]) -> Iterator[tuple[str, str, 
         yield (
             WORDS[limit.name],
             "none" if value is None else form(value),
-            f"{_proof(limit, form)}{_condition(problem, limit)}",
+            f"{_proof(limit, form)}{_condition(problem, limit)}{_over(limit)}",
         )
         place = _place(limit)
         if place:
@@ -151,6 +160,10 @@ def _condition(problem: Problem, limit: Limit) -> str:
     if budgeted and problem.energy_budget_j is not None:
         kept.append(f"{format_joules(problem.energy_budget_j)}")
     return f"; with {' and '.join(kept)}" if kept else ""
+
+
+def _over(limit: Limit) -> str:
+    return "" if limit.room is None or limit.room.fits else "; does not fit the device"
 
 
 def _place(limit: Limit) -> str:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
     from rich.console import Console, RenderableType
     from rich.table import Table
+
+    from poetmodel.device.room import DeviceRoom
+
+DEVICE_RAM: Final = "device RAM"
+"""The row of a table about the RAM that the device has."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -51,8 +58,20 @@ def show(*renderables: RenderableType) -> None:
         target.print(renderable)
 
 
-def figures(title: str, rows: Iterable[tuple[str, str, str]]) -> Table:
-    """Make a table of figures: what, how much, and a remark on each."""
+def figures(
+    title: str, rows: Iterable[tuple[str, str, str]], *, alarms: Container[str] = ()
+) -> Table:
+    """Make a table of figures: what, how much, and a remark on each.
+
+    Parameters
+    ----------
+    title : str
+        Stands above it.
+    rows : iterable of (str, str, str)
+        The cells.
+    alarms : container of str
+        What stands in red.
+    """
     from rich.table import Table
 
     table = Table(
@@ -68,8 +87,20 @@ def figures(title: str, rows: Iterable[tuple[str, str, str]]) -> Table:
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
     for row in rows:
-        table.add_row(*(printable(cell.rstrip()) for cell in row))
+        style = "bold red" if row[0] in alarms else None
+        table.add_row(*(printable(cell.rstrip()) for cell in row), style=style)
     return table
+
+
+def room_row(room: DeviceRoom | None) -> Iterator[tuple[str, str, str]]:
+    """Yield the row that holds what a step takes against the RAM of the device, if there is one."""
+    if room is not None:
+        yield DEVICE_RAM, format_bytes(room.ram_bytes), room.remark()
+
+
+def room_alarms(room: DeviceRoom | None) -> tuple[str, ...]:
+    """Return the row that stands in red where the step does not fit the device."""
+    return () if room is None or room.fits else (DEVICE_RAM,)
 
 
 def listing(

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import Status, print_faults, print_warnings
-from poetmodel.cli.output import count, figures, print_json, print_text, show
+from poetmodel.cli.failures import Status, print_faults, print_room_warning, print_warnings
+from poetmodel.cli.output import (
+    count,
+    figures,
+    print_json,
+    print_text,
+    room_alarms,
+    room_row,
+    show,
+)
 from poetmodel.cli.plan_output import (
     Format,
     Planned,
@@ -21,6 +29,7 @@ from poetmodel.cli.plan_output import (
     write,
 )
 from poetmodel.device import StorageMode
+from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import (
     BudgetError,
     InputError,
@@ -159,7 +168,14 @@ def plan(
     if made.check.violations:
         print_faults(made.check.violations)
         raise typer.Exit(Status.INFEASIBLE)
-    _deliver(made, out=out, form=form, plot=plot, json=json)
+    _deliver(
+        made,
+        DeviceRoom.of(costs.device, training_graph, made.check.peak_ram_bytes),
+        out=out,
+        form=form,
+        plot=plot,
+        json=json,
+    )
 
 
 def make(
@@ -224,7 +240,13 @@ def _budget(document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | N
 
 
 def _deliver(
-    made: Planned, *, out: Path | None, form: Format, plot: Path | None, json: bool
+    made: Planned,
+    room: DeviceRoom | None,
+    *,
+    out: Path | None,
+    form: Format,
+    plot: Path | None,
+    json: bool,
 ) -> None:
     from poetmodel.plan.listing import plan_listing
 
@@ -239,7 +261,9 @@ def _deliver(
     elif form == Format.TEXT and out is None:
         print_text(*plan_listing(made.graph, made.plan, made.check).splitlines())
     else:
-        show(figures(f"Plan for {made.graph.name}", _rows(made)))
+        rows = (*_rows(made), *room_row(room))
+        show(figures(f"Plan for {made.graph.name}", rows, alarms=room_alarms(room)))
+    print_room_warning(room)
 
 
 def _rows(made: Planned) -> Iterator[tuple[str, str, str]]:

@@ -96,6 +96,8 @@ def report(
     cells, front = ([], []) if sweep is None else read_sweep(sweep)
     subjects = read_subjects(schedules, graph, device=device, profile=profile)
     print_warnings(dict.fromkeys(note for subject in subjects for note in subject.notes))
+    rooms = [subject.room for subject in subjects if subject.room is not None]
+    print_warnings(dict.fromkeys(text for room in rooms if (text := room.warning())))
     size_bytes = write_report(out, subjects, cells=cells, front=front)
     told(out)
     found = report_facts(subjects, cells=cells, front=front)

@@ -10,7 +10,7 @@ import typer
 from poetmodel.baselines.registry import DEFAULT
 from poetmodel.cli import job as job_options
 from poetmodel.cli import options, plan_output
-from poetmodel.cli.failures import Status, print_faults, print_warnings
+from poetmodel.cli.failures import Status, print_faults, print_room_warning, print_warnings
 from poetmodel.cli.output import print_json, show
 from poetmodel.cli.progress import live_line
 from poetmodel.errors import InputError
@@ -178,6 +178,7 @@ def _deliver(
         show(result_table(result), *(() if reply is None else (reply.table(),)))
     elif reply is not None:
         print_warnings(reply.sentences())
+    print_room_warning(result.room)
     if unwritten is not None:
         raise unwritten
 

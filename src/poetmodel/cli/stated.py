@@ -14,6 +14,7 @@ from poetmodel.units import MAX_BYTES
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from poetmodel.device.room import DeviceRoom
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule, Verdict
@@ -45,6 +46,13 @@ class Stated:
     """What the file says."""
     notes: tuple[str, ...]
     """What was assumed."""
+
+    @property
+    def room(self) -> DeviceRoom | None:
+        """What the schedule takes of the device's RAM, where there is a device."""
+        from poetmodel.schedule import device_room
+
+        return device_room(self.problem, self.verdict)
 
 
 def read_stated(

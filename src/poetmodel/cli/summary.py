@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.cli.output import figures, percent
+from poetmodel.cli.output import figures, percent, room_alarms, room_row
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import DeadlineCounts, Quantity
 from poetmodel.result import Termination
@@ -86,10 +86,12 @@ def result_table(result: SolveResult) -> Table:
     rows = list(_proof(result))
     if simulation is not None:
         rows += _memory(problem, simulation)
+        rows += room_row(result.room)
         rows += _treatment(problem.graph, schedule, simulation)
         rows += _times(problem, simulation)
     rows += _effort(result)
-    return figures(f"{problem.graph.name} on {place}" if place else problem.graph.name, rows)
+    title = f"{problem.graph.name} on {place}" if place else problem.graph.name
+    return figures(title, rows, alarms=room_alarms(result.room))
 
 
 def _proof(result: SolveResult) -> Iterator[Row]:

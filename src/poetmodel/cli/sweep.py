@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import Status, print_faults
+from poetmodel.cli.failures import Status, print_faults, print_warnings
 from poetmodel.cli.output import console, listing, print_json, show
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, listed
 from poetmodel.problem import DeadlineCounts
 from poetmodel.units import format_bytes, format_seconds
 
@@ -185,11 +185,26 @@ def sweep(  # noqa: PLR0913 - one for each option
 
         draw(plot, found)
     _deliver(found, front, json=json, pareto=pareto)
+    _warn(found)
     failed = [row for row in found if row["status"] == "failed"]
     if failed:
         reasons = [f"{row['model']} | {row['method']}: {row['reason']}" for row in failed]
         print_faults([f"{len(failed)} of {len(found)} cells failed", *reasons])
         raise typer.Exit(Status.FAILURE)
+
+
+def _warn(found: Sequence[Row]) -> None:
+    """Warn of cells whose peak and resident bytes the RAM of their device cannot hold."""
+    over = [row for row in found if row["fits_device"] is False]
+    if over:
+        places = dict.fromkeys(f"{row['model']} on {row['device']}" for row in over)
+        verb = "does" if len(over) == 1 else "do"
+        print_warnings(
+            [
+                f"{len(over)} of {len(found)} cells {verb} not fit the RAM of their device with "
+                f"what is resident: {listed(places)}"
+            ]
+        )
 
 
 def _names(text: str, option: str) -> list[str]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from poetmodel.cli import options, verify_plan
-from poetmodel.cli.failures import Status, print_warnings
-from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.cli.failures import Status, print_room_warning, print_warnings
+from poetmodel.cli.output import figures, print_json, print_text, room_alarms, room_row, show
 from poetmodel.data import as_text, read_bytes
+from poetmodel.device.room import room_figures
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.plan.walk import check_identity as check_plan_identity
 from poetmodel.units import MAX_BYTES, format_bytes, format_joules, format_seconds
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.device import Costs
+    from poetmodel.device.room import DeviceRoom
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
     from poetmodel.schedule import GraphIdentity, Verdict
@@ -63,6 +65,13 @@ class Judgement:
     notes: tuple[str, ...]
     """What was not checked, or assumed."""
 
+    @property
+    def room(self) -> DeviceRoom | None:
+        """What the schedule takes of the device's RAM, where there is a device."""
+        from poetmodel.schedule import device_room
+
+        return device_room(self.problem, self.verdict)
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
@@ -99,6 +108,7 @@ def verify(
         print_json(as_dict(judgement, training_graph))
     else:
         _print(judgement, training_graph)
+    print_room_warning(judgement.room)
     raise typer.Exit(Status.SUCCESS if judgement.verdict.valid else Status.INFEASIBLE)
 
 
@@ -149,7 +159,7 @@ def judge(
     problem = _stated_problem(document, graph, costs)
     if document.problem is None:
         notes.append("the file states no problem: no budget and no deadline were checked")
-    stated = document.stated
+    stated = document.stated | document.room
     if costs is None:
         stated = {key: stated.get(key) for key in MEMORY_FIGURES}
     verdict = verify_schedule(problem, document.schedule, stated=stated)
@@ -258,6 +268,7 @@ def as_dict(judgement: Judgement, graph: Graph) -> dict[str, Any]:
         "time_s": simulation.time_s if timed else None,
         "makespan_s": simulation.makespan_s if timed else None,
         "peak_ram_bytes": peak.ram_bytes,
+        **room_figures(judgement.room),
         "peak": {
             "stage": peak.stage,
             "node": graph.nodes[peak.node].name,
@@ -276,7 +287,8 @@ def _print(judgement: Judgement, graph: Graph) -> None:
         print_text(f"not valid: {many}", *violations, "")
     else:
         print_text("valid: every rule and every limit that was checked is kept", "")
-    show(figures(f"Schedule for {graph.name}", _rows(judgement, graph)))
+    rows, alarms = _rows(judgement, graph), room_alarms(judgement.room)
+    show(figures(f"Schedule for {graph.name}", rows, alarms=alarms))
 
 
 def _rows(judgement: Judgement, graph: Graph) -> Iterator[tuple[str, str, str]]:
@@ -296,6 +308,7 @@ def _rows(judgement: Judgement, graph: Graph) -> Iterator[tuple[str, str, str]]:
         f"at stage {peak.stage}, step {peak.node} ({graph.nodes[peak.node].name}), "
         f"with {len(simulation.peak_tensors)} tensors",
     )
+    yield from room_row(judgement.room)
     yield "paged out", format_bytes(simulation.written_bytes), ""
     yield "paged in", format_bytes(simulation.read_bytes), ""
     yield "storage used", format_bytes(simulation.aux_used_bytes), ""

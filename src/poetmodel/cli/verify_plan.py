@@ -6,9 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.cli.failures import print_room_warning
+from poetmodel.cli.output import figures, print_json, print_text, room_alarms, room_row, show
 from poetmodel.data import as_text
 from poetmodel.device import StorageMode
+from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import InputError
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -37,6 +39,12 @@ class PlanJudgement:
     """Costs that times and energies were checked with."""
     notes: tuple[str, ...]
     """What was not checked, or assumed."""
+
+    @property
+    def room(self) -> DeviceRoom | None:
+        """What the plan takes of the device's RAM, where there is a device."""
+        device = None if self.costs is None else self.costs.device
+        return DeviceRoom.of(device, self.graph, self.check.peak_ram_bytes)
 
     @property
     def valid(self) -> bool:
@@ -112,6 +120,7 @@ def tell(judgement: PlanJudgement, *, as_json: bool) -> None:
     """Print the verdict, for people or as JSON."""
     if as_json:
         print_json(as_dict(judgement))
+        print_room_warning(judgement.room)
         return
     violations = judgement.violations
     if violations:
@@ -119,7 +128,9 @@ def tell(judgement: PlanJudgement, *, as_json: bool) -> None:
         print_text(f"not valid: {many}", *violations, "")
     else:
         print_text("valid: every rule and every limit that was checked is kept", "")
-    show(figures(f"Plan for {judgement.graph.name}", _rows(judgement)))
+    rows, alarms = _rows(judgement), room_alarms(judgement.room)
+    show(figures(f"Plan for {judgement.graph.name}", rows, alarms=alarms))
+    print_room_warning(judgement.room)
 
 
 def as_dict(judgement: PlanJudgement) -> dict[str, Any]:
@@ -141,6 +152,7 @@ def as_dict(judgement: PlanJudgement) -> dict[str, Any]:
         "transfer_s": check.transfer_s,
         "energy_j": check.energy_j,
         "peak_ram_bytes": check.peak_ram_bytes,
+        **room_figures(judgement.room),
         "peak_instruction": check.peak_position,
         "aux_used_bytes": check.aux_used_bytes,
         "written_bytes": check.written_bytes,
@@ -160,6 +172,7 @@ def _rows(judgement: PlanJudgement) -> Iterator[tuple[str, str, str]]:
         yield "transfer time", format_seconds(check.transfer_s or 0.0), ""
     at = "" if check.peak_position is None else f"at instruction {check.peak_position}"
     yield "peak RAM", format_bytes(check.peak_ram_bytes), at
+    yield from room_row(judgement.room)
     yield "paged out", format_bytes(check.written_bytes), ""
     yield "paged in", format_bytes(check.read_bytes), ""
     yield "storage used", format_bytes(check.aux_used_bytes), ""

@@ -6,6 +6,7 @@ from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.device.room import room_figures
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.report.commands import commands
 from poetmodel.report.decisions import Choice, decisions
@@ -48,6 +49,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         **_proof(subject),
         "peak_ram_bytes": simulation.peak_ram_bytes,
         "budget_bytes": subject.budget_bytes,
+        **room_figures(subject.room),
         "compute_s": simulation.compute_s if timed else None,
         "transfer_s": simulation.transfer_s if timed else None,
         "makespan_s": simulation.makespan_s if timed else None,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.schedule import RELATIONS, Schedule
+from poetmodel.schedule import RELATIONS, Schedule, device_room
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poetmodel.device import Costs
+    from poetmodel.device.room import DeviceRoom
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.problem import Problem
@@ -85,6 +86,11 @@ class Subject:
     def simulation(self) -> Simulation:
         """What the judge measured."""
         return self.verdict.simulation
+
+    @property
+    def room(self) -> DeviceRoom | None:
+        """What the schedule takes of the device's RAM, where there is a device."""
+        return device_room(self.problem, self.verdict)
 
     @property
     def budget_bytes(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.device.room import DeviceRoom
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -135,9 +136,11 @@ def _fit(found: Facts) -> Answer:
         return Answer(question=question, word="Rejected", text=text, mood="bad")
     binding = found["binding"]
     place = f"at {binding['node']} (stage {binding['stage']})"
+    over = found["fits_device"] is False
     if budget is None:
-        text = f"peak RAM {format_bytes(peak)} {place}; the file states no budget"
-        return Answer(question=question, word="Runs", text=text, mood="good")
+        text = f"peak RAM {format_bytes(peak)} {place}; the file states no budget{_room(found)}"
+        word, mood = ("Does not fit", "bad") if over else ("Runs", "good")
+        return Answer(question=question, word=word, text=text, mood=mood)
     text = (
         f"peak RAM {format_bytes(peak)} of {format_bytes(budget)}, {share(peak / budget)}, {place}"
     )
@@ -145,7 +148,24 @@ def _fit(found: Facts) -> Answer:
     if limit_s is not None and found["deadline_time_s"] is not None:
         used = format_seconds(found["deadline_time_s"])
         text += f"; deadline {format_seconds(limit_s)} kept with {used}"
+    text += _room(found)
+    if over:
+        return Answer(question=question, word="Does not fit", text=text, mood="bad")
     return Answer(question=question, word="Fits", text=text, mood="good")
+
+
+def _room(found: Facts) -> str:
+    """Return what the RAM of the device says, where there is one."""
+    if found["device_ram_bytes"] is None:
+        return ""
+    room = DeviceRoom(
+        device=look_up(found, "device.key") or look_up(found, "device.name") or "the device",
+        ram_bytes=found["device_ram_bytes"],
+        peak_bytes=found["peak_ram_bytes"],
+        resident_bytes=found["resident_bytes"],
+    )
+    warning = room.warning()
+    return "" if warning is None else f"; but {warning}"
 
 
 def _proof(found: Facts) -> Answer:
@@ -227,6 +247,9 @@ _ROWS: Final[dict[str, tuple[Row, ...]]] = {
         ("peak_ram_bytes", "peak RAM", whole_bytes),
         ("budget_bytes", "RAM for tensors", whole_bytes),
         ("problem.ram_budget_bytes", "RAM budget as given", whole_bytes),
+        ("resident_bytes", "resident bytes, beside the peak", whole_bytes),
+        ("device_ram_bytes", "RAM of the device", whole_bytes),
+        ("fits_device", "fits the device", _yes),
         ("aux_used_bytes", "storage used", whole_bytes),
         ("written_bytes", "paged out", whole_bytes),
         ("read_bytes", "paged in", whole_bytes),

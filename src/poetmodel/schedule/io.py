@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from poetmodel.data import parse_json, read_text, write_text
+from poetmodel.device.room import ROOM
 from poetmodel.errors import InputError, ScheduleError, shown
 from poetmodel.problem import Problem
 from poetmodel.schedule.relations import RELATIONS, GraphIdentity, Schedule
@@ -132,6 +133,9 @@ class _File(Strict):
     overhead_bound_j: Finite | None = None
     gap: Finite | None = None
     peak_ram_bytes: Index | None = None
+    resident_bytes: Index | None = None
+    device_ram_bytes: Index | None = None
+    fits_device: bool | None = None
     compute_s: Finite | None = None
     transfer_s: Finite | None = None
     makespan_s: Finite | None = None
@@ -162,6 +166,8 @@ class ScheduleDocument:
     """The figures, by key."""
     objective: ObjectiveEntry | None = None
     """The minimized quantity with its bound, where the file states it."""
+    room: dict[str, float | None] = field(default_factory=dict)
+    """What the file says of the device's RAM, by key."""
 
 
 def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
@@ -249,6 +255,7 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
         status=document.status,
         stated={key: getattr(document, key) for key in STATED},
         objective=document.objective,
+        room={key: getattr(document, key) for key in ROOM},
     )
 
 

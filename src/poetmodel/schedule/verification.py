@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.problem import RELATIVE_TOLERANCE, within
 from poetmodel.schedule.simulation import Simulation, simulate
@@ -87,9 +88,15 @@ def verify(
         *simulation.violations,
         *_choices(problem, schedule),
         *_limits(problem, simulation),
-        *_claims(simulation, stated or {}),
+        *_claims(problem, simulation, stated or {}),
     ]
     return Verdict(simulation=simulation, violations=tuple(violations))
+
+
+def device_room(problem: Problem, verdict: Verdict) -> DeviceRoom | None:
+    """Return what a schedule takes of the RAM of its problem's device; None without a device."""
+    peak_bytes = verdict.simulation.peak_ram_bytes
+    return DeviceRoom.of(problem.costs.device, problem.graph, peak_bytes)
 
 
 def check_identity(graph: Graph, schedule: Schedule) -> None:
@@ -148,8 +155,12 @@ def _counted_times(problem: Problem, simulation: Simulation) -> Iterator[float]:
         yield simulation.time_s
 
 
-def _claims(simulation: Simulation, stated: Mapping[str, float | None]) -> Iterator[str]:
+def _claims(
+    problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
+) -> Iterator[str]:
+    room = DeviceRoom.of(problem.costs.device, problem.graph, simulation.peak_ram_bytes)
     found: dict[str, float | None] = {
+        **room_figures(room),
         "energy_j": simulation.energy_j,
         "baseline_energy_j": simulation.baseline_energy_j,
         "overhead_j": simulation.overhead_j,
@@ -164,7 +175,7 @@ def _claims(simulation: Simulation, stated: Mapping[str, float | None]) -> Itera
             continue
         # An overhead is a difference of energies: it is as exact as they are.
         scale = simulation.energy_j if key == "overhead_j" else value
-        slack = 0.0 if key == "peak_ram_bytes" else RELATIVE_TOLERANCE * abs(scale or 0.0)
+        slack = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(scale or 0.0)
         if abs(claim - value) > slack:
             yield f"{key}: the file says {claim!r}, the simulation gives {value!r}"
     bound_j, energy_j = stated.get("bound_j"), simulation.energy_j

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.device.room import room_figures
 from poetmodel.graph import floor
 from poetmodel.problem import Quantity
 from poetmodel.result import Status, Termination, relative_gap, unavoidable
@@ -18,6 +19,7 @@ from poetmodel.solve.facade import solve
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from poetmodel.device.room import DeviceRoom
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
@@ -69,6 +71,11 @@ class Limit:
         return value is not None and self.bound is not None and self.bound >= value
 
     @property
+    def room(self) -> DeviceRoom | None:
+        """What the schedule takes of the device's RAM; None without a schedule or a device."""
+        return self.result.room
+
+    @property
     def gap(self) -> float | None:
         """How far the least amount may be below what was found.
 
@@ -102,6 +109,7 @@ class Limit:
             "node": None,
             "peak_ram_bytes": None,
             "tensors": None,
+            **room_figures(self.room),
         }
         if simulation is not None:
             document["stage"] = simulation.peak.stage

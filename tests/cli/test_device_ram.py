@@ -1,0 +1,121 @@
+"""Every command that has a schedule holds it against the RAM of the device, too."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from commands import BOARD, Outcome, chain, invoke, profile_rows, write_csv, write_graph
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WARNING = "warning: the step does not fit device"
+FIGURES = ("resident_bytes", "device_ram_bytes", "fits_device")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Return a graph, a board with 300 B of RAM, costs, and a schedule with a peak above that."""
+    found = {
+        "graph": write_graph(tmp_path / "chain.graph.json", chain()),
+        "board": tmp_path / "board.toml",
+        "profile": write_csv(tmp_path / "chain.csv", profile_rows()),
+        "schedule": tmp_path / "chain.schedule.json",
+    }
+    found["board"].write_text(BOARD.replace("ram_bytes = 1_000_000", "ram_bytes = 300"))
+    assert solve(found, "--out", found["schedule"]).status == 0
+    return found
+
+
+def solve(files: dict[str, Path], *arguments: object, ram: str = "350") -> Outcome:
+    """Solve the chain on the small board."""
+    return invoke(
+        "solve", "--graph", files["graph"], "--device", files["board"], "--ram", ram, *arguments
+    )
+
+
+def test_solve_warns_of_a_peak_above_the_boards_ram(files: dict[str, Path]) -> None:
+    """The table and stderr say it, and the exit status stays that of a schedule that was found."""
+    outcome = solve(files)
+    assert outcome.status == 0
+    assert "does not fit" in outcome.out
+    assert WARNING in outcome.err
+    assert "300 B of RAM" in outcome.err
+    assert solve(files, "--profile", files["profile"]).err.count(WARNING) == 1
+
+
+def test_resident_bytes_count_beside_the_peak(tmp_path: Path, files: dict[str, Path]) -> None:
+    """A peak that fits does not, with the parameters that stay in RAM beside it."""
+    graph = tmp_path / "heavy.graph.json"
+    write_graph(graph, chain() | {"resident_bytes": {"parameters": 999_900}})
+    files["board"].write_text(BOARD)
+    document = solve(files | {"graph": graph}, "--json").json
+    assert document["fits_device"] is False
+    assert [document[key] for key in FIGURES[:2]] == [999_900, 1_000_000]
+    assert document["peak_ram_bytes"] <= 1_000_000
+
+
+def test_a_schedule_that_fits_gives_no_warning(files: dict[str, Path]) -> None:
+    """On a board with room for all of it the table says so, and stderr is silent."""
+    files["board"].write_text(BOARD)
+    outcome = solve(files)
+    assert WARNING not in outcome.err
+    assert "does not fit" not in outcome.out
+    assert solve(files, "--json").json["fits_device"] is True
+
+
+def test_file_states_the_figures_and_is_read_again(files: dict[str, Path]) -> None:
+    """The schedule file holds them, verify accepts it, and finds a false claim."""
+    document = json.loads(files["schedule"].read_text())
+    assert document["device_ram_bytes"] == 300
+    assert document["fits_device"] is False
+    told = invoke("verify", files["schedule"], "--graph", files["graph"])
+    assert told.status == 0
+    assert WARNING in told.err
+    files["schedule"].write_text(json.dumps(document | {"fits_device": True}))
+    told = invoke("verify", files["schedule"], "--graph", files["graph"])
+    assert told.status == 3
+    assert "fits_device" in told.out
+
+
+@pytest.mark.parametrize("command", ["verify", "explain", "plan", "report", "diff"])
+def test_commands_on_a_schedule_file_warn(files: dict[str, Path], command: str) -> None:
+    """Each says that the board is too small: in its table, on stderr and in JSON."""
+    page = files["graph"].with_name("page.html")
+    more = {"diff": [files["schedule"]], "report": ["--out", page]}.get(command, [])
+    arguments = (command, files["schedule"], *more, "--graph", files["graph"])
+    outcome = invoke(*arguments)
+    assert outcome.status == 0
+    assert WARNING in outcome.err
+    assert "does not fit" in outcome.out.lower() or "NO" in outcome.out
+    if command != "plan":  # whose JSON is the plan file
+        assert '"fits_device": false' in invoke(*arguments, "--json").out
+    if command == "report":
+        assert "Does not fit" in page.read_text()
+        assert ">Fits<" not in page.read_text()
+
+
+def test_limits_warn_where_the_least_ram_is_too_much(files: dict[str, Path]) -> None:
+    """The smallest RAM of all is held against the board."""
+    files["board"].write_text(BOARD.replace("ram_bytes = 1_000_000", "ram_bytes = 50"))
+    outcome = invoke("limits", "--graph", files["graph"], "--device", files["board"], "--ram", 350)
+    assert outcome.status == 0
+    assert WARNING in outcome.err
+    assert "does not fit the device" in " ".join(outcome.out.split())
+
+
+def test_sweep_names_the_cells_that_do_not_fit(files: dict[str, Path], tmp_path: Path) -> None:
+    """A sweep counts them, and its rows hold the figures."""
+    outcome = invoke(
+        "sweep",
+        files["graph"],
+        *("--devices", files["board"], "--ram", "100%"),
+        *("--methods", "checkpoint-all", "--out", tmp_path / "sweep"),
+    )
+    assert outcome.status == 0
+    assert "1 of 1 cells does not fit" in outcome.err
+    heads, row = (tmp_path / "sweep" / "cells.csv").read_text().splitlines()
+    assert dict(zip(heads.split(","), row.split(","), strict=True))["fits_device"] == "False"
