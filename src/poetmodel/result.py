@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.device.room import ROOM, DeviceRoom, room_figures
+from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import NoScheduleError
 from poetmodel.problem import Quantity
 from poetmodel.schedule.io import FORMAT, STATED, VERSION, dump, schedule_to_dict
@@ -217,7 +217,7 @@ class SolveResult:
     def _figures(self) -> dict[str, float | None]:
         simulation = self.simulation
         if simulation is None:
-            return dict.fromkeys((*STATED, *ROOM))
+            return dict.fromkeys(STATED)
         return {
             "energy_j": simulation.energy_j,
             "bound_j": self.bound_j,
@@ -226,7 +226,7 @@ class SolveResult:
             "overhead_bound_j": self.overhead_bound_j,
             "gap": self.gap,
             "peak_ram_bytes": simulation.peak_ram_bytes,
-            **room_figures(self.room),
+            **({} if self.room is None else self.room.to_dict()),
             "compute_s": simulation.compute_s,
             "transfer_s": simulation.transfer_s,
             "makespan_s": simulation.makespan_s,
