@@ -5,13 +5,26 @@ from __future__ import annotations
 import gc
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from cases import CASES, smoke_cases
 from grid import smoke_cells
+from poetmodel.bench.figures import comparison
+from poetmodel.bench.tables import rows
 from records import Recorder
+
+if TYPE_CHECKING:
+    from poetmodel.bench.figures import Summary
+
+SOLVED: Final = pytest.StashKey[list[dict[str, Any]]]()
+"""Where a run keeps what the solvers did."""
+NOTE: Final = (
+    "objective and bound: energy beyond one computation of every node; those of 'paper', and its "
+    "gap, are of its own looser model"
+)
+"""Stands below the tables."""
 
 # What compares with PyTorch; doctests are looked for in every module.
 collect_ignore_glob = [] if find_spec("torch") else ["pytorch/*"]
@@ -22,6 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("poetmodel")
     group.addoption(
         "--smoke", action="store_true", help="every kind of case once, at its smallest size"
+    )
+    group.addoption(
+        "--full",
+        action="store_true",
+        help="all cells of the comparison of solvers, which take hours",
     )
     group.addoption(
         "--record", type=Path, metavar="FILE", help="append a JSON line per measurement to FILE"
@@ -49,6 +67,38 @@ def recorder(request: pytest.FixtureRequest) -> Recorder:
     """Return what keeps the records of this run."""
     path: Any = request.config.getoption("record")
     return Recorder(path)
+
+
+@pytest.fixture(scope="session")
+def solved(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Return where the comparison of solvers keeps its records, for the tables at the end."""
+    return request.config.stash.setdefault(SOLVED, [])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """End a run of the comparison of solvers with a table for each problem."""
+    solved: list[dict[str, Any]] = config.stash.get(SOLVED, [])
+    found = rows(solved)
+    for table in comparison(found):
+        terminalreporter.section(table.title, sep="-")
+        for line in aligned(table):
+            terminalreporter.write_line(line)
+    if found:
+        terminalreporter.write_line("")
+        terminalreporter.write_line(NOTE)
+
+
+def aligned(table: Summary) -> list[str]:
+    """Return the lines of a table: words to the left, figures to the right."""
+    widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place < table.words else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in (table.heads, *table.rows)
+    ]
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,8 @@ def row(method: str = "optimal", ram: str = "50%", **changes: Any) -> dict[str, 
         "time_limit_s": 10.0,
         "status": "optimal",
         "reason": "",
+        "termination": "proved",
+        "violations": 0,
         "ram_budget_bytes": 1024 * int(ram.rstrip("%")),
         "energy_j": 101.0,
         "baseline_energy_j": 100.0,
@@ -26,6 +28,9 @@ def row(method: str = "optimal", ram: str = "50%", **changes: Any) -> dict[str, 
         "gap": 0.0,
         "axis_gap": 0.0,
         "model_gap": None,
+        "overhead_bound_j": 1.0,
+        "model_value": None,
+        "model_bound": None,
         "peak_ram_bytes": 1000,
         "makespan_s": 1.0,
         "build_s": 0.5,
@@ -39,6 +44,14 @@ def row(method: str = "optimal", ram: str = "50%", **changes: Any) -> dict[str, 
 
 def without(status: str, method: str = "optimal", ram: str = "50%", **changes: Any) -> Any:
     """Return the row of a cell that has no schedule."""
-    names = ("energy_j", "overhead_j", "baseline_energy_j", "gap", "axis_gap", "peak_ram_bytes")
+    names = (
+        "energy_j",
+        "overhead_j",
+        "overhead_bound_j",
+        "baseline_energy_j",
+        "gap",
+        "axis_gap",
+        "peak_ram_bytes",
+    )
     nothing: dict[str, Any] = dict.fromkeys((*names, "makespan_s", "ram_budget_bytes"))
     return row(method, ram, **{**nothing, "status": status, **changes})

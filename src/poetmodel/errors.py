@@ -121,6 +121,10 @@ class BackendUnavailableError(BackendError):
     """A back end is not installed, or its licence refuses the model."""
 
 
+class LicenceError(BackendUnavailableError):
+    """The licence of a back end refuses the model, or any."""
+
+
 class UnknownOptionError(BackendError):
     """A solver does not know an option, or refuses its value."""
 

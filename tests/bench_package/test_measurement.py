@@ -6,14 +6,15 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from poetmodel.baselines import run
-from poetmodel.bench import Settings, grid
+from poetmodel.bench import Settings, grid, measurement
 from poetmodel.bench.measurement import measure
+from poetmodel.errors import BackendUnavailableError, LicenceError, PoetModelError
 from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
-    import pytest
-
     from poetmodel.bench.cells import Cell
 
 
@@ -69,8 +70,67 @@ def test_what_does_not_apply_is_told_apart_from_what_failed() -> None:
     assert "checkpoint-all" in refused["reason"]
     assert refused["result"] is None
     broken = measure(replace(_cell("optimal"), backend="none").to_dict())
-    assert broken["status"] in ("failed", "unavailable")
-    assert broken["reason"]
+    assert broken["status"] == "failed"
+    assert "backend 'none'" in broken["reason"]
     unknown = measure(replace(_cell("optimal"), model="none").to_dict())
     assert unknown["status"] == "failed"
     assert "no such model" in unknown["reason"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(LicenceError("too large"), "refused"), (BackendUnavailableError("gone"), "not-installed")],
+)
+def test_refusal_is_told_apart_from_a_missing_solver(
+    error: PoetModelError, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a status of its own, the reason, and no result."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(measurement, "run", fail)
+    record = measure(_cell("optimal").to_dict())
+    assert (record["status"], record["reason"]) == (status, str(error))
+    assert record["result"] is None
+
+
+def test_model_that_the_licence_refuses_is_refused_though_time_ran_out_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where building took the limit, the schedule is the start's: the licence is asked then."""
+    asked: list[Any] = []
+
+    def refusal(name: str, **sizes: int) -> LicenceError:
+        asked.append((name, sizes))
+        return LicenceError("too large")
+
+    def never_begun(*arguments: Any, **options: Any) -> Any:
+        return replace(run(*arguments, **options), solve_s=0.0)
+
+    cell = replace(_cell("optimal"), formulation="compact")
+    sizes = measure(cell.to_dict())["statistics"]
+    monkeypatch.setattr("poetmodel.backends.trial.refusal", refusal)
+    monkeypatch.setattr(measurement, "run", never_begun)
+    record = measure(cell.to_dict())
+    assert asked == [("highs", {"columns": sizes["columns"], "rows": sizes["rows"]})]
+    assert (record["status"], record["reason"]) == ("refused", "too large")
+    assert record["result"] is None
+    assert record["schedule"] is None
+
+
+def test_loading_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the clock starts the method has solved a small problem by the same solver, once."""
+    calls: list[tuple[str, Any]] = []
+
+    def watched(problem: Any, name: str, **options: Any) -> Any:
+        calls.append((problem.graph.name, options.get("backend")))
+        return run(problem, name, **options)
+
+    monkeypatch.setattr(measurement, "run", watched)
+    measurement._warm_up.cache_clear()
+    for _ in range(2):
+        measure(_cell("optimal").to_dict())
+    assert calls == [("warm-up", "highs"), ("mlp", "highs"), ("mlp", "highs")]
+    measure(_cell("lru-paging").to_dict())
+    assert calls[3:] == [("warm-up", None), ("mlp", None)]

@@ -142,3 +142,13 @@ def test_picture_of_a_sweep(tmp_path: Path) -> None:
     plot(tmp_path / "empty.png", [])
     with pytest.raises(InputError, match=r"ends in \.png, \.svg, \.pdf"):
         check_form(tmp_path / "sweep.txt")
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [("the size-limited licence allows 2,000", "refused"), ("is missing", "not-installed")],
+)
+def test_older_records_do_not_tell_refusals_from_missing_solvers(reason: str, status: str) -> None:
+    """Their one status for both is told apart by its reason."""
+    record = _record(20, None) | {"result": None, "status": "unavailable", "reason": reason}
+    assert rows([record])[0]["status"] == status

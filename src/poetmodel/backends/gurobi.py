@@ -17,7 +17,7 @@ import numpy as np
 from poetmodel.backends.protocol import Feature
 from poetmodel.backends.solver import Outcome, Solver, Status
 from poetmodel.backends.watch import finite
-from poetmodel.errors import BackendError, BackendUnavailableError, UnknownOptionError
+from poetmodel.errors import BackendError, LicenceError, UnknownOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -114,7 +114,7 @@ def _model(gurobipy: Any, *, quiet: bool) -> Iterator[Any]:
 
     Raises
     ------
-    BackendUnavailableError
+    LicenceError
         If Gurobi finds no licence that it may use.
     """
     settings = {"LogToConsole": 0} | ({"OutputFlag": 0} if quiet else {})
@@ -125,7 +125,7 @@ def _model(gurobipy: Any, *, quiet: bool) -> Iterator[Any]:
             f"backend 'gurobi': cannot start ({error}); "
             "check the licence, or choose --backend highs"
         )
-        raise BackendUnavailableError(msg) from error
+        raise LicenceError(msg) from error
     try:
         model = gurobipy.Model(env=environment)
         try:
@@ -215,13 +215,13 @@ def _failure(gurobipy: Any, error: Any, model: Any) -> BackendError:
     """Return our error for one of Gurobi's during a solve."""
     codes = gurobipy.GRB.Error
     if error.errno == codes.SIZE_LIMIT_EXCEEDED:
-        return BackendUnavailableError(
+        return LicenceError(
             "backend 'gurobi': the size-limited licence allows 2,000 variables and 2,000 "
             f"constraints, this model has {model.NumVars:,} and {model.NumConstrs:,}; "
             "choose --backend highs, or install a full licence"
         )
     if error.errno in {getattr(codes, name) for name in _LICENCE_ERRORS}:
-        return BackendUnavailableError(
+        return LicenceError(
             f"backend 'gurobi': the licence refuses the solve ({error}); choose --backend highs"
         )
     return BackendError(f"backend 'gurobi': failed ({error})")

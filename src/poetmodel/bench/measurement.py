@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines import run
 from poetmodel.baselines.registry import method
-from poetmodel.bench.cells import Cell
+from poetmodel.bench.cells import Cell, device_of, graph_of
 from poetmodel.bench.environment import machine
-from poetmodel.errors import BackendUnavailableError, MethodNotApplicableError, PoetModelError
+from poetmodel.device import Costs
+from poetmodel.errors import (
+    BackendUnavailableError,
+    LicenceError,
+    MethodNotApplicableError,
+    PoetModelError,
+)
+from poetmodel.graph import Graph, operation
+from poetmodel.problem import Problem
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 
 if TYPE_CHECKING:
@@ -20,10 +30,15 @@ SCHEMA: Final = 1
 """Version of the records."""
 NOT_APPLICABLE: Final = "not-applicable"
 """Status of a method that cannot treat the graph or keep the limits."""
-UNAVAILABLE: Final = "unavailable"
-"""Status where the solver is missing or its licence refuses the model."""
+NOT_INSTALLED: Final = "not-installed"
+"""Status where the solver is missing."""
+REFUSED: Final = "refused"
+"""Status where the solver's licence does not take the model."""
 FAILED: Final = "failed"
 """Status of a cell that ended without an answer; it is run again when the sweep is resumed."""
+
+WARM_UP_S: Final = 10.0
+"""Limit of the solve that loads a method and its solver [s]."""
 
 Record = dict[str, Any]
 
@@ -50,14 +65,19 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
     travel between machines.
     """
     cell = Cell.from_dict(fields)
+    prepare(cell)
     begun_s, begun_cpu_s = time.monotonic(), time.process_time()
     facts: Record = {"status": FAILED, "reason": "", "result": None, "schedule": None}
     try:
-        facts |= _facts(_solve(cell, start))
+        result = _solve(cell, start)
+        _raise_refusal(cell, result)
+        facts |= _facts(result)
     except MethodNotApplicableError as error:
         facts |= {"status": NOT_APPLICABLE, "reason": str(error)}
+    except LicenceError as error:
+        facts |= {"status": REFUSED, "reason": str(error)}
     except BackendUnavailableError as error:
-        facts |= {"status": UNAVAILABLE, "reason": str(error)}
+        facts |= {"status": NOT_INSTALLED, "reason": str(error)}
     except PoetModelError as error:
         facts |= {"reason": f"{type(error).__name__}: {error}"}
     return {
@@ -85,6 +105,48 @@ def blank(cell: Cell) -> Record:
 def failure(cell: Cell, reason: str) -> Record:
     """Return the record of a cell whose worker did not answer."""
     return {**blank(cell), "status": FAILED, "reason": reason, "result": None, "schedule": None}
+
+
+def prepare(cell: Cell) -> None:
+    """Read graph and device, and load what solves the cell, so that no measurement pays for it."""
+    _warm_up(cell.method, cell.backend, cell.formulation)
+    with suppress(PoetModelError):  # the measurement itself says what is wrong
+        graph_of(cell.model)
+        device_of(cell.device)
+
+
+@cache
+def _warm_up(name: str, backend: str | None, formulation: str | None) -> None:
+    """Solve a training step of six nodes in less RAM than it takes, once in a process."""
+    reads = {"x": [], "a": ["x"], "b": ["a"], "loss": ["b"], "g": ["loss", "a"], "h": ["g", "x"]}
+    nodes = tuple(operation(node, output_bytes=4, inputs=reads[node]) for node in reads)
+    graph = Graph(name="warm-up", nodes=nodes)
+    pages = [(1.0, 1.0)] * len(nodes)
+    ones = [1.0] * len(nodes)
+    costs = Costs.from_arrays(
+        graph, compute_time_s=ones, compute_energy_j=ones, page_in=pages, page_out=pages
+    )
+    with suppress(PoetModelError):
+        options: dict[str, Any] = {"time_limit": WARM_UP_S}
+        if method(name).by_solver:
+            options |= {"backend": backend, "formulation": formulation}
+        run(Problem(graph, costs, ram=12), name, **options)
+
+
+def _raise_refusal(cell: Cell, result: SolveResult) -> None:
+    """Raise what the licence says against a model that the limit left no time to hand over.
+
+    The schedule of such a cell is not the solver's, which would not have taken the model.
+    """
+    sizes = [result.statistics.get(name) for name in ("columns", "rows")]
+    if cell.backend is None or result.solve_s > 0 or None in sizes:
+        return
+    from poetmodel.backends.trial import refusal
+
+    columns, rows = (int(size or 1) for size in sizes)
+    refused = refusal(cell.backend, columns=columns, rows=rows)
+    if refused is not None:
+        raise refused
 
 
 def _solve(cell: Cell, start: dict[str, Any] | None) -> SolveResult:

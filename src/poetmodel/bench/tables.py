@@ -7,6 +7,7 @@ import io
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.bench.cells import Cell
+from poetmodel.bench.measurement import NOT_INSTALLED, REFUSED
 from poetmodel.data import check_writable, write_text
 from poetmodel.device.room import ROOM
 from poetmodel.errors import InputError
@@ -36,6 +37,7 @@ _FIGURES: Final = (
 )
 _COUNTS: Final = ("recomputed", "paged_out", "paged_in")
 _SIZES: Final = ("columns", "rows", "nodes")
+_MODEL: Final = ("model_value", "model_bound")
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
@@ -69,21 +71,32 @@ def _row(record: Record) -> Row:
         for name in ("model", "device", "ram", "deadline", "method", "backend", "formulation")
     }
     row |= {name: cell["settings"][name] for name in ("seed", "time_limit_s")}
-    row["status"] = record["status"]
+    row["status"] = _status(record)
     row["ram_budget_bytes"] = result.get("problem", {}).get("ram_budget_bytes")
+    row["termination"] = record.get("termination")
+    row["violations"] = len(result.get("violations", ()))
     row |= {name: result.get(name) for name in _FIGURES}
     row |= {"axis_bound_j": None, "axis_gap": None}
     row |= {name: (record.get("counts") or {}).get(name) for name in _COUNTS}
     statistics = record.get("statistics") or {}
     row |= {name: statistics.get(name) for name in _SIZES}
+    row |= {name: statistics.get(name) for name in _MODEL}
     row["model_gap"] = _model_gap(statistics)
     row |= {name: record.get(name) for name in ("seconds", "cpu_s", "warm_start", "reason", "key")}
     return row
 
 
+def _status(record: Record) -> str:
+    """Return the status of a record; older ones do not tell a refusal from a missing solver."""
+    status = str(record["status"])
+    if status != "unavailable":
+        return status
+    return REFUSED if "licence" in record["reason"] else NOT_INSTALLED
+
+
 def _model_gap(statistics: dict[str, Any]) -> float | None:
     """Return the gap of the model that was solved, which for ``paper`` is none of the problem."""
-    value, bound = (statistics.get(name) for name in ("model_value", "model_bound"))
+    value, bound = (statistics.get(name) for name in _MODEL)
     if value is None or bound is None:
         return None
     return relative_gap(value, bound)

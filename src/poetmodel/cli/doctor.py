@@ -116,38 +116,18 @@ def _backends() -> Iterator[Finding]:
 
 
 def _try_out(name: str) -> str:
-    """Solve a small model and one that a size-limited licence refuses; return what to know.
+    """Try a back end out; return what to know of its licence.
 
     Raises
     ------
     BackendError
-        If the small model is not solved.
+        If it does not solve a small model.
     """
-    from poetmodel.errors import BackendError, BackendUnavailableError
+    from poetmodel.backends.trial import refusal, try_out
 
-    value = _solve(name, columns=2)
-    if value != 1.0:
-        msg = f"the least value of a small model is 1, and it says {value}"
-        raise BackendError(msg)
-    try:
-        _solve(name, columns=LICENCE_SIZE)
-    except BackendUnavailableError:
-        return "the licence is limited to small models"
-    return ""
-
-
-def _solve(name: str, *, columns: int) -> float | None:
-    """Minimize the sum of binaries that must be at least one."""
-    import numpy as np
-
-    from poetmodel.backends.protocol import Limits
-    from poetmodel.backends.registry import backend
-    from poetmodel.backends.standard_form import StandardForm
-
-    form = StandardForm.from_arrays(
-        np.ones((1, columns)), np.ones(columns), upper=1.0, row_lower=1.0, integer=True
-    )
-    return backend(name).solve(form, Limits(time_s=10.0)).objective
+    try_out(name)
+    refused = refusal(name, columns=LICENCE_SIZE, rows=1)
+    return "" if refused is None else "the licence is limited to small models"
 
 
 def _extras() -> Iterator[Finding]:

@@ -303,7 +303,8 @@ def _statistics(compiled: _Compiled, raw: RawSolution | None) -> dict[str, Any]:
         "nonzeros": int(form.matrix.nnz),
         "nodes": None if raw is None else raw.nodes,
     }
-    if raw is not None and raw.objective is not None and raw.bound is not None:
+    if raw is not None and raw.objective is not None:
         statistics["model_value"] = compiled.quantity(raw.objective)
+    if raw is not None and raw.bound is not None:
         statistics["model_bound"] = compiled.quantity(raw.bound)
     return statistics

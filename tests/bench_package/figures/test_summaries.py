@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from figure_rows import row, without
-from poetmodel.bench.figures import summary
+from poetmodel.bench.figures import comparison, panels, summary
 from poetmodel.bench.figures.summaries import overhead_ratio, percent, shifted_mean_s
 
 
@@ -72,7 +72,7 @@ def test_time_outs_of_solvers_stay() -> None:
         cell("highs", "70%", 10.0, seconds=0.0),
         cell("highs", "70%", 60.0, seconds=0.0),
         without(
-            "unavailable",
+            "refused",
             ram="50%",
             formulation="compact",
             backend="gurobi",
@@ -84,16 +84,71 @@ def test_time_outs_of_solvers_stay() -> None:
     ]
     means, instances = summary("solvers", found)
     highs, gurobi, paper = means.rows
-    assert highs[:5] == ("compact", "highs", "2", "0", "1")
-    assert highs[5] == f"{shifted_mean_s([0.0, 60.0]):.3g} s"
-    assert gurobi == ("compact", "gurobi", "1", "1", "0", "-")
-    assert paper[4] == "0"
+    assert highs[:6] == ("compact", "highs", "2", "0", "0", "1")
+    assert highs[6] == f"{shifted_mean_s([0.0, 60.0]):.3g} s"
+    assert gurobi == ("compact", "gurobi", "1", "1", "0", "0", "-")
+    assert paper[5] == "0"
     assert instances.rows[0][-2:] == ("50 %", "20 %")
     assert instances.rows[0][5:8] == ("10", "2,000", "3")
     refused = next(line for line in instances.rows if "gurobi" in line)
     assert refused[5] == "-"
-    assert refused[-2:] == ("", "licence too small")
+    assert refused[-2:] == ("", "refused by the licence")
     assert instances.rows[-1][-1] == "30 %"
+
+
+def test_gaps_stand_at_the_limits_that_were_run() -> None:
+    """One limit has one column of gaps, whatever it is."""
+    found = [row(formulation="compact", backend="highs", time_limit_s=1.0, gap=0.5)]
+    _, instances = summary("solvers", found)
+    assert instances.heads[-2:] == ("solve", "gap at 1 s")
+    assert instances.rows[0][-1] == "50 %"
+
+
+@pytest.mark.parametrize("status", ["refused", "not-installed"])
+def test_refused_cells_are_never_solved(status: str) -> None:
+    """Neither the table of means, nor the picture, nor the comparison counts them, gap or not."""
+    refused = row(formulation="compact", backend="gurobi", status=status, termination=None, gap=0.0)
+    solved = row(formulation="compact", backend="highs", ram="70%", status="infeasible", gap=None)
+    means, _ = summary("solvers", [refused, solved])
+    assert [line[5] for line in means.rows] == ["0", "1"]
+    counts = ("1", "0") if status == "refused" else ("0", "1")
+    assert means.rows[0][3:5] == counts
+    (panel,) = panels("solvers", [refused, solved])
+    assert [len(points) for _, points in panel.lines] == [0, 1]
+    words = "refused by the licence" if status == "refused" else "not installed"
+    first, _ = comparison([refused, solved])
+    assert first.rows[0][3:] == (words, "-", "-", "-", "-")
+
+
+def test_comparison_tells_what_each_solver_reached() -> None:
+    """Objective, bound and gap of the problem, for ``paper`` of its own model; time-outs stay."""
+    timed = {"termination": "time_limit", "status": "feasible", "time_limit_s": 10.0}
+    found = [
+        row(backend="highs", formulation="compact"),
+        row(backend="scip", formulation="compact", gap=0.25, overhead_bound_j=0.75, **timed),
+        row(
+            backend="highs",
+            formulation="paper",
+            status="feasible",
+            gap=1.0,
+            model_value=0.5,
+            model_bound=0.5,
+            model_gap=0.0,
+            violations=2,
+        ),
+        row(backend="scip", formulation="paper", gap=1.0, model_bound=0.1, **timed),
+        row(backend="gurobi", formulation="compact", gap=1.0, **{**timed, "solve_s": 0.0}),
+    ]
+    (table,) = comparison(found)
+    assert table.title == "m on d, 50% of RAM"
+    assert table.heads[3:] == ("status", "objective", "bound", "gap", "time")
+    assert [line[3:] for line in table.rows] == [
+        ("optimal", "1 J", "1 J", "0 %", "2 s"),
+        ("feasible, time limit", "1 J", "750 mJ", "25 %", "2 s"),
+        ("feasible, rejected by the verifier", "500 mJ", "500 mJ", "0 %", "2 s"),
+        ("unknown, time limit", "-", "100 mJ", "none in time", "2 s"),
+        ("feasible, time limit while building", "1 J", "1 J", "none in time", "2 s"),
+    ]
 
 
 def test_shift_is_undone() -> None:

@@ -2,6 +2,17 @@
 
 from poetmodel.bench.figures.panels import Panel, draw, panels
 from poetmodel.bench.figures.registry import FIGURES, Figure, Part, figure
-from poetmodel.bench.figures.summaries import Summary, summary
+from poetmodel.bench.figures.summaries import Summary, comparison, summary
 
-__all__ = ["FIGURES", "Figure", "Panel", "Part", "Summary", "draw", "figure", "panels", "summary"]
+__all__ = [
+    "FIGURES",
+    "Figure",
+    "Panel",
+    "Part",
+    "Summary",
+    "comparison",
+    "draw",
+    "figure",
+    "panels",
+    "summary",
+]

@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.bench.figures.summaries import PROVEN, grouped, overhead_ratio
+from poetmodel.bench.figures.summaries import grouped, is_solved, overhead_ratio
 from poetmodel.bench.plots import check_form
 from poetmodel.data import write_bytes
 
@@ -110,9 +110,7 @@ def _solved(found: Sequence[Row]) -> Iterable[Panel]:
     for (limit_s,), rows in grouped(found, "time_limit_s").items():
         lines = []
         for (formulation, backend), line in grouped(rows, "formulation", "backend").items():
-            gap = "model_gap" if formulation == "paper" else "gap"
-            solved = [row for row in line if row[gap] is not None and row[gap] <= PROVEN]
-            times = sorted(row["seconds"] for row in solved)
+            times = sorted(row["seconds"] for row in line if is_solved(row))
             points = tuple((time_s, float(k)) for k, time_s in enumerate(times, start=1))
             lines.append((f"{formulation}, {backend}", points))
         yield Panel(

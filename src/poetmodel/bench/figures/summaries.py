@@ -7,10 +7,9 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.bench.figures.registry import LONG_LIMIT_S, SHORT_LIMIT_S
-from poetmodel.bench.measurement import NOT_APPLICABLE, UNAVAILABLE
-from poetmodel.result import Status
-from poetmodel.units import format_bytes, format_seconds
+from poetmodel.bench.measurement import NOT_APPLICABLE, NOT_INSTALLED, REFUSED
+from poetmodel.result import Status, Termination
+from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +26,8 @@ _WORDS: Final[Mapping[str, str]] = {
     NOT_APPLICABLE: "-",
     Status.INFEASIBLE: "impossible",
     Status.UNKNOWN: "none in time",
+    REFUSED: "refused by the licence",
+    NOT_INSTALLED: "not installed",
 }
 """What stands for a figure where there is no schedule, by status."""
 
@@ -62,8 +63,6 @@ def summary(name: str, found: Sequence[Row]) -> tuple[Summary, ...]:
 def _without(row: Row) -> str:
     """Return what stands for a figure where there is no schedule."""
     status = str(row["status"])
-    if status == UNAVAILABLE:
-        return "licence too small" if "licence" in (row["reason"] or "") else "not installed"
     return _WORDS.get(status, status)
 
 
@@ -191,6 +190,7 @@ def _less(row: Row, least: Row | None) -> tuple[str, str]:
 def _solvers(found: Sequence[Row]) -> Iterable[Summary]:
     """Yield the means of each solver and formulation, and every instance."""
     yield _means(found)
+    limits_s = sorted({row["time_limit_s"] for row in found})
     lines = []
     for key, rows in grouped(found, *_INSTANCE, "formulation", "backend").items():
         longest = max(rows, key=lambda row: row["time_limit_s"])
@@ -201,14 +201,14 @@ def _solvers(found: Sequence[Row]) -> Iterable[Summary]:
                 *key,
                 *("-" if size is None else f"{size:,}" for size in sizes),
                 *(_seconds(middle[name]) for name in ("build_s", "solve_s")),
-                *(_gap_at(rows, limit_s) for limit_s in (SHORT_LIMIT_S, LONG_LIMIT_S)),
+                *(_gap_at(rows, limit_s) for limit_s in limits_s),
             )
         )
     words = ("model", "device", "RAM", "formulation", "solver")
     figures = ("columns", "rows", "nodes", "build", "solve")
     yield Summary(
         title="Instances",
-        heads=(*words, *figures, f"gap at {SHORT_LIMIT_S:g} s", f"gap at {LONG_LIMIT_S:g} s"),
+        heads=(*words, *figures, *(f"gap at {limit_s:g} s" for limit_s in limits_s)),
         rows=tuple(lines),
         words=len(words),
     )
@@ -227,12 +227,14 @@ def _means(found: Sequence[Row]) -> Summary:
                 (row for row in rows if row["time_limit_s"] == longest_s), *_INSTANCE
             ).values()
         ]
-        tried = [row for row in of if row["status"] != UNAVAILABLE]
-        solved = sum((_gap(row) or 0.0) <= PROVEN for row in tried if _gap(row) is not None)
+        tried = [row for row in of if row["status"] not in (REFUSED, NOT_INSTALLED)]
         mean = _seconds(shifted_mean_s([row["seconds"] for row in tried])) if tried else "-"
-        counts = (len(of), len(of) - len(tried), solved)
+        refused = sum(row["status"] == REFUSED for row in of)
+        missing = sum(row["status"] == NOT_INSTALLED for row in of)
+        counts = (len(of), refused, missing, sum(map(is_solved, tried)))
         lines.append((formulation, backend, *(f"{count}" for count in counts), mean))
-    heads = ("formulation", "solver", "instances", "unavailable", "solved", "mean time")
+    counted = ("instances", "refused", "not installed", "solved")
+    heads = ("formulation", "solver", *counted, "mean time")
     return Summary(
         title=f"Solvers, limit {longest_s:g} s: geometric means of times shifted by {SHIFT_S:g} s",
         heads=heads,
@@ -246,10 +248,75 @@ def _middle(rows: Sequence[Row]) -> Row:
     return sorted(rows, key=lambda row: row["seconds"])[len(rows) // 2]
 
 
-def _gap(row: Row) -> float | None:
-    """Return the gap of what was solved: the problem, or the looser model of ``paper``."""
+def is_solved(row: Row) -> bool:
+    """Return whether a solver closed the gap, or proved that there is no schedule."""
+    if row["status"] in (REFUSED, NOT_INSTALLED):
+        return False
+    gap = solver_gap(row)
+    return row["status"] == Status.INFEASIBLE or (gap is not None and gap <= PROVEN)
+
+
+def is_never_begun(row: Row) -> bool:
+    """Return whether building took all of the limit, so that the solver was not called."""
+    return row["termination"] == Termination.TIME_LIMIT and not row["solve_s"]
+
+
+def solver_gap(row: Row) -> float | None:
+    """Return the gap of what was solved: the problem, or the looser model of ``paper``.
+
+    Where building took all of the limit, the solver has none: the schedule is not its own.
+    """
+    if is_never_begun(row):
+        return None
     gap: float | None = row["model_gap"] if row["formulation"] == "paper" else row["gap"]
     return gap
+
+
+def comparison(found: Sequence[Row]) -> Iterable[Summary]:
+    """Yield how each solver ended with each formulation, a table for each problem.
+
+    Parameters
+    ----------
+    found : sequence of dict
+        Cells as `poetmodel.bench.tables.rows` gives them; of several seeds the middle time counts.
+
+    Yields
+    ------
+    Summary
+        Objective and bound are the energy beyond one computation of every node. Those of ``paper``,
+        and its gap, are of its own looser model.
+    """
+    for (model, device, ram), rows in grouped(found, *_INSTANCE).items():
+        ended = grouped(rows, "backend", "formulation", "time_limit_s")
+        yield Summary(
+            title=f"{model} on {device}, {ram} of RAM",
+            heads=("solver", "formulation", "limit", "status", "objective", "bound", "gap", "time"),
+            rows=tuple(_ended(_middle(seeds)) for seeds in ended.values()),
+            words=4,
+        )
+
+
+def _ended(row: Row) -> tuple[str, ...]:
+    words = (row["backend"], row["formulation"] or "lazy", f"{row['time_limit_s']:g} s")
+    own = row["formulation"] == "paper"
+    value = row["model_value" if own else "overhead_j"]
+    bound = row["model_bound" if own else "overhead_bound_j"]
+    status = row["status"]
+    if status in (REFUSED, NOT_INSTALLED):
+        return (*words, _without(row), "-", "-", "-", "-")
+    if value is None and status == Status.FEASIBLE:  # the start of a solve, not from the solver
+        status = Status.UNKNOWN
+    if row["termination"] == Termination.TIME_LIMIT:
+        status = f"{status}, time limit" + (" while building" if is_never_begun(row) else "")
+    if row["violations"]:
+        status = f"{status}, rejected by the verifier"
+    return (
+        *words,
+        status,
+        *("-" if energy is None else format_joules(max(0.0, energy)) for energy in (value, bound)),
+        _gap_words(row) if row["status"] in (Status.OPTIMAL, Status.FEASIBLE) else "-",
+        _seconds(row["seconds"]),
+    )
 
 
 def _gap_at(rows: Sequence[Row], limit_s: float) -> str:
@@ -257,9 +324,13 @@ def _gap_at(rows: Sequence[Row], limit_s: float) -> str:
     if not ended:
         return ""
     row = _middle(ended)
-    if row["status"] == UNAVAILABLE:
+    if row["status"] in (REFUSED, NOT_INSTALLED, Status.INFEASIBLE):
         return _without(row)
-    gap = _gap(row)
+    return _gap_words(row)
+
+
+def _gap_words(row: Row) -> str:
+    gap = solver_gap(row)
     return "none in time" if gap is None else percent(gap if gap > ROUNDING else 0.0)
 
 
