@@ -10,7 +10,7 @@ from hypothesis import given
 
 from poetmodel.errors import InputError
 from poetmodel.graph.zoo import Tape, bert_base
-from poetmodel.graph.zoo.models.layers import drop
+from poetmodel.graph.zoo.layers import drop
 from poetmodel.graph.zoo.operators import (
     activation,
     add,
@@ -23,7 +23,7 @@ from poetmodel.graph.zoo.operators import (
 
 if TYPE_CHECKING:
     from poetmodel.graph.structure import Graph, Node
-    from poetmodel.graph.zoo.values import Value
+    from poetmodel.graph.zoo.declaration import Value
 
 
 def finish(tape: Tape, x: Value) -> Graph:

@@ -31,18 +31,17 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.graph.zoo.models import (
-    bert_base,
+from poetmodel.graph.zoo.bert import bert_base, transformer
+from poetmodel.graph.zoo.images import (
     mlp,
     mobilenetv2,
     resnet18,
     resnet18_cifar,
     resnet50,
-    transformer,
     vgg16,
     vgg16_cifar,
 )
-from poetmodel.graph.zoo.tape import Settings, Tape
+from poetmodel.graph.zoo.tape import Tape, TapeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -66,8 +65,8 @@ MODELS: Final[Mapping[str, Callable[..., Graph]]] = MappingProxyType(
 
 __all__ = [
     "MODELS",
-    "Settings",
     "Tape",
+    "TapeOptions",
     "bert_base",
     "mlp",
     "mobilenetv2",

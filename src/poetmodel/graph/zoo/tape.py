@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypedDict
+from collections import Counter
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
 from poetmodel.errors import InputError
-from poetmodel.graph.structure import Graph, Node, Phase, Tensor
-from poetmodel.graph.zoo.backward import BackwardPass
-from poetmodel.graph.zoo.optimizers import OPTIMIZERS, update_node
-from poetmodel.graph.zoo.values import INDEX_BYTES, ITEM_BYTES, Value, Weight, require_counts
+from poetmodel.graph.nodes import Node, Phase, Tensor
+from poetmodel.graph.structure import Graph
+from poetmodel.graph.zoo.declaration import (
+    FLOAT_BYTES,
+    INDEX_BYTES,
+    ITEM_BYTES,
+    Declaration,
+    Gradient,
+    Value,
+    Weight,
+    require_counts,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from poetmodel.graph.zoo.declaration import Declaration
+    from collections.abc import Iterator, Mapping, Sequence
 
 
-class Settings(TypedDict, total=False):
+class TapeOptions(TypedDict, total=False):
     """Keyword arguments that every model of the zoo takes beside its own."""
 
     batch_size: int
@@ -40,7 +48,7 @@ class Tape:
     name : str
         Of the graph.
     batch_size, dtype, fused_backward, optimizer, input_on_aux
-        As the keys of `Settings`.
+        As the keys of `TapeOptions`.
 
     Raises
     ------
@@ -206,3 +214,188 @@ def _require_known(setting: str, value: str, accepted: Mapping[str, object]) -> 
     if value not in accepted:
         msg = f"{setting}: expected one of {', '.join(accepted)}, got {value!r}"
         raise InputError(msg)
+
+
+class BackwardPass:
+    """Gradient nodes of recorded operators.
+
+    Parameters
+    ----------
+    recorded : sequence of Declaration
+        The forward pass in execution order; the loss is the one of phase ``loss``.
+    fused : bool
+        One node per operator in place of one per gradient.
+    updated : bool
+        Whether an update reads the weight gradients, so that each needs a tensor to wait for.
+
+    Notes
+    -----
+    A weight gradient is written to the resident buffer, so its node outputs 0 bytes and computing
+    it twice does no harm. The gradients of a weight that several operators share are added there;
+    twice would be wrong, and such nodes are not recomputable.
+
+    A gradient that arrives from several users is summed by one node once all of them are there.
+    """
+
+    def __init__(self, recorded: Sequence[Declaration], *, fused: bool, updated: bool) -> None:
+        self.nodes: list[Node] = []
+        """The nodes, in execution order."""
+        self.weight_gradients: list[str] = []
+        """The 0-byte tensors that stand for weight gradients."""
+        self._fused = fused
+        self._updated = updated
+        self._contributions: dict[str, list[Value]] = {}
+        self._uses = Counter(weight.name for use in recorded for weight in use.weights)
+        for declaration in reversed(recorded):
+            self._differentiate(declaration)
+
+    def _differentiate(self, declaration: Declaration) -> None:
+        """Add the nodes of one operator, unless no gradient arrives at its result."""
+        gradient = self._arriving(declaration.outputs[0])
+        if gradient is not None:
+            for value in declaration.passes:
+                self._contribute(value, gradient)
+        elif declaration.phase is not Phase.LOSS:
+            return
+        for parts in self._groups(declaration):
+            self._add(declaration, parts, gradient)
+
+    def _groups(self, declaration: Declaration) -> Iterator[tuple[Gradient, ...]]:
+        """Yield the wanted parts of an operator's backward, one group per node."""
+        wanted = tuple(
+            part for part in declaration.gradients if part.of is None or part.of.differentiable
+        )
+        if not self._fused:
+            yield from ((part,) for part in wanted)
+        elif wanted:
+            yield wanted
+
+    def _add(
+        self, declaration: Declaration, parts: tuple[Gradient, ...], gradient: Value | None
+    ) -> None:
+        """Add one backward node."""
+        ending = "" if self._fused else f"_{parts[0].part}"
+        name = declaration.name + (".backward" if self._fused else f".grad{ending}")
+        read = {value.name: value for part in parts for value in part.saved}
+        if gradient is not None:
+            read = {gradient.name: gradient} | read
+        outputs = self._outputs(declaration, parts, name)
+        writes_weights = any(part.of is None for part in parts)
+        self.nodes.append(
+            Node(
+                name=name,
+                op=f"{declaration.op}_backward{ending}",
+                phase=Phase.BACKWARD,
+                inputs=tuple(read),
+                outputs=outputs,
+                workspace_bytes=max(part.workspace_bytes for part in parts),
+                flops=sum(part.flops for part in parts)
+                - (declaration.shared_flops if len(parts) > 1 else 0),
+                recomputable=not (writes_weights and self._shares(declaration)),
+                bytes_moved=sum(value.bytes for value in read.values())
+                + sum(tensor.bytes for tensor in outputs)
+                + sum(part.weight_bytes_moved for part in parts),
+            )
+        )
+
+    def _outputs(
+        self, declaration: Declaration, parts: tuple[Gradient, ...], node: str
+    ) -> tuple[Tensor, ...]:
+        """Make the tensors of a backward node and note whose gradients they are."""
+        made = [part for part in parts if part.of is not None or self._updated or len(parts) == 1]
+        outputs = []
+        for part in made:
+            name = node if len(made) == 1 else f"{declaration.name}.grad_{part.part}"
+            if part.of is None:
+                outputs.append(Tensor(name=name, bytes=0))
+                self.weight_gradients.append(name)
+            else:
+                outputs.append(Tensor(name=name, bytes=part.of.bytes))
+                self._contribute(part.of, replace(part.of, name=name))
+        return tuple(outputs)
+
+    def _shares(self, declaration: Declaration) -> bool:
+        return any(self._uses[weight.name] > 1 for weight in declaration.weights)
+
+    def _contribute(self, value: Value, gradient: Value) -> None:
+        if value.differentiable:
+            self._contributions.setdefault(value.name, []).append(gradient)
+
+    def _arriving(self, result: Value) -> Value | None:
+        """Return the gradient of an operator's result, summed if it comes from several users."""
+        parts = self._contributions.get(result.name, [])
+        if len(parts) < 2:  # noqa: PLR2004
+            return parts[0] if parts else None
+        total = replace(result, name=f"{result.name}.grad")
+        self.nodes.append(
+            Node(
+                name=total.name,
+                op="add",
+                phase=Phase.BACKWARD,
+                inputs=tuple(part.name for part in parts),
+                outputs=(Tensor(name=total.name, bytes=total.bytes),),
+                flops=(len(parts) - 1) * total.size,
+                bytes_moved=(len(parts) + 1) * total.bytes,
+            )
+        )
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRule:
+    """An optimizer, per parameter."""
+
+    flops: int
+    """Work [FLOP]."""
+    state_bytes: int
+    """State that stays from step to step, in single precision [B]."""
+
+
+OPTIMIZERS: Final[Mapping[str, UpdateRule]] = MappingProxyType(
+    {
+        # Scale the gradient and subtract it.
+        "sgd": UpdateRule(flops=2, state_bytes=0),
+        # Both moments 3 and 4; root, add epsilon, divide, scale, subtract 5.
+        "adam": UpdateRule(flops=12, state_bytes=2 * FLOAT_BYTES),
+    }
+)
+"""The update rules by name."""
+
+
+def update_node(
+    optimizer: str, weight_gradients: Sequence[str], *, parameters: int, item_bytes: int
+) -> Node:
+    """Return the node that updates all weights at the end of the step.
+
+    Parameters
+    ----------
+    optimizer : str
+        A key of `OPTIMIZERS`.
+    weight_gradients : sequence of str
+        The 0-byte tensors that say that the gradient of a layer's weights is in its buffer.
+    parameters : int
+        Number of trainable parameters.
+    item_bytes : int
+        Size of a parameter [B].
+
+    Returns
+    -------
+    Node
+        Its output is 0 bytes: weights and state are resident.
+
+    Notes
+    -----
+    It is the last node and not recomputable, so no operator can be recomputed with weights that
+    are new already, and none is updated twice. One node per layer would allow both.
+    """
+    rule = OPTIMIZERS[optimizer]
+    return Node(
+        name="update",
+        op=f"{optimizer}_update",
+        phase=Phase.UPDATE,
+        inputs=tuple(weight_gradients),
+        outputs=(Tensor(name="update", bytes=0),),
+        flops=rule.flops * parameters,
+        recomputable=False,
+        bytes_moved=(3 * item_bytes + 2 * rule.state_bytes) * parameters,
+    )

@@ -21,7 +21,7 @@ ELEMENT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class PaperLayer:
     """One forward operator with the figures that the published rules give it."""
 
     name: str
@@ -61,14 +61,21 @@ class Network:
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.layers: list[Layer] = []
+        self.layers: list[PaperLayer] = []
         """The layers so far, in execution order."""
         self.input = self._append("input", "input", (), shape)
         """The layer that stands for the sample; it costs nothing to make again."""
 
     def conv2d(
-        self, name: str, x: Layer, channels: int, *, kernel: int, stride: int = 1, padding: int = 0
-    ) -> Layer:
+        self,
+        name: str,
+        x: PaperLayer,
+        channels: int,
+        *,
+        kernel: int,
+        stride: int = 1,
+        padding: int = 0,
+    ) -> PaperLayer:
         """Add a square convolution with bias.
 
         Its FLOP are ``2 kernel^2 * elements(x) * channels + elements(out)``: the input is counted
@@ -81,31 +88,31 @@ class Network:
         flops = 2 * kernel**2 * x.elements * channels + prod(shape)
         return self._append(name, "conv2d", (x,), shape, flops, parameters=weights + channels)
 
-    def batch_norm(self, name: str, x: Layer) -> Layer:
+    def batch_norm(self, name: str, x: PaperLayer) -> PaperLayer:
         """Add a batch normalisation: 2 FLOP per element, 4 parameters per channel."""
         return self._append(
             name, "batch_norm", (x,), x.shape, 2 * x.elements, parameters=4 * x.shape[1]
         )
 
-    def relu(self, name: str, x: Layer) -> Layer:
+    def relu(self, name: str, x: PaperLayer) -> PaperLayer:
         """Add a rectifier: 1 FLOP per element."""
         return self._append(name, "relu", (x,), x.shape, x.elements)
 
-    def dropout(self, name: str, x: Layer) -> Layer:
+    def dropout(self, name: str, x: PaperLayer) -> PaperLayer:
         """Add a dropout: 1 FLOP per element, and no mask."""
         return self._append(name, "dropout", (x,), x.shape, x.elements)
 
-    def pool(self, name: str, x: Layer, *, op: str, window: int, stride: int) -> Layer:
+    def pool(self, name: str, x: PaperLayer, *, op: str, window: int, stride: int) -> PaperLayer:
         """Add a maximum or average pooling without padding: ``2 window^2`` FLOP per output."""
         batch, channels, *sides = x.shape
         shape = (batch, channels, *((side - window) // stride + 1 for side in sides))
         return self._append(name, op, (x,), shape, 2 * window**2 * prod(shape))
 
-    def flatten(self, name: str, x: Layer) -> Layer:
+    def flatten(self, name: str, x: PaperLayer) -> PaperLayer:
         """Add a flattening, which costs 1 FLOP and a new tensor per element."""
         return self._append(name, "flatten", (x,), (x.shape[0], prod(x.shape[1:])), x.elements)
 
-    def linear(self, name: str, x: Layer, features: int, *, relu: bool = False) -> Layer:
+    def linear(self, name: str, x: PaperLayer, features: int, *, relu: bool = False) -> PaperLayer:
         """Add a fully connected layer with bias, with a rectifier fused into it if asked for.
 
         Its FLOP are ``2 * parameters + features``: those of one row, however many rows `x` has.
@@ -117,31 +124,33 @@ class Network:
         op = "linear_relu" if relu else "linear"
         return self._append(name, op, (x,), (rows, features), flops, parameters=parameters)
 
-    def add(self, name: str, x: Layer, y: Layer) -> Layer:
+    def add(self, name: str, x: PaperLayer, y: PaperLayer) -> PaperLayer:
         """Add an elementwise sum, shaped like its first input."""
         return self._append(name, "add", (x, y), x.shape, x.elements)
 
-    def query_key_value(self, name: str, x: Layer, *, heads: int, head_width: int) -> Layer:
+    def query_key_value(
+        self, name: str, x: PaperLayer, *, heads: int, head_width: int
+    ) -> PaperLayer:
         """Add the three projections of an attention as one operator, 1 FLOP per MAC."""
         rows, width = x.shape
         weights = 3 * width * head_width * heads
         shape = (3 * rows, head_width, heads)
         return self._append(name, "qkv", (x,), shape, rows * weights, parameters=weights)
 
-    def attention_scores(self, name: str, qkv: Layer) -> Layer:
+    def attention_scores(self, name: str, qkv: PaperLayer) -> PaperLayer:
         """Add the scores of an attention: 1 FLOP per MAC and 2 per element for mask and dropout."""
         rows, head_width, heads = qkv.shape[0] // 3, *qkv.shape[1:]
         shape = (rows, rows, heads)
         flops = rows * rows * head_width * heads + 2 * prod(shape)
         return self._append(name, "attention_scores", (qkv,), shape, flops)
 
-    def attention_context(self, name: str, scores: Layer, *, head_width: int) -> Layer:
+    def attention_context(self, name: str, scores: PaperLayer, *, head_width: int) -> PaperLayer:
         """Add scores times values: 2 FLOP per MAC, and the values are not among its inputs."""
         rows, _, heads = scores.shape
         flops = 2 * scores.elements * head_width
         return self._append(name, "attention_context", (scores,), (rows, head_width * heads), flops)
 
-    def cross_entropy(self, name: str, x: Layer, classes: int) -> Layer:
+    def cross_entropy(self, name: str, x: PaperLayer, classes: int) -> PaperLayer:
         """Add the loss: a vector over the classes, ``classes`` FLOP per element of its input."""
         return self._append(name, "cross_entropy", (x,), (classes,), x.elements * classes)
 
@@ -149,16 +158,16 @@ class Network:
         self,
         name: str,
         op: str,
-        inputs: tuple[Layer, ...],
+        inputs: tuple[PaperLayer, ...],
         shape: tuple[int, ...],
         flops: int = 0,
         *,
         parameters: int = 0,
-    ) -> Layer:
+    ) -> PaperLayer:
         if min(shape) < 1:
             msg = f"{name}: expected every side of its output to be at least 1, got shape {shape}"
             raise GraphError(msg)
-        layer = Layer(
+        layer = PaperLayer(
             name=name,
             op=op,
             shape=shape,
@@ -219,7 +228,7 @@ def training_graph(network: Network, *, name: str, batch_size: int = 1) -> Graph
     )
 
 
-def _forward_node(layer: Layer) -> Node:
+def _forward_node(layer: PaperLayer) -> Node:
     phases = {"input": Phase.INPUT, "cross_entropy": Phase.LOSS}
     return operation(
         layer.name,

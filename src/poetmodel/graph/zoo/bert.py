@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from poetmodel.errors import InputError
-from poetmodel.graph.zoo.models.layers import activate, classify, drop
+from poetmodel.graph.zoo.declaration import require_counts
+from poetmodel.graph.zoo.layers import activate, classify, drop
 from poetmodel.graph.zoo.operators import (
     add,
     cross_entropy,
@@ -18,14 +19,13 @@ from poetmodel.graph.zoo.operators import (
     select,
     softmax,
 )
-from poetmodel.graph.zoo.tape import Settings, Tape
-from poetmodel.graph.zoo.values import require_counts
+from poetmodel.graph.zoo.tape import Tape, TapeOptions
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from poetmodel.graph.structure import Graph
-    from poetmodel.graph.zoo.values import Value
+    from poetmodel.graph.zoo.declaration import Value
 
 _HEADS: Final = ("classification", "mlm")
 _TOKEN_TYPES: Final = 2
@@ -50,7 +50,7 @@ def bert_base(
     classes: int = 2,
     head: Literal["classification", "mlm"] = "classification",
     dropout: float = 0.0,
-    **settings: Unpack[Settings],
+    **options: Unpack[TapeOptions],
 ) -> Graph:
     """Return BERT-base, uncased: 12 blocks of 768 features, 12 heads, 3072 in the feed-forward.
 
@@ -68,8 +68,8 @@ def bert_base(
         What is learnt: a class for each sample, or a token at every place.
     dropout : float
         Rate in embeddings, attention, both residual branches and classification head.
-    **settings
-        As the keys of `Settings`.
+    **options
+        As the keys of `TapeOptions`.
 
     Returns
     -------
@@ -84,7 +84,7 @@ def bert_base(
     if head not in _HEADS:
         msg = f"head: expected one of {', '.join(_HEADS)}, got {head!r}"
         raise InputError(msg)
-    tape = Tape("bert-base", **settings)
+    tape = Tape("bert-base", **options)
     sizes = _Sizes(dropout=dropout)
     require_counts(seq_len=seq_len, classes=classes)
     x = _encoder(tape, seq_len, sizes)
@@ -103,7 +103,7 @@ def transformer(
     feedforward: int = 3072,
     vocabulary: int = 30522,
     dropout: float = 0.0,
-    **settings: Unpack[Settings],
+    **options: Unpack[TapeOptions],
 ) -> Graph:
     """Return a BERT of one block, or of any size: embeddings, blocks, pooler, classification head.
 
@@ -119,7 +119,7 @@ def transformer(
         Features, attention heads (a divisor of the features) and inner features of a block.
     vocabulary : int
         Number of different tokens.
-    dropout, **settings
+    dropout, **options
         As of `bert_base`.
 
     Returns
@@ -145,7 +145,7 @@ def transformer(
         positions=seq_len,
         dropout=dropout,
     )
-    tape = Tape("transformer", **settings)
+    tape = Tape("transformer", **options)
     return _pool_and_classify(tape, _encoder(tape, seq_len, sizes), classes, sizes)
 
 

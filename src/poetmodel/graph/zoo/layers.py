@@ -17,8 +17,8 @@ from poetmodel.graph.zoo.operators import (
 
 if TYPE_CHECKING:
     from poetmodel.graph.structure import Graph
+    from poetmodel.graph.zoo.declaration import Value
     from poetmodel.graph.zoo.tape import Tape
-    from poetmodel.graph.zoo.values import Value
 
 
 def image(tape: Tape, image_size: int, *, channels: int = 3) -> Value:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poetmodel.errors import InputError
-from poetmodel.graph.zoo.values import Value, Weight, require_counts
-from poetmodel.graph.zoo.windows import window_grid
+from poetmodel.graph.zoo.declaration import Value, Weight, require_counts, window_grid
 
 
 @pytest.fixture

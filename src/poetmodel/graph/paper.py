@@ -1,14 +1,25 @@
-"""The networks that the published POET code offers."""
+"""The training graphs of the published POET code, for comparison with the zoo's correct ones.
+
+Facts and figures are those of github.com/ShishirPatil/poet (``poet/architectures``,
+``poet/power_computation.py``, ``poet/power_computation_transformer.py``): its operators, its FLOP
+rules, four bytes per element, and a backward pass that is one reversed chain. They are kept as
+they are, with their faults; ``docs/deviations.md`` lists those. Time and energy there are FLOP
+over a device's FLOP/s and FLOP/J, and a transfer is latency plus bytes over rate times power, so
+`poetmodel.device.Costs.estimate` with the ``paper-*`` devices gives its costs exactly.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import GraphError
-from poetmodel.graph.paper.network import Layer, Network, training_graph
+from poetmodel.graph.paper_network import Network, PaperLayer, training_graph
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from poetmodel.graph.structure import Graph
 
 _VGG16: Final = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -253,7 +264,7 @@ def transformer(*, seq_len: int = 512) -> Graph:
     return replace(bert(blocks=1, seq_len=seq_len), name="paper/transformer")
 
 
-def _imagenet_stem(batch_size: int) -> tuple[Network, Layer]:
+def _imagenet_stem(batch_size: int) -> tuple[Network, PaperLayer]:
     _require_counts(batch_size=batch_size)
     network = Network((batch_size, 3, 224, 224))
     x = network.conv2d("conv", network.input, 64, kernel=7, stride=2, padding=3)
@@ -262,8 +273,8 @@ def _imagenet_stem(batch_size: int) -> tuple[Network, Layer]:
 
 
 def _conv_bn_relu(
-    network: Network, at: str, k: int, x: Layer, channels: int, *, kernel: int, stride: int = 1
-) -> Layer:
+    network: Network, at: str, k: int, x: PaperLayer, channels: int, *, kernel: int, stride: int = 1
+) -> PaperLayer:
     """Add the k-th convolution of a block, padded to keep its size, with its two followers."""
     x = network.conv2d(
         f"{at}.conv{k}", x, channels, kernel=kernel, stride=stride, padding=kernel // 2
@@ -272,7 +283,7 @@ def _conv_bn_relu(
     return network.relu(f"{at}.relu{k}", x)
 
 
-def _resnet_head(network: Network, x: Layer, *, window: int, classes: int) -> None:
+def _resnet_head(network: Network, x: PaperLayer, *, window: int, classes: int) -> None:
     x = network.pool("pool_out", x, op="avg_pool", window=window, stride=1)
     x = network.flatten("flatten", x)
     x = network.linear("fc", x, classes)
@@ -287,3 +298,18 @@ def _require_counts(**counts: object) -> None:
     ]
     if faults:
         raise GraphError(faults)
+
+
+MODELS: Final[Mapping[str, Callable[..., Graph]]] = MappingProxyType(
+    {
+        "paper/bert": bert,
+        "paper/linear": linear,
+        "paper/resnet18": resnet18,
+        "paper/resnet18-cifar": resnet18_cifar,
+        "paper/resnet50": resnet50,
+        "paper/transformer": transformer,
+        "paper/vgg16": vgg16,
+        "paper/vgg16-cifar": vgg16_cifar,
+    }
+)
+"""Every model that the published code can be asked for, by the name of its graph."""

@@ -1,0 +1,371 @@
+"""Models of images: the multi-layer perceptron, VGG-16, the residual networks and MobileNetV2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.graph.zoo import operators
+from poetmodel.graph.zoo.declaration import require_counts
+from poetmodel.graph.zoo.layers import activate, classify, conv_bn, drop, image
+from poetmodel.graph.zoo.operators import add, global_avg_pool, linear, max_pool
+from poetmodel.graph.zoo.tape import Tape, TapeOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Unpack
+
+    from poetmodel.graph.structure import Graph
+    from poetmodel.graph.zoo.declaration import Value
+
+    Block = Callable[[Tape, str, Value, int, int], Value]
+
+
+def mlp(
+    *,
+    image_size: int = 28,
+    channels: int = 1,
+    hidden: Sequence[int] = (300, 100),
+    classes: int = 10,
+    **options: Unpack[TapeOptions],
+) -> Graph:
+    """Return a perceptron with ReLU; by default LeNet-300-100 on 28 x 28 images.
+
+    Parameters
+    ----------
+    image_size, channels : int
+        Side and channels of the square image.
+    hidden : sequence of int
+        Widths of the hidden layers.
+    classes : int
+        Number of classes.
+    **options
+        As the keys of `TapeOptions`.
+
+    Returns
+    -------
+    Graph
+        The training graph.
+
+    References
+    ----------
+    Y. LeCun et al., "Gradient-based learning applied to document recognition", Proc. IEEE 86(11),
+    1998, section III.C.4, doi:10.1109/5.726791.
+    """
+    require_counts(image_size=image_size, channels=channels, classes=classes)
+    require_counts(**{f"hidden[{k}]": width for k, width in enumerate(hidden)})
+    tape = Tape("mlp", **options)
+    x = image(tape, image_size, channels=channels).flatten()
+    for number, width in enumerate(hidden, start=1):
+        x = tape.record(linear(f"fc{number}", x, features=width))
+        x = activate(tape, f"relu{number}", x)
+    return classify(tape, f"fc{len(hidden) + 1}", x, classes=classes)
+
+
+_VGG_STAGES: Final = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+"""Channels and number of the convolutions before each pooling."""
+
+
+def vgg16(
+    *,
+    image_size: int = 224,
+    classes: int = 1000,
+    batch_norm: bool = False,
+    dropout: float = 0.5,
+    **options: Unpack[TapeOptions],
+) -> Graph:
+    """Return VGG-16 (configuration D): 13 convolutions, then layers of 4096, 4096 and `classes`.
+
+    The first linear layer takes the last feature map as it is: 7 x 7 for an image of 224, so
+    138,357,544 parameters with 1000 classes.
+
+    Parameters
+    ----------
+    image_size : int
+        Side of the square colour image, at least 32.
+    classes : int
+        Number of classes.
+    batch_norm : bool
+        Whether a batch norm follows each convolution.
+    dropout : float
+        Rate before the second and third linear layer's input; 0 leaves it out.
+    **options
+        As the keys of `TapeOptions`.
+
+    Returns
+    -------
+    Graph
+        The training graph.
+
+    References
+    ----------
+    K. Simonyan, A. Zisserman, "Very deep convolutional networks for large-scale image
+    recognition", ICLR 2015, table 1, arXiv:1409.1556.
+    """
+    return _vgg("vgg16", image_size, classes, batch_norm=batch_norm, rate=dropout, **options)
+
+
+def vgg16_cifar(
+    *,
+    image_size: int = 32,
+    classes: int = 10,
+    batch_norm: bool = False,
+    dropout: float = 0.5,
+    **options: Unpack[TapeOptions],
+) -> Graph:
+    """Return VGG-16 for CIFAR-10, with the head of the original: 512-4096-4096-`classes`.
+
+    The five poolings leave one pixel of 512 channels from an image of 32, so 33,638,218
+    parameters with 10 classes. (Some variants elsewhere have a single linear layer as their head.)
+
+    Parameters
+    ----------
+    image_size, classes, batch_norm, dropout, **options
+        As of `vgg16`.
+
+    Returns
+    -------
+    Graph
+        The training graph.
+    """
+    return _vgg("vgg16-cifar", image_size, classes, batch_norm=batch_norm, rate=dropout, **options)
+
+
+def _vgg(
+    name: str,
+    image_size: int,
+    classes: int,
+    *,
+    batch_norm: bool,
+    rate: float,
+    **options: Unpack[TapeOptions],
+) -> Graph:
+    require_counts(image_size=image_size, classes=classes)
+    tape = Tape(name, **options)
+    x = image(tape, image_size)
+    for stage, (channels, convolutions) in enumerate(_VGG_STAGES, start=1):
+        for number in range(1, convolutions + 1):
+            here = f"{stage}_{number}"
+            x = tape.record(
+                operators.conv2d(
+                    f"conv{here}", x, channels=channels, kernel=3, padding=1, bias=True
+                )
+            )
+            if batch_norm:
+                x = tape.record(operators.batch_norm(f"bn{here}", x))
+            x = activate(tape, f"relu{here}", x)
+        x = tape.record(max_pool(f"pool{stage}", x, kernel=2))
+    x = x.flatten()
+    for number in (6, 7):
+        x = tape.record(linear(f"fc{number}", x, features=4096))
+        x = activate(tape, f"relu{number}", x)
+        x = drop(tape, f"drop{number}", x, rate=rate)
+    return classify(tape, "fc8", x, classes=classes)
+
+
+_WIDTHS: Final = (64, 128, 256, 512)
+"""Channels of the four stages."""
+
+_EXPANSION: Final = 4
+"""Channels that a bottleneck puts out, over those inside."""
+
+
+def resnet18(
+    *, image_size: int = 224, classes: int = 1000, **options: Unpack[TapeOptions]
+) -> Graph:
+    """Return ResNet-18: 11,689,512 parameters with 1000 classes.
+
+    Parameters
+    ----------
+    image_size : int
+        Side of the square colour image.
+    classes : int
+        Number of classes.
+    **options
+        As the keys of `TapeOptions`.
+
+    Returns
+    -------
+    Graph
+        The training graph.
+
+    References
+    ----------
+    K. He et al., "Deep residual learning for image recognition", CVPR 2016, table 1,
+    doi:10.1109/CVPR.2016.90.
+    """
+    return _resnet("resnet18", _basic, (2, 2, 2, 2), image_size, classes, **options)
+
+
+def resnet18_cifar(
+    *, image_size: int = 32, classes: int = 10, **options: Unpack[TapeOptions]
+) -> Graph:
+    """Return ResNet-18 for CIFAR-10: a 3 x 3 first convolution of stride 1 and no max pooling.
+
+    It has 11,173,962 parameters with 10 classes.
+
+    Parameters
+    ----------
+    image_size, classes, **options
+        As of `resnet18`.
+
+    Returns
+    -------
+    Graph
+        The training graph.
+    """
+    return _resnet(
+        "resnet18-cifar", _basic, (2, 2, 2, 2), image_size, classes, small=True, **options
+    )
+
+
+def resnet50(
+    *, image_size: int = 224, classes: int = 1000, **options: Unpack[TapeOptions]
+) -> Graph:
+    """Return ResNet-50 with the stride in the 3 x 3 convolutions ("v1.5", as torchvision has it).
+
+    It has 25,557,032 parameters with 1000 classes.
+
+    Parameters
+    ----------
+    image_size, classes, **options
+        As of `resnet18`.
+
+    Returns
+    -------
+    Graph
+        The training graph.
+    """
+    return _resnet("resnet50", _bottleneck, (3, 4, 6, 3), image_size, classes, **options)
+
+
+def _resnet(
+    name: str,
+    block: Block,
+    depths: Sequence[int],
+    image_size: int,
+    classes: int,
+    *,
+    small: bool = False,
+    **options: Unpack[TapeOptions],
+) -> Graph:
+    require_counts(image_size=image_size, classes=classes)
+    tape = Tape(name, **options)
+    x = image(tape, image_size)
+    kernel, stride = (3, 1) if small else (7, 2)
+    x = conv_bn(tape, x, ("conv1", "bn1"), channels=_WIDTHS[0], kernel=kernel, stride=stride)
+    x = activate(tape, "relu", x)
+    if not small:
+        x = tape.record(max_pool("maxpool", x, kernel=3, stride=2, padding=1))
+    for stage, (width, depth) in enumerate(zip(_WIDTHS, depths, strict=True), start=1):
+        for number in range(depth):
+            stride = 2 if stage > 1 and number == 0 else 1
+            x = block(tape, f"layer{stage}.{number}", x, width, stride)
+    return classify(tape, "fc", tape.record(global_avg_pool("avgpool", x)), classes=classes)
+
+
+def _basic(tape: Tape, name: str, x: Value, width: int, stride: int) -> Value:
+    """Add two 3 x 3 convolutions with a skip connection."""
+    y = _conv_bn(tape, name, 1, x, channels=width, kernel=3, stride=stride)
+    y = activate(tape, f"{name}.relu1", y)
+    y = _conv_bn(tape, name, 2, y, channels=width, kernel=3)
+    return _join(tape, name, x, y, stride)
+
+
+def _bottleneck(tape: Tape, name: str, x: Value, width: int, stride: int) -> Value:
+    """Add convolutions of 1 x 1, 3 x 3 and 1 x 1 with a skip connection."""
+    y = _conv_bn(tape, name, 1, x, channels=width, kernel=1)
+    y = activate(tape, f"{name}.relu1", y)
+    y = _conv_bn(tape, name, 2, y, channels=width, kernel=3, stride=stride)
+    y = activate(tape, f"{name}.relu2", y)
+    y = _conv_bn(tape, name, 3, y, channels=_EXPANSION * width, kernel=1)
+    return _join(tape, name, x, y, stride)
+
+
+def _conv_bn(tape: Tape, name: str, number: int, x: Value, **sizes: int) -> Value:
+    return conv_bn(tape, x, (f"{name}.conv{number}", f"{name}.bn{number}"), **sizes)
+
+
+def _join(tape: Tape, name: str, x: Value, y: Value, stride: int) -> Value:
+    """Add the skip connection, projected where the shape changes, the sum and its ReLU."""
+    if x.shape != y.shape:
+        names = (f"{name}.downsample.conv", f"{name}.downsample.bn")
+        x = conv_bn(tape, x, names, channels=y.shape[1], kernel=1, stride=stride)
+    return activate(tape, f"{name}.relu", tape.record(add(f"{name}.add", y, x)))
+
+
+_MOBILENET_STAGES: Final = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+"""Expansion, channels, blocks and first stride of each stage (table 2 of the paper)."""
+
+
+def mobilenetv2(
+    *,
+    image_size: int = 224,
+    classes: int = 1000,
+    dropout: float = 0.2,
+    **options: Unpack[TapeOptions],
+) -> Graph:
+    """Return MobileNetV2 of width 1: 3,504,872 parameters with 1000 classes.
+
+    Parameters
+    ----------
+    image_size : int
+        Side of the square colour image.
+    classes : int
+        Number of classes.
+    dropout : float
+        Rate before the last layer; 0 leaves it out.
+    **options
+        As the keys of `TapeOptions`.
+
+    Returns
+    -------
+    Graph
+        The training graph.
+
+    References
+    ----------
+    M. Sandler et al., "MobileNetV2: inverted residuals and linear bottlenecks", CVPR 2018,
+    doi:10.1109/CVPR.2018.00474.
+    """
+    require_counts(image_size=image_size, classes=classes)
+    tape = Tape("mobilenetv2", **options)
+    x = _conv_bn_relu6(
+        tape, "features.first", image(tape, image_size), channels=32, kernel=3, stride=2
+    )
+    number = 0
+    for expansion, channels, blocks, first_stride in _MOBILENET_STAGES:
+        for place in range(blocks):
+            number += 1
+            stride = first_stride if place == 0 else 1
+            x = _inverted_residual(tape, f"block{number}", x, expansion, channels, stride)
+    x = _conv_bn_relu6(tape, "features.last", x, channels=1280, kernel=1)
+    x = tape.record(global_avg_pool("avgpool", x))
+    return classify(tape, "classifier", drop(tape, "drop", x, rate=dropout), classes=classes)
+
+
+def _inverted_residual(
+    tape: Tape, name: str, x: Value, expansion: int, channels: int, stride: int
+) -> Value:
+    """Add an inverted residual: expand, filter each channel, project without activation."""
+    inner = expansion * x.shape[1]
+    y = x
+    if expansion > 1:
+        y = _conv_bn_relu6(tape, f"{name}.expand", y, channels=inner, kernel=1)
+    y = _conv_bn_relu6(
+        tape, f"{name}.depthwise", y, channels=inner, kernel=3, stride=stride, groups=inner
+    )
+    y = conv_bn(tape, y, (f"{name}.project", f"{name}.project.bn"), channels=channels, kernel=1)
+    return tape.record(add(f"{name}.add", y, x)) if x.shape == y.shape else y
+
+
+def _conv_bn_relu6(tape: Tape, name: str, x: Value, **sizes: int) -> Value:
+    x = conv_bn(tape, x, (name, f"{name}.bn"), **sizes)
+    return activate(tape, f"{name}.relu6", x, "relu6")

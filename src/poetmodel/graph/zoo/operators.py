@@ -1,0 +1,422 @@
+"""The operators of the zoo, each a function that declares one use of it.
+
+A new operator is one function more: it states shapes, FLOP, memory traffic, workspace, weights and
+the parts of its backward as a `Declaration`, and `Tape.record` makes the nodes. `name` is the name
+of the forward node. Images have the shape (batch, channels, height, width), and windows over them
+the same `kernel`, `stride` and `padding` in both directions. Flattening and reshaping are no
+operators: `Value.flatten` and `Value.view` cost nothing and add no node.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.errors import InputError
+from poetmodel.graph.nodes import Phase
+from poetmodel.graph.zoo.declaration import (
+    FLOAT_BYTES,
+    INDEX_BYTES,
+    MASK_BYTES,
+    Declaration,
+    Gradient,
+    Value,
+    Weight,
+    window_grid,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def conv2d(
+    name: str,
+    x: Value,
+    *,
+    channels: int,
+    kernel: int,
+    stride: int = 1,
+    padding: int = 0,
+    groups: int = 1,
+    bias: bool = False,
+) -> Declaration:
+    """Declare a convolution of images; with as many `groups` as channels it is a depthwise one.
+
+    The gradient of the weights reads the input and the arriving gradient, that of the input only
+    the latter and the weights. A bias costs no FLOP forward (sums start from it) and one per
+    element of the arriving gradient backward. No workspace: the kernel is taken to be direct. One
+    that copies windows side by side (im2col) would need ``kernel**2`` times the input of a group.
+    """
+    batch, channels_in = x.shape[:2]
+    if channels % groups or channels_in % groups:
+        msg = f"{name}: {channels_in} and {channels} channels do not split into {groups} groups"
+        raise InputError(msg)
+    grid = window_grid(name, x, kernel=kernel, stride=stride, padding=padding)
+    y = x.made(name, batch, channels, *grid)
+    weight = Weight(
+        name=f"{name}.weight",
+        shape=(channels, channels_in // groups, kernel, kernel),
+        item_bytes=x.item_bytes,
+    )
+    return _affine("conv2d", name, x, y, weight=weight, bias_size=channels if bias else 0)
+
+
+def linear(
+    name: str, x: Value, *, features: int, bias: bool = True, tied_to: str | None = None
+) -> Declaration:
+    """Declare a fully connected layer over the last dimension.
+
+    `tied_to` names a weight of shape (features, features_in) to use in place of an own one. What
+    the backward reads and what a bias costs is as for a convolution.
+    """
+    *rows, features_in = x.shape
+    y = x.made(name, *rows, features)
+    weight = Weight(
+        name=tied_to or f"{name}.weight", shape=(features, features_in), item_bytes=x.item_bytes
+    )
+    return _affine("linear", name, x, y, weight=weight, bias_size=features if bias else 0)
+
+
+def _affine(
+    op: str, name: str, x: Value, y: Value, *, weight: Weight, bias_size: int
+) -> Declaration:
+    """Declare a sum of weighted inputs: one row of the weight makes one element of the result."""
+    weights = [weight]
+    if bias_size:
+        weights.append(Weight(name=f"{name}.bias", shape=(bias_size,), item_bytes=x.item_bytes))
+    macs = y.size * (weight.size // weight.shape[0])
+    return Declaration(
+        name=name,
+        op=op,
+        inputs=(x,),
+        outputs=(y,),
+        weights=tuple(weights),
+        macs=macs,
+        gradients=(
+            Gradient(
+                part="weight",
+                of=None,
+                saved=(x,),
+                flops=2 * macs + (y.size if bias_size else 0),
+                weight_bytes_moved=sum(weight.bytes for weight in weights),
+            ),
+            Gradient(part="input", of=x, flops=2 * macs, weight_bytes_moved=weight.bytes),
+        ),
+    )
+
+
+def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = False) -> Declaration:
+    """Declare a batched product of two computed matrices, (..., n, k) and (..., k, m).
+
+    The gradient of each side reads the other side. Operands and result may lie in memory in any
+    order of their dimensions, so splitting and merging attention heads are views.
+    """
+    *batch, n, k = left.shape
+    *batch_right, k_right, m = right.shape
+    if transpose_right:
+        k_right, m = m, k_right
+    if (batch, k) != (batch_right, k_right):
+        msg = f"{name}: shapes {left.shape} and {right.shape} cannot be multiplied"
+        raise InputError(msg)
+    y = left.made(name, *batch, n, m)
+    macs = y.size * k
+    return Declaration(
+        name=name,
+        op="matmul",
+        inputs=(left, right),
+        outputs=(y,),
+        macs=macs,
+        gradients=(
+            Gradient(part="left", of=left, saved=(right,), flops=2 * macs),
+            Gradient(part="right", of=right, saved=(left,), flops=2 * macs),
+        ),
+    )
+
+
+def embedding(name: str, ids: Value, *, rows: int, features: int, item_bytes: int) -> Declaration:
+    """Declare the look-up of rows of a table of `rows` times `features`.
+
+    The gradient of the table reads the ids and the arriving gradient and is added row by row to
+    the resident buffer; ids have none.
+    """
+    y = ids.made(name, *ids.shape, features, item_bytes=item_bytes)
+    table = Weight(name=f"{name}.weight", shape=(rows, features), item_bytes=item_bytes)
+    return Declaration(
+        name=name,
+        op="embedding",
+        inputs=(ids,),
+        outputs=(y,),
+        weights=(table,),
+        weight_bytes_moved=y.bytes,
+        gradients=(
+            Gradient(
+                part="weight", of=None, saved=(ids,), flops=y.size, weight_bytes_moved=2 * y.bytes
+            ),
+        ),
+    )
+
+
+# Per element: mean 1, variance 3, then subtract, scale by deviation and weight, add the bias.
+_FORWARD_FLOPS = 8
+# Per element: sums of the gradient (1) and of the gradient times the normalized input (3).
+_SUMS_FLOPS = 4
+# Per element: subtract the mean, scale, subtract the two means of the gradient, scale.
+_INPUT_FLOPS = 5
+
+
+def batch_norm(name: str, x: Value) -> Declaration:
+    """Declare batch normalization in training: statistics per channel, from the batch.
+
+    Its outputs are the result and, in single precision, mean and inverse deviation; both parts of
+    its backward read these two, the input and the arriving gradient.
+
+    Running statistics belong to inference and are no tensors here. Whoever runs a schedule updates
+    them at the first computation only: computing the node again gives the same outputs.
+    """
+    channels = x.shape[1]
+    return _normalize("batch_norm", name, x, statistics=channels, scales=channels)
+
+
+def layer_norm(name: str, x: Value) -> Declaration:
+    """Declare layer normalization over the last dimension: statistics per row.
+
+    Outputs and backward are as for `batch_norm`.
+    """
+    features = x.shape[-1]
+    return _normalize("layer_norm", name, x, statistics=x.size // features, scales=features)
+
+
+def _normalize(op: str, name: str, x: Value, *, statistics: int, scales: int) -> Declaration:
+    mean, inverse_deviation = (
+        x.made(f"{name}.{what}", statistics, item_bytes=FLOAT_BYTES)
+        for what in ("mean", "inverse_deviation")
+    )
+    saved = (x, mean, inverse_deviation)
+    weight, bias = (
+        Weight(name=f"{name}.{what}", shape=(scales,), item_bytes=x.item_bytes)
+        for what in ("weight", "bias")
+    )
+    return Declaration(
+        name=name,
+        op=op,
+        inputs=(x,),
+        outputs=(x.made(name, *x.shape), mean, inverse_deviation),
+        weights=(weight, bias),
+        other_flops=_FORWARD_FLOPS * x.size,
+        gradients=(
+            Gradient(
+                part="weight",
+                of=None,
+                saved=saved,
+                flops=_SUMS_FLOPS * x.size,
+                weight_bytes_moved=weight.bytes + bias.bytes,
+            ),
+            Gradient(
+                part="input",
+                of=x,
+                saved=saved,
+                flops=(_SUMS_FLOPS + _INPUT_FLOPS) * x.size,
+                weight_bytes_moved=weight.bytes,
+            ),
+        ),
+        shared_flops=_SUMS_FLOPS * x.size,
+    )
+
+
+def max_pool(
+    name: str, x: Value, *, kernel: int, stride: int | None = None, padding: int = 0
+) -> Declaration:
+    """Declare max pooling; the stride is the size of the window by default.
+
+    Its outputs are the maxima and their places; the backward reads only the places. A place is
+    the position inside the window: 1 byte for windows of up to 256 elements.
+    """
+    grid = window_grid(name, x, kernel=kernel, stride=stride or kernel, padding=padding)
+    y = x.made(name, *x.shape[:2], *grid)
+    place_bytes = 1 if kernel**2 <= 2**8 else INDEX_BYTES
+    places = y.made(f"{name}.indices", *y.shape, item_bytes=place_bytes)
+    return Declaration(
+        name=name,
+        op="max_pool",
+        inputs=(x,),
+        outputs=(y, places),
+        other_flops=(kernel**2 - 1) * y.size,
+        gradients=(Gradient(part="input", of=x, saved=(places,), flops=y.size),),
+    )
+
+
+def avg_pool(
+    name: str, x: Value, *, kernel: int, stride: int | None = None, padding: int = 0
+) -> Declaration:
+    """Declare average pooling; its backward reads only the arriving gradient."""
+    grid = window_grid(name, x, kernel=kernel, stride=stride or kernel, padding=padding)
+    return _average("avg_pool", x, x.made(name, *x.shape[:2], *grid), window=kernel**2)
+
+
+def global_avg_pool(name: str, x: Value) -> Declaration:
+    """Declare the average of each channel; its backward reads only the arriving gradient."""
+    y = x.made(name, *x.shape[:2])
+    return _average("global_avg_pool", x, y, window=x.size // y.size)
+
+
+def _average(op: str, x: Value, y: Value, *, window: int) -> Declaration:
+    return _unary(op, x, y, flops=window * y.size, gradient_flops=window * y.size)
+
+
+def select(name: str, x: Value) -> Declaration:
+    """Declare the copy of each sample's first row, such as a sequence's first token.
+
+    Its backward reads only the arriving gradient and fills the other rows with zeros. It is a copy
+    and not a view: a view would keep the whole sequence for the sake of one row.
+    """
+    batch, _, features = x.shape
+    return _unary("select", x, x.made(name, batch, features), flops=0, gradient_flops=0)
+
+
+_ACTIVATIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
+    {
+        "relu": (1, 1),
+        "relu6": (2, 2),
+        "tanh": (1, 3),
+        # x / 2 * (1 + erf(x / sqrt 2)); backward: Phi(x) 4, x * phi(x) 5, sum and product 2
+        "gelu": (5, 11),
+    }
+)
+"""FLOP per element, forward and backward."""
+
+
+def activation(name: str, x: Value, *, kind: str) -> Declaration:
+    """Declare an activation function: ``relu``, ``relu6``, ``tanh`` or ``gelu``.
+
+    The backward of GELU reads the function's input; the others read their result, which the next
+    layer keeps anyway. Nothing is computed in place.
+    """
+    if kind not in _ACTIVATIONS:
+        msg = f"{name}: expected one of {', '.join(_ACTIVATIONS)}, got {kind!r}"
+        raise InputError(msg)
+    forward, backward = (flops * x.size for flops in _ACTIVATIONS[kind])
+    y = x.made(name, *x.shape)
+    saved = (x if kind == "gelu" else y,)
+    return _unary(kind, x, y, flops=forward, gradient_flops=backward, saved=saved)
+
+
+def add(name: str, *terms: Value) -> Declaration:
+    """Declare a sum, such as that of a residual connection.
+
+    Its backward reads nothing and computes nothing: the arriving gradient *is* the gradient of
+    every term, so it is passed on without a node or a copy. Only for a term that lacks leading
+    dimensions of the first (it is repeated along them) a node sums the gradient over them. The
+    first term has the shape of the result.
+    """
+    first = terms[0]
+    for term in terms[1:]:
+        if term.shape != first.shape[len(first.shape) - len(term.shape) :]:
+            msg = f"{name}: shapes {first.shape} and {term.shape} cannot be added"
+            raise InputError(msg)
+    repeated = [k for k, term in enumerate(terms) if term.shape != first.shape]
+    return Declaration(
+        name=name,
+        op="add",
+        inputs=terms,
+        outputs=(first.made(name, *first.shape),),
+        other_flops=(len(terms) - 1) * first.size,
+        gradients=tuple(
+            Gradient(part=f"input{k}", of=terms[k], flops=first.size) for k in repeated
+        ),
+        passes=tuple(term for k, term in enumerate(terms) if k not in repeated),
+    )
+
+
+def scale(name: str, x: Value) -> Declaration:
+    """Declare a product with a constant; its backward reads only the arriving gradient."""
+    return _unary("scale", x, x.made(name, *x.shape), flops=x.size, gradient_flops=x.size)
+
+
+def dropout_mask(name: str, x: Value) -> Declaration:
+    """Declare the drawing of a mask of the shape of `x`, which is not read; see `dropout`."""
+    return Declaration(
+        name=name,
+        op="dropout_mask",
+        outputs=(x.made(name, *x.shape, item_bytes=MASK_BYTES),),
+        other_flops=x.size,
+        recomputable=False,
+    )
+
+
+def dropout(name: str, x: Value, mask: Value) -> Declaration:
+    """Declare dropout: the input where the mask says so, scaled up, and zero elsewhere.
+
+    The rule: a mask is drawn once. Drawn again it would be another one, and the gradient would
+    not be that of the loss; so `dropout_mask` is not recomputable, and its mask (1 byte per
+    element) is kept or paged until the backward has read it. Applying a mask gives the same every
+    time, so this node, whose result is larger, may be recomputed. As one node with two outputs
+    neither could be.
+    """
+    return Declaration(
+        name=name,
+        op="dropout",
+        inputs=(x, mask),
+        outputs=(x.made(name, *x.shape),),
+        other_flops=2 * x.size,
+        gradients=(Gradient(part="input", of=x, saved=(mask,), flops=2 * x.size),),
+    )
+
+
+# Per element: maximum, subtract, exponential, sum, then divide (or, for the logarithm, subtract).
+_SOFTMAX_FLOPS = 5
+
+
+def softmax(name: str, x: Value) -> Declaration:
+    """Declare softmax over the last dimension; its backward reads its result."""
+    y = x.made(name, *x.shape)
+    # Backward, per element: times the result, row sum, subtract, times the result.
+    return _unary(
+        "softmax", x, y, flops=_SOFTMAX_FLOPS * x.size, gradient_flops=4 * x.size, saved=(y,)
+    )
+
+
+def cross_entropy(name: str, logits: Value, labels: Value) -> Declaration:
+    """Declare the mean cross entropy of softmax over the last dimension.
+
+    Its outputs are the loss, a single number, and the logarithms of the probabilities, which its
+    backward reads with the labels. The gradient of the loss is 1 and no tensor.
+    """
+    loss = logits.made(name, item_bytes=FLOAT_BYTES)
+    logs = logits.made(f"{name}.log_probabilities", *logits.shape)
+    return Declaration(
+        name=name,
+        op="cross_entropy",
+        phase=Phase.LOSS,
+        inputs=(logits, labels),
+        outputs=(loss, logs),
+        other_flops=_SOFTMAX_FLOPS * logits.size + labels.size,
+        # exponential and scale per element; subtract 1 at each label
+        gradients=(
+            Gradient(
+                part="input",
+                of=logits,
+                saved=(logs, labels),
+                flops=2 * logits.size + labels.size,
+            ),
+        ),
+    )
+
+
+def _unary(
+    op: str,
+    x: Value,
+    y: Value,
+    *,
+    flops: int,
+    gradient_flops: int,
+    saved: tuple[Value, ...] = (),
+) -> Declaration:
+    """Declare an operator of one input, one result and no weights."""
+    return Declaration(
+        name=y.name,
+        op=op,
+        inputs=(x,),
+        outputs=(y,),
+        other_flops=flops,
+        gradients=(Gradient(part="input", of=x, saved=saved, flops=gradient_flops),),
+    )
