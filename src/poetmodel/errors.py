@@ -148,6 +148,10 @@ class MethodNotApplicableError(PoetModelError):
     """A method cannot treat this graph, or the schedule that it makes breaks a limit."""
 
 
+class TimeLimitError(PoetModelError):
+    """A computation was not done when its time limit had passed."""
+
+
 class VerificationError(PoetModelError):
     """The judge rejected a schedule that a solver called feasible.
 

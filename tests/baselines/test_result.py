@@ -10,11 +10,11 @@ import pytest
 
 from chains import chain_costs, training_chain
 from commands import invoke
-from poetmodel.baselines import method_names, run
+from poetmodel.baselines import METHODS, method_names, run
 from poetmodel.baselines import result as home
 from poetmodel.errors import InputError, MethodNotApplicableError, VerificationError
 from poetmodel.problem import Problem
-from poetmodel.result import Status
+from poetmodel.result import Status, Termination
 from poetmodel.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -112,3 +112,57 @@ def test_command_line_takes_the_method(tmp_path: Path) -> None:
     unknown = invoke(*common, "--ram", "80%", "--method", "nope")
     assert unknown.status == 2
     assert all(name in unknown.err for name in method_names())
+
+
+HEURISTICS = tuple(name for name in method_names() if not METHODS[name].by_solver)
+
+
+@pytest.mark.parametrize("name", HEURISTICS)
+def test_time_limit_ends_every_method_with_its_reason(name: str) -> None:
+    """Where the time is over there is no schedule, and the result says which method and limit."""
+    result = run(problem_of("75%"), name, time_limit=1e-6)
+    assert (result.status, result.termination) == (Status.UNKNOWN, Termination.TIME_LIMIT)
+    assert result.reason.startswith(f"{name}: it was not done within the time limit of ")
+    assert result.time_limit_s == 1e-6
+    assert result.to_dict()["problem"]["time_limit_s"] == 1e-6
+
+
+@pytest.mark.parametrize("name", HEURISTICS)
+def test_every_method_looks_at_the_clock_as_it_goes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the time ends, the method ends: it looks at least once for every node."""
+    looks = 0
+
+    def look() -> float:
+        nonlocal looks
+        looks += 1
+        return float(looks)
+
+    monkeypatch.setattr("poetmodel.time_limit.time", SimpleNamespace(monotonic=look))
+    problem = problem_of("75%")
+
+    def ends_in_time(limit: float) -> bool:
+        nonlocal looks
+        looks = 0
+        try:
+            ended = run(problem, name, time_limit=limit).termination != Termination.TIME_LIMIT
+        except MethodNotApplicableError:
+            ended = True
+        return ended
+
+    assert ends_in_time(1e9)
+    needed = looks
+    assert needed > len(problem.graph.nodes)
+    for limit in range(1, needed - 1, 1 + needed // 20):
+        assert not ends_in_time(limit)
+        assert looks <= limit + 3
+
+
+@pytest.mark.parametrize("name", ["optimal", "paging-only", "recompute-only", "checkmate"])
+def test_limit_of_a_program_leaves_no_error(name: str) -> None:
+    """A method that solves a program ends with what it has, or with no schedule, not by itself."""
+    result = run(problem_of("75%"), name, time_limit=1e-3)
+    assert result.status in (Status.FEASIBLE, Status.UNKNOWN, Status.OPTIMAL)
+    if result.schedule is None:
+        assert result.termination == Termination.TIME_LIMIT

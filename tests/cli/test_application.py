@@ -73,7 +73,7 @@ def test_no_arguments_show_what_to_type_next() -> None:
     """A first run says which command to try, and that command names a shipped model and device."""
     outcome = invoke()
     assert outcome.status == 0
-    assert "poetmodel solve resnet18-cifar --device rpi4b --ram 40%" in outcome.out
+    assert "poetmodel solve mobilenetv2 --device rpi4b --ram 40%" in outcome.out
     assert outcome.err == ""
 
 

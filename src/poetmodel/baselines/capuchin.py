@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from poetmodel.baselines.planned import carry_out, fitting, gaps_of, loads_of
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import simulate
+from poetmodel.time_limit import check_time_limit
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class _Capuchin:
             return
         free = {gap: self._free_time_s(gap) for gap in self.gaps}
         for gap in sorted(self.gaps, key=lambda gap: -free[gap]):
+            check_time_limit()
             if free[gap] < 0 or self.excess.max() <= 0:
                 break
             if self._is_crowded(gap) and self._can_swap(gap):
@@ -115,6 +117,7 @@ class _Capuchin:
         while self.excess.max() > 0:
             best: tuple[float, Gap, bool] | None = None
             for gap in self.gaps:
+                check_time_limit()
                 if gap in self.pages or not self._is_crowded(gap):
                     continue
                 swap_s = max(0.0, -self._free_time_s(gap)) if self._can_swap(gap) else math.inf

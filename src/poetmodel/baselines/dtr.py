@@ -9,6 +9,7 @@ from poetmodel.baselines.cost_sets import CostSets
 from poetmodel.baselines.execution import Execution
 from poetmodel.errors import InputError
 from poetmodel.problem import DeadlineCounts, Quantity
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -189,6 +190,7 @@ class _Dtr(Execution):
         graph, problem = self.graph, self.problem
 
         def test(i: int) -> bool:
+            check_time_limit()
             todo = [i]
             while todo:
                 u = todo[-1]

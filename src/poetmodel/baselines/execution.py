@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import GraphIdentity, Schedule, storage_entries
+from poetmodel.time_limit import check_time_limit
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Execution:
             If a step does not fit in RAM and nothing may leave.
         """
         for t in range(len(self.graph.nodes)):
+            check_time_limit()
             self.stage = t
             self._carry_out(t)
         graph = self.graph
@@ -152,6 +154,7 @@ class Execution:
     def _make_room(self, demand_bytes: int, k: int) -> None:
         usable = self.problem.usable_ram_bytes
         while self.ram_bytes + demand_bytes > usable:
+            check_time_limit()
             candidates = [
                 i for i in sorted(self.ram) if self.sizes[i] and self._last_read.get(i, -1) < k
             ]

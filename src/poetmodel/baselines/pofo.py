@@ -11,6 +11,7 @@ from poetmodel.baselines.chain import Chain
 from poetmodel.baselines.chain_memory import ChainMemory
 from poetmodel.baselines.realization import begin_of_backward, last_forward_uses, realize
 from poetmodel.errors import MethodNotApplicableError
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -286,6 +287,7 @@ def best_actions(
     for layer in layers[:-1]:
         longer = []
         for choice in choices:
+            check_time_limit()
             ahead = choice.forward(layer, ram_bytes)
             for action in actions if ahead else ():
                 whole = ahead and ahead.backward(
@@ -308,6 +310,7 @@ def _fewer(choices: list[Choice]) -> list[Choice]:
     """Return the choices that may lead to the best, or the most promising of them."""
     groups: dict[object, list[Choice]] = {}
     for choice in sorted(choices, key=lambda choice: choice.spent_s):
+        check_time_limit()
         key = (choice.actions[-1], choice.anchor, choice.run_bytes, choice.run_s)
         kept = groups.setdefault(key, [])
         if not any(other.no_worse(choice) for other in kept):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Phase
-from poetmodel.schedule import GraphIdentity, Schedule, storage_entries
+from poetmodel.schedule import GraphIdentity, paged_at_once
 from poetmodel.solve.trimming import trim
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from poetmodel.graph import Graph
+    from poetmodel.schedule import Schedule
 
 FORWARD: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
 """Phases of the forward pass; what comes after reads what it saved."""
@@ -47,26 +49,20 @@ def realize(
     free = droppable(graph)
     until = _last_needs(graph, free)
     ram: set[int] = set()
-    computed: list[tuple[int, int]] = []
-    kept: list[tuple[int, int]] = []
-    paged: list[tuple[int, int]] = []
+    computed: list[list[int]] = []
+    kept: list[list[int]] = []
+    paged: list[list[int]] = []
     for t in range(len(graph.nodes)):
-        kept.extend((t, i) for i in ram)
+        check_time_limit()
+        kept.append(sorted(ram))
         again, fetched = _missing(graph, ram, (*graph.inputs_of[t], *demand(t)), stored)
-        computed.extend((t, k) for k in (*again, t))
-        paged.extend((t, i) for i in fetched)
+        computed.append([*again, t])
+        paged.append(sorted(fetched))
         made = {i for k in (*again, t) for i in graph.outputs_of[k]}
         have = ram | made | fetched
         ram = {i for i in have if until[i] > t and (i not in free or keep(t, i))}
-    plain = Schedule(
-        R=tuple(computed),
-        S_RAM=tuple(kept),
-        S_AUX=storage_entries(graph, paged),
-        M_in=tuple(paged),
-        M_out=tuple((graph.node_of[i], i) for i in {i for _, i in paged}),
-        identity=GraphIdentity.of(graph),
-    )
-    return trim(graph, plain)
+    identity = GraphIdentity.of(graph)
+    return trim(graph, paged_at_once(graph, R=computed, S_RAM=kept, M_in=paged, identity=identity))
 
 
 def droppable(graph: Graph) -> frozenset[int]:

@@ -6,12 +6,20 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.baselines.registry import method
-from poetmodel.errors import InputError, MethodNotApplicableError, VerificationError
+from poetmodel.baselines.registry import DEFAULT, method
+from poetmodel.errors import (
+    InputError,
+    MethodNotApplicableError,
+    TimeLimitError,
+    VerificationError,
+)
 from poetmodel.result import Termination
+from poetmodel.solve.collection import rare_collections
 from poetmodel.solve.infeasibility import obstacle
 from poetmodel.solve.outcome import Outcome, finish, judge
 from poetmodel.solve.request import Request
+from poetmodel.time_limit import time_limit
+from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
     from poetmodel.baselines.registry import Method
@@ -29,15 +37,17 @@ def run(problem: Problem, name: str, **options: Any) -> SolveResult:
     name : str
         One of `method_names`.
     **options
-        Keywords of `poetmodel.solve`, such as ``time_limit``. Methods that need no solver only heed
-        the `gap`, below which a schedule counts as optimal.
+        Keywords of `poetmodel.solve`, such as ``time_limit``, which holds for every method, the
+        check of its schedule included. Of the others, methods that need no solver only heed the
+        `gap`, below which a schedule counts as optimal.
 
     Returns
     -------
     SolveResult
         With the schedule and the method's name. Of a heuristic the status is ``feasible``, and the
         bound is what every schedule pays; ``optimal`` where the schedule reaches that. Where no
-        schedule at all can keep the limits, status ``infeasible``.
+        schedule at all can keep the limits, status ``infeasible``; ``unknown``, with the reason,
+        where the method was not done within the time limit.
 
     Raises
     ------
@@ -63,9 +73,9 @@ def run(problem: Problem, name: str, **options: Any) -> SolveResult:
     if reason is not None:
         outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
     else:
-        outcome = _outcome(problem, entry)
+        outcome = _outcome(problem, entry, request)
     result = finish(problem, request, outcome, formulation="")
-    return replace(result, method=name, backend="", time_limit_s=None)
+    return replace(result, method=name, backend="")
 
 
 def _solved(problem: Problem, entry: Method, options: dict[str, Any]) -> SolveResult:
@@ -76,14 +86,25 @@ def _solved(problem: Problem, entry: Method, options: dict[str, Any]) -> SolveRe
     return replace(result, method=entry.name)
 
 
-def _outcome(problem: Problem, entry: Method) -> Outcome:
+def _outcome(problem: Problem, entry: Method, request: Request) -> Outcome:
     begun_s = time.monotonic()
     try:
-        schedule = entry.function()(problem)
+        with time_limit(request.remaining_s()), rare_collections():
+            schedule = entry.function()(problem)
+            seconds = time.monotonic() - begun_s
+            candidate = judge(problem, schedule)
     except MethodNotApplicableError as error:
         raise _named(entry, error) from error
-    seconds = time.monotonic() - begun_s
-    candidate = judge(problem, schedule)
+    except TimeLimitError:
+        return Outcome(
+            termination=Termination.TIME_LIMIT,
+            reason=(
+                f"{entry.name}: it was not done within the time limit of "
+                f"{format_seconds(request.time_limit_s)}; raise the limit, or use method "
+                f"{DEFAULT!r}, which keeps the best schedule that it has found"
+            ),
+            solve_s=time.monotonic() - begun_s,
+        )
     if candidate.simulation.violations:
         raise VerificationError(candidate.violations)
     if candidate.violations:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from poetmodel.baselines.chain import Chain
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import simulate
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from poetmodel.problem import Problem
@@ -79,6 +80,7 @@ def revolve(chain: Chain, slots: int) -> Schedule:
     held: dict[int, frozenset[int]] = {}
     todo = [(0, len(chain.steps), slots, frozenset[int]())]
     while todo:
+        check_time_limit()
         low, high, free, stored = todo.pop()
         if high - low == 1 or free == 1:
             for s in range(low, high):

@@ -11,6 +11,7 @@ from poetmodel.baselines.chain import Chain
 from poetmodel.baselines.chain_memory import ChainMemory
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import simulate
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,6 +160,7 @@ class _Table:
 
     def fill(self, s: int, t: int) -> None:
         """Enter the least times of steps ``s..t``, all shorter spans being known."""
+        check_time_limit()
         for kept in (False, True):
             best = np.full(self.units + 1, np.inf)
             self.least_s[s, t, kept] = best
@@ -211,6 +213,7 @@ class _Table:
         freed: set[int] = set()
         todo = [(0, len(steps) - 1, units, frozenset[int](), False)]
         while todo:
+            check_time_limit()
             s, t, m, outside, kept = todo.pop()
             way = None if s == t else self.choice(s, t, m, kept=kept)
             if way is None or way.cut is None:

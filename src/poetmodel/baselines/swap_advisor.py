@@ -9,6 +9,7 @@ import numpy as np
 from poetmodel.baselines.planned import carry_out, fitting, gaps_of, loads_of
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.problem import DeadlineCounts, Quantity
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,6 +167,7 @@ class _Search:
         mask = mask.copy()
         excess = self.excess - self.relief[mask].sum(axis=0)
         while excess.max() > 0:
+            check_time_limit()
             crossing = np.flatnonzero(self.across[:, excess.argmax()] & ~mask)
             if not len(crossing):
                 break
@@ -173,6 +175,7 @@ class _Search:
             mask[place] = True
             excess -= self.relief[place]
         for place in self.dearest_first[mask[self.dearest_first]]:
+            check_time_limit()
             span = excess[self.first[place] : self.end[place]]
             if span.max() + self.sizes[place] <= 0:
                 span += self.sizes[place]

@@ -35,13 +35,13 @@ poetmodel finds training schedules that need the least energy within a RAM budge
 
 Try this first: a real network on a Raspberry Pi, in 40 % of the memory it would take.
 
-  poetmodel solve resnet18-cifar --device rpi4b --ram 40%
+  poetmodel solve mobilenetv2 --device rpi4b --ram 40%
 
 Then look around:
 
   poetmodel models                  the networks that come along
   poetmodel devices                 the devices that come along
-  poetmodel inspect resnet18-cifar  what a network needs before anything is decided
+  poetmodel inspect mobilenetv2     what a network needs before anything is decided
   poetmodel solve --help            all limits and choices
   poetmodel doctor                  which solvers and extras work here
 """
@@ -76,7 +76,7 @@ app = typer.Typer(
     name="poetmodel",
     cls=Application,
     help="Train neural networks on devices with too little memory, provably at least energy.",
-    epilog="Example: poetmodel solve resnet18-cifar --device rpi4b --ram 40%",
+    epilog="Example: poetmodel solve mobilenetv2 --device rpi4b --ram 40%",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

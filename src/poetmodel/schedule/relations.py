@@ -9,6 +9,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import ScheduleError
+from poetmodel.time_limit import watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -78,7 +79,7 @@ class Schedule:
         for name in RELATIONS:
             pairs: Iterable[Pair] = getattr(self, name)
             try:
-                whole = [(index(t), index(k)) for t, k in pairs]
+                whole = [(index(t), index(k)) for t, k in watched(tuple(pairs))]
             except (TypeError, ValueError):
                 msg = f"{name}: expected pairs of whole numbers (stage, index)"
                 raise ScheduleError(msg) from None
@@ -129,7 +130,7 @@ class Schedule:
 def _ordered(pairs: list[Pair]) -> tuple[Pair, ...]:
     """Return pairs sorted, each once; by stages first, which is quick where there are many."""
     stages: dict[int, set[int]] = {}
-    for t, k in pairs:
+    for t, k in watched(pairs):
         stages.setdefault(t, set()).add(k)
     return tuple((t, k) for t in sorted(stages) for k in sorted(stages[t]))
 

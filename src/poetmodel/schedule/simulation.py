@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from poetmodel.problem import DeadlineCounts
 from poetmodel.schedule.relations import RELATIONS
+from poetmodel.time_limit import check_time_limit, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -178,7 +179,7 @@ class _Walk:
         for name in RELATIONS:
             self.stages[name] = self._by_stage(name, getattr(schedule, name))
 
-    def _by_stage(self, name: str, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
+    def _by_stage(self, name: str, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
         """Return the indices of each stage; pairs that cannot be are violations."""
         nodes, of_nodes = self.graph.nodes, name == "R"
         n = len(nodes)
@@ -186,7 +187,7 @@ class _Walk:
         limit, later = len(made_by), name not in ("R", "M_out")
         first = [node + later for node in made_by]
         rows: list[list[int]] = [[] for _ in range(n + 1)]
-        for t, k in pairs:
+        for t, k in watched(pairs):
             if 0 <= k < limit and first[k] <= t < n:
                 rows[t].append(k)
             elif not (0 <= t < n and 0 <= k < limit):
@@ -209,6 +210,7 @@ class _Walk:
 
     def run(self) -> None:
         for t in range(len(self.graph.nodes)):
+            check_time_limit()
             self._begin(t)
             start = (set(self.ram), set(self.aux))
             self._steps(t)

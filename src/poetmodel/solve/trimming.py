@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.schedule import paged_at_once, rows_of_pairs
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph
@@ -41,6 +42,7 @@ def trim(graph: Graph, schedule: Schedule) -> Schedule:
     paged = rows_of_pairs(schedule.M_in, n)
     wanted: set[int] = set()
     for t in range(n - 1, -1, -1):
+        check_time_limit()
         busy = computed[t] != [t] or paged[t]
         there = {*held[t], *paged[t]} if busy else _NOTHING
         chosen, arriving = set(computed[t]), set(paged[t])

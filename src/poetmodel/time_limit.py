@@ -1,0 +1,73 @@
+"""A limit on wall time that long loops look at: one clock for all that runs within it.
+
+Whoever starts a computation opens the limit, and every loop inside that may be long calls
+`check_time_limit`, which raises once the time is over. The limit belongs to the context, as a
+cancel scope does, so that a loop need not know who is in a hurry; without one nothing happens.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import chain
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from poetmodel.errors import TimeLimitError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+T = TypeVar("T")
+
+CHUNK: Final = 65_536
+"""Items between two looks at the clock."""
+_END_S: Final[ContextVar[float | None]] = ContextVar("end_s", default=None)
+"""When the time is over, on the monotonic clock [s]."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Let what runs inside take no longer than so many seconds, nor than a limit around it.
+
+    Parameters
+    ----------
+    seconds : float
+        Wall time from now on [s].
+    """
+    end_s, around_s = time.monotonic() + seconds, _END_S.get()
+    token = _END_S.set(end_s if around_s is None else min(end_s, around_s))
+    try:
+        yield
+    finally:
+        _END_S.reset(token)
+
+
+def check_time_limit() -> None:
+    """Raise if the time is over. It takes a fraction of a microsecond.
+
+    Raises
+    ------
+    TimeLimitError
+        If the innermost `time_limit`, or one around it, has passed.
+    """
+    end_s = _END_S.get()
+    if end_s is not None and time.monotonic() > end_s:
+        raise TimeLimitError("the time limit has passed")
+
+
+def watched(items: Sequence[T]) -> Iterator[T]:
+    """Iterate over many items as quickly as without a limit; see `check_time_limit`.
+
+    Raises
+    ------
+    TimeLimitError
+        While iterating, within some ten thousand items after the limit has passed.
+    """
+    return chain.from_iterable(_chunks(items))
+
+
+def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for begin in range(0, len(items), CHUNK):
+        check_time_limit()
+        yield items[begin : begin + CHUNK]

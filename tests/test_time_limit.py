@@ -1,0 +1,77 @@
+"""One clock for everything that runs within a limit."""
+
+from __future__ import annotations
+
+import pytest
+
+from poetmodel import time_limit as home
+from poetmodel.errors import TimeLimitError
+from poetmodel.time_limit import check_time_limit, time_limit, watched
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Put a clock that is set by hand in place of the machine's."""
+    found = Clock()
+    monkeypatch.setattr(home, "time", found)
+    return found
+
+
+def test_without_a_limit_nothing_happens(clock: Clock) -> None:
+    """A loop outside of any limit is never stopped."""
+    clock.now_s = 1e9
+    check_time_limit()
+    assert list(watched(range(3))) == [0, 1, 2]
+
+
+def test_limit_ends_what_runs_in_it_and_nothing_after(clock: Clock) -> None:
+    """It holds inside of the block, once its seconds have passed."""
+    with time_limit(5):
+        clock.now_s = 5.0
+        check_time_limit()
+        clock.now_s = 5.1
+        with pytest.raises(TimeLimitError):
+            check_time_limit()
+    check_time_limit()
+
+
+def test_inner_limit_cannot_be_later_than_the_outer_one(clock: Clock) -> None:
+    """A limit within a limit only shortens it, and leaves it as it was."""
+    with time_limit(5):
+        with time_limit(60):
+            clock.now_s = 6.0
+            with pytest.raises(TimeLimitError):
+                check_time_limit()
+        clock.now_s = 4.0
+        with time_limit(0.5):
+            clock.now_s = 4.6
+            with pytest.raises(TimeLimitError):
+                check_time_limit()
+        check_time_limit()
+
+
+def test_many_items_are_watched_while_they_are_read(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A walk over items is stopped between two chunks, not only before the first."""
+    monkeypatch.setattr(home, "CHUNK", 10)
+    seen = []
+
+    def walk() -> None:
+        for item in watched(range(100)):
+            seen.append(item)
+            clock.now_s = item / 20
+
+    with time_limit(1), pytest.raises(TimeLimitError):
+        walk()
+    assert seen == list(range(30))
