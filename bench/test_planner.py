@@ -11,13 +11,13 @@ import pytest
 
 import poetmodel as pm
 from cases import SMOKE_LIMIT_S, graph_of
+from planner_rules import lower_bound_s, prefetch_early
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan.walk import check_plan
 from poetmodel.planner import make_plan
-from poetmodel.planner.releases import Timing, timed
-from poetmodel.planner.sequence import moves_of
-from poetmodel.planner.strategies import lower_bound_s, prefetch_early, start_at_use
+from poetmodel.planner.sequence import moves_of, start_at_use
+from poetmodel.planner.timing import Timing, timed
 from poetmodel.schedule import simulate
 
 if TYPE_CHECKING:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from instances import bench_device, random_costs, random_graph, random_schedule, seeded
+from planner_rules import lower_bound_s
 from poetmodel.device import Costs
 from poetmodel.errors import PlanError
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.plan.derivation import explicit_steps
 from poetmodel.plan.walk import check_plan
 from poetmodel.planner import make_plan
-from poetmodel.planner.releases import timed
 from poetmodel.planner.search import best_transfers
-from poetmodel.planner.sequence import moves_of
-from poetmodel.planner.strategies import lower_bound_s, start_at_use, unread_page_ins
-from poetmodel.planner.timeline import Timeline
+from poetmodel.planner.sequence import moves_of, start_at_use, unread_page_ins
+from poetmodel.planner.timing import timed
+from poetmodel.planner.windows import TransferWindows
 from poetmodel.schedule import Schedule, checkpoint_all, simulate, storage_entries
 from worked import comb_graph, skip_graph
 
@@ -227,8 +227,8 @@ def test_page_ins_ahead_of_their_use_share_what_ram_is_left(spare: int) -> None:
     )
     table, moves = costs.table(graph), moves_of(graph, schedule)
     budget = simulate(graph, costs, schedule).peak_ram_bytes + spare
-    line = Timeline.of(graph, table, moves, budget)
-    found = timed(graph, table, line.steps(best_transfers(line).transfers), budget)
+    windows = TransferWindows.of(graph, table, moves, budget)
+    found = timed(graph, table, windows.steps(best_transfers(windows).transfers), budget)
     at_use = timed(graph, table, start_at_use(graph, moves), budget)
     assert found.peak_ram_bytes <= budget
     assert found.makespan_s < at_use.makespan_s or spare == 0

@@ -1,6 +1,5 @@
 """From schedules to plans: Algorithm 2 made sound, and just-in-time transfers."""
 
-from poetmodel.planner.planning import make_plan
-from poetmodel.planner.verification import verify
+from poetmodel.planner.planning import make_plan, verify
 
 __all__ = ["make_plan", "verify"]

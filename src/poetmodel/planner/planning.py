@@ -1,27 +1,30 @@
-"""From a schedule to the plan that a device runs."""
+"""From a schedule to the plan that a device runs, and the verdict on both."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
-from poetmodel.plan import Plan
+from poetmodel.plan import Plan, check_plan
 from poetmodel.plan.derivation import with_waits_and_frees
-from poetmodel.planner.latest import just_in_time
-from poetmodel.planner.releases import timed
 from poetmodel.planner.search import best_transfers
-from poetmodel.planner.sequence import moves_of, program_of
-from poetmodel.planner.strategies import start_at_use
-from poetmodel.planner.timeline import Timeline
+from poetmodel.planner.sequence import moves_of, program_of, start_at_use
+from poetmodel.planner.timing import just_in_time, timed
+from poetmodel.planner.windows import TransferWindows
 from poetmodel.problem import within
 from poetmodel.schedule import GraphIdentity, simulate
+from poetmodel.schedule import verify as verify_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
     from poetmodel.plan import Program
-    from poetmodel.schedule import Schedule
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule, Verdict
 
 _PASSES: Final = 4
 """How often page-ins are moved back; moving one can make way for others."""
@@ -90,8 +93,8 @@ def _overlapping(graph: Graph, costs: Costs, schedule: Schedule, budget: int) ->
     moves = moves_of(graph, schedule)
     steps = start_at_use(graph, moves)
     best = timed(graph, table, steps, budget)
-    line = Timeline.of(graph, table, moves, budget)
-    chosen = line.steps(best_transfers(line).transfers)
+    windows = TransferWindows.of(graph, table, moves, budget)
+    chosen = windows.steps(best_transfers(windows).transfers)
     found = timed(graph, table, chosen, budget)
     if found.peak_ram_bytes <= budget and found.makespan_s < best.makespan_s:
         steps, best = chosen, found
@@ -104,3 +107,59 @@ def _overlapping(graph: Graph, costs: Costs, schedule: Schedule, budget: int) ->
             break
         steps, best = later, timing
     return with_waits_and_frees(graph, best.steps, StorageMode.DMA)
+
+
+def verify(
+    problem: Problem,
+    schedule: Schedule,
+    *,
+    stated: Mapping[str, float | None] | None = None,
+    plan: Plan | None = None,
+) -> Verdict:
+    """Verify a schedule against the rules of execution and the limits of a problem.
+
+    Parameters
+    ----------
+    problem : Problem
+        Graph, costs and limits.
+    schedule : Schedule
+        The relations.
+    stated : mapping of str to number, optional
+        Figures that a file claims, such as ``energy_j`` and ``peak_ram_bytes``; each is compared
+        with the simulator's.
+    plan : Plan, optional
+        The plan to verify, where the time of the problem is a makespan. Default: the one that
+        `make_plan` makes for DMA and the budget of the problem.
+
+    Returns
+    -------
+    Verdict
+        Figures and every violation. With a plan ``makespan_s`` and the time that counts are what
+        `check_plan` measured on it, and its violations are listed too.
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule was made for another graph.
+    """
+    if not problem.is_overlapping:
+        return verify_schedule(problem, schedule, stated=stated)
+    graph, costs = problem.graph, problem.costs
+    simulation = simulate(graph, costs, schedule)
+    if simulation.violations:  # no program can execute it
+        serial_s = simulation.makespan_s
+        return verify_schedule(problem, schedule, stated=stated, makespan_s=serial_s)
+    if plan is None:
+        budget = problem.usable_ram_bytes
+        fits = simulation.peak_ram_bytes <= budget
+        plan = make_plan(
+            graph,
+            costs,
+            schedule,
+            mode=StorageMode.DMA,
+            ram_budget_bytes=budget if fits else None,
+        )
+    check = check_plan(graph, costs, plan, aux_bytes=problem.aux_limit_bytes)
+    verdict = verify_schedule(problem, schedule, stated=stated, makespan_s=check.makespan_s)
+    own = (f"plan: {violation}" for violation in check.violations)
+    return replace(verdict, violations=(*verdict.violations, *own))

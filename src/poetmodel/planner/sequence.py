@@ -1,13 +1,14 @@
-"""Algorithm 2, made sound: the order in which a schedule computes, moves and frees."""
+"""The order in which a schedule computes, moves and frees: Algorithm 2 of POET, made sound."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from poetmodel.plan import Instruction, Op
+from poetmodel.schedule import rows_of_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Program
@@ -27,8 +28,8 @@ def program_of(graph: Graph, schedule: Schedule) -> Program:
     Returns
     -------
     tuple of Instruction
-        Page-ins, the computation and page-outs of every step, and frees: in each stage of what the
-        next one does not begin with, after its last use there, or at its own step where nothing in
+        Page-ins, the computation and page-outs of every step, and frees. A stage frees what the
+        next one does not begin with: after its last use there, or at its own step where nothing in
         the stage uses it. Energy, time and peak RAM are those of the schedule's simulation.
 
     References
@@ -66,16 +67,61 @@ def moves_of(graph: Graph, schedule: Schedule) -> Program:
     return tuple(moves)
 
 
+def unread_page_ins(graph: Graph, moves: Sequence[Instruction]) -> frozenset[int]:
+    """Return the positions of page-ins whose tensor no computation reads before it is replaced."""
+    unread: set[int] = set()
+    open_ones: dict[int, int] = {}
+    for place, (op, index) in enumerate(moves):
+        if op == Op.PAGE_IN:
+            open_ones[index] = place
+            unread.add(place)
+        elif op == Op.COMPUTE:
+            for i in graph.inputs_of[index]:
+                unread.discard(open_ones.pop(i, -1))
+            for i in graph.outputs_of[index]:
+                open_ones.pop(i, None)
+    return frozenset(unread)
+
+
+def start_at_use(graph: Graph, moves: Sequence[Instruction]) -> Program:
+    """Put each page-in right before the computation that reads it first.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    moves : sequence of Instruction
+        Computations and transfers in the order of a schedule, see `moves_of`.
+
+    Returns
+    -------
+    tuple of Instruction
+        The same ones. Page-outs, and page-ins that nothing reads, stay where the schedule has them.
+    """
+    unread = unread_page_ins(graph, moves)
+    steps: list[Instruction] = []
+    pending: dict[int, Instruction] = {}
+    for place, step in enumerate(moves):
+        op, index = step
+        if op == Op.PAGE_IN and place not in unread:
+            pending[index] = step
+            continue
+        needed = graph.inputs_of[index] if op == Op.COMPUTE else (index,)
+        steps.extend(pending.pop(i) for i in sorted(needed) if i in pending)
+        steps.append(step)
+    return tuple(steps)
+
+
 class _Stages:
     """The relations of a schedule by stage, and what a stage does step by step."""
 
     def __init__(self, graph: Graph, schedule: Schedule) -> None:
         self.graph = graph
         n = len(graph.nodes)
-        self.computed = _by_stage(schedule.R, n)
-        self.kept = _by_stage(schedule.S_RAM, n + 1)
-        self.paged_in = _by_stage(schedule.M_in, n)
-        self.paged_out = _by_stage(schedule.M_out, n)
+        self.computed = rows_of_pairs(schedule.R, n)
+        self.kept = rows_of_pairs(schedule.S_RAM, n + 1)
+        self.paged_in = rows_of_pairs(schedule.M_in, n)
+        self.paged_out = rows_of_pairs(schedule.M_out, n)
 
     def instructions(self, t: int) -> Iterator[Instruction]:
         """Yield what stage `t` does."""
@@ -117,14 +163,6 @@ class _Stages:
         for i in held.difference(self.kept[t + 1]):
             done.setdefault(last_use.get(i, self.graph.node_of[i]), []).append(i)
         return done
-
-
-def _by_stage(pairs: Iterable[tuple[int, int]], stages: int) -> list[list[int]]:
-    """Return the members of each stage, ascending as the pairs are."""
-    members: list[list[int]] = [[] for _ in range(stages)]
-    for t, k in pairs:
-        members[t].append(k)
-    return members
 
 
 def _frees(tensors: Iterable[int]) -> Iterator[Instruction]:

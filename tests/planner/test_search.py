@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from instances import random_costs, random_graph, random_schedule, seeded
+from least_makespan import least_makespan_s
 from poetmodel.plan import Instruction, Op
-from poetmodel.planner.exhaustive import least_makespan_s
-from poetmodel.planner.releases import timed
 from poetmodel.planner.search import best_transfers
-from poetmodel.planner.sequence import moves_of
-from poetmodel.planner.strategies import start_at_use, unread_page_ins
-from poetmodel.planner.timeline import Timeline
+from poetmodel.planner.sequence import moves_of, start_at_use, unread_page_ins
+from poetmodel.planner.timing import timed
+from poetmodel.planner.windows import TransferWindows
 from worked import even_costs, skip_graph
 
 if TYPE_CHECKING:
@@ -62,8 +61,8 @@ def distances(count: int) -> list[float]:
     """Return how far the search is from the optimum, relatively, for each case."""
     found = []
     for graph, table, moves, budget in cases(count):
-        line = Timeline.of(graph, table, moves, budget)
-        steps = line.steps(best_transfers(line).transfers)
+        windows = TransferWindows.of(graph, table, moves, budget)
+        steps = windows.steps(best_transfers(windows).transfers)
         timing = timed(graph, table, steps, budget)
         at_use = timed(graph, table, start_at_use(graph, moves), budget)
         least = least_makespan_s(graph, table, moves, budget)

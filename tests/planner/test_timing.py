@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
+from planner_rules import lower_bound_s, prefetch_early
 from poetmodel.plan import Instruction, Op
-from poetmodel.planner.latest import just_in_time
-from poetmodel.planner.releases import timed
-from poetmodel.planner.sequence import moves_of, program_of
-from poetmodel.planner.strategies import (
-    lower_bound_s,
-    prefetch_early,
-    start_at_use,
-    unread_page_ins,
-)
-from poetmodel.planner.timeline import PageIn, PageOut, Timeline
+from poetmodel.planner.sequence import moves_of, program_of, start_at_use, unread_page_ins
+from poetmodel.planner.timing import just_in_time, timed
+from poetmodel.planner.windows import PageIn, PageOut, TransferWindows
 from poetmodel.schedule import Schedule
 from worked import even_costs, skip_graph
 
@@ -91,16 +85,16 @@ def test_page_ins_are_moved_to_the_last_place_without_a_stall() -> None:
     assert just_in_time(GRAPH, quick, EARLY, timed(GRAPH, quick, EARLY, 99)) == MOVES
 
 
-def test_the_timeline_has_the_windows_of_transfers() -> None:
+def test_the_windows_of_transfers() -> None:
     """`a` may leave from the first gap on, and come back before `c` if 4 + 6 + 5 bytes fit."""
     for budget, first, due in ((15, 2, 3), (14, 3, 2)):
-        line = Timeline.of(GRAPH, TABLE, MOVES, budget)
-        assert line.need_bytes == (4, 10, 11, 12)
-        assert line.rest_s == (10.0, 9.0, 7.0, 4.0, 0.0)
-        assert line.page_ins == (
+        windows = TransferWindows.of(GRAPH, TABLE, MOVES, budget)
+        assert windows.need_bytes == (4, 10, 11, 12)
+        assert windows.rest_s == (10.0, 9.0, 7.0, 4.0, 0.0)
+        assert windows.page_ins == (
             PageIn(tensor=0, bytes=4, time_s=1.0, first=first, last=3, source=0),
         )
-        assert line.page_outs == (
+        assert windows.page_outs == (
             PageOut(tensor=0, bytes=4, time_s=1.0, first=1, last=4, unused=2, due=due),
         )
 

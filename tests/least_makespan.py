@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from poetmodel.plan import Op
-from poetmodel.planner.strategies import unread_page_ins
+from poetmodel.planner.sequence import unread_page_ins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,7 +70,7 @@ class _Event:
     """The page-out that must be waited for before it."""
 
 
-class _State(NamedTuple):
+class _Progress(NamedTuple):
     """What is done: computations, and sets of transfers as bits."""
 
     computed: int
@@ -167,11 +167,11 @@ class _Programs:
 
     def least(self) -> float | None:
         """Walk the states in the order of how much is done."""
-        start = _State(0, 0, 0)
+        start = _Progress(0, 0, 0)
         layer = {start: [_Clock(0.0, 0.0, (0.0,) * len(self.events))]}
         best: float | None = None
         while layer:
-            following: dict[_State, list[_Clock]] = {}
+            following: dict[_Progress, list[_Clock]] = {}
             for state, clocks in layer.items():
                 if state.computed == len(self.nodes):
                     ends = [max(clock.core, clock.bus) for clock in clocks]
@@ -183,7 +183,7 @@ class _Programs:
             layer = following
         return best
 
-    def _steps(self, state: _State) -> Iterator[tuple[_State, int]]:
+    def _steps(self, state: _Progress) -> Iterator[tuple[_Progress, int]]:
         """Yield the states that can come next; the step is an event's number, or -1."""
         computed, begun, waited = state
         ram = self._ram(state)
@@ -192,7 +192,7 @@ class _Programs:
             ready = all(begun >> e & 1 for e in self.arrivals[computed])
             gone = all(waited >> x & 1 for x in self.remade[computed])
             if ready and gone and ram + node.output_bytes + node.workspace_bytes <= self.budget:
-                yield _State(computed + 1, begun, waited), -1
+                yield _Progress(computed + 1, begun, waited), -1
         for e, event in enumerate(self.events):
             if not begun >> e & 1:
                 if computed < event.after:
@@ -202,11 +202,11 @@ class _Programs:
                         continue
                     if event.needs is not None and not waited >> event.needs & 1:
                         continue
-                yield _State(computed, begun | 1 << e, waited), e
+                yield _Progress(computed, begun | 1 << e, waited), e
             elif event.op == Op.PAGE_OUT and not waited >> e & 1 and computed > event.last_read:
-                yield _State(computed, begun, waited | 1 << e), e
+                yield _Progress(computed, begun, waited | 1 << e), e
 
-    def _clock(self, clock: _Clock, after: _State, step: int) -> _Clock:
+    def _clock(self, clock: _Clock, after: _Progress, step: int) -> _Clock:
         core, bus, ends = clock
         if step < 0:
             place = after.computed - 1
@@ -220,7 +220,7 @@ class _Programs:
         bus = max(core, bus) + times[event.tensor]
         return _Clock(core, bus, (*ends[:step], bus, *ends[step + 1 :]))
 
-    def _ram(self, state: _State) -> int:
+    def _ram(self, state: _Progress) -> int:
         """Add up the copies that are in RAM."""
         computed, begun, waited = state
         sizes = self.graph.tensor_bytes

@@ -1,4 +1,4 @@
-"""What a plan may still choose: the computations are fixed, each transfer has a window."""
+"""The gaps between computations in which each transfer of a schedule may begin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from poetmodel.plan import Instruction, Op
-from poetmodel.planner.strategies import unread_page_ins
+from poetmodel.planner.sequence import unread_page_ins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,11 +21,8 @@ class PageIn:
     """A page-in; gap `g` is the place right before computation `g`."""
 
     tensor: int
-    """What is moved."""
     bytes: int
-    """Its size [B]."""
     time_s: float
-    """How long it takes [s]."""
     first: int
     """First gap that it may begin in: no older copy is used after it, and RAM allows it alone."""
     last: int
@@ -36,14 +33,11 @@ class PageIn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageOut:
-    """A page-out."""
+    """A page-out; its gaps are numbered as those of a page-in."""
 
     tensor: int
-    """What is moved."""
     bytes: int
-    """Its size [B]."""
     time_s: float
-    """How long it takes [s]."""
     first: int
     """First gap that it may begin in: right after the computation that makes the tensor."""
     last: int
@@ -55,7 +49,7 @@ class PageOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class TransferWindows:
     """The computations of a schedule in order, and windows of its transfers."""
 
     nodes: tuple[int | None, ...]
@@ -65,14 +59,14 @@ class Timeline:
     rest_s: tuple[float, ...]
     """Compute time from each gap to the end [s]; one more than computations."""
     need_bytes: tuple[int, ...]
-    """RAM during each computation if page-ins begin in their last gap and page-outs take no time:
-    the least that any choice comes to [B]."""
+    """The least RAM of each computation [B]: page-ins begin in their last gap, page-outs take no
+    time."""
     page_ins: tuple[PageIn, ...]
     """By last gap."""
     page_outs: tuple[PageOut, ...]
     """By the gap at which they are due."""
     budget_bytes: int
-    """RAM that the plan keeps to [B]."""
+    """RAM limit [B]; at least what the computations need."""
 
     @classmethod
     def of(
@@ -81,8 +75,8 @@ class Timeline:
         table: CostTable,
         moves: Sequence[Instruction],
         ram_budget_bytes: int,
-    ) -> Timeline:
-        """Find out what can be chosen.
+    ) -> TransferWindows:
+        """Find the windows.
 
         Parameters
         ----------
@@ -93,18 +87,18 @@ class Timeline:
         moves : sequence of Instruction
             Computations and transfers in the order of a schedule, see `moves_of`.
         ram_budget_bytes : int
-            RAM that the plan shall keep to [B].
+            RAM limit of the plan [B].
 
         Returns
         -------
-        Timeline
-            With windows that RAM and the life of copies leave.
+        TransferWindows
+            Limited by RAM and by the life of the copies.
         """
-        reader = _Reader(graph, moves)
+        finder = _WindowFinder(graph, moves)
         for place, step in enumerate(moves):
-            reader.step(place, step)
-        reader.close_all()
-        return reader.timeline(table, ram_budget_bytes)
+            finder.step(place, step)
+        finder.close_all()
+        return finder.windows(table, ram_budget_bytes)
 
     def steps(self, chosen: Iterable[tuple[int, Instruction]]) -> tuple[Instruction, ...]:
         """Put transfers, given with their gaps and in bus order, between the computations."""
@@ -134,7 +128,7 @@ class _Copy:
 
 @dataclass(slots=True, kw_only=True)
 class _Window:
-    """A transfer while its window is looked for."""
+    """A transfer whose window is not complete yet."""
 
     tensor: int
     first: int
@@ -143,7 +137,7 @@ class _Window:
     source: _Window | None = None
 
 
-class _Reader:
+class _WindowFinder:
     """Follows the copies of tensors through the moves."""
 
     def __init__(self, graph: Graph, moves: Sequence[Instruction]) -> None:
@@ -192,7 +186,7 @@ class _Reader:
             self._close(i, -1)
 
     def _close(self, i: int, gap: int) -> int:
-        """End a copy, which is made anew after `gap`; return the gap from which it is unused."""
+        """End a copy, which is recomputed after `gap`; return the gap from which it is unused."""
         copy = self.copies.pop(i, None)
         if copy is None:
             return 0
@@ -202,8 +196,8 @@ class _Reader:
             copy.page_out.last = gap
         return copy.end
 
-    def timeline(self, table: CostTable, budget: int) -> Timeline:
-        """Put together what was found."""
+    def windows(self, table: CostTable, budget: int) -> TransferWindows:
+        """Return the windows."""
         nodes = self.graph.nodes
         sizes = self.graph.tensor_bytes
         computed = self.nodes
@@ -245,7 +239,7 @@ class _Reader:
             )
             for into in self.page_ins
         ]
-        return Timeline(
+        return TransferWindows(
             nodes=tuple(computed),
             compute_s=tuple(compute_s),
             rest_s=(*list(accumulate(reversed(compute_s)))[::-1], 0.0),
