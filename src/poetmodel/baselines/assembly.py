@@ -126,7 +126,7 @@ def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
     Raises
     ------
     MethodNotApplicableError
-        If no try keeps the budget.
+        If no try keeps the budget; with the method's own reason where its first try has one.
 
     Notes
     -----
@@ -139,6 +139,8 @@ def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
         try:
             schedule = run(fill)
         except MethodNotApplicableError:
+            if not peak:
+                raise
             break
         peak = simulate(problem.graph, None, schedule).peak_ram_bytes
         if peak <= usable:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.baselines.cost_sets import CostSets
+from poetmodel.baselines.assembly import fitted
+from poetmodel.baselines.dtr_runtime import Runtime
+from poetmodel.baselines.dtr_scores import HEURISTICS, Scores
 from poetmodel.baselines.execution import Execution
 from poetmodel.errors import InputError
 from poetmodel.problem import DeadlineCounts, Quantity
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 
-HEURISTICS: Final = ("full", "eq", "local", "msps", "lru", "size")
-"""What `dtr` can score tensors by; the tensor of the least score goes."""
+LIVENESS: Final = "liveness"
+"""The variant that knows what each stage needs; by the score ``full``."""
 
 
-def dtr(problem: Problem, heuristic: str = "full") -> Schedule:
+def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) -> Schedule:
     """Evict the tensor of the least score whenever RAM is short, recompute what is missing.
 
     Parameters
@@ -43,6 +45,11 @@ def dtr(problem: Problem, heuristic: str = "full") -> Schedule:
         - ``lru``: ``1 / s``;
         - ``size``: ``1 / m``, the largest tensor first.
 
+        ``liveness`` is ``full`` with `liveness`: a name for the command line.
+    liveness : bool
+        Whether what a stage recomputes is known when the stage begins, and leaves RAM after its
+        last reader there; the paper's runtime does neither.
+
     Returns
     -------
     Schedule
@@ -57,17 +64,24 @@ def dtr(problem: Problem, heuristic: str = "full") -> Schedule:
 
     Notes
     -----
-    As in the paper's simulator (simrd), the clock is compute time, an input is used when its
-    reader starts and an output when its maker ends, and a tensor without a further user leaves at
-    once but counts as evicted, since others may need it again ("eager eviction"). What cannot be
-    made again, because a node on the way is not recomputable, is never evicted; without a further
-    user it stays until no evicted tensor needs it ("banishing").
+    As in the authors' simulator (simrd), the clock is compute time, an input is used when its
+    reader is requested and an output when it is made first, and a tensor without a further user
+    leaves at once ("eager eviction") but counts as evicted, since others may need it again. When it
+    is recomputed after that, it stays until its score is the least: nothing says that nobody reads
+    it any more. This matters where recomputing makes more than it was asked for, and where one
+    recomputation needs long chains of others; see `Runtime`.
 
-    Interpretations. The neighbourhood counts each node once, however many of its outputs are
-    evicted (``eq`` counts every tensor, as simrd does); what nobody reads is no part of it. A stage
-    recomputes in graph order and keeps what a later step of it reads, where the paper's recursion
-    could evict that and make it twice; see `Execution`. Tensors of 0 bytes are never evicted. Ties
-    go to the lowest number.
+    Interpretations. What may not be recomputed is never evicted; it leaves when nothing can need it
+    any more ("banishing"; simrd pins constants for good). A node that the runtime computes twice
+    within a stage is computed once by the schedule and stays between its uses there; where that
+    takes more RAM than the budget, the runtime is run again with less. A run of more than fifty
+    passes of computing is given up. Tensors of 0 bytes are not evicted; ties go to the lowest
+    number.
+
+    With `liveness` a stage recomputes in graph order, keeps what a later step of it reads, and
+    frees the rest; see `Execution`. A neighbourhood counts each node once, however many of its
+    outputs are evicted, and what nobody reads is no part of it. This is a stronger method than the
+    published one.
 
     Each eviction looks at the neighbourhood of every candidate: O(n) evictions of O(n) candidates
     with up to O(edges) each; neighbourhoods are small in practice.
@@ -77,14 +91,18 @@ def dtr(problem: Problem, heuristic: str = "full") -> Schedule:
     Kirisame, Lyubomirsky, Haan, Brennan, He, Roesch, Chen, Tatlock: Dynamic Tensor
     Rematerialization. ICLR 2021, section 4; simulator at github.com/uwsampl/dtr-prototype.
     """
+    if heuristic == LIVENESS:
+        heuristic, liveness = HEURISTICS[0], True
     if heuristic not in HEURISTICS:
-        msg = f"heuristic {heuristic!r}: expected one of {', '.join(HEURISTICS)}"
+        msg = f"heuristic {heuristic!r}: expected one of {', '.join((*HEURISTICS, LIVENESS))}"
         raise InputError(msg)
-    return _Dtr(problem, heuristic).run()
+    if liveness:
+        return _Dtr(problem, heuristic).run()
+    return fitted(problem, lambda ram_bytes: Runtime(problem, heuristic, ram_bytes).run())
 
 
 def dtr_paging(problem: Problem) -> Schedule:
-    """Run `dtr` with eviction to storage wherever that is cheaper.
+    """Run `dtr` with liveness, and with eviction to storage wherever that is cheaper.
 
     Parameters
     ----------
@@ -116,23 +134,9 @@ def dtr_paging(problem: Problem) -> Schedule:
 class _Dtr(Execution):
     def __init__(self, problem: Problem, heuristic: str) -> None:
         super().__init__(problem)
-        self.cost = self._node_costs()
-        self.clock_s = 0.0
-        self.last_use_s = [0.0] * len(self.sizes)
-        self.evicted: set[int] = set()
-        """Made before, not in RAM, and to be recomputed if needed."""
+        self.scores = Scores(self.graph, self._node_costs(), heuristic, nodes_once=True)
         self.pinned: set[int] = set()
         """In RAM without a further user, because it cannot be made again."""
-        self.sets = CostSets(len(self.sizes)) if heuristic == "eq" else None
-        scores: dict[str, Callable[[int], float]] = {
-            "full": lambda i: self._per_byte_second(i, self._neighbourhood_cost(i)),
-            "eq": lambda i: self._per_byte_second(i, self._cost_of_sets(i)),
-            "local": lambda i: self._per_byte_second(i, self.cost[self.graph.node_of[i]]),
-            "msps": lambda i: self._total(self._evicted_before([i])) / self.sizes[i],
-            "lru": lambda i: -self._staleness_s(i),
-            "size": lambda i: 1 / self.sizes[i],
-        }
-        self.score = scores[heuristic]
 
     def _node_costs(self) -> Sequence[float]:
         return self.problem.table.compute_time_s
@@ -141,7 +145,7 @@ class _Dtr(Execution):
 
     def choose(self, candidates: Sequence[int]) -> int | None:
         again = self._can_be_made()
-        return min((i for i in candidates if again(i)), key=self.score, default=None)
+        return min((i for i in candidates if again(i)), key=self.scores.score, default=None)
 
     def keeps(self, i: int) -> bool:
         if self.is_awaited(i):
@@ -155,26 +159,20 @@ class _Dtr(Execution):
 
     def on_compute(self, k: int) -> None:
         for i in self.graph.inputs_of[k]:
-            self.last_use_s[i] = self.clock_s
-        self.clock_s += self.problem.table.compute_time_s[k]
+            self.scores.use(i)
+        self.scores.clock_s += self.problem.table.compute_time_s[k]
         for i in self.graph.outputs_of[k]:
-            self.last_use_s[i] = self.clock_s
+            self.scores.use(i)
             self._is_back(i)
         self._unpin()
 
     def on_leave(self, i: int) -> None:
         self.pinned.discard(i)
-        if not self.graph.users_of[i] or not self._can_be_made()(i):
-            return  # it is gone: nobody needs it again
-        self.evicted.add(i)
-        if self.sets is not None:
-            self.sets.add(i, self.cost[self.graph.node_of[i]], self._evicted_beside(i))
+        if self.graph.users_of[i] and self._can_be_made()(i):
+            self.scores.evict(i)  # anything else is gone: nobody needs it again
 
     def _is_back(self, i: int) -> None:
-        if i in self.evicted:
-            self.evicted.remove(i)
-            if self.sets is not None:
-                self.sets.remove(i, self.cost[self.graph.node_of[i]])
+        self.scores.recover(i)
 
     def _unpin(self) -> None:
         """Let go what was pinned for evicted tensors that are back."""
@@ -217,57 +215,7 @@ class _Dtr(Execution):
 
     def _is_needed(self, i: int) -> bool:
         """Return whether an evicted tensor with a further user is made from tensor `i`."""
-        return any(self.is_awaited(u) for u in self._evicted_after(i))
-
-    # -- costs ------------------------------------------------------------------------------------
-
-    def _staleness_s(self, i: int) -> float:
-        return self.clock_s - self.last_use_s[i]
-
-    def _per_byte_second(self, i: int, cost: float) -> float:
-        weight = self.sizes[i] * self._staleness_s(i)
-        return cost / weight if weight > 0 else math.inf
-
-    def _neighbourhood_cost(self, i: int) -> float:
-        return self._total({*self._evicted_before([i]), *self._evicted_after(i)})
-
-    def _total(self, tensors: Iterable[int]) -> float:
-        nodes = {self.graph.node_of[u] for u in tensors}
-        return math.fsum(self.cost[k] for k in nodes)
-
-    def _evicted_before(self, tensors: Iterable[int]) -> set[int]:
-        """Return the given tensors and the evicted ones that must be recomputed for them."""
-        found = set(tensors)
-        todo = list(found)
-        while todo:
-            for p in self.graph.inputs_of[self.graph.node_of[todo.pop()]]:
-                if p in self.evicted and p not in found:
-                    found.add(p)
-                    todo.append(p)
-        return found
-
-    def _evicted_after(self, i: int) -> set[int]:
-        """Return the evicted tensors for which tensor `i` must be recomputed."""
-        found: set[int] = set()
-        todo = [i]
-        while todo:
-            for k in self.graph.users_of[todo.pop()]:
-                for o in self.graph.outputs_of[k]:
-                    if o in self.evicted and o not in found:
-                        found.add(o)
-                        todo.append(o)
-        return found
-
-    def _evicted_beside(self, i: int) -> list[int]:
-        """Return the evicted tensors that tensor `i` is made from or that are made from it."""
-        graph = self.graph
-        before = graph.inputs_of[graph.node_of[i]]
-        after = (o for k in graph.users_of[i] for o in graph.outputs_of[k])
-        return [u for u in (*before, *after) if u in self.evicted]
-
-    def _cost_of_sets(self, i: int) -> float:
-        own = self.cost[self.graph.node_of[i]]
-        return own if self.sets is None else own + self.sets.total(self._evicted_beside(i))
+        return any(self.is_awaited(u) for u in self.scores.evicted_after(i))
 
 
 class _DtrPaging(_Dtr):
@@ -297,7 +245,7 @@ class _DtrPaging(_Dtr):
             transfer = self._transfer_cost(i)
             cost = min(recompute, transfer)
             if cost < math.inf:
-                score = (self._per_byte_second(i, cost), i, transfer < recompute)
+                score = (self.scores.per_byte_second(i, cost), i, transfer < recompute)
                 best = score if best is None else min(best, score)
         if best is None:
             return None
@@ -313,7 +261,7 @@ class _DtrPaging(_Dtr):
         return i in self.away
 
     def on_page_in(self, i: int) -> None:
-        self.last_use_s[i] = self.clock_s
+        self.scores.use(i)
         self._is_back(i)
 
     def on_leave(self, i: int) -> None:
@@ -334,11 +282,11 @@ class _DtrPaging(_Dtr):
     def _neighbourhood_cost(self, i: int) -> float:
         read = {
             p
-            for u in self._evicted_before([i])
+            for u in self.scores.evicted_before(i)
             for p in self.graph.inputs_of[self.graph.node_of[u]]
             if p in self.away
         }
-        return super()._neighbourhood_cost(i) + sum(self._page_in_cost(p) for p in read)
+        return self.scores.neighbourhood_cost(i) + sum(self._page_in_cost(p) for p in read)
 
     def _transfer_cost(self, i: int) -> float:
         """Return what it costs to have tensor `i` out and in again, infinite where it can't be."""

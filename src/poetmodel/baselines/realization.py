@@ -47,7 +47,7 @@ def realize(
         paged in; keeps and transfers that serve nothing are struck out.
     """
     free = droppable(graph)
-    until = _last_needs(graph, free)
+    until = last_needs(graph, free)
     ram: set[int] = set()
     computed: list[list[int]] = []
     kept: list[list[int]] = []
@@ -128,8 +128,16 @@ def recompute_once(
     return realize(graph, keep, demand)
 
 
-def _last_needs(graph: Graph, free: Collection[int]) -> list[int]:
-    """Return for each tensor the last stage that may read it, recomputations included."""
+def last_needs(graph: Graph, free: Collection[int]) -> list[int]:
+    """Return for each tensor the last stage that may read it.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    free : collection of int
+        The tensors that may be recomputed.
+    """
     again = {graph.node_of[i] for i in free}
     until = list(graph.node_of)
     for i in range(len(until) - 1, -1, -1):

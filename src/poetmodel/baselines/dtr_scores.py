@@ -1,0 +1,126 @@
+"""By what dynamic tensor rematerialization scores the tensors that it may evict."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.baselines.cost_sets import CostSets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from poetmodel.graph import Graph
+
+HEURISTICS: Final = ("full", "eq", "local", "msps", "lru", "size")
+"""What `dtr` can score tensors by; the tensor of the least score goes."""
+
+
+class Scores:
+    """Knows when tensors were used and which are evicted; the clock is compute time.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    cost : sequence of float
+        What it costs to compute each node.
+    heuristic : str
+        One of `HEURISTICS`.
+    nodes_once : bool
+        Whether a node counts once in a neighbourhood however many of its outputs are evicted; the
+        authors' simulator counts every tensor.
+    """
+
+    def __init__(
+        self, graph: Graph, cost: Sequence[float], heuristic: str, *, nodes_once: bool
+    ) -> None:
+        self.graph = graph
+        self.sizes = graph.tensor_bytes
+        self.cost = cost
+        self.clock_s = 0.0
+        self.last_use_s = [0.0] * len(self.sizes)
+        self.evicted: set[int] = set()
+        """Made before, not in RAM, and to be recomputed if needed."""
+        self._nodes_once = nodes_once
+        self._sets = CostSets(len(self.sizes)) if heuristic == "eq" else None
+        scores: dict[str, Callable[[int], float]] = {
+            "full": lambda i: self.per_byte_second(i, self.neighbourhood_cost(i)),
+            "eq": lambda i: self.per_byte_second(i, self._cost_of_sets(i)),
+            "local": lambda i: self.per_byte_second(i, self._own_cost(i)),
+            "msps": lambda i: self._total(self.evicted_before(i)) / self.sizes[i],
+            "lru": lambda i: -self._staleness_s(i),
+            "size": lambda i: 1 / self.sizes[i],
+        }
+        self.score = scores[heuristic]
+        """From a tensor in RAM to its score."""
+
+    def use(self, i: int) -> None:
+        """Take note that tensor `i` is used now."""
+        self.last_use_s[i] = self.clock_s
+
+    def evict(self, i: int) -> None:
+        """Take note that tensor `i` left RAM and would have to be recomputed."""
+        self.evicted.add(i)
+        if self._sets is not None:
+            self._sets.add(i, self._own_cost(i), self._evicted_beside(i))
+
+    def recover(self, i: int) -> None:
+        """Take note that tensor `i` is in RAM."""
+        if i in self.evicted:
+            self.evicted.remove(i)
+            if self._sets is not None:
+                self._sets.remove(i, self._own_cost(i))
+
+    def per_byte_second(self, i: int, cost: float) -> float:
+        """Return a cost over the size and the staleness of tensor `i`."""
+        weight = self.sizes[i] * self._staleness_s(i)
+        return cost / weight if weight > 0 else math.inf
+
+    def neighbourhood_cost(self, i: int) -> float:
+        """Return the cost of tensor `i` and its evicted neighbourhood."""
+        return self._total({*self.evicted_before(i), *self.evicted_after(i)})
+
+    def evicted_before(self, i: int) -> set[int]:
+        """Return tensor `i` and the evicted ones that must be recomputed for it."""
+        found = {i}
+        todo = [i]
+        while todo:
+            for p in self.graph.inputs_of[self.graph.node_of[todo.pop()]]:
+                if p in self.evicted and p not in found:
+                    found.add(p)
+                    todo.append(p)
+        return found
+
+    def evicted_after(self, i: int) -> set[int]:
+        """Return the evicted tensors for which tensor `i` must be recomputed."""
+        found: set[int] = set()
+        todo = [i]
+        while todo:
+            for k in self.graph.users_of[todo.pop()]:
+                for o in self.graph.outputs_of[k]:
+                    if o in self.evicted and o not in found:
+                        found.add(o)
+                        todo.append(o)
+        return found
+
+    def _own_cost(self, i: int) -> float:
+        return self.cost[self.graph.node_of[i]]
+
+    def _staleness_s(self, i: int) -> float:
+        return self.clock_s - self.last_use_s[i]
+
+    def _total(self, tensors: Iterable[int]) -> float:
+        nodes: Iterable[int] = (self.graph.node_of[u] for u in tensors)
+        return math.fsum(self.cost[k] for k in (set(nodes) if self._nodes_once else nodes))
+
+    def _evicted_beside(self, i: int) -> list[int]:
+        """Return the evicted tensors that tensor `i` is made from or that are made from it."""
+        graph = self.graph
+        before = graph.inputs_of[graph.node_of[i]]
+        after = (o for k in graph.users_of[i] for o in graph.outputs_of[k])
+        return [u for u in (*before, *after) if u in self.evicted]
+
+    def _cost_of_sets(self, i: int) -> float:
+        own = self._own_cost(i)
+        return own if self._sets is None else own + self._sets.total(self._evicted_beside(i))
