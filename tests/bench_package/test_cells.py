@@ -11,6 +11,7 @@ import pytest
 from commands import BOARD, chain, write_graph
 from poetmodel.bench import Cell, Settings, grid
 from poetmodel.errors import InputError
+from poetmodel.graph.catalogue import InputShape
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,3 +70,17 @@ def test_all_faults_are_said_at_once() -> None:
         grid(["mlp", "nope"], ["rpi4b"], ram=["70%", "7x"], methods=["best"])
     text = " ".join(caught.value.faults)
     assert all(word in text for word in ("'nope'", "'7x'", "'best'"))
+
+
+def test_sizes_of_the_input_are_crossed_with_the_rest() -> None:
+    """Each size is a problem of its own; a cell of the network's own sizes is what it was."""
+    shapes = (InputShape(), InputShape(batch=8), InputShape(batch=8, image=20))
+    cells = grid(["mlp"], ["rpi4b"], ram=["70%"], shapes=shapes, methods=["dtr"])
+    assert [cell.network for cell in cells] == ["mlp", "mlp, batch 8", "mlp, batch 8, image 20"]
+    graphs = [cell.problem().graph for cell in cells]
+    assert [graph.batch_size for graph in graphs] == [1, 8, 8]
+    assert len({graph.sha256 for graph in graphs}) == 3
+    assert len({cell.chain for cell in cells}) == len({cell.key for cell in cells}) == 3
+    assert not {"batch", "image", "sequence"} & set(cells[0].to_dict())
+    for cell in cells:
+        assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == cell

@@ -88,10 +88,3 @@ def test_same_schedules_do_not_differ(diff: Callable[..., Outcome]) -> None:
     """Nothing is said to change where nothing does."""
     assert "Every tensor is treated the same." in diff("--ram", "350").out
     assert diff("--ram", "350", then=("--json",)).json["changed"] == []
-
-
-def test_graph_is_required(tmp_path: Path) -> None:
-    """Without a graph there is one sentence."""
-    outcome = invoke("diff", tmp_path / "a.json", tmp_path / "b.json")
-    assert outcome.status == 2
-    assert "no graph" in outcome.err

@@ -174,10 +174,3 @@ def test_schedule_that_does_not_hold_is_refused(
     assert (outcome.status, outcome.out) == (2, "")
     assert fragment in outcome.err
     assert path.name in outcome.err
-
-
-def test_graph_is_required(tmp_path: Path) -> None:
-    """Without a graph there is one sentence."""
-    outcome = invoke("explain", tmp_path / "x.json")
-    assert outcome.status == 2
-    assert "no graph" in outcome.err

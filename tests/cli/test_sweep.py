@@ -43,6 +43,17 @@ def test_sweep_writes_and_shows_every_cell(tmp_path: Path) -> None:
     assert (out / "cells.jsonl").read_text().splitlines() == lines
 
 
+def test_batch_sizes_are_swept(tmp_path: Path) -> None:
+    """Every batch size has its cells, named in the table, and is a problem of its own."""
+    arguments = ("--batch", "1,8", "--devices", "rpi4b", "--ram", "80%", "--methods", "lru-paging")
+    done = invoke("sweep", "mlp", *arguments, "--out", tmp_path / "sweep", "--json", "--pareto")
+    assert done.status == 0, done.err
+    assert [row["model"] for row in done.json["cells"]] == ["mlp, batch 1", "mlp, batch 8"]
+    one, eight = (row["ram_budget_bytes"] for row in done.json["cells"])
+    assert eight > 7 * one
+    assert len(done.json["pareto"]) == 2
+
+
 def test_faults_are_said_before_anything_runs(tmp_path: Path) -> None:
     """Unknown names, endings and empty lists end with status 2 and leave no folder."""
     out = tmp_path / "sweep"
@@ -51,6 +62,8 @@ def test_faults_are_said_before_anything_runs(tmp_path: Path) -> None:
         (("mlp", *ARGUMENTS, "--backends", "cplex"), "cplex"),
         (("mlp", *ARGUMENTS, "--deadline", ","), "--deadline"),
         (("mlp", *ARGUMENTS, "--plot", "x.txt"), "x.txt"),
+        (("mlp", *ARGUMENTS, "--batch", "8,x"), "--batch"),
+        (("mlp", "bert-base", *ARGUMENTS, "--image", "20"), "bert-base"),
     ):
         ended = invoke("sweep", *arguments, "--out", out)
         assert ended.status == 2

@@ -47,7 +47,8 @@ def test_library_example_runs_and_its_constraint_is_kept(
 
 def test_first_command_is_understood() -> None:
     """The README's first command names a model, a device and options that exist."""
-    from poetmodel.cli.options import read_costs, read_device, read_graph
+    from poetmodel.cli.graphs import read_graph
+    from poetmodel.cli.options import read_costs, read_device
     from poetmodel.problem import Problem
 
     command = re.search(r"poetmodel solve (\S+) --device (\S+) --ram (\S+)", code_blocks("sh")[0])
@@ -60,7 +61,7 @@ def test_first_command_is_understood() -> None:
 
 def test_first_command_proves_what_the_page_says(tmp_path: Path) -> None:
     """The README's first command proves an optimum, with the figures of the page."""
-    from poetmodel.cli.options import read_graph
+    from poetmodel.cli.graphs import read_graph
     from poetmodel.graph import checkpoint_all_peak_bytes
 
     command = re.search(r"poetmodel (solve .*)", code_blocks("sh")[0])

@@ -7,18 +7,18 @@ import json
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.baselines.registry import method as find_method
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError
-from poetmodel.graph import Graph
-from poetmodel.graph.catalogue import load_model, model_names
+from poetmodel.graph.catalogue import OWN_SHAPE, InputShape, read_model_or_file
 from poetmodel.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from poetmodel.graph import Graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,12 @@ class Cell:
     """A shipped device, or a device file."""
     ram: str
     """RAM budget, as ``--ram`` takes it."""
+    batch: int | None = None
+    """Samples of a step; None for the network's own."""
+    image: int | None = None
+    """Side of its square images; None for the network's own."""
+    sequence: int | None = None
+    """Tokens of a sample; None for the network's own."""
     deadline: str | None = None
     """Deadline, as ``--deadline`` takes it; None for none."""
     method: str = "optimal"
@@ -69,8 +75,18 @@ class Cell:
     @property
     def name(self) -> str:
         """What people call it."""
-        parts = (self.model, self.device, self.ram, self.deadline, self.method, self.backend)
+        parts = (self.network, self.device, self.ram, self.deadline, self.method, self.backend)
         return " | ".join(part for part in (*parts, self.formulation) if part)
+
+    @property
+    def shape(self) -> InputShape:
+        """Sizes of the network's input."""
+        return InputShape(batch=self.batch, image=self.image, sequence=self.sequence)
+
+    @property
+    def network(self) -> str:
+        """What tables call its model: with the sizes that are not its own."""
+        return self.shape.label(self.model)
 
     @property
     def chain(self) -> Cell:
@@ -85,7 +101,7 @@ class Cell:
         InputError
             If the model or device is unknown, or a limit cannot be used.
         """
-        graph, device = graph_of(self.model), device_of(self.device)
+        graph, device = graph_of(self.model, self.shape), device_of(self.device)
         return Problem(
             graph,
             Costs.estimate(graph, device),
@@ -95,8 +111,9 @@ class Cell:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its fields as plain values."""
-        return asdict(self)
+        """Return its fields as plain values, without sizes that are the network's own."""
+        own = {name for name in asdict(OWN_SHAPE) if name not in self.shape.given}
+        return {name: value for name, value in asdict(self).items() if name not in own}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Cell:
@@ -109,15 +126,16 @@ def grid(
     devices: Sequence[str],
     *,
     ram: Sequence[str],
+    shapes: Sequence[InputShape] = (OWN_SHAPE,),
     deadlines: Sequence[str | None] = (None,),
     methods: Sequence[str] = ("optimal",),
     backends: Sequence[str] = ("highs",),
     settings: Settings | None = None,
 ) -> tuple[Cell, ...]:
-    """Return all cells of a sweep: models x devices x deadlines x methods x back ends x budgets.
+    """Return all cells of a sweep: models x shapes x devices x deadlines x methods x budgets.
 
-    Budgets ascend within the rest. Back ends multiply only the methods that need one; what is named
-    twice counts once.
+    Shapes are sizes of the models' inputs. Budgets ascend within the rest. Back ends
+    multiply only the methods that need one; what is named twice counts once.
 
     Raises
     ------
@@ -135,18 +153,21 @@ def grid(
         solvers: Sequence[str | None] = backends if by_solver else (None,)
         solved.extend((name, backend) for backend in solvers)
     problems = []
-    for model, device, deadline in product(models, devices, deadlines):
+    for model, shape, device, deadline in product(models, shapes, devices, deadlines):
         sized = []
         for budget in ram:
             cell = Cell(
                 model=model,
                 device=device,
                 ram=budget,
+                batch=shape.batch,
+                image=shape.image,
+                sequence=shape.sequence,
                 deadline=deadline,
                 settings=settings or Settings(),
             )
             try:
-                cell = replace(cell, inputs=_fingerprint(model, device))
+                cell = replace(cell, inputs=_fingerprint(model, shape, device))
                 sized.append((cell.problem().ram_budget_bytes, cell))
             except InputError as error:
                 faults.update(dict.fromkeys(error.faults))
@@ -165,11 +186,9 @@ def _crossed(
 
 
 @cache
-def graph_of(model: str) -> Graph:
+def graph_of(model: str, shape: InputShape = OWN_SHAPE) -> Graph:
     """Return the graph of a cell, read once in a process."""
-    if model not in model_names() and (model.endswith(".json") or Path(model).exists()):
-        return Graph.load(model)
-    return load_model(model)
+    return read_model_or_file(model, shape)
 
 
 @cache
@@ -179,6 +198,6 @@ def device_of(device: str) -> Device:
 
 
 @cache
-def _fingerprint(model: str, device: str) -> str:
-    text = f"{graph_of(model).sha256} {device_of(device)!r}"
+def _fingerprint(model: str, shape: InputShape, device: str) -> str:
+    text = f"{graph_of(model, shape).sha256} {device_of(device)!r}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -111,7 +111,7 @@ def prepare(cell: Cell) -> None:
     """Read graph and device, and load what solves the cell, so that no measurement pays for it."""
     _warm_up(cell.method, cell.backend, cell.formulation)
     with suppress(PoetModelError):  # the measurement itself says what is wrong
-        graph_of(cell.model)
+        graph_of(cell.model, cell.shape)
         device_of(cell.device)
 
 

@@ -70,6 +70,7 @@ def _row(record: Record) -> Row:
         name: cell.get(name)
         for name in ("model", "device", "ram", "deadline", "method", "backend", "formulation")
     }
+    row["model"] = Cell.from_dict(cell).network
     row |= {name: cell["settings"][name] for name in ("seed", "time_limit_s")}
     row["status"] = _status(record)
     row["ram_budget_bytes"] = result.get("problem", {}).get("ram_budget_bytes")

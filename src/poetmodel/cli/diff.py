@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from poetmodel.cli import options  # noqa: TC001 - typer reads it
+from poetmodel.cli import graphs, options  # noqa: TC001 - typer reads them
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.output import listing, print_json, print_text, show
-from poetmodel.cli.stated import GraphOption, read_stated
+from poetmodel.cli.stated import read_stated
 from poetmodel.device.room import room_figures
+from poetmodel.graph.catalogue import InputShape
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -60,7 +61,10 @@ def diff(
     a: FirstArgument,
     b: SecondArgument,
     *,
-    graph: GraphOption = None,
+    graph: graphs.GraphOption = None,
+    batch: graphs.BatchOption = None,
+    image: graphs.ImageOption = None,
+    sequence: graphs.SequenceOption = None,
     device: options.DeviceOption = None,
     profile: options.ProfileOption = None,
     json: options.JsonOption = False,
@@ -68,9 +72,10 @@ def diff(
     """Compare two schedules of one graph: budgets, devices or methods."""
     from poetmodel.solve.decisions import find_lives
 
+    shape = InputShape(batch=batch, image=image, sequence=sequence)
     sides = (
-        read_stated(a, graph, device=device, profile=profile),
-        read_stated(b, graph, device=device, profile=profile),
+        read_stated(a, graph, shape, device=device, profile=profile),
+        read_stated(b, graph, shape, device=device, profile=profile),
     )
     print_warnings(dict.fromkeys(note for side in sides for note in side.notes))
     first, second = (find_lives(side.problem, side.schedule) for side in sides)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from poetmodel.cli import options  # noqa: TC001 - typer reads it
+from poetmodel.cli import graphs, options  # noqa: TC001 - typer reads them
 from poetmodel.cli.failures import print_room_warning, print_warnings
 from poetmodel.cli.output import (
     figures,
@@ -20,9 +20,10 @@ from poetmodel.cli.output import (
     room_row,
     show,
 )
-from poetmodel.cli.stated import GraphOption, read_stated
+from poetmodel.cli.stated import read_stated
 from poetmodel.device.room import room_figures
 from poetmodel.errors import InputError
+from poetmodel.graph.catalogue import InputShape
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -80,7 +81,10 @@ def explain(
     schedule: ScheduleArgument,
     tensor: TensorArgument = None,
     *,
-    graph: GraphOption = None,
+    graph: graphs.GraphOption = None,
+    batch: graphs.BatchOption = None,
+    image: graphs.ImageOption = None,
+    sequence: graphs.SequenceOption = None,
     device: options.DeviceOption = None,
     profile: options.ProfileOption = None,
     time_limit: options.TimeLimitOption = 60.0,
@@ -88,7 +92,8 @@ def explain(
     json: options.JsonOption = False,
 ) -> None:
     """Say what a schedule decided on its tensors, and what else would have cost."""
-    stated = read_stated(schedule, graph, device=device, profile=profile)
+    shape = InputShape(batch=batch, image=image, sequence=sequence)
+    stated = read_stated(schedule, graph, shape, device=device, profile=profile)
     print_warnings((*stated.notes, *_doubts(stated)))
     account = give_account(stated, tensor, time_limit=time_limit, threads=threads)
     print_room_warning(stated.room)

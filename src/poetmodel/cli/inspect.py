@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.cli import options
+from poetmodel.cli import graphs, options
 from poetmodel.cli.output import count, figures, listing, print_json, show
+from poetmodel.graph.catalogue import InputShape
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -32,10 +33,15 @@ def inspect(
     model: options.ModelArgument = None,
     *,
     graph: options.GraphOption = None,
+    batch: graphs.BatchOption = None,
+    image: graphs.ImageOption = None,
+    sequence: graphs.SequenceOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Show the size of a graph, its memory peak and its floor."""
-    training_graph = options.read_graph(model, graph)
+    training_graph = graphs.read_graph(
+        model, graph, InputShape(batch=batch, image=image, sequence=sequence)
+    )
     if json:
         print_json(as_dict(training_graph))
         return

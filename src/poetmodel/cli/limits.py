@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.cli import options
+from poetmodel.cli import graphs, options
 from poetmodel.cli.failures import print_room_warning
 from poetmodel.cli.output import figures, percent, print_json, print_text, show
+from poetmodel.graph.catalogue import InputShape
 from poetmodel.problem import Quantity
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -47,6 +48,9 @@ def limits(  # noqa: PLR0913 - one parameter per option
     model: options.ModelArgument = None,
     *,
     graph: options.GraphOption = None,
+    batch: graphs.BatchOption = None,
+    image: graphs.ImageOption = None,
+    sequence: graphs.SequenceOption = None,
     device: options.DeviceOption = None,
     profile: options.ProfileOption = None,
     ram: options.RamOption = None,
@@ -67,7 +71,9 @@ def limits(  # noqa: PLR0913 - one parameter per option
     from poetmodel.problem import Problem
     from poetmodel.solve.limits import find_limits
 
-    training_graph = options.read_graph(model, graph)
+    training_graph = graphs.read_graph(
+        model, graph, InputShape(batch=batch, image=image, sequence=sequence)
+    )
     costs = options.read_costs(training_graph, options.read_device(device), profile)
     problem = Problem(
         training_graph,

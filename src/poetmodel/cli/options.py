@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -71,12 +70,17 @@ def _number(text: str | float, wanted: str, *, strict: bool) -> float:
 
 
 def _count(text: str | int) -> int:
+    return whole_number(text, MAX_THREADS)
+
+
+def whole_number(text: str | int, most: int) -> int:
+    """Return a whole number from 1 to `most`, as an option states it."""
     try:
         value = int(text)
     except ValueError:
         value = 0
-    if not 1 <= value <= MAX_THREADS:
-        msg = f"expected a whole number from 1 to {MAX_THREADS}, got {str(text)!r}"
+    if not 1 <= value <= most:
+        msg = f"expected a whole number from 1 to {most}, got {str(text)!r}"
         raise typer.BadParameter(msg)
     return value
 
@@ -270,55 +274,6 @@ VerboseOption = Annotated[
     bool,
     typer.Option("--verbose", help="Print the solver's log on stderr.", rich_help_panel=OUTPUT),
 ]
-
-
-def read_graph(model: str | None, graph: str | None) -> Graph:
-    """Return the graph of a MODEL argument or a ``--graph`` option.
-
-    Parameters
-    ----------
-    model : str, optional
-        Name of a shipped model, or a graph file.
-    graph : str, optional
-        A graph file.
-
-    Raises
-    ------
-    InputError
-        If both or neither are given, or the graph cannot be read.
-    """
-    if model is not None and graph is not None:
-        msg = f"MODEL {model!r} and --graph {graph!r} exclude each other: give one of them"
-        raise InputError(msg)
-    if graph is not None:
-        return _read_file(graph)
-    if model is None:
-        msg = (
-            "no graph: give a MODEL such as resnet18-cifar ('poetmodel models' lists them) or "
-            "--graph FILE"
-        )
-        raise InputError(msg)
-    return read_model_or_file(model)
-
-
-def read_model_or_file(name: str) -> Graph:
-    """Return the shipped model of this name, else the graph in the file of this name."""
-    from poetmodel.graph.catalogue import load_model, model_names
-
-    if name not in model_names() and _looks_like_file(name):
-        return _read_file(name)
-    return load_model(name)
-
-
-def _looks_like_file(name: str) -> bool:
-    separated = os.sep in name and not name.startswith("paper/")
-    return separated or name.endswith(".json") or Path(name).exists()
-
-
-def _read_file(path: str) -> Graph:
-    from poetmodel.graph import Graph
-
-    return Graph.load(path)
 
 
 def read_device(device: str | None) -> Device | None:

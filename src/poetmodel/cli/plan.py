@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from poetmodel.cli import options
+from poetmodel.cli import graphs, options
 from poetmodel.cli.failures import Status, print_faults, print_room_warning, print_warnings
 from poetmodel.cli.output import (
     count,
@@ -36,6 +36,7 @@ from poetmodel.errors import (
     PlanError,
     ScheduleError,
 )
+from poetmodel.graph.catalogue import InputShape
 from poetmodel.problem import Problem
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -53,16 +54,6 @@ ScheduleArgument = Annotated[
     Path,
     typer.Argument(
         metavar="SCHEDULE", help="A schedule file, *.schedule.json.", show_default=False
-    ),
-]
-GraphOption = Annotated[
-    str | None,
-    typer.Option(
-        "--graph",
-        metavar="FILE|MODEL",
-        help="The graph that it was made for: a file, or a network that comes along.",
-        rich_help_panel=options.WHAT,
-        show_default=False,
     ),
 ]
 ModeOption = Annotated[
@@ -121,10 +112,13 @@ def register(app: typer.Typer) -> None:
     app.command("plan", epilog=EPILOG)(plan)
 
 
-def plan(
+def plan(  # noqa: PLR0913 - one parameter per option
     schedule: ScheduleArgument,
     *,
-    graph: GraphOption = None,
+    graph: graphs.GraphOption = None,
+    batch: graphs.BatchOption = None,
+    image: graphs.ImageOption = None,
+    sequence: graphs.SequenceOption = None,
     device: options.DeviceOption = None,
     profile: options.ProfileOption = None,
     mode: ModeOption = None,
@@ -138,16 +132,15 @@ def plan(
     from poetmodel.schedule import check_identity
     from poetmodel.schedule.io import load_document
 
-    if graph is None:
-        msg = "no graph: give --graph FILE|MODEL, the graph that the schedule was made for"
-        raise InputError(msg)
     if form == Format.BINARY and out is None:
         msg = "--format binary: give --out FILE, where the bytes go"
         raise InputError(msg)
     inputs = (str(schedule), graph, device, profile)
     check_targets(out, ("--plot", plot), inputs=inputs)
     document = load_document(schedule)
-    training_graph = options.read_model_or_file(graph)
+    shape = InputShape(batch=batch, image=image, sequence=sequence)
+    identity = document.schedule.identity
+    training_graph = graphs.graph_of(graph, shape, identity, source=str(schedule)).graph
     try:
         check_identity(training_graph, document.schedule)
         costs, notes = _costs(document, training_graph, device=device, profile=profile)

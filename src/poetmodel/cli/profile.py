@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from poetmodel.cli import options, tracing
+from poetmodel.cli import graphs, options, tracing
 from poetmodel.cli.output import figures, print_json, print_text, show
 from poetmodel.errors import InputError
+from poetmodel.graph.catalogue import InputShape, read_model_or_file
 
 if TYPE_CHECKING:
     from poetmodel.device import Costs, Device
@@ -47,6 +48,9 @@ def register(app: typer.Typer) -> None:
 def profile(
     what: WhatArgument,
     *,
+    batch: graphs.BatchOption = None,
+    image: graphs.ImageOption = None,
+    sequence: graphs.SequenceOption = None,
     name: tracing.NameOption = None,
     device: tracing.BoardOption = None,
     power_from: tracing.PowerOption = None,
@@ -58,10 +62,12 @@ def profile(
 ) -> None:
     """Measure a training step on this host: time per operation, page times, energies."""
     tracing.check_choice(device, power_from)
+    shape = InputShape(batch=batch, image=image, sequence=sequence)
+    _check_shape(what, shape)
     meter = options.read_device(power_from)
     options.check_output(out, inputs=(what,))
     if device is not None:
-        graph, costs, notes = _estimate(what, name=name, device=device)
+        graph, costs, notes = _estimate(what, shape, name=name, device=device)
     else:
         graph, costs, notes = _measure(
             what, name=name, folder=folder, repeats=repeats, threads=threads, meter=meter
@@ -83,13 +89,26 @@ def profile(
         print(f"wrote {out}", file=sys.stderr)
 
 
-def _estimate(what: str, *, name: str | None, device: str) -> tuple[Graph, Costs, tuple[str, ...]]:
+def _check_shape(what: str, shape: InputShape) -> None:
+    from poetmodel.torch.target import is_target
+
+    if shape.given and is_target(what):
+        msg = (
+            f"{what}, {' '.join(shape.options)}: the function gives the inputs of a step; leave "
+            "the option out"
+        )
+        raise InputError(msg)
+
+
+def _estimate(
+    what: str, shape: InputShape, *, name: str | None, device: str
+) -> tuple[Graph, Costs, tuple[str, ...]]:
     from poetmodel.torch.target import is_target
 
     if is_target(what):
         graph = tracing.traced(what, name=name).graph
     else:
-        graph = options.read_model_or_file(what)
+        graph = read_model_or_file(what, shape)
     return graph, *tracing.estimated(graph, device)
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from poetmodel.cli import options
+from poetmodel.cli import graphs, options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.output import figures, print_json, show
 from poetmodel.cli.plan_output import default_mode, told
 from poetmodel.errors import InputError, PlanError, ScheduleError
+from poetmodel.graph.catalogue import OWN_SHAPE, InputShape, read_model_or_file
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -35,16 +36,6 @@ SchedulesArgument = Annotated[
         metavar="SCHEDULE...",
         help="Schedule files, *.schedule.json, of one graph; they stand side by side. What "
         "step.report('step.json') wrote of a compiled PyTorch step brings its graph along.",
-        show_default=False,
-    ),
-]
-GraphOption = Annotated[
-    str | None,
-    typer.Option(
-        "--graph",
-        metavar="FILE|MODEL",
-        help="The graph that they were made for: a file, or a network that comes along.",
-        rich_help_panel=options.WHAT,
         show_default=False,
     ),
 ]
@@ -79,7 +70,10 @@ def report(
     schedules: SchedulesArgument,
     *,
     out: OutOption,
-    graph: GraphOption = None,
+    graph: graphs.GraphOption = None,
+    batch: graphs.BatchOption = None,
+    image: graphs.ImageOption = None,
+    sequence: graphs.SequenceOption = None,
     device: options.DeviceOption = None,
     profile: options.ProfileOption = None,
     sweep: SweepOption = None,
@@ -91,10 +85,11 @@ def report(
     if len(schedules) > len(LABELS):
         msg = f"SCHEDULE: expected at most {len(LABELS)} files, got {len(schedules)}"
         raise InputError(msg)
+    shape = InputShape(batch=batch, image=image, sequence=sequence)
     check_report(out)
     options.check_output(out, inputs=(*map(str, schedules), graph, device, profile))
     cells, front = ([], []) if sweep is None else read_sweep(sweep)
-    subjects = read_subjects(schedules, graph, device=device, profile=profile)
+    subjects = read_subjects(schedules, graph, shape, device=device, profile=profile)
     print_warnings(dict.fromkeys(note for subject in subjects for note in subject.notes))
     rooms = [subject.room for subject in subjects if subject.room is not None]
     print_warnings(dict.fromkeys(text for room in rooms if (text := room.warning())))
@@ -109,7 +104,12 @@ def report(
 
 
 def read_subjects(
-    paths: Sequence[Path], graph: str | None, *, device: str | None, profile: str | None
+    paths: Sequence[Path],
+    graph: str | None,
+    shape: InputShape = OWN_SHAPE,
+    *,
+    device: str | None,
+    profile: str | None,
 ) -> list[Subject]:
     """Read and judge schedule files, and compiled steps that bring their graph along.
 
@@ -118,34 +118,43 @@ def read_subjects(
     InputError
         If there is no graph, a file cannot be read, or belongs to another graph.
     """
+    from poetmodel.cli.graphs import NamedGraph, graph_of
     from poetmodel.data import read_text
     from poetmodel.report.step_file import parse_step, step_subject
     from poetmodel.report.subject import Sources
+    from poetmodel.schedule.io import load_document
 
     steps = {path: parse_step(read_text(path)) for path in paths}
-    given = options.read_model_or_file(graph) if graph is not None else None
+    given: NamedGraph | None = None
+    if graph is not None:
+        given = NamedGraph(graph=read_model_or_file(graph, shape), name=graph, shape=shape)
     known: dict[Path, Subject] = {}
     for label, path in zip(LABELS, paths, strict=False):
         values = steps[path]
         if values is not None:
             known[path] = step_subject(values, source=str(path), label=label)
-            given = known[path].graph if given is None else given
-            if known[path].graph.sha256 != given.sha256:
-                msg = f"{path}: the step has another graph than {given.name!r} of this report"
+            brought = known[path].graph
+            given = NamedGraph(graph=brought, name=brought.name) if given is None else given
+            if brought.sha256 != given.graph.sha256:
+                msg = f"{path}: the step has another graph than {given.graph.name!r} of this report"
                 raise ScheduleError(msg)
     if given is None:
-        msg = "no graph: give --graph FILE|MODEL, the graph that the schedules were made for"
-        raise InputError(msg)
+        first = load_document(paths[0])
+        given = graph_of(None, shape, first.schedule.identity, source=str(paths[0]))
     subjects = []
     for label, path in zip(LABELS, paths, strict=False):
         if path in known:
             subjects.append(known[path])
             continue
         sources = Sources(
-            schedule=str(path), graph=graph or given.name, device=device, profile=profile
+            schedule=str(path),
+            graph=given.name,
+            shape=given.shape,
+            device=device,
+            profile=profile,
         )
         try:
-            subjects.append(read_subject(given, sources, label=label))
+            subjects.append(read_subject(given.graph, sources, label=label))
         except ScheduleError as error:
             raise error.within(str(path)) from None
     return subjects

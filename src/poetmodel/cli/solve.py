@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from poetmodel.baselines.registry import DEFAULT
+from poetmodel.cli import graphs, options, plan_output
 from poetmodel.cli import job as job_options
-from poetmodel.cli import options, plan_output
 from poetmodel.cli.failures import Status, print_faults, print_room_warning, print_warnings
 from poetmodel.cli.output import print_json, show
 from poetmodel.cli.progress import live_line
 from poetmodel.errors import InputError
+from poetmodel.graph.catalogue import InputShape
 from poetmodel.problem import Problem, Quantity
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def solve(  # noqa: PLR0913 - one parameter per option
     model: options.ModelArgument = None,
     *,
     graph: options.GraphOption = None,
+    batch: graphs.BatchOption = None,
+    image: graphs.ImageOption = None,
+    sequence: graphs.SequenceOption = None,
     device: options.DeviceOption = None,
     profile: options.ProfileOption = None,
     ram: options.RamOption = None,
@@ -69,7 +73,8 @@ def solve(  # noqa: PLR0913 - one parameter per option
     verbose: options.VerboseOption = False,
 ) -> None:
     """Find the training schedule that needs the least energy within the limits."""
-    training_graph = _large_enough(options.read_graph(model, graph))
+    shape = InputShape(batch=batch, image=image, sequence=sequence)
+    training_graph = _large_enough(graphs.read_graph(model, graph, shape))
     board = options.read_device(device)
     costs = options.read_costs(training_graph, board, profile)
     job = job_options.read_job(

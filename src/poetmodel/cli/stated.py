@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from poetmodel.cli import options
-from poetmodel.errors import InputError, ScheduleError
+from poetmodel.cli import graphs, options
+from poetmodel.errors import ScheduleError
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -16,20 +14,10 @@ if TYPE_CHECKING:
 
     from poetmodel.device.room import DeviceRoom
     from poetmodel.graph import Graph
+    from poetmodel.graph.catalogue import InputShape
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule, Verdict
     from poetmodel.schedule.io import ScheduleDocument
-
-GraphOption = Annotated[
-    str | None,
-    typer.Option(
-        "--graph",
-        metavar="FILE|MODEL",
-        help="The graph that it was made for: a file, or a network that comes along.",
-        rich_help_panel=options.WHAT,
-        show_default=False,
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +44,7 @@ class Stated:
 
 
 def read_stated(
-    path: Path, graph: str | None, *, device: str | None, profile: str | None
+    path: Path, graph: str | None, shape: InputShape, *, device: str | None, profile: str | None
 ) -> Stated:
     """Read a schedule file and its problem, and judge the schedule.
 
@@ -71,11 +59,9 @@ def read_stated(
     from poetmodel.schedule import check_identity
     from poetmodel.schedule.io import load_document
 
-    if graph is None:
-        msg = "no graph: give --graph FILE|MODEL, the graph that the schedule was made for"
-        raise InputError(msg)
     document = load_document(path)
-    training_graph = options.read_model_or_file(graph)
+    identity = document.schedule.identity
+    training_graph = graphs.graph_of(graph, shape, identity, source=str(path)).graph
     try:
         check_identity(training_graph, document.schedule)
         problem, notes = _problem(document, training_graph, device=device, profile=profile)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from poetmodel.cli import options
+from poetmodel.cli import graphs, options
 from poetmodel.cli.failures import Status, print_faults, print_warnings
 from poetmodel.cli.output import console, listing, print_json, show
 from poetmodel.errors import InputError, listed
+from poetmodel.graph.catalogue import InputShape
 from poetmodel.problem import DeadlineCounts
 from poetmodel.units import format_bytes, format_seconds
 
@@ -37,6 +38,15 @@ def _listed(what: str, metavar: str, text: str, panel: str) -> Any:
 ModelsArgument = Annotated[
     list[str],
     typer.Argument(metavar="MODELS...", help="Networks that come along, or graph files."),
+]
+BatchesOption = Annotated[
+    str | None, _listed("--batch", "N,...", "Batch sizes, where networks come along.", options.WHAT)
+]
+ImagesOption = Annotated[
+    str | None, _listed("--image", "N,...", "Sides of square images [pixels].", options.WHAT)
+]
+SequencesOption = Annotated[
+    str | None, _listed("--sequence", "N,...", "Tokens of a sample.", options.WHAT)
 ]
 DevicesOption = Annotated[
     str, _listed("--devices", "NAME,...", "Devices, by name or file.", options.WHAT)
@@ -120,6 +130,9 @@ def register(app: typer.Typer) -> None:
 def sweep(  # noqa: PLR0913 - one for each option
     models: ModelsArgument,
     *,
+    batch: BatchesOption = None,
+    image: ImagesOption = None,
+    sequence: SequencesOption = None,
     devices: DevicesOption,
     ram: RamOption,
     out: FolderOption,
@@ -159,6 +172,12 @@ def sweep(  # noqa: PLR0913 - one for each option
         models,
         _names(devices, "--devices"),
         ram=_names(ram, "--ram"),
+        shapes=[
+            InputShape(batch=samples, image=side, sequence=tokens)
+            for samples in _sizes(batch, "--batch")
+            for side in _sizes(image, "--image")
+            for tokens in _sizes(sequence, "--sequence")
+        ],
         deadlines=[None if name == "none" else name for name in _names(deadline, "--deadline")],
         methods=_names(methods, "--methods"),
         backends=[_backend(name) for name in _names(backends, "--backends")],
@@ -213,6 +232,17 @@ def _names(text: str, option: str) -> list[str]:
         msg = f"{option}: expected names with commas between them, got {text!r}"
         raise InputError(msg)
     return names
+
+
+def _sizes(text: str | None, option: str) -> list[int | None]:
+    """Return sizes of a network's input, or only its own where none are given."""
+    if text is None:
+        return [None]
+    try:
+        return [graphs.size(name) for name in _names(text, option)]
+    except typer.BadParameter as error:
+        msg = f"{option}: {error}"
+        raise InputError(msg) from None
 
 
 def _backend(name: str) -> str:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from poetmodel.cli import options, verify_plan
+from poetmodel.cli import graphs, options, verify_plan
 from poetmodel.cli.failures import Status, print_room_warning, print_warnings
 from poetmodel.cli.output import figures, print_json, print_text, room_alarms, room_row, show
 from poetmodel.data import as_text, read_bytes
 from poetmodel.device.room import room_figures
 from poetmodel.errors import InputError, ScheduleError
+from poetmodel.graph.catalogue import InputShape
 from poetmodel.plan.walk import check_identity as check_plan_identity
 from poetmodel.units import MAX_BYTES, format_bytes, format_joules, format_seconds
 
@@ -37,16 +38,6 @@ ScheduleArgument = Annotated[
     typer.Argument(
         metavar="SCHEDULE|PLAN",
         help="A schedule file, *.schedule.json, or a plan: *.plan.json, or coded in bytes.",
-        show_default=False,
-    ),
-]
-GraphOption = Annotated[
-    str | None,
-    typer.Option(
-        "--graph",
-        metavar="FILE|MODEL",
-        help="The graph that it was made for: a file, or a network that comes along.",
-        rich_help_panel=options.WHAT,
         show_default=False,
     ),
 ]
@@ -81,7 +72,10 @@ def register(app: typer.Typer) -> None:
 def verify(
     schedule: ScheduleArgument,
     *,
-    graph: GraphOption = None,
+    graph: graphs.GraphOption = None,
+    batch: graphs.BatchOption = None,
+    image: graphs.ImageOption = None,
+    sequence: graphs.SequenceOption = None,
     device: options.DeviceOption = None,
     profile: options.ProfileOption = None,
     json: options.JsonOption = False,
@@ -89,16 +83,15 @@ def verify(
     """Check a schedule or a plan step by step: rules of execution, limits, and its own figures."""
     from poetmodel.schedule.io import parse_document
 
-    if graph is None:
-        msg = "no graph: give --graph FILE|MODEL, the graph that the schedule was made for"
-        raise InputError(msg)
+    shape = InputShape(batch=batch, image=image, sequence=sequence)
     content = read_bytes(schedule)
     if verify_plan.is_plan(content):
         raise typer.Exit(
-            _verify_plan(content, schedule, graph, device=device, profile=profile, json=json)
+            _verify_plan(content, schedule, graph, shape, device=device, profile=profile, json=json)
         )
     document = parse_document(as_text(content, source=str(schedule)), source=str(schedule))
-    training_graph = options.read_model_or_file(graph)
+    identity = document.schedule.identity
+    training_graph = graphs.graph_of(graph, shape, identity, source=str(schedule)).graph
     try:
         judgement = judge(document, training_graph, device=device, profile=profile)
     except ScheduleError as error:
@@ -113,10 +106,17 @@ def verify(
 
 
 def _verify_plan(
-    content: bytes, path: Path, graph: str, *, device: str | None, profile: str | None, json: bool
+    content: bytes,
+    path: Path,
+    graph: str | None,
+    shape: InputShape,
+    *,
+    device: str | None,
+    profile: str | None,
+    json: bool,
 ) -> Status:
-    source, training_graph = str(path), options.read_model_or_file(graph)
-    document = verify_plan.read_plan(content, training_graph, source=source)
+    source = str(path)
+    document, training_graph = verify_plan.read_plan(content, graph, shape, source=source)
     plan = document.plan
     try:
         check_plan_identity(training_graph, plan)

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from poetmodel.cli import graphs
 from poetmodel.cli.failures import print_room_warning
 from poetmodel.cli.output import figures, print_json, print_text, room_alarms, room_row, show
 from poetmodel.data import as_text
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
+    from poetmodel.graph.catalogue import InputShape
     from poetmodel.plan import PlanCheck
     from poetmodel.plan.io import PlanDocument
 
@@ -68,24 +70,39 @@ def is_plan(content: bytes) -> bool:
     return isinstance(document, dict) and document.get("format") == FORMAT
 
 
-def read_plan(content: bytes, graph: Graph, *, source: str) -> PlanDocument:
-    """Return the plan in the content of a file.
+def read_plan(
+    content: bytes, graph: str | None, shape: InputShape, *, source: str
+) -> tuple[PlanDocument, Graph]:
+    """Return the plan in the content of a file, and the graph that it is for.
+
+    Parameters
+    ----------
+    content : bytes
+        The file.
+    graph : str, optional
+        A graph file or a shipped model; without it the plan says which shipped model.
+    shape : InputShape
+        Sizes of the input of a shipped model.
+    source : str
+        What errors call the file.
 
     Raises
     ------
     PlanError
         If it is damaged, or coded for another graph.
     InputError
-        If it is neither text nor a coded plan.
+        If it is neither text nor a coded plan, or its graph cannot be found.
     """
     from poetmodel.plan import decode
     from poetmodel.plan.binary import is_coded
     from poetmodel.plan.io import PlanDocument, parse_document
 
     if not is_coded(content):
-        return parse_document(as_text(content, source=source), source=source)
+        document = parse_document(as_text(content, source=source), source=source)
+        return document, graphs.graph_of(graph, shape, document.plan.identity, source=source).graph
     try:
-        return PlanDocument(plan=decode(graph, content), stated={})
+        coded_for = graphs.graph_of_code(graph, shape, content, source=source)
+        return PlanDocument(plan=decode(coded_for, content), stated={}), coded_for
     except InputError as error:
         raise error.within(source) from None
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from inspect import signature
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.data import shipped
-from poetmodel.errors import GraphError
+from poetmodel.errors import GraphError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from poetmodel.graph.structure import Graph
 
@@ -39,6 +42,59 @@ _DESCRIPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "paper/linear": "six fully connected layers, as in the published POET code",
     }
 )
+
+
+_PUBLISHED: Final = "paper/"
+"""What the names of the published graphs begin with; those have fixed sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputShape:
+    """What one training step takes in; None leaves a network's own size.
+
+    Examples
+    --------
+    >>> InputShape(batch=8, image=96).options
+    ('--batch', '8', '--image', '96')
+    """
+
+    batch: int | None = None
+    """Samples."""
+    image: int | None = None
+    """Side of a square image [pixels]."""
+    sequence: int | None = None
+    """Tokens of a sample."""
+
+    @property
+    def given(self) -> dict[str, int]:
+        """The sizes that are not the network's own, by name."""
+        return {name: size for name, size in asdict(self).items() if size is not None}
+
+    def label(self, model: str) -> str:
+        """Return what tables call a network of these sizes.
+
+        Examples
+        --------
+        >>> InputShape(batch=8).label("mlp"), InputShape().label("mlp")
+        ('mlp, batch 8', 'mlp')
+        """
+        return ", ".join((model, *(f"{name} {size}" for name, size in self.given.items())))
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of the command line that state it."""
+        return tuple(word for name, size in self.given.items() for word in (f"--{name}", f"{size}"))
+
+
+_ARGUMENTS: Final[Mapping[str, str]] = MappingProxyType(
+    {"batch": "batch_size", "image": "image_size", "sequence": "seq_len"}
+)
+"""What the functions of the zoo call the sizes of an `InputShape`."""
+OWN_SHAPE: Final = InputShape()
+"""The sizes that networks have by themselves."""
+
+USUAL_BATCHES: Final = (*range(2, 33), 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+"""Batch sizes with which a model is looked for, where only its fingerprint is known."""
 
 
 def model_names() -> tuple[str, ...]:
@@ -69,30 +125,112 @@ def describe_model(name: str) -> str:
     return _DESCRIPTIONS[name]
 
 
-def load_model(name: str) -> Graph:
-    """Read a shipped model.
+def load_model(name: str, shape: InputShape = OWN_SHAPE) -> Graph:
+    """Read a shipped model, or make one of the zoo with other sizes.
 
     Parameters
     ----------
     name : str
         One of `model_names`.
+    shape : InputShape
+        Batch size, image size and sequence length.
 
     Returns
     -------
     Graph
-        As its file under ``graphs/`` has it.
+        As its file under ``graphs/`` has it, where the sizes are its own.
 
     Raises
     ------
     GraphError
-        If there is no such model; the message names similar ones.
+        If there is no such model (the message names similar ones), it has no such size, or one is
+        out of range.
     InputError
         If the installation lacks the file, or the file is damaged.
     """
     from poetmodel.graph.structure import Graph
 
     _require_known(name)
+    if shape.given:
+        return _make(name, shape)
     return Graph.load(model_path(shipped("graphs"), name))
+
+
+def read_model_or_file(name: str, shape: InputShape = OWN_SHAPE) -> Graph:
+    """Return the shipped model of this name and shape, else the graph in the file of this name."""
+    if name not in _DESCRIPTIONS and _looks_like_file(name):
+        return load_file(name, shape)
+    return load_model(name, shape)
+
+
+def _looks_like_file(name: str) -> bool:
+    separated = os.sep in name and not name.startswith(_PUBLISHED)
+    return separated or name.endswith(".json") or Path(name).exists()
+
+
+def load_file(path: str, shape: InputShape = OWN_SHAPE) -> Graph:
+    """Read a graph file, which has no other sizes than its own.
+
+    Raises
+    ------
+    InputError
+        If other sizes are asked for, or the file cannot be read.
+    """
+    from poetmodel.graph.structure import Graph
+
+    if shape.given:
+        msg = (
+            f"{path}, {' '.join(shape.options)}: a graph file has fixed sizes; leave the option "
+            "out, or give a network that comes along"
+        )
+        raise InputError(msg)
+    return Graph.load(path)
+
+
+def _make(name: str, shape: InputShape) -> Graph:
+    """Make a model of the zoo with sizes of its input."""
+    said = f"model {name!r}, {' '.join(shape.options)}"
+    if name.startswith(_PUBLISHED):
+        msg = f"{said}: the published graphs have fixed sizes; leave the option out"
+        raise GraphError(msg)
+    from poetmodel.graph.zoo import MODELS
+
+    make = MODELS[name]
+    known = signature(make).parameters
+    taken = [key for key, argument in _ARGUMENTS.items() if key == "batch" or argument in known]
+    if not set(shape.given) <= set(taken):
+        msg = f"{said}: this network takes {' and '.join(f'--{key}' for key in taken)} alone"
+        raise GraphError(msg)
+    try:
+        return make(**{_ARGUMENTS[key]: size for key, size in shape.given.items()})
+    except InputError as error:
+        faults = error.faults
+        for key, argument in _ARGUMENTS.items():
+            faults = tuple(fault.replace(argument, f"--{key}") for fault in faults)
+        raise GraphError(f"{said}: {fault}" for fault in faults) from None
+
+
+def find_model(name: str, sha256: str) -> tuple[Graph, InputShape] | None:
+    """Return the shipped model that has this fingerprint, of its own or of a usual batch size.
+
+    Parameters
+    ----------
+    name : str
+        Name of the graph. Other names are no shipped model's.
+    sha256 : str
+        Fingerprint of the graph.
+    """
+    if name not in _DESCRIPTIONS:
+        return None
+    batches: tuple[int | None, ...] = (None,)
+    if not name.startswith(_PUBLISHED):
+        batches += USUAL_BATCHES
+    for batch in batches:
+        shape = InputShape(batch=batch)
+        graph = load_model(name, shape)
+        if graph.sha256 == sha256:
+            return graph, shape
+    return None
 
 
 def model_path(folder: Path, name: str) -> Path:

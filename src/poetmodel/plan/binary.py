@@ -136,6 +136,18 @@ def decode(graph: Graph, data: bytes) -> Plan:
     )
 
 
+def stored_fingerprint(data: bytes) -> bytes:
+    """Return the first bytes of the SHA-256 of the graph that a coded plan was made for.
+
+    Raises
+    ------
+    PlanError
+        If the bytes are no coded plan, are cut off or altered, or come from a newer version.
+    """
+    _, fingerprint, _ = _unsealed(data)
+    return fingerprint
+
+
 def is_coded(data: bytes) -> bool:
     """Return whether bytes begin as a coded plan does."""
     return data.startswith(MAGIC)
@@ -227,8 +239,8 @@ def _steps(graph: Graph, reader: _Reader) -> Iterator[Instruction]:
 # -- bytes -------------------------------------------------------------------------------------
 
 
-def _opened(graph: Graph, data: bytes) -> tuple[int, bytes]:
-    """Return flags and body of a coded plan that is whole and belongs to the graph."""
+def _unsealed(data: bytes) -> tuple[int, bytes, bytes]:
+    """Return flags, fingerprint and the rest of a coded plan that is whole."""
     if not data.startswith(MAGIC):
         what = "nothing" if not data else f"bytes that begin with {data[: len(MAGIC)].hex()}"
         msg = f"expected a coded plan, which begins with {MAGIC.hex()}, got {what}"
@@ -246,14 +258,19 @@ def _opened(graph: Graph, data: bytes) -> tuple[int, bytes]:
     if flags & ~_ALL_FLAGS:
         msg = f"the coded plan has unknown flags: {flags:#04x}"
         raise PlanError(msg)
-    fingerprint = content[_START - FINGERPRINT_BYTES : _START]
+    return flags, content[_START - FINGERPRINT_BYTES : _START], content[_START:]
+
+
+def _opened(graph: Graph, data: bytes) -> tuple[int, bytes]:
+    """Return flags and body of a coded plan that is whole and belongs to the graph."""
+    flags, fingerprint, rest = _unsealed(data)
     if fingerprint != _fingerprint(graph):
         msg = (
             f"the plan was made for a graph whose sha256 begins with {fingerprint.hex()}, not for "
             f"this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was made for"
         )
         raise PlanError(msg)
-    reader = _Reader(content[_START:])
+    reader = _Reader(rest)
     length = reader.number()
     body = reader.rest()
     if len(body) != length:

@@ -36,7 +36,7 @@ def commands(subject: Subject) -> Iterator[str]:
     if stated is not None and subject.costs is not None:
         yield shlex.join(_solve(sources, stated, costs))
     verify = ["poetmodel", "verify", sources.schedule, "--graph", sources.graph]
-    yield shlex.join([*verify, *costs])
+    yield shlex.join([*verify, *sources.shape.options, *costs])
 
 
 def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str]:
@@ -48,7 +48,7 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
         "--count-parameters": stated.count_parameters,
     }
     return [
-        *("poetmodel", "solve", sources.graph, *costs),
+        *("poetmodel", "solve", sources.graph, *sources.shape.options, *costs),
         *_given("--ram", stated.ram_budget_bytes),
         *_given("--aux", stated.aux_bytes),
         *_given("--deadline", deadline),

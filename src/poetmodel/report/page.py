@@ -215,7 +215,9 @@ def _is_of(subject: Subject, model: str, device: str) -> bool:
     """Return whether a schedule belongs to a part of a sweep, as far as names tell."""
     known = subject.problem.costs.device
     places = (subject.document.device, known.key if known is not None else None)
-    return model in (subject.graph.name, subject.sources.graph) and device in places
+    shape = subject.sources.shape
+    names = (shape.label(name) for name in (subject.graph.name, subject.sources.graph))
+    return model in names and device in places
 
 
 def _here(subject: Subject, scale: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from poetmodel.graph.catalogue import OWN_SHAPE, InputShape
 from poetmodel.schedule import RELATIONS, Schedule, device_room
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Sources:
     """The schedule file."""
     graph: str
     """A graph file or a network that comes along."""
+    shape: InputShape = OWN_SHAPE
+    """Sizes of the network's input."""
     device: str | None = None
     """A device by name or file, where one was given."""
     profile: str | None = None
