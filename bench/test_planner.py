@@ -14,7 +14,7 @@ from cases import SMOKE_LIMIT_S, graph_of
 from planner_rules import lower_bound_s, prefetch_early
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
-from poetmodel.plan.walk import check_plan
+from poetmodel.plan.simulation import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.planner.sequence import moves_of, start_at_use
 from poetmodel.planner.timing import Timing, timed

@@ -30,9 +30,9 @@ VIOLATIONS = {
     "graph imports device": ("graph/forbidden.py", "import poetmodel.device"),
     "model imports solve": ("model/forbidden.py", "from poetmodel.solve import solve"),
     "errors imports units": ("errors.py", "import poetmodel.units"),
-    "judge imports model": ("schedule/forbidden.py", "from poetmodel import model"),
-    "judge imports backends": ("schedule/forbidden.py", "import poetmodel.backends.registry"),
-    "judge of plans imports planner": ("plan/forbidden.py", "import poetmodel.planner"),
+    "simulator imports model": ("schedule/forbidden.py", "from poetmodel import model"),
+    "simulator imports backends": ("schedule/forbidden.py", "import poetmodel.backends.registry"),
+    "simulator of plans imports planner": ("plan/forbidden.py", "import poetmodel.planner"),
     "solve imports baselines": ("solve/forbidden.py", "import poetmodel.baselines"),
     "report imports torch": ("report/forbidden.py", "import poetmodel.torch.compilation"),
     "planner imports backends": ("planner/forbidden.py", "import poetmodel.backends"),
@@ -54,7 +54,7 @@ def lint_imports(source: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_contracts_are_kept(tmp_path: Path) -> None:
-    """No module imports from above its layer, nor the judge from what it judges."""
+    """No module imports from above its layer, nor the verifier from what it verifies."""
     done = lint_imports(ROOT / "src", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout

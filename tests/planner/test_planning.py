@@ -13,7 +13,7 @@ from poetmodel.device import Costs
 from poetmodel.errors import PlanError
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.plan.derivation import explicit_steps
-from poetmodel.plan.walk import check_plan
+from poetmodel.plan.simulation import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.planner.search import best_transfers
 from poetmodel.planner.sequence import moves_of, start_at_use, unread_page_ins

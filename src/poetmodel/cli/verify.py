@@ -15,7 +15,7 @@ from poetmodel.data import as_text, read_bytes
 from poetmodel.device.room import room_figures
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph.catalogue import InputShape
-from poetmodel.plan.walk import check_identity as check_plan_identity
+from poetmodel.plan.simulation import check_identity as check_plan_identity
 from poetmodel.units import MAX_BYTES, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:

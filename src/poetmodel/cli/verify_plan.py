@@ -118,7 +118,7 @@ def judge_plan(
         If it belongs to another graph.
     """
     from poetmodel.plan import check_plan
-    from poetmodel.plan.walk import false_claims
+    from poetmodel.plan.simulation import false_claims
 
     check = check_plan(graph, costs, document.plan)
     if document.plan.ram_budget_bytes is None:

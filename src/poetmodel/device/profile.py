@@ -61,7 +61,7 @@ def load_profile(path: str | Path, *, device: Device | None = None) -> Costs:
         text = read_text(path)
     except InputError as error:
         raise CostError(error.faults) from None
-    reader = _Reader(text)
+    reader = _ProfileReader(text)
     if reader.faults:
         raise CostError(f"{path}: {fault}" for fault in reader.faults)
     pages = None if device is not None and device.storage is None else reader.pages
@@ -97,7 +97,7 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-class _Reader:
+class _ProfileReader:
     """Takes a profile apart: `compute` and `pages` by name, and every fault with its line."""
 
     def __init__(self, text: str) -> None:

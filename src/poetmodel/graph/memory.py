@@ -1,4 +1,4 @@
-"""What a graph needs before anything is decided: the checkpoint-all peak, the floor, cut points."""
+"""What a graph needs whatever the schedule: keep-all peak, minimum RAM and articulation points."""
 
 from __future__ import annotations
 

@@ -312,4 +312,4 @@ MODELS: Final[Mapping[str, Callable[..., Graph]]] = MappingProxyType(
         "paper/vgg16-cifar": vgg16_cifar,
     }
 )
-"""Every model that the published code can be asked for, by the name of its graph."""
+"""Every model of the published code, by the name of its graph."""

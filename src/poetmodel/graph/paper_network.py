@@ -113,7 +113,7 @@ class Network:
         return self._append(name, "flatten", (x,), (x.shape[0], prod(x.shape[1:])), x.elements)
 
     def linear(self, name: str, x: PaperLayer, features: int, *, relu: bool = False) -> PaperLayer:
-        """Add a fully connected layer with bias, with a rectifier fused into it if asked for.
+        """Add a fully connected layer with bias, and fuse a rectifier into it if requested.
 
         Its FLOP are ``2 * parameters + features``: those of one row, however many rows `x` has.
         The rectifier is counted for every row.

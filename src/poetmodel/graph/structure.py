@@ -157,7 +157,7 @@ class Graph:
 
     @property
     def flops(self) -> int:
-        """FLOP of one computation of every node."""
+        """FLOP of a single pass."""
         return sum(node.flops for node in self.nodes)
 
     @property

@@ -1,8 +1,8 @@
-"""Plans: the program that a device runs, its judge, its files and its listings."""
+"""Plans: the program that a device runs, its simulator, its files and its listings."""
 
 from poetmodel.plan.binary import decode, encode
 from poetmodel.plan.program import Instruction, Op, Plan, Program
-from poetmodel.plan.walk import Moment, PlanCheck, check_plan
+from poetmodel.plan.simulation import Moment, PlanCheck, check_plan
 
 __all__ = [
     "Instruction",

@@ -14,7 +14,7 @@ from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.plan.derivation import explicit_steps, with_waits_and_frees
 from poetmodel.plan.program import Instruction, Op, Plan
-from poetmodel.plan.walk import check_identity
+from poetmodel.plan.simulation import check_identity
 from poetmodel.schedule import GraphIdentity
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def decode(graph: Graph, data: bytes) -> Plan:
         to another graph.
     """
     flags, body = _opened(graph, data)
-    reader = _Reader(body)
+    reader = _ByteReader(body)
     budget = reader.number() if flags & HAS_BUDGET else None
     device = reader.text() if flags & HAS_DEVICE else None
     mode = StorageMode.DMA if flags & DMA else StorageMode.BLOCKING
@@ -214,7 +214,7 @@ def _records(graph: Graph, steps: Iterable[Instruction]) -> bytes:
     return bytes(written)
 
 
-def _steps(graph: Graph, reader: _Reader) -> Iterator[Instruction]:
+def _steps(graph: Graph, reader: _ByteReader) -> Iterator[Instruction]:
     """Yield the steps that records stand for."""
     expectation = _Expectation(graph)
     n, tensors = len(graph.nodes), len(graph.tensors)
@@ -270,7 +270,7 @@ def _opened(graph: Graph, data: bytes) -> tuple[int, bytes]:
             f"this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was made for"
         )
         raise PlanError(msg)
-    reader = _Reader(rest)
+    reader = _ByteReader(rest)
     length = reader.number()
     body = reader.rest()
     if len(body) != length:
@@ -281,7 +281,7 @@ def _opened(graph: Graph, data: bytes) -> tuple[int, bytes]:
 
 def _damage(data: bytes) -> str:
     """Say what happened to bytes whose checksum is wrong, as well as one can tell."""
-    reader = _Reader(data[_START:])
+    reader = _ByteReader(data[_START:])
     try:
         whole = reader.number() + reader.place + _START + CHECKSUM_BYTES
     except PlanError:
@@ -323,7 +323,7 @@ def _unzigzag(number: int) -> int:
     return -(number + 1) // 2 if number % 2 else number // 2
 
 
-class _Reader:
+class _ByteReader:
     """Reads numbers and texts from bytes, one after the other."""
 
     def __init__(self, data: bytes) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from poetmodel.plan.walk import PlanCheck
+    from poetmodel.plan.simulation import PlanCheck
 
 FORMAT: Final = "poetmodel-plan"
 VERSION: Final = 1
@@ -55,7 +55,7 @@ def _is_pair(value: object) -> object:
 Step = Annotated[tuple[OpName, Index], BeforeValidator(_is_pair)]
 
 
-class _File(Strict):
+class _PlanFile(Strict):
     format: Literal["poetmodel-plan"]
     version: FormatVersion
     graph: GraphEntry
@@ -156,7 +156,7 @@ def load_document(path: str | Path) -> PlanDocument:
 def parse_document(text: str, *, source: str) -> PlanDocument:
     """Read the text of a plan file; `source` names it in errors."""
     try:
-        document = _File.model_validate(parse_json(text, expected=FORMAT, hook=unrepeated))
+        document = _PlanFile.model_validate(parse_json(text, expected=FORMAT, hook=unrepeated))
     except ValidationError as error:
         raise PlanError(faults_of(error, kind="plan")).within(source) from None
     except InputError as error:
@@ -179,7 +179,7 @@ def parse_document(text: str, *, source: str) -> PlanDocument:
     return PlanDocument(plan=plan, stated={key: getattr(document, key) for key in STATED})
 
 
-def _index_faults(document: _File) -> Iterator[str]:
+def _index_faults(document: _PlanFile) -> Iterator[str]:
     for position, (op, index) in enumerate(document.program):
         names, kind = document.tensors, "tensors"
         if Op(op) == Op.COMPUTE:

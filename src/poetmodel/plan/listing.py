@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.plan.program import Instruction, Plan
-    from poetmodel.plan.walk import Moment, PlanCheck
+    from poetmodel.plan.simulation import Moment, PlanCheck
 
 LONGEST_NAME: Final = 48
 """Names up to this length are aligned."""

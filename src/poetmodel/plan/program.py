@@ -11,7 +11,7 @@ from poetmodel.device import StorageMode
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poetmodel.plan.walk import PlanCheck
+    from poetmodel.plan.simulation import PlanCheck
     from poetmodel.schedule import GraphIdentity
 
 

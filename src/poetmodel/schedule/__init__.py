@@ -1,4 +1,4 @@
-"""Schedules and their judge, which shares no code with the formulations or the solvers."""
+"""Schedules, their simulator and their verifier, which share no code with models and solvers."""
 
 from poetmodel.schedule.relations import (
     RELATIONS,

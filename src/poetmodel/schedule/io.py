@@ -26,7 +26,7 @@ FORMAT: Final = "poetmodel-schedule"
 VERSION: Final = 1
 
 MOST_FAULTS: Final = 20
-"""Faults of one file that are told; more are counted."""
+"""Faults of one file that are reported; more are counted."""
 
 STATED: Final = (
     "energy_j",
@@ -117,7 +117,7 @@ class ObjectiveEntry(Strict):
     gap: Finite | None
 
 
-class _File(Strict):
+class _ScheduleFile(Strict):
     format: Literal["poetmodel-schedule"]
     version: FormatVersion
     graph: GraphEntry
@@ -152,7 +152,7 @@ class _File(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleDocument:
-    """A whole schedule file: the schedule, what it was asked for, and the figures it states."""
+    """A whole schedule file: the schedule, the problem it solves, and the figures it states."""
 
     schedule: Schedule
     """The relations, with the identity of their graph."""
@@ -230,7 +230,7 @@ def load_document(path: str | Path) -> ScheduleDocument:
 def parse_document(text: str, *, source: str) -> ScheduleDocument:
     """Read the text of a schedule file; `source` names it in errors."""
     try:
-        document = _File.model_validate(_parse(text))
+        document = _ScheduleFile.model_validate(_parse(text))
     except ScheduleError as error:
         raise error.within(source) from None
     except ValidationError as error:

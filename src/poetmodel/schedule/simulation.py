@@ -1,6 +1,7 @@
-"""The judge: walks a schedule step by step and reports what it does and what it breaks.
+"""The simulator: executes a schedule step by step and reports figures and violations.
 
-Nothing else decides whether a schedule is valid. This module knows no formulation and no solver.
+Nothing else decides whether a schedule is valid. The simulator shares no code with the
+formulations and the solvers.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class MemoryPoint(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What a schedule does, as the walk found it; with violations, figures mean little."""
+    """The result of simulating a schedule; with violations, the figures mean little."""
 
     violations: tuple[str, ...]
-    """Every rule that the walk found broken, in words."""
+    """Every broken rule, in words."""
     curve: tuple[MemoryPoint, ...]
     """RAM at every executed step, in order."""
     peak: MemoryPoint
@@ -61,11 +62,11 @@ class Simulation:
     energy_j: float | None
     """Energy of the step, idle power over the counted time included [J]; None without costs."""
     baseline_energy_j: float | None
-    """Energy of one computation of every node [J]; None without costs."""
+    """Energy of a single pass [J]; None without costs."""
     overhead_j: float | None
     """Energy beyond the baseline, added up by itself so that small ones keep their digits [J]."""
     overtime_s: float | None
-    """Counted time beyond one pass, added up by itself likewise [s]."""
+    """Counted time beyond a single pass, added up by itself likewise [s]."""
     planned_s: float | None = None
     """Makespan of a plan whose transfers run beside the computing, where one was given [s]."""
 
@@ -88,7 +89,7 @@ class Simulation:
 
     @cached_property
     def valid(self) -> bool:
-        """Whether the walk found nothing broken."""
+        """Whether there is no violation."""
         return not self.violations
 
 
@@ -100,7 +101,7 @@ def simulate(
     deadline_counts: str | None = None,
     makespan_s: float | None = None,
 ) -> Simulation:
-    """Walk a schedule and report figures and every violation.
+    """Simulate a schedule and report figures and every violation.
 
     Parameters
     ----------
@@ -125,22 +126,22 @@ def simulate(
     Notes
     -----
     Runs in time proportional to the pairs of the schedule times the number of inputs, not to the
-    square of the graph: stages are walked through the steps that execute something.
+    square of the graph: only steps that execute something are visited.
     """
-    walk = _Walk(graph, schedule)
-    walk.run()
+    execution = _ScheduleExecution(graph, schedule)
+    execution.run()
     figures = _Figures.of(graph, costs, schedule, deadline_counts, makespan_s)
     if costs is not None and costs.pages is None and (schedule.M_in or schedule.M_out):
-        walk.violations.append("tensors are paged, but the costs know of no auxiliary storage")
+        execution.violations.append("tensors are paged, but the costs know of no auxiliary storage")
     sizes = graph.tensor_bytes
     moved_in = [i for _, i in schedule.M_in if 0 <= i < len(sizes)]
     moved_out = [i for _, i in schedule.M_out if 0 <= i < len(sizes)]
     return Simulation(
-        violations=tuple(walk.violations),
-        curve=tuple(walk.curve),
-        peak=walk.peak if walk.curve else MemoryPoint(0, 0, 0),
-        peak_tensors=walk.tensors_at_peak(),
-        aux_used_bytes=sum(sizes[i] for i in set(moved_out) - walk.aux_from_start),
+        violations=tuple(execution.violations),
+        curve=tuple(execution.curve),
+        peak=execution.peak if execution.curve else MemoryPoint(0, 0, 0),
+        peak_tensors=execution.tensors_at_peak(),
+        aux_used_bytes=sum(sizes[i] for i in set(moved_out) - execution.aux_from_start),
         written_bytes=sum(sizes[i] for i in moved_out),
         read_bytes=sum(sizes[i] for i in moved_in),
         compute_s=figures.compute_s,
@@ -154,8 +155,8 @@ def simulate(
     )
 
 
-class _Walk:
-    """The state of one walk: what is in RAM and on storage now."""
+class _ScheduleExecution:
+    """The state of one simulation: what is in RAM and on storage now."""
 
     def __init__(self, graph: Graph, schedule: Schedule) -> None:
         self.graph = graph
@@ -218,7 +219,7 @@ class _Walk:
                 self._peak_start = start
 
     def tensors_at_peak(self) -> tuple[int, ...]:
-        """Walk the stage of the peak once more, up to its step, and return what is in RAM."""
+        """Execute the stage of the peak again, up to its step, and return what is in RAM."""
         if not self.curve:
             return ()
         again = copy(self)

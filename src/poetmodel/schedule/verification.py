@@ -1,4 +1,4 @@
-"""The verdict on a schedule: the walk's findings, the problem's limits, a file's own figures."""
+"""The verifier: a schedule against the simulator, the limits of a problem and stated figures."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the judge says of a schedule for a problem."""
+    """What the verifier found about a schedule for a problem."""
 
     simulation: Simulation
-    """Figures of the walk."""
+    """Figures of the simulation."""
     violations: tuple[str, ...]
     """Every rule and limit that is broken, in words; empty for a valid schedule."""
 
@@ -41,7 +41,7 @@ def verify(
     stated: Mapping[str, float | None] | None = None,
     makespan_s: float | None = None,
 ) -> Verdict:
-    """Judge a schedule against the rules of execution and the limits of a problem.
+    """Verify a schedule against the rules of execution and the limits of a problem.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def verify(
         with the simulated one.
     makespan_s : float, optional
         Where transfers run beside the computing: how long a plan of the schedule takes, as its own
-        judge found [s]; `poetmodel.planner.verify` makes one and passes it.
+        simulator found [s]; `poetmodel.planner.verify` makes one and passes it.
 
     Returns
     -------

@@ -12,7 +12,7 @@ from plan_words import PAGED, altered, plan, random_plan
 from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.plan import Moment, Op, Plan, check_plan
-from poetmodel.plan.walk import false_claims
+from poetmodel.plan.simulation import false_claims
 from poetmodel.planner import make_plan
 from poetmodel.schedule import GraphIdentity, simulate
 from worked import even_costs, skip_graph

@@ -1,6 +1,6 @@
-"""The judge of plans: walks a program with two clocks and reports what it does and what it breaks.
+"""The simulator of plans: executes a program with two clocks and reports figures and violations.
 
-It knows no planner, no formulation and no solver.
+It shares no code with the planner, the formulations and the solvers.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCheck:
-    """What a plan does, as the walk found it; with violations, figures mean little."""
+    """The result of simulating a plan; with violations, the figures mean little."""
 
     violations: tuple[str, ...]
-    """Every rule and limit that the walk found broken, in words."""
+    """Every broken rule and limit, in words."""
     moments: tuple[Moment, ...] = field(repr=False)
     """One per instruction of the program; without costs all times are 0."""
     peak_ram_bytes: int
@@ -69,7 +69,7 @@ class PlanCheck:
 
     @property
     def valid(self) -> bool:
-        """Whether the walk found nothing broken."""
+        """Whether there is no violation."""
         return not self.violations
 
 
@@ -81,7 +81,7 @@ def check_plan(
     ram_budget_bytes: int | None = None,
     aux_bytes: int | None = None,
 ) -> PlanCheck:
-    """Walk a plan and report figures and every violation.
+    """Simulate a plan and report figures and every violation.
 
     Parameters
     ----------
@@ -116,23 +116,23 @@ def check_plan(
     computing.
     """
     check_identity(graph, plan)
-    walk = _Walk(graph, None if costs is None else costs.table(graph), plan.mode)
-    walk.run(plan.program)
+    execution = _PlanExecution(graph, None if costs is None else costs.table(graph), plan.mode)
+    execution.run(plan.program)
     device = costs.device if costs is not None else None
     budget = plan.ram_budget_bytes if ram_budget_bytes is None else ram_budget_bytes
     room = aux_bytes if aux_bytes is not None or device is None else device.aux_bytes
-    walk.check_limits(budget, room)
+    execution.check_limits(budget, room)
     sizes = graph.tensor_bytes
     idle_w = device.idle_power_w if device is not None else 0.0
     return PlanCheck(
-        violations=tuple(walk.violations),
-        moments=tuple(walk.moments),
-        peak_ram_bytes=walk.peak_bytes,
-        peak_position=walk.peak_position,
-        aux_used_bytes=walk.aux_used_bytes,
-        written_bytes=sum(sizes[i] * times for i, times in walk.count[Op.PAGE_OUT].items()),
-        read_bytes=sum(sizes[i] * times for i, times in walk.count[Op.PAGE_IN].items()),
-        **walk.figures(idle_w),
+        violations=tuple(execution.violations),
+        moments=tuple(execution.moments),
+        peak_ram_bytes=execution.peak_bytes,
+        peak_position=execution.peak_position,
+        aux_used_bytes=execution.aux_used_bytes,
+        written_bytes=sum(sizes[i] * times for i, times in execution.count[Op.PAGE_OUT].items()),
+        read_bytes=sum(sizes[i] * times for i, times in execution.count[Op.PAGE_IN].items()),
+        **execution.figures(idle_w),
     )
 
 
@@ -149,18 +149,18 @@ def check_identity(graph: Graph, plan: Plan) -> None:
 
 
 def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterator[str]:
-    """Yield every figure of a plan file that is not what the walk found."""
+    """Yield every figure of a plan file that the simulation contradicts."""
     for key, claim in stated.items():
         value: float | None = getattr(check, key)
         if claim is None or value is None:
             continue
         slack = 0.0 if key == "peak_ram_bytes" else RELATIVE_TOLERANCE * abs(value)
         if abs(claim - value) > slack:
-            yield f"{key}: the file says {claim!r}, the walk gives {value!r}"
+            yield f"{key}: the file says {claim!r}, the simulation gives {value!r}"
 
 
-class _Walk:
-    """The state of one walk: both clocks, what is in RAM, on storage and on the bus."""
+class _PlanExecution:
+    """The state of one simulation: both clocks, and what is in RAM, on storage and on the bus."""
 
     def __init__(self, graph: Graph, table: CostTable | None, mode: StorageMode) -> None:
         self.graph = graph
@@ -183,7 +183,7 @@ class _Walk:
         self.violations: list[str] = []
 
     def run(self, program: Sequence[Instruction]) -> None:
-        """Walk the program from its first instruction to its last."""
+        """Execute the program from its first instruction to its last."""
         act = {
             Op.COMPUTE: self._compute,
             Op.PAGE_IN: self._page_in,
@@ -199,7 +199,7 @@ class _Walk:
                 self.count[op][index] += 1
                 start_s, end_s, high_bytes = act[op](index)
             else:
-                self._object(op, index, "the graph has no such index")
+                self._violate(op, index, "the graph has no such index")
                 start_s, end_s, high_bytes = issued_s, issued_s, self.ram_bytes
             self._record(Moment(issued_s, start_s, end_s, high_bytes, self.ram_bytes))
         self._end()
@@ -211,13 +211,13 @@ class _Walk:
         self._check_order(k)
         for i in self.graph.inputs_of[k]:
             if i not in self.ram:
-                self._object(Op.COMPUTE, k, f"needs {self._tensor(i)} in RAM")
+                self._violate(Op.COMPUTE, k, f"needs {self._tensor(i)} in RAM")
             elif self.in_flight.get(i) == Op.PAGE_IN:
-                self._object(Op.COMPUTE, k, f"reads {self._tensor(i)} before its page_in is done")
+                self._violate(Op.COMPUTE, k, f"reads {self._tensor(i)} before its page_in is done")
         for i in outputs:
             if i in self.in_flight:
                 word = self.in_flight[i]
-                self._object(Op.COMPUTE, k, f"overwrites {self._tensor(i)} during its {word}")
+                self._violate(Op.COMPUTE, k, f"overwrites {self._tensor(i)} during its {word}")
         high = self.ram_bytes + node.output_bytes + node.workspace_bytes
         for i in outputs:
             self._take(i)
@@ -228,26 +228,26 @@ class _Walk:
     def _check_order(self, k: int) -> None:
         if self.count[Op.COMPUTE][k] > 1:
             if not self.graph.nodes[k].recomputable:
-                self._object(Op.COMPUTE, k, "must not be computed again")
+                self._violate(Op.COMPUTE, k, "must not be computed again")
             return
         if k < self.first_computed:
             before = self.graph.nodes[self.first_computed].name
-            self._object(Op.COMPUTE, k, f"is first computed after {before!r}, which follows it")
+            self._violate(Op.COMPUTE, k, f"is first computed after {before!r}, which follows it")
         self.first_computed = max(k, self.first_computed)
 
     def _page_in(self, i: int) -> tuple[float, float, int]:
         if i not in self.aux:
-            self._object(Op.PAGE_IN, i, "is not on storage")
+            self._violate(Op.PAGE_IN, i, "is not on storage")
         if i in self.ram:
-            self._object(Op.PAGE_IN, i, "is in RAM already")
+            self._violate(Op.PAGE_IN, i, "is in RAM already")
         self._take(i)
         return *self._transfer(Op.PAGE_IN, i), self.ram_bytes
 
     def _page_out(self, i: int) -> tuple[float, float, int]:
         if i not in self.ram:
-            self._object(Op.PAGE_OUT, i, "is not in RAM")
+            self._violate(Op.PAGE_OUT, i, "is not in RAM")
         elif i in self.in_flight:
-            self._object(Op.PAGE_OUT, i, f"is still under way: its {self.in_flight[i]}")
+            self._violate(Op.PAGE_OUT, i, f"is still under way: its {self.in_flight[i]}")
         self.aux.add(i)
         return *self._transfer(Op.PAGE_OUT, i), self.ram_bytes
 
@@ -255,7 +255,7 @@ class _Walk:
         time_s = 0.0
         if self.table is not None:
             if not self.table.has_storage:
-                self._object(op, i, "is paged, but the costs know of no auxiliary storage")
+                self._violate(op, i, "is paged, but the costs know of no auxiliary storage")
             else:
                 into = op == Op.PAGE_IN
                 time_s = (self.table.page_in_time_s if into else self.table.page_out_time_s)[i]
@@ -274,19 +274,19 @@ class _Walk:
             self.core_s = max(start, self.done_s[i])
             self.stall_s += self.core_s - start
         else:
-            self._object(Op.WAIT, i, "was never moved")
+            self._violate(Op.WAIT, i, "was never moved")
         self.in_flight.pop(i, None)
         return start, self.core_s, self.ram_bytes
 
     def _free(self, i: int) -> tuple[float, float, int]:
         high = self.ram_bytes
         if i in self.in_flight:
-            self._object(Op.FREE, i, f"is still under way: its {self.in_flight[i]}")
+            self._violate(Op.FREE, i, f"is still under way: its {self.in_flight[i]}")
         if i in self.ram:
             self.ram.remove(i)
             self.ram_bytes -= self.sizes[i]
         else:
-            self._object(Op.FREE, i, "is not in RAM")
+            self._violate(Op.FREE, i, "is not in RAM")
         return self.core_s, self.core_s, high
 
     def _take(self, i: int) -> None:
@@ -347,7 +347,7 @@ class _Walk:
             zip(keys, (compute_s, transfer_s, self.stall_s, makespan_s, energy_j), strict=True)
         )
 
-    def _object(self, op: Op, index: int, what: str) -> None:
+    def _violate(self, op: Op, index: int, what: str) -> None:
         if op == Op.COMPUTE and 0 <= index < len(self.graph.nodes):
             subject = f"node {self.graph.nodes[index].name!r} "
         elif op != Op.COMPUTE and 0 <= index < len(self.sizes):
