@@ -19,7 +19,8 @@ from poetmodel.result import (
     unavoidable,
 )
 from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, simulate, verify
-from poetmodel.schedule.io import STATED, load_document
+from poetmodel.schedule.document import STATED
+from poetmodel.schedule.io import load_document
 from poetmodel.solve import solve
 from worked import even_costs, skip_graph, skip_problem
 

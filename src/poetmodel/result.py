@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import NoScheduleError
 from poetmodel.problem import Quantity
-from poetmodel.schedule.io import FORMAT, STATED, VERSION, dump, schedule_to_dict
+from poetmodel.schedule.document import FORMAT, STATED, VERSION, dump, schedule_to_dict
 from poetmodel.schedule.relations import RELATIONS, GraphIdentity
 
 if TYPE_CHECKING:

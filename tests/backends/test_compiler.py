@@ -11,9 +11,12 @@ import pyomo.environ as pyo
 import pytest
 from pyomo.gdp import Disjunct, Disjunction
 
+from chains import chain_costs, training_chain
 from poetmodel.backends.compiler import compile_model, load_values, read_values
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
 from poetmodel.errors import BackendError, ModelError
+from poetmodel.model import build
+from poetmodel.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,6 +119,13 @@ def test_fixed_variables_become_constants(model: pyo.ConcreteModel) -> None:
     assert (form.row_upper.tolist(), form.offset) == ([2], 3.0)
 
 
+def test_fixed_variable_may_multiply_another(model: pyo.ConcreteModel) -> None:
+    """A fixed variable is a number, in a product too."""
+    model.x[0].fix(2.0)
+    model.product = pyo.Constraint(expr=model.x[0] * model.x[1] <= 3)
+    assert compile_model(model).matrix.toarray().tolist() == [[2.0, 0.0]]
+
+
 def test_row_of_fixed_variables_only(model: pyo.ConcreteModel) -> None:
     """A row that fixing has emptied is found to hold or not."""
     model.x[0].fix(3)
@@ -142,6 +152,32 @@ def test_unused_variables_have_no_column(model: pyo.ConcreteModel) -> None:
     form = compile_model(model)
     assert form.n_columns == 3
     assert [variable.name for variable in form.unused] == ["x[2]"]
+
+
+@pytest.mark.parametrize("formulation", ["compact", "paper"])
+def test_rows_are_those_of_pyomos_own_compiler(formulation: str) -> None:
+    """Columns, rows, coefficients and sides are what Pyomo's standard form gives."""
+    from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler
+
+    graph = training_chain([3] * 5)
+    problem = Problem(graph, chain_costs(graph), ram="80%", deadline_counts="serial")
+    model = build(problem, formulation)
+    model.more = pyo.Constraint(expr=pyo.inequality(1, 2 + sum(model.M_out.values()) * 3, 20))
+    form = compile_model(model)
+    own = LinearStandardFormCompiler().write(model, mixed_form=True, set_sense=None)
+    assert [id(variable) for variable in form.columns] == [id(column) for column in own.columns]
+    matrix, sides = own.A.tocsr(), {}
+    for place, (row, side) in enumerate(zip(own.rows, own.rhs, strict=True)):
+        low, up, _ = sides.get(id(row.constraint), (-INF, INF, 0))
+        low = side if row.bound_type <= 0 else low
+        up = side if row.bound_type >= 0 else up
+        sides[id(row.constraint)] = (low, up, place)
+    assert [id(row) for row in form.rows] == list(sides)
+    assert form.row_lower.tolist() == [low for low, _, _ in sides.values()]
+    assert form.row_upper.tolist() == [up for _, up, _ in sides.values()]
+    assert (form.matrix != matrix[[place for _, _, place in sides.values()]]).nnz == 0
+    assert form.objective.tolist() == own.c.toarray().reshape(-1).tolist()
+    assert form.offset == own.c_offset[0]
 
 
 def test_order_is_reproducible(model: pyo.ConcreteModel) -> None:
@@ -173,11 +209,6 @@ def _curve(m: Any) -> None:
 
 def _curved_cost(m: Any) -> None:
     m.cost.set_value(m.x[0] ** 2)
-
-
-def _fixed_times_variable(m: Any) -> None:
-    m.x[0].fix(2.0)
-    m.product = pyo.Constraint(expr=m.x[0] * m.x[1] <= 3)
 
 
 def _sos(m: Any) -> None:
@@ -236,7 +267,6 @@ def _not_finite(m: Any) -> None:
     [
         (_curve, r"curve\[1\], curve\[2\], kink: is not linear"),
         (_curved_cost, "cost: is not linear"),
-        (_fixed_times_variable, "product.* fixed variable times a variable .* use a Param"),
         (_sos, "special: SOSConstraint is not linear; write it with binary variables"),
         (_disjunction, "either: Disjunction is not linear; apply .*gdp.bigm"),
         (_logic, "logic: LogicalConstraint is not linear; apply .*logical_to_linear"),

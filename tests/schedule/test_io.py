@@ -21,15 +21,8 @@ from poetmodel.schedule import (
     check_identity,
     checkpoint_all,
 )
-from poetmodel.schedule.io import (
-    STATED,
-    dump,
-    load_document,
-    load_schedule,
-    parse_document,
-    save_schedule,
-    schedule_to_dict,
-)
+from poetmodel.schedule.document import STATED, dump, save_schedule, schedule_to_dict
+from poetmodel.schedule.io import load_document, load_schedule, parse_document
 from strategies import graphs, rich_graphs
 
 if TYPE_CHECKING:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from poetmodel.backends.sparse import csr_array
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, SLACK, StandardForm, round_binaries
 from poetmodel.errors import ModelError
 
@@ -47,47 +48,41 @@ def compile_model(model: Any) -> StandardForm:
     A constraint without variables that does not hold makes the model infeasible, not malformed:
     the form is then that one contradiction, under the constraint's name.
     """
-    import pyomo.environ as pyo
-    from pyomo.common.errors import (
-        InfeasibleConstraintException,
-        InvalidConstraintError,
-        InvalidExpressionError,
-    )
-    from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler
+    from pyomo.common.errors import InvalidConstraintError, InvalidExpressionError
+    from pyomo.core import Var
 
     _refuse_untransformed(model)
     _refuse_unset(model)
     objective = _only_objective(model)
     try:
-        info = LinearStandardFormCompiler().write(model, mixed_form=True, set_sense=None)
-    except InfeasibleConstraintException as error:
-        return _contradiction(model, objective, str(error))
+        rows = _Rows(model, objective)
     except (InvalidConstraintError, InvalidExpressionError) as error:
         raise ModelError(_nonlinear(model, objective, str(error))) from error
     except ValueError as error:
         msg = f"model {model.name!r}: {' '.join(str(error).split())}"
         raise ModelError(msg) from error
-    columns = tuple(info.columns)
+    if rows.contradiction is not None:
+        return _contradiction(model, objective, rows.contradiction)
+    matrix, costs, columns = rows.arrays()
     _refuse_columns(columns, model)
-    first, low, up = _merge_ranges(info.rows, np.asarray(info.rhs, dtype=np.float64))
     bounds = [variable.bounds for variable in columns]
     known = {id(variable) for variable in columns}
     form = StandardForm.from_arrays(
-        info.A.tocsr()[first],
-        info.c.toarray().reshape(-1),
+        matrix,
+        costs,
         lower=np.array([-np.inf if lb is None else lb for lb, _ in bounds], dtype=np.float64),
         upper=np.array([np.inf if ub is None else ub for _, ub in bounds], dtype=np.float64),
         integer=np.array([not variable.is_continuous() for variable in columns], dtype=np.bool_),
-        row_lower=low,
-        row_upper=up,
-        offset=float(info.c_offset[0]),
-        sense=MINIMIZE if objective.sense == pyo.minimize else MAXIMIZE,
+        row_lower=rows.lower,
+        row_upper=rows.upper,
+        offset=rows.offset,
+        sense=_sense(objective),
         columns=columns,
-        rows=tuple(info.rows[i].constraint for i in first),
+        rows=tuple(rows.constraints),
     )
     unused = tuple(
         variable
-        for variable in model.component_data_objects(pyo.Var, active=True)
+        for variable in model.component_data_objects(Var, active=True)
         if id(variable) not in known and not variable.fixed
     )
     return replace(form, unused=unused, model=model)
@@ -129,34 +124,124 @@ def read_values(form: StandardForm) -> NDArray[np.float64]:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _merge_ranges(
-    rows: list[Any], sides: NDArray[np.float64]
-) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64]]:
-    """Join the two rows of each range constraint.
+class _Rows:
+    """Objective and constraints of a model as rows of coefficients, in the model's order.
 
-    The compiler gives a range as two consecutive rows of the same constraint, ``<=`` (1) and
-    ``>=`` (-1); equations (0) and one-sided constraints have one.
+    Pyomo's own compiler to a standard form walks a model in the same way. It loads all of
+    ``scipy.stats`` for its matrices, which takes longer than a small model takes to solve.
     """
-    kinds = np.array([row.bound_type for row in rows], dtype=np.int8)
-    second = np.array(
-        [
-            i > 0 and row.bound_type == -1 and rows[i - 1].constraint is row.constraint
-            for i, row in enumerate(rows)
-        ],
-        dtype=np.bool_,
+
+    def __init__(self, model: Any, objective: Any) -> None:
+        from pyomo.core import Constraint
+        from pyomo.repn.linear import LinearRepnVisitor
+        from pyomo.repn.util import (
+            FileDeterminism,
+            FileDeterminism_to_SortComponents,
+            OrderedVarRecorder,
+        )
+
+        sorter = FileDeterminism_to_SortComponents(FileDeterminism.ORDERED)
+        _refuse_unknown(model, sorter)
+        self.variables: dict[int, Any] = {}
+        self._order: dict[int, int] = {}
+        recorder = OrderedVarRecorder(self.variables, self._order, sorter)
+        self._walk = LinearRepnVisitor({}, var_recorder=recorder).walk_expression
+        self.constraints: list[Any] = []
+        self.lower: list[float] = []
+        """Lower side of each row, constants folded."""
+        self.upper: list[float] = []
+        """Upper side likewise."""
+        self._data: list[float] = []
+        self._index: list[int] = []
+        self._ends = [0]
+        self.contradiction: str | None = None
+        """The name of the first constraint without variables that does not hold."""
+        linear = self._linear(objective, objective.expr)
+        self.offset = float(linear.constant)
+        self._costs = {self._order[key]: value for key, value in linear.linear.items()}
+        for constraint in model.component_data_objects(Constraint, active=True, sort=sorter):
+            if not self._add(constraint):
+                self.contradiction = constraint.name
+                return
+
+    def _linear(self, item: Any, expression: Any) -> Any:
+        from pyomo.common.errors import InvalidExpressionError
+
+        found = self._walk(expression)
+        if found.nonlinear is not None:
+            raise InvalidExpressionError(f"{item.name}: has terms that are not linear.")
+        return found
+
+    def _add(self, constraint: Any) -> bool:
+        """Add the row of a constraint; return whether it can hold."""
+        from pyomo.core import value
+
+        low, body, up = constraint.to_bounded_expression()
+        if low is None and up is None:
+            return True
+        linear = self._linear(constraint, body)
+        low = -math.inf if low is None else value(low) - linear.constant
+        up = math.inf if up is None else value(up) - linear.constant
+        if not linear.linear:
+            return bool(low <= 0 <= up)
+        self.constraints.append(constraint)
+        self.lower.append(low)
+        self.upper.append(up)
+        self._index.extend(map(self._order.__getitem__, linear.linear))
+        self._data.extend(linear.linear.values())
+        self._ends.append(len(self._data))
+        return True
+
+    def arrays(self) -> tuple[csr_array, NDArray[np.float64], tuple[Any, ...]]:
+        """Return matrix, costs and variables of the columns that have a coefficient."""
+        costs = np.zeros(len(self._order))
+        costs[list(self._costs)] = list(self._costs.values())
+        data = np.array(self._data, dtype=np.float64)
+        index = np.array(self._index, dtype=np.int32)
+        used = costs != 0
+        used[index[data != 0]] = True
+        matrix = csr_array(
+            (data, index, np.array(self._ends, dtype=np.int32)),
+            shape=(len(self.constraints), len(costs)),
+        )
+        matrix.eliminate_zeros()
+        known = {place: self.variables.get(key) for key, place in self._order.items()}
+        columns = tuple(known[place] for place in np.flatnonzero(used).tolist())
+        return matrix[:, used], costs[used], columns
+
+
+def _sense(objective: Any) -> int:
+    from pyomo.core import minimize
+
+    return MINIMIZE if objective.sense == minimize else MAXIMIZE
+
+
+def _refuse_unknown(model: Any, sorter: Any) -> None:
+    """Raise for active components of kinds that say nothing to a linear solver."""
+    from pyomo.core import Block, Constraint, Expression, Objective, Param, Set, Suffix, Var
+    from pyomo.core.base import ExternalFunction, RangeSet
+    from pyomo.repn.util import categorize_valid_components
+
+    network = sys.modules.get("pyomo.network")
+    ports = set() if network is None else {network.Port}
+    _, unknown = categorize_valid_components(
+        model,
+        active=True,
+        sort=sorter,
+        valid={Block, Constraint, Var, Param, Expression, ExternalFunction, Set, RangeSet, *ports},
+        targets={Suffix, Objective},
     )
-    low = np.where(kinds <= 0, sides, -np.inf)
-    up = np.where(kinds >= 0, sides, np.inf)
-    followed = np.flatnonzero(second) - 1
-    low[followed] = low[followed + 1]
-    first = np.flatnonzero(~second)
-    return first, low[first], up[first]
+    if unknown:
+        names = (item.name for found in unknown.values() for item in found)
+        kinds = ", ".join(sorted(kind.__name__ for kind in unknown))
+        msg = f"model {model.name!r}: {_listed(names)}: a linear solver knows no {kinds}"
+        raise ModelError(msg)
 
 
 def _only_objective(model: Any) -> Any:
-    import pyomo.environ as pyo
+    from pyomo.core import Objective
 
-    found = list(model.component_data_objects(pyo.Objective, active=True))
+    found = list(model.component_data_objects(Objective, active=True))
     if len(found) != 1:
         names = f" ({_listed(objective.name for objective in found)})" if found else ""
         msg = (
@@ -169,19 +254,19 @@ def _only_objective(model: Any) -> Any:
 
 def _refuse_untransformed(model: Any) -> None:
     """Raise for components that a linear solver has no notion of."""
-    import pyomo.environ as pyo
-    from pyomo.gdp import Disjunct, Disjunction
-    from pyomo.mpec import Complementarity
-
+    bigm = "apply TransformationFactory('gdp.bigm') first"
     remedies = (
-        (Disjunction, "apply TransformationFactory('gdp.bigm') first"),
-        (Disjunct, "apply TransformationFactory('gdp.bigm') first"),
-        (pyo.LogicalConstraint, "apply TransformationFactory('core.logical_to_linear') first"),
-        (pyo.SOSConstraint, "write it with binary variables"),
-        (Complementarity, "write it with binary variables"),
+        ("pyomo.gdp", "Disjunction", bigm),
+        ("pyomo.gdp", "Disjunct", bigm),
+        ("pyomo.core", "LogicalConstraint", bigm.replace("gdp.bigm", "core.logical_to_linear")),
+        ("pyomo.core", "SOSConstraint", "write it with binary variables"),
+        ("pyomo.mpec", "Complementarity", "write it with binary variables"),
     )
     faults = []
-    for kind, remedy in remedies:
+    for home, name, remedy in remedies:
+        kind = getattr(sys.modules.get(home), name, None)
+        if kind is None:  # what nobody has loaded is in no model
+            continue
         names = [item.name for item in model.component_data_objects(kind, active=True)]
         if names:
             faults.append(f"{_listed(names)}: {kind.__name__} is not linear; {remedy}")
@@ -191,11 +276,11 @@ def _refuse_untransformed(model: Any) -> None:
 
 def _refuse_unset(model: Any) -> None:
     """Raise for variables that are fixed to nothing."""
-    import pyomo.environ as pyo
+    from pyomo.core import Var
 
     unset = [
         variable.name
-        for variable in model.component_data_objects(pyo.Var, active=True)
+        for variable in model.component_data_objects(Var, active=True)
         if variable.fixed and variable.value is None
     ]
     if unset:
@@ -241,14 +326,14 @@ def _nonlinear(model: Any, objective: Any, message: str) -> list[str]:
     curved = [item.name for item in _expressions(model, objective) if not _is_linear(item)]
     if curved:
         return [f"{_listed(curved)}: is not linear; state it with linear terms"]
-    return [f"{message} A fixed variable times a variable counts as nonlinear: use a Param"]
+    return [message]
 
 
 def _expressions(model: Any, objective: Any) -> Iterator[Any]:
-    import pyomo.environ as pyo
+    from pyomo.core import Constraint
 
     yield objective
-    yield from model.component_data_objects(pyo.Constraint, active=True)
+    yield from model.component_data_objects(Constraint, active=True)
 
 
 def _is_linear(item: Any) -> bool:
@@ -257,17 +342,10 @@ def _is_linear(item: Any) -> bool:
     return polynomial_degree(item.body if hasattr(item, "body") else item.expr) in (0, 1)
 
 
-def _contradiction(model: Any, objective: Any, message: str) -> StandardForm:
+def _contradiction(model: Any, objective: Any, name: str) -> StandardForm:
     """Return a form without columns whose one row is the constraint that cannot hold."""
-    import pyomo.environ as pyo
-
-    quoted = re.search(r"'(.+)'", message)
     form = StandardForm.from_arrays(
-        np.zeros((1, 0)),
-        [],
-        row_lower=1.0,
-        sense=MINIMIZE if objective.sense == pyo.minimize else MAXIMIZE,
-        rows=(quoted.group(1) if quoted else message,),
+        np.zeros((1, 0)), [], row_lower=1.0, sense=_sense(objective), rows=(name,)
     )
     return replace(form, model=model)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from scipy.sparse import csr_array, vstack
 
+from poetmodel.backends.sparse import csr_array, vstack
 from poetmodel.errors import BackendError, ModelError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetmodel.errors import InputError
 from poetmodel.model.compact import COMPACT, CompactRelations

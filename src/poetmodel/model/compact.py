@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetmodel.model.component import Component, Formulation
 from poetmodel.model.linear import byte_row, entry, linear

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetmodel.errors import ModelError
 from poetmodel.model.component import Component, Formulation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetmodel.model.component import Component
 from poetmodel.model.linear import linear, merged, real_row

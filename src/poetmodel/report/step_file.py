@@ -18,12 +18,12 @@ from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.report.subject import Sources, Subject, in_graph
 from poetmodel.schedule import check_identity
+from poetmodel.schedule.document import dump
 from poetmodel.schedule.io import (
     Finite,
     FormatVersion,
     Index,
     Strict,
-    dump,
     faults_of,
     parse_document,
     unrepeated,

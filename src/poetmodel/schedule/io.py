@@ -1,18 +1,18 @@
-"""Schedule files, ``*.schedule.json``, in and out."""
+"""Reading schedule files, ``*.schedule.json``."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from poetmodel.data import parse_json, read_text, write_text
+from poetmodel.data import parse_json, read_text
 from poetmodel.device.room import ROOM
 from poetmodel.errors import InputError, ScheduleError, shown
 from poetmodel.problem import Problem
+from poetmodel.schedule.document import FORMAT, STATED, VERSION
 from poetmodel.schedule.relations import RELATIONS, GraphIdentity, Schedule
 from poetmodel.units import MAX_BYTES
 
@@ -22,27 +22,8 @@ if TYPE_CHECKING:
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
 
-FORMAT: Final = "poetmodel-schedule"
-VERSION: Final = 1
-
 MOST_FAULTS: Final = 20
 """Faults of one file that are reported; more are counted."""
-
-STATED: Final = (
-    "energy_j",
-    "bound_j",
-    "baseline_energy_j",
-    "overhead_j",
-    "overhead_bound_j",
-    "gap",
-    "peak_ram_bytes",
-    "compute_s",
-    "transfer_s",
-    "makespan_s",
-    "build_s",
-    "solve_s",
-)
-"""The figures of a schedule file."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0)]
@@ -168,43 +149,6 @@ class ScheduleDocument:
     """The minimized quantity with its bound, where the file states it."""
     room: dict[str, float | None] = field(default_factory=dict)
     """What the file says of the device's RAM, by key."""
-
-
-def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
-    """Return relations, names and the identity of the graph as plain values."""
-    identity = schedule.identity
-    relations = {name: [list(pair) for pair in getattr(schedule, name)] for name in RELATIONS}
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "graph": identity and {"name": identity.name, "sha256": identity.sha256},
-        "nodes": list(identity.nodes) if identity else None,
-        "tensors": list(identity.tensors) if identity else None,
-        **relations,
-    }
-
-
-def save_schedule(schedule: Schedule, path: str | Path) -> None:
-    """Write a file of bare relations.
-
-    Raises
-    ------
-    ScheduleError
-        If the schedule does not say which graph it belongs to.
-    """
-    if schedule.identity is None:
-        msg = "the schedule names no graph; make it with identity=GraphIdentity.of(graph)"
-        raise ScheduleError(msg)
-    write_text(path, dump(schedule_to_dict(schedule)))
-
-
-def dump(document: dict[str, Any]) -> str:
-    """Return the JSON text of a schedule file: one key a line, relations on one line each."""
-    lines = [
-        f"{json.dumps(key)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}"
-        for key, value in document.items()
-    ]
-    return "{" + ",\n ".join(lines) + "}\n"
 
 
 def load_schedule(path: str | Path) -> Schedule:

@@ -109,13 +109,13 @@ class Schedule:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schedule as plain values: format, graph, names, relations."""
-        from poetmodel.schedule.io import schedule_to_dict
+        from poetmodel.schedule.document import schedule_to_dict
 
         return schedule_to_dict(self)
 
     def save(self, path: str | Path) -> None:
         """Write a ``*.schedule.json`` file with the relations and the graph's identity."""
-        from poetmodel.schedule.io import save_schedule
+        from poetmodel.schedule.document import save_schedule
 
         save_schedule(self, path)
 

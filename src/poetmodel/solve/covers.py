@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from scipy.sparse import csr_array
 
+from poetmodel.backends.sparse import csr_array
 from poetmodel.model.quantities import DEADLINE_ROWS
 
 if TYPE_CHECKING:

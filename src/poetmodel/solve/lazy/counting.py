@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from scipy.sparse import coo_array, csr_array
 
+from poetmodel.backends.sparse import coo_array, csr_array
 from poetmodel.model.quantities import DEADLINE_ROWS
 from poetmodel.solve.lazy.session import FAR
 

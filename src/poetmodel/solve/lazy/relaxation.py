@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from poetmodel.backends.compiler import compile_model
+from poetmodel.backends.sparse import csr_array
 from poetmodel.model.lazy import build_relaxation
 from poetmodel.model.memory import assign_memory
 from poetmodel.model.quantities import DEADLINE_ROWS
