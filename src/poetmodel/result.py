@@ -73,6 +73,8 @@ class SolveResult:
     """In words why there is no schedule, where there is none."""
     formulation: str = ""
     """The formulation that was solved."""
+    reduction: str = ""
+    """In words how the formulation reduced the graph, where it could not state it as it is."""
     backend: str = ""
     """The back end that solved it."""
     method: str = "optimal"
@@ -182,6 +184,7 @@ class SolveResult:
             },
             "status": str(self.status),
             "violations": list(self.violations),
+            **({"reduction": self.reduction} if self.reduction else {}),
             "objective": {
                 "minimize": str(self.problem.minimize),
                 "value": self.objective_value,

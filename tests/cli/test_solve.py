@@ -244,6 +244,22 @@ def test_schedule_that_the_judge_rejects_exits_6_and_is_written(
     assert written["peak_ram_bytes"] == 404
 
 
+def test_reduction_of_the_papers_model_is_reported(tmp_path: Path) -> None:
+    """Nodes with several outputs or none are no reason to refuse; stderr, JSON and file say so."""
+    out = tmp_path / "x.schedule.json"
+    arguments = ("solve", "mlp", "--device", "rpi4b", "--ram", "100%", "--formulation", "paper")
+    outcome = invoke(*arguments, "--out", out, "--json")
+    assert outcome.status in (0, 6)
+    assert "the outputs of a node are taken as one tensor" in outcome.err
+    assert "one tensor" in outcome.json["reduction"]
+    written = json.loads(out.read_text())
+    assert written["reduction"] == outcome.json["reduction"]
+    assert invoke("verify", out, "--graph", "mlp", "--device", "rpi4b").status == (
+        3 if written["violations"] else 0
+    )
+    assert "reduction" not in invoke(*arguments[:6], "--json").json
+
+
 def test_implausible_device_is_warned_about_once(tmp_path: Path, chain_file: Path) -> None:
     """What looks wrong in a device is one warning line on stderr; --quiet keeps it away."""
     path = tmp_path / "odd.toml"

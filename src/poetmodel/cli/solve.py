@@ -119,6 +119,8 @@ def solve(  # noqa: PLR0913 - one parameter per option
         raise typer.Exit(Status.NO_SCHEDULE) from None
     if verbose and result.log:
         print(result.log.rstrip(), file=sys.stderr)
+    if result.reduction and not quiet:
+        print_warnings([result.reduction])
     explanation = _explain(result, threads=threads)
     reply = None if job is None else job_options.answer(job, result)
     _deliver(result, reply, explanation, out=out, json=json)

@@ -9,7 +9,7 @@ import pyomo.core as pyo
 from poetmodel.errors import InputError
 from poetmodel.model.compact import COMPACT, CompactRelations
 from poetmodel.model.events import find_events, recomputable_nodes
-from poetmodel.model.paper import PAPER, check_fits
+from poetmodel.model.paper import PAPER, check_fits, one_output_each, reduction_in_words, restore
 from poetmodel.model.relations import Relation
 from poetmodel.model.triangle import TriangleRelations
 from poetmodel.model.unreduced import UNREDUCED
@@ -87,8 +87,12 @@ def _populate(m: pyo.ConcreteModel, chosen: Formulation, *, stages: str) -> None
     problem = m.problem
     if chosen is PAPER:
         check_fits(problem)
+        if reduction_in_words(problem.graph) is not None:
+            m.problem = one_output_each(problem)
     if chosen in (PAPER, UNREDUCED):
         chosen.populate(m)
+        if m.problem is not problem:
+            restore(m, problem)
         m.relations = TriangleRelations(m)
         return
     m.events = find_events(

@@ -2,20 +2,33 @@
 
 Its memory recurrence misses what the judge sees: a page-in's destination counts one stage late, and
 a tensor that nobody reads is never freed. Its schedules are judged like any other.
+
+It knows nodes with one output each. Graphs with others are reduced to that first: see
+`one_output_each`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pyomo.core as pyo
 
+from poetmodel.device import Costs
 from poetmodel.errors import ModelError
+from poetmodel.graph import Tensor
 from poetmodel.model.component import Component, Formulation
 from poetmodel.model.linear import linear
 from poetmodel.model.quantities import DEADLINE, OBJECTIVE
+from poetmodel.model.relations import Relation
 from poetmodel.model.triangle import TRIANGLE
 from poetmodel.problem import Problem, Quantity
+from poetmodel.schedule import RELATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poetmodel.graph import Graph
 
 _VARIABLES = frozenset({"variables"})
 
@@ -24,12 +37,6 @@ def check_fits(problem: Problem) -> None:
     """Raise `ModelError` for a problem that Algorithm 1 cannot state."""
     graph = problem.graph
     faults = []
-    several = [node.name for node in graph.nodes if len(node.outputs) != 1]
-    if several:
-        faults.append(
-            f"formulation 'paper' takes graphs whose nodes have one output each; "
-            f"{several[0]!r} does not ({len(several)} such nodes); use lazy or compact"
-        )
     stored = [node.name for node in graph.nodes if node.on_aux]
     if stored:
         faults.append(
@@ -45,6 +52,96 @@ def check_fits(problem: Problem) -> None:
         faults.append("formulation 'paper' has no energy budget; use lazy or compact")
     if faults:
         raise ModelError(faults)
+
+
+def reduction_in_words(graph: Graph) -> str | None:
+    """Return what `one_output_each` does to a graph, None where it changes nothing."""
+    several = [node.name for node in graph.nodes if len(node.outputs) != 1]
+    if not several:
+        return None
+    return (
+        f"formulation 'paper' knows nodes with one output each: the outputs of a node are taken as "
+        f"one tensor, kept, recomputed and paged together ({len(several)} of {len(graph.nodes)} "
+        f"nodes have several or none, such as {several[0]!r}); the schedule is verified on the "
+        "graph itself"
+    )
+
+
+def one_output_each(problem: Problem) -> Problem:
+    """Return the problem with the outputs of each node taken as one tensor.
+
+    The tensor has the bytes of all outputs; paging it costs what paging those costs that any node
+    reads. A node without outputs gets one of no bytes. Limits are those of the problem in bytes,
+    seconds and joules, so that percentages keep their meaning.
+    """
+    graph, table = problem.graph, problem.table
+    read = read_outputs(graph)
+    nodes = tuple(
+        replace(
+            node,
+            inputs=tuple(
+                dict.fromkeys(graph.nodes[graph.node_of[i]].name for i in graph.inputs_of[k])
+            ),
+            outputs=(Tensor(name=node.name, bytes=node.output_bytes),),
+        )
+        for k, node in enumerate(graph.nodes)
+    )
+    reduced = replace(graph, nodes=nodes)
+
+    def summed(times: Sequence[float], energies: Sequence[float]) -> list[tuple[float, float]]:
+        return [(sum(times[i] for i in r), sum(energies[i] for i in r)) for r in read]
+
+    costs = Costs.from_arrays(
+        reduced,
+        compute_time_s=table.compute_time_s,
+        compute_energy_j=table.compute_energy_j,
+        page_in=summed(table.page_in_time_s, table.page_in_energy_j) if table.has_storage else None,
+        page_out=(
+            summed(table.page_out_time_s, table.page_out_energy_j) if table.has_storage else None
+        ),
+        device=problem.costs.device,
+    )
+    stated = replace(
+        problem,
+        graph=reduced,
+        costs=costs,
+        ram=problem.ram_budget_bytes,
+        deadline=problem.deadline_s,
+        aux_bytes=problem.aux_limit_bytes,
+    )
+    share = problem.stand_in_share
+    return stated if share is None else stated.stand_in(share)
+
+
+def read_outputs(graph: Graph) -> list[tuple[int, ...]]:
+    """Return for each node those of its outputs that any node reads."""
+    return [tuple(i for i in made if graph.users_of[i]) for made in graph.outputs_of]
+
+
+def restore(m: pyo.ConcreteModel, problem: Problem) -> None:
+    """Let a model of the reduced problem speak of the tensors of the problem itself.
+
+    Every output that any node reads has the variable of its node; the others are never in RAM at
+    the begin of a stage, and never paged.
+    """
+    graph = problem.graph
+    read = read_outputs(graph)
+    m.zero = pyo.Expression(expr=0.0)
+    for name in RELATIONS[1:]:
+        variables = getattr(m, name)
+        m.del_component(variables)
+        m.add_component(f"{name}_of_node", variables)
+
+        def entry(t: int, i: int, variables: Any = variables) -> Any:
+            return variables[t, graph.node_of[i]] if graph.users_of[i] else m.zero
+
+        setattr(m, name, Relation(name, graph, entry))
+    m.decisions = replace(
+        m.decisions,
+        page_ins=[(i, var) for k, var in m.decisions.page_ins for i in read[k]],
+        page_outs=[(i, var) for k, var in m.decisions.page_outs for i in read[k]],
+    )
+    m.problem = problem
 
 
 def _inputs_resident(m: pyo.ConcreteModel) -> None:

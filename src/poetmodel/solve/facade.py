@@ -125,7 +125,7 @@ def _solve_problem(
         outcome = solve_overlapping(problem, request, attempt, start=start)
     else:
         outcome = attempt(problem, request, start)
-    return finish(problem, request, outcome, formulation=formulation)
+    return _stated(finish(problem, request, outcome, formulation=formulation))
 
 
 def _search(
@@ -210,7 +210,16 @@ def _solve_own_model(
         outcome = solve_overlapping(problem, request, attempt, start=start)
     else:
         outcome = attempt(problem, request, start)
-    return finish(problem, request, outcome, formulation=built_as)
+    return _stated(finish(problem, request, outcome, formulation=built_as))
+
+
+def _stated(result: SolveResult) -> SolveResult:
+    """Return a result that says how its formulation reduced the graph."""
+    if result.formulation != "paper":
+        return result
+    from poetmodel.model.paper import reduction_in_words
+
+    return replace(result, reduction=reduction_in_words(result.problem.graph) or "")
 
 
 def _check_formulation(formulation: str) -> None:
