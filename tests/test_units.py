@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -20,6 +21,9 @@ from poetmodel.units import (
     parse_size,
     parse_time,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.mark.parametrize(
@@ -143,6 +147,42 @@ def test_parse_time_lists_the_units() -> None:
 
 
 @pytest.mark.parametrize(
+    ("parse", "text", "meant"),
+    [
+        *((parse_size, f"600{unit}", ["600kB", "600KiB"]) for unit in ("KB", "kb", "K", "k", "Kb")),
+        *((parse_size, f"1.5 {unit}", ["1.5MB", "1.5MiB"]) for unit in ("mb", "Mb", "M", "m")),
+        *((parse_size, f"2{unit}", ["2GB", "2GiB"]) for unit in ("gb", "Gb", "G", "g")),
+        *((parse_size, f"2{unit}", ["2KiB"]) for unit in ("kib", "Kib", "KIB", "kiB", "Ki")),
+        (parse_size, "2mib", ["2MiB"]),
+        (parse_size, "7b", ["7B"]),
+        (parse_size, "7bytes", ["7B"]),
+        (parse_time, "5MS", ["5ms"]),
+        (parse_time, "5S", ["5s"]),
+        (parse_time, "5 sec", ["5s"]),
+        (parse_time, "5m", ["5ms", "5min"]),
+        (parse_time, "5Min", ["5min"]),
+        (parse_time, "5hours", ["5h"]),
+        (parse_time, "5\u00b5s", ["5us"]),
+        (parse_energy, "5j", ["5J"]),
+        (parse_energy, "5wh", ["5Wh"]),
+        (parse_energy, "5MWH", ["5mWh"]),
+        (parse_energy, "5mj", ["5mJ"]),
+        (parse_energy, "5W", ["5Wh"]),
+    ],
+)
+def test_other_spellings_of_units_are_understood(
+    parse: Callable[..., float], text: str, meant: list[str]
+) -> None:
+    """What was probably meant is asked, and each guess can be read; nothing else is guessed."""
+    with pytest.raises(BudgetError) as caught:
+        parse(text, field="--x")
+    guess = str(caught.value).partition("did you mean ")[2].removesuffix("?")
+    found = [part.split(" (")[0] for part in guess.split(" or ")]
+    assert found == meant
+    assert all(parse(example, field="--x") >= 0 for example in found)
+
+
+@pytest.mark.parametrize(
     ("size_bytes", "text"),
     [
         (0, "0 B"),
@@ -166,6 +206,8 @@ def test_format_times_and_energies_have_a_fitting_unit() -> None:
     assert format_seconds(0) == "0 s"
     assert format_joules(0.00456) == "4.56 mJ"
     assert format_joules(2e-6) == "2 uJ"
+    assert format_joules(-3.19e-7) == "-319 nJ"
+    assert format_seconds(1e-12) == "0.001 ns"
 
 
 def test_shown_is_short_and_in_plain_words() -> None:

@@ -42,6 +42,7 @@ TIME_UNITS: Final[Mapping[str, Fraction]] = {
     "s": Fraction(1),
     "min": Fraction(60),
     "h": Fraction(3600),
+    "ns": Fraction(1, 10**9),
 }
 ENERGY_UNITS: Final[Mapping[str, Fraction]] = {
     "uJ": Fraction(1, 10**6),
@@ -50,11 +51,33 @@ ENERGY_UNITS: Final[Mapping[str, Fraction]] = {
     "kJ": Fraction(1000),
     "mWh": Fraction(36, 10),
     "Wh": Fraction(3600),
+    "nJ": Fraction(1, 10**9),
 }
+_OTHER_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "bytes": ("B",),
+    "byte": ("B",),
+    **{
+        f"{letter.lower()}{rest}": (f"{letter}B", f"{letter.upper()}iB")
+        for letter in "kMGT"
+        for rest in ("", "b", "bytes", "byte")
+    },
+    **{f"{letter.lower()}i": (f"{letter}iB",) for letter in "KMGT"},
+    "m": ("MB", "MiB", "ms", "min"),
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), ("s",)),
+    **dict.fromkeys(("mins", "minute", "minutes"), ("min",)),
+    **dict.fromkeys(("hr", "hrs", "hour", "hours"), ("h",)),
+    **dict.fromkeys(("msec", "msecs", "millisecond", "milliseconds"), ("ms",)),
+    **dict.fromkeys(("usec", "usecs", "microsecond", "microseconds", "μs"), ("us",)),
+    **dict.fromkeys(("joule", "joules", "ws"), ("J",)),
+    **dict.fromkeys(("w", "watthour", "watthours"), ("Wh",)),
+    "mw": ("mWh",),
+    "\u03bcj": ("uJ",),
+}
+"""What may be meant by other spellings, in small letters, of any kind of unit."""
 
 _QUANTITY: Final = re.compile(
     # Bounded, so that no number written by hand can take long to read.
-    r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE]([+-]?\d{1,3}))?\s*([A-Za-z]+|%)?\s*",
+    r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE]([+-]?\d{1,3}))?\s*([A-Za-z\u00b5\u03bc]+|%)?\s*",
     re.ASCII,
 )
 _LONG_S: Final = 7200
@@ -201,10 +224,10 @@ def format_joules(energy_j: float) -> str:
 
 
 def _engineering(value: float, unit: str) -> str:
-    for prefix, factor in (("", 1.0), ("m", 1e-3), ("u", 1e-6)):
+    for prefix, factor in (("", 1.0), ("m", 1e-3), ("u", 1e-6), ("n", 1e-9)):
         if abs(value) >= factor:
             return f"{value / factor:,.4g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
+    return f"{value / 1e-9:.3g} n{unit}" if value else f"0 {unit}"
 
 
 def _parse_real(
@@ -265,12 +288,30 @@ def _factor(
     forms: str,
 ) -> Fraction:
     if unit not in units:
+        number = value.strip().removesuffix(unit).strip()
+        meant = [_example(number, name) for name in _meant(unit, units)]
+        guess = f"; did you mean {' or '.join(meant)}?" if meant else ""
         msg = (
-            f"{field}: expected {forms}; {shown(value.strip())} has the unit {unit!r}, "
-            f"which is none of {', '.join(units)}"
+            f"{field}: expected {forms}; {shown(value.strip())} has the unit {shown(unit)}, "
+            f"which is none of {', '.join(units)}{guess}"
         )
         raise BudgetError(msg)
     return Fraction(units[unit])
+
+
+def _meant(unit: str, units: Mapping[str, object]) -> list[str]:
+    """Return the known units that another spelling may stand for."""
+    small = unit.lower().replace("\u00b5", "\u03bc")
+    alike = [name for name in units if name.lower() == small]
+    others = [name for name in _OTHER_SPELLINGS.get(small, ()) if name in units]
+    return list(dict.fromkeys((*others, *alike)))
+
+
+def _example(number: str, unit: str) -> str:
+    """Return how an amount is written, with the factor of units that are often mixed up."""
+    if SIZE_UNITS.get(unit, 1) == 1:
+        return f"{number}{unit}"
+    return f"{number}{unit} ({unit}: {SIZE_UNITS[unit]:,} B)"
 
 
 def _whole(whole: float | None, *, field: str, forms: str) -> Fraction:

@@ -30,3 +30,9 @@ def board_file(tmp_path: Path) -> Path:
 def profile_file(tmp_path: Path) -> Path:
     """Return the file of `profile_rows`."""
     return write_csv(tmp_path / "chain.csv", profile_rows())
+
+
+@pytest.fixture(autouse=True)
+def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print as in a terminal of 80 columns; a pipe has no edge at which tables could be wrapped."""
+    monkeypatch.setenv("COLUMNS", "80")

@@ -24,7 +24,8 @@ from poetmodel.cli import (
     verify,
 )
 from poetmodel.cli import report as report_command
-from poetmodel.cli.failures import Status, mute_stdout, print_faults, report
+from poetmodel.cli.failures import Status, mute, print_faults, report
+from poetmodel.cli.output import set_quiet
 from poetmodel.errors import PoetModelError
 
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
@@ -53,23 +54,41 @@ class Application(TyperGroup):
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run, and exit with the status of the command."""
         extra["standalone_mode"] = False
+        set_quiet(False)
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
         try:
-            for stream in (sys.stdout, sys.stderr):
-                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-            status = super().main(*args, **extra)
+            status = self._run(*args, **extra)
             sys.stdout.flush()
+            sys.stderr.flush()
+        except BrokenPipeError:
+            mute(sys.stdout)
+            mute(sys.stderr)
+            status = Status.CLOSED_PIPE
+        except OSError as error:  # a full disk, say
+            mute(sys.stdout)
+            status = report(error)
+        sys.exit(int(status or 0))
+
+    def _run(self, *args: Any, **extra: Any) -> int | None:
+        try:
+            status: int | None = super().main(*args, **extra)
         except USAGE_ERROR as error:
             print_faults([_usage_sentence(error)])
-            status = Status.BAD_INPUT
+            return Status.BAD_INPUT
         except (KeyboardInterrupt, typer.Abort):
-            status = Status.INTERRUPTED
+            return Status.INTERRUPTED
+        except SystemExit as end:
+            # What draws tables and parses options ends with 1 where nobody reads any more.
+            if _is_closed_pipe(end):
+                raise BrokenPipeError from end
+            return end.code if isinstance(end.code, int) else Status.FAILURE
         except BrokenPipeError:
-            mute_stdout()
-            status = Status.CLOSED_PIPE
+            raise
         except (PoetModelError, OSError) as error:
-            status = report(error)
-            _flush_or_mute()
-        sys.exit(int(status or 0))
+            return report(error)
+        return status
 
 
 app = typer.Typer(
@@ -133,8 +152,6 @@ def _usage_sentence(error: Exception) -> str:
     return f"{message}; '{command} --help' says what there is"
 
 
-def _flush_or_mute() -> None:
-    try:
-        sys.stdout.flush()
-    except OSError:
-        mute_stdout()
+def _is_closed_pipe(end: BaseException) -> bool:
+    cause = end.__context__
+    return cause is not None and (isinstance(cause, BrokenPipeError) or _is_closed_pipe(cause))

@@ -77,7 +77,7 @@ def bench(
     time_limit: LimitOption = None,
     workers: WorkersOption = 1,
     json: options.JsonOption = False,
-    quiet: options.QuietOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Run a figure of the paper: records, a table and a picture; can be stopped and resumed."""
     from poetmodel.bench import figures, sweep, tables
@@ -88,7 +88,7 @@ def bench(
     figure = figures.figure(name)
     folder = FOLDER / name if out is None else out
     cells = figure.cells(quick=quick, time_limit_s=time_limit)
-    with progress_bar(wanted=not (json or quiet)) as on_progress:
+    with progress_bar(wanted=not json) as on_progress:
         records = sweep(cells, folder, workers=workers, warm=figure.warm, on_progress=on_progress)
     found = tables.rows(records)
     tables.write_csv(folder / "cells.csv", found)
@@ -97,8 +97,7 @@ def bench(
         print_json(_document(figure, found, pictures, notes))
     else:
         _show(figure, found)
-        if not quiet:
-            print_warnings(notes)
+        print_warnings(notes)
     failed = [row for row in found if row["status"] == "failed"]
     if failed:
         reasons = [f"{row['model']} | {row['method']}: {row['reason']}" for row in failed]

@@ -33,7 +33,12 @@ def register(app: typer.Typer) -> None:
     app.command("devices", epilog=EPILOG)(devices)
 
 
-def devices(name: NameArgument = None, *, json: options.JsonOption = False) -> None:
+def devices(
+    name: NameArgument = None,
+    *,
+    json: options.JsonOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
+) -> None:
     """List the devices that come along, or show one."""
     if name is not None:
         _show_one(name, json=json)

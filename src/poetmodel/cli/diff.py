@@ -68,6 +68,7 @@ def diff(
     device: options.DeviceOption = None,
     profile: options.ProfileOption = None,
     json: options.JsonOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Compare two schedules of one graph: budgets, devices or methods."""
     from poetmodel.solve.decisions import find_lives

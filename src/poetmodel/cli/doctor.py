@@ -5,11 +5,12 @@ from __future__ import annotations
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from poetmodel import __version__
+from poetmodel.cli import options  # noqa: TC001 - typer reads it
 from poetmodel.cli.failures import Status
 from poetmodel.cli.output import figures, print_json, print_text, show
 
@@ -39,9 +40,6 @@ LICENCE_SIZE: Final = 2001
 """One column more than a size-limited licence allows."""
 
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """What was found of one thing."""
@@ -61,7 +59,11 @@ def register(app: typer.Typer) -> None:
     app.command("doctor", epilog=EPILOG)(doctor)
 
 
-def doctor(*, json: JsonOption = False) -> None:
+def doctor(
+    *,
+    json: options.JsonOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
+) -> None:
     """Check solvers, licences and optional packages, and say what to install."""
     backends, extras = list(_backends()), list(_extras())
     works = any(one.name == DEFAULT_BACKEND and one.state == "works" for one in backends)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Final
 
@@ -12,8 +13,34 @@ INTERRUPTED: Final = 130
 def main() -> None:
     """Run the command line and exit; Ctrl-C while it loads ends it without a traceback."""
     try:
+        _open_closed_streams()
+        if sys.flags.optimize > 1:
+            _keep_docstrings()
         from poetmodel.cli.application import app
 
         app(prog_name="poetmodel")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def _open_closed_streams() -> None:
+    """Read from and write to nowhere where stdin, stdout or stderr is closed (``>&-``).
+
+    Their numbers would else go to the next files that are opened, and what is printed into those.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
+def _keep_docstrings() -> None:
+    """Start again without ``-OO``, which strips the docstrings that help and Pyomo are made of."""
+    environment = os.environ | {"PYTHONOPTIMIZE": "1"}
+    sys.stdout.flush()
+    os.execve(  # noqa: S606 - this program, with the arguments that it was given
+        sys.executable, [sys.executable, "-m", "poetmodel", *sys.argv[1:]], environment
+    )

@@ -90,6 +90,7 @@ def explain(
     time_limit: options.TimeLimitOption = 60.0,
     threads: options.ThreadsOption = 1,
     json: options.JsonOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Say what a schedule decided on its tensors, and what else would have cost."""
     shape = InputShape(batch=batch, image=image, sequence=sequence)

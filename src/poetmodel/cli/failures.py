@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TextIO
 
 from poetmodel.cli.entry import INTERRUPTED
-from poetmodel.cli.output import printable
+from poetmodel.cli.output import print_note, printable
 from poetmodel.errors import (
     BackendUnavailableError,
     InputError,
@@ -78,17 +78,20 @@ def report(error: PoetModelError | OSError) -> Status:
 
 def print_faults(faults: Iterable[str]) -> None:
     """Print the first few faults on stderr, one a line, and how many more there are."""
-    sentences = [printable(" ".join(fault.split())) for fault in faults]
-    for sentence in sentences[:MAX_FAULTS]:
-        print(f"error: {sentence}", file=sys.stderr)
-    if len(sentences) > MAX_FAULTS:
-        print(f"and {len(sentences) - MAX_FAULTS} more", file=sys.stderr)
+    found = list(faults)
+    for fault in found[:MAX_FAULTS]:
+        print(f"error: {printable(' '.join(fault.split()))}", file=sys.stderr)
+    if len(found) > MAX_FAULTS:
+        print(f"and {len(found) - MAX_FAULTS:,} more", file=sys.stderr)
 
 
 def print_warnings(warnings: Iterable[str]) -> None:
-    """Print warnings on stderr, one a line."""
-    for warning in warnings:
-        print(f"warning: {printable(' '.join(warning.split()))}", file=sys.stderr)
+    """Print the first few warnings on stderr, one a line, and how many more; none if quiet."""
+    found = list(warnings)
+    for warning in found[:MAX_FAULTS]:
+        print_note(f"warning: {printable(' '.join(warning.split()))}")
+    if len(found) > MAX_FAULTS:
+        print_note(f"and {len(found) - MAX_FAULTS:,} more")
 
 
 def print_room_warning(room: DeviceRoom | None) -> None:
@@ -98,10 +101,10 @@ def print_room_warning(room: DeviceRoom | None) -> None:
         print_warnings([warning])
 
 
-def mute_stdout() -> None:
-    """Send what is left of stdout nowhere, so that the interpreter ends without complaint."""
+def mute(stream: TextIO) -> None:
+    """Send what is left in a stream nowhere, so that the interpreter ends without complaint."""
     try:
-        target = sys.stdout.fileno()
+        target = stream.fileno()
     except (OSError, ValueError):
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)

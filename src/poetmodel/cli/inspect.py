@@ -37,6 +37,7 @@ def inspect(
     image: graphs.ImageOption = None,
     sequence: graphs.SequenceOption = None,
     json: options.JsonOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Show the size of a graph, its memory peak and its floor."""
     training_graph = graphs.read_graph(

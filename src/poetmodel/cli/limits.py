@@ -66,6 +66,7 @@ def limits(  # noqa: PLR0913 - one parameter per option
     gap: options.GapOption = 1e-4,
     threads: options.ThreadsOption = 1,
     json: options.JsonOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Find the smallest RAM, the smallest deadline and the smallest energy."""
     from poetmodel.problem import Problem

@@ -27,7 +27,12 @@ def register(app: typer.Typer) -> None:
     app.command("models", epilog=EPILOG)(models)
 
 
-def models(name: NameArgument = None, *, json: options.JsonOption = False) -> None:
+def models(
+    name: NameArgument = None,
+    *,
+    json: options.JsonOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
+) -> None:
     """List the networks that come along, or show one."""
     from poetmodel.graph.catalogue import describe_model, load_model, model_names
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from poetmodel.baselines.registry import method
+from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError
 from poetmodel.problem import DeadlineCounts, Quantity
 
@@ -268,7 +269,12 @@ JsonOption = Annotated[
 ]
 QuietOption = Annotated[
     bool,
-    typer.Option("--quiet", help="No live line and no warnings.", rich_help_panel=OUTPUT),
+    typer.Option(
+        "--quiet",
+        callback=set_quiet,
+        help="Print nothing but errors, and JSON with --json.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 VerboseOption = Annotated[
     bool,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,11 +22,58 @@ DEVICE_RAM: Final = "device RAM"
 """The row of a table about the RAM that the device has."""
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a console that prints names as they are: no markup, no highlighting."""
+UNLIMITED: Final = 1_000_000
+"""Columns of a pipe or file, which have no edge to wrap or cut at."""
+MOST_SENTENCE: Final = 2000
+"""Most characters of a line that names come into; the middle of a longer one is left out."""
+MOST_CELL: Final = 400
+"""The same for a cell of a table."""
+MOST_NAME: Final = 240
+"""The same for a word, such as a name or a path."""
+MOST_NAME_IN_CELL: Final = 100
+"""The same for a word in a cell."""
+
+
+class _Voice:
+    """Whether a command prints for people at all."""
+
+    quiet = False
+
+
+def set_quiet(quiet: bool) -> bool:
+    """Print nothing but errors, and JSON where it is requested; what ``--quiet`` says."""
+    _Voice.quiet = quiet
+    return quiet
+
+
+def is_quiet() -> bool:
+    """Return whether only errors and JSON are printed."""
+    return _Voice.quiet
+
+
+def print_note(text: str) -> None:
+    """Print a line on stderr, unless quiet."""
+    if not _Voice.quiet:
+        print(escaped(text), file=sys.stderr)
+
+
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """Return a console that prints names as they are: no markup, no highlighting.
+
+    Parameters
+    ----------
+    stderr : bool
+        Where it prints.
+    width : int, optional
+        Its columns. Default: those of the terminal or of the environment variable ``COLUMNS``; a
+        pipe or file has no edge.
+    """
     from rich.console import Console
 
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    stream = sys.stderr if stderr else sys.stdout
+    if width is None and not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit():
+        width = UNLIMITED
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=width)
 
 
 def print_json(document: dict[str, Any] | list[dict[str, Any]]) -> None:
@@ -46,16 +95,101 @@ def _compact(value: Any) -> str:
 
 
 def print_text(*lines: str) -> None:
-    """Print lines on stdout as they are, not wrapped."""
+    """Print lines on stdout as they are, not wrapped, unless quiet."""
+    if _Voice.quiet:
+        return
     for line in lines:
         sys.stdout.write(printable(line) + "\n")
 
 
 def show(*renderables: RenderableType) -> None:
-    """Print tables on stdout."""
+    """Print tables and texts on stdout, unless quiet.
+
+    Cells are wrapped between words to the width of the terminal. A table whose longest words need
+    more is printed wider than the terminal: no word is ever broken, so that it can be copied.
+    """
+    from rich.table import Table
+
+    if _Voice.quiet:
+        return
     target = console()
     for renderable in renderables:
-        target.print(renderable)
+        if isinstance(renderable, Table):
+            needed = _lay_out(renderable, target.width)
+            wide = console(width=max(needed, target.width))
+            with wide.capture() as captured:
+                wide.print(renderable, crop=False)
+            # A pipe gets no blanks at the ends of lines; on a terminal they may be coloured.
+            text = captured.get()
+            sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.splitlines()))
+        else:
+            target.print(renderable)
+
+
+def _lay_out(table: Table, width: int) -> int:
+    """Set the widths of a table's columns so that no word breaks; return the width of the table.
+
+    Where even the longest words do not fit, names and paths may go on in the next line after one of
+    ``._/``, but for those of a column that must stay on one line.
+    """
+    columns = table.columns
+    texts = [[str(column.header), *map(str, column.cells)] for column in columns]
+    most = [_longest(cells) for cells in texts]
+    gaps = max(0, len(columns) - 1)
+    # Between columns: padding on both sides and the divider of the box, which also has edges.
+    beside = 3 * gaps + 2 if table.box is not None else 2 * gaps
+    widths: list[int] = []
+    for separator in (r"\s+", rf"\s+|{_WITHIN_NAMES}"):
+        least = [
+            whole if column.no_wrap else _longest(re.split(separator, " ".join(cells)))
+            for column, cells, whole in zip(columns, texts, most, strict=True)
+        ]
+        found = _shared(least, most, width - beside)
+        if not widths or sum(found) + beside <= width:
+            widths = found
+        if sum(widths) + beside <= width:
+            break
+    for column, size in zip(columns, widths, strict=True):
+        column.width = size
+        column._cells = [_broken(str(cell), size) for cell in column.cells]  # noqa: SLF001
+    return sum(widths) + beside
+
+
+_WITHIN_NAMES: Final = r"(?<=[._/])(?=[^\W\d])"
+"""Where a name may go on in the next line: after one of ``._/`` and before a letter."""
+
+
+def _longest(texts: Iterable[str]) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, texts), default=0)
+
+
+def _broken(text: str, width: int) -> str:
+    """Return a text whose words longer than a line go on in the next one after a separator."""
+    if _longest(text.split()) <= width:
+        return text
+    lines = [""]
+    for part in re.split(rf"{_WITHIN_NAMES}|(?<=\s)", text):
+        if lines[-1] and _longest([lines[-1] + part.rstrip()]) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
+    """Return widths between two bounds each that keep to the room together, as far as they can.
+
+    All columns that are wider than a common width are cut down to it.
+    """
+    if sum(most) <= room:
+        return list(most)
+    low, high = 0, max(most, default=0)
+    while low < high:  # the largest common width with which all of them fit
+        middle = (low + high + 1) // 2
+        taken = sum(max(a, min(b, middle)) for a, b in zip(least, most, strict=True))
+        low, high = (middle, high) if taken <= room else (low, middle - 1)
+    return [max(a, min(b, low)) for a, b in zip(least, most, strict=True)]
 
 
 def figures(
@@ -88,7 +222,7 @@ def figures(
     table.add_column(style="dim", overflow="fold")
     for row in rows:
         style = "bold red" if row[0] in alarms else None
-        table.add_row(*(printable(cell.rstrip()) for cell in row), style=style)
+        table.add_row(*map(_cell, row), style=style)
     return table
 
 
@@ -144,19 +278,52 @@ def listing(
             no_wrap=whole_names and place == 0,
         )
     for row in rows:
-        table.add_row(*(printable(cell.rstrip()) for cell in row))
+        table.add_row(*map(_cell, row))
     return table
 
 
-def printable(text: str) -> str:
+def _cell(text: str) -> str:
+    return printable(text.rstrip(), most=MOST_CELL, most_of_a_word=MOST_NAME_IN_CELL)
+
+
+def escaped(text: str) -> str:
     r"""Return a text with control characters spelled out, so that no name can steer a terminal.
 
     Examples
     --------
-    >>> print(printable("a\x1b[31m b"))
+    >>> print(escaped("a\x1b[31m b"))
     a\x1b[31m b
     """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def printable(text: str, *, most: int = MOST_SENTENCE, most_of_a_word: int = MOST_NAME) -> str:
+    """Return a text for people: control characters spelled out, endless names and lists cut.
+
+    Parameters
+    ----------
+    text : str
+        May hold names from files.
+    most : int
+        Most characters that stay; the middle of a longer text is left out.
+    most_of_a_word : int
+        The same for each word.
+
+    Examples
+    --------
+    >>> printable("a" * 1000, most_of_a_word=12), printable("one two " * 1000, most=21)
+    ('aaaaa...aaaa', 'one two one...ne two ')
+    """
+    short = escaped(_without_middle(text, 4 * most))
+    words = re.sub(r"\S+", lambda match: _without_middle(match[0], most_of_a_word), short)
+    return _without_middle(words, most)
+
+
+def _without_middle(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    tail = most // 3
+    return f"{text[: most - tail - 3]}...{text[-tail:]}"
 
 
 def count(value: float | None) -> str:

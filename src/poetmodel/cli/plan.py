@@ -127,6 +127,7 @@ def plan(  # noqa: PLR0913 - one parameter per option
     form: FormatOption = Format.JSON,
     plot: PlotOption = None,
     json: options.JsonOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Make the program that a device runs, from a schedule file."""
     from poetmodel.schedule import check_identity

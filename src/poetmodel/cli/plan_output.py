@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_warnings
-from poetmodel.cli.output import printable
+from poetmodel.cli.output import escaped, print_note
 from poetmodel.device import StorageMode
 from poetmodel.errors import InputError, VerificationError
 from poetmodel.problem import DeadlineCounts
@@ -173,7 +172,7 @@ def write(made: Planned, path: Path, form: Format) -> None:
         write_bytes(path, encode(made.graph, made.plan))
     elif form == Format.TEXT:
         lines = plan_listing(made.graph, made.plan, made.check).splitlines()
-        write_text(path, "".join(f"{printable(line)}\n" for line in lines))
+        write_text(path, "".join(f"{escaped(line)}\n" for line in lines))
     else:
         made.plan.save(path, made.check)
 
@@ -187,4 +186,4 @@ def draw_plan(made: Planned, path: Path) -> None:
 
 def told(path: Path) -> None:
     """Say on stderr that a file was written."""
-    print(f"wrote {printable(str(path))}", file=sys.stderr)
+    print_note(f"wrote {path}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from poetmodel.cli import graphs, options, tracing
-from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.cli.output import figures, print_json, print_note, print_text, show
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import InputShape, read_model_or_file
 
@@ -59,6 +58,7 @@ def profile(
     threads: tracing.ThreadsOption = 1,
     out: CsvOption = None,
     json: options.JsonOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Measure a training step on this host: time per operation, page times, energies."""
     tracing.check_choice(device, power_from)
@@ -86,7 +86,7 @@ def profile(
         show(figures(f"Costs of {graph.name}", tracing.cost_rows(graph, costs)))
         print_text(*notes)
     if out is not None:
-        print(f"wrote {out}", file=sys.stderr)
+        print_note(f"wrote {out}")
 
 
 def _check_shape(what: str, shape: InputShape) -> None:

@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from poetmodel.cli.output import console
+from poetmodel.cli.output import console, is_quiet
 from poetmodel.problem import Quantity
 from poetmodel.units import format_bytes
 
@@ -90,7 +90,7 @@ def live_line(problem: Problem, *, wanted: bool) -> Iterator[OnProgress | None]:
     callable or None
         What the solve should call with its progress.
     """
-    if not (wanted and sys.stderr.isatty()):
+    if is_quiet() or not (wanted and sys.stderr.isatty()):
         yield None
         return
     from rich.live import Live

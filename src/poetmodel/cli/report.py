@@ -78,6 +78,7 @@ def report(
     profile: options.ProfileOption = None,
     sweep: SweepOption = None,
     json: options.JsonOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Write one page with verdict, charts and decisions of schedules; it needs no network."""
     from poetmodel.report.page import check_report, report_facts, write_report

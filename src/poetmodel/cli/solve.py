@@ -69,7 +69,7 @@ def solve(  # noqa: PLR0913 - one parameter per option
     plan: plan_output.PlanFileOption = None,
     plot: plan_output.MapOption = None,
     json: options.JsonOption = False,
-    quiet: options.QuietOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
     verbose: options.VerboseOption = False,
 ) -> None:
     """Find the training schedule that needs the least energy within the limits."""
@@ -98,10 +98,10 @@ def solve(  # noqa: PLR0913 - one parameter per option
     )
     inputs = (model, graph, device, profile)
     plan_output.check_targets(out, ("--plan", plan), ("--plot", plot), inputs=inputs)
-    if board is not None and not quiet:
+    if board is not None:
         print_warnings(options.device_warnings(board))
     try:
-        with live_line(problem, wanted=not (json or quiet)) as on_progress:
+        with live_line(problem, wanted=not json) as on_progress:
             from poetmodel.baselines import run
 
             result = run(
@@ -124,11 +124,10 @@ def solve(  # noqa: PLR0913 - one parameter per option
     explanation = _explain(result, threads=threads)
     reply = None if job is None else job_options.answer(job, result)
     _deliver(result, reply, explanation, out=out, json=json)
-    if out is not None and result.schedule is not None and not quiet:
-        print(f"wrote {out}", file=sys.stderr)
+    if out is not None and result.schedule is not None:
+        plan_output.told(out)
     for path in plan_output.deliver_beside(result, plan=plan, plot=plot):
-        if not quiet:
-            plan_output.told(path)
+        plan_output.told(path)
     raise typer.Exit(_status(result, explanation))
 
 

@@ -11,7 +11,7 @@ import typer
 
 from poetmodel.cli import graphs, options
 from poetmodel.cli.failures import Status, print_faults, print_warnings
-from poetmodel.cli.output import console, listing, print_json, show
+from poetmodel.cli.output import console, is_quiet, listing, print_json, show
 from poetmodel.errors import InputError, listed
 from poetmodel.graph.catalogue import InputShape
 from poetmodel.problem import DeadlineCounts
@@ -151,7 +151,7 @@ def sweep(  # noqa: PLR0913 - one for each option
     parquet: ParquetOption = False,
     plot: PlotOption = None,
     json: options.JsonOption = False,
-    quiet: options.QuietOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Solve every combination of models, devices, limits and methods, and record each."""
     from poetmodel import bench
@@ -183,7 +183,7 @@ def sweep(  # noqa: PLR0913 - one for each option
         backends=[_backend(name) for name in _names(backends, "--backends")],
         settings=settings,
     )
-    with progress_bar(wanted=not (json or quiet)) as on_progress:
+    with progress_bar(wanted=not json) as on_progress:
         records = bench.sweep(
             cells,
             out,
@@ -305,7 +305,7 @@ def _figure(value: float | None, form: Callable[[Any], str]) -> str:
 @contextmanager
 def progress_bar(*, wanted: bool) -> Iterator[Callable[[Progress], None] | None]:
     """Show how far the sweep is: a bar in a terminal, else a line for each cell, on stderr."""
-    if not wanted:
+    if not wanted or is_quiet():
         yield None
         return
     if not sys.stderr.isatty():

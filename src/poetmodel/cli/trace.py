@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -10,7 +9,7 @@ import typer
 
 from poetmodel.cli import inspect, options, tracing
 from poetmodel.cli.failures import print_warnings
-from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.cli.output import figures, print_json, print_note, print_text, show
 from poetmodel.errors import InputError
 from poetmodel.units import format_bytes
 
@@ -69,6 +68,7 @@ def trace(
     out: GraphOutOption = None,
     profile_out: ProfileOutOption = None,
     json: options.JsonOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Capture a training step of a PyTorch module: forward pass, loss and backward pass."""
     tracing.check_choice(device, power_from)
@@ -100,7 +100,7 @@ def trace(
     _show(traced, costs, notes, json=json)
     written = [path for path in (out, profile_out) if path is not None]
     for path in written:
-        print(f"wrote {path}", file=sys.stderr)
+        print_note(f"wrote {path}")
     if not written:
         print_warnings(["nothing was written: give --out FILE for the graph"])
 

@@ -79,6 +79,7 @@ def verify(
     device: options.DeviceOption = None,
     profile: options.ProfileOption = None,
     json: options.JsonOption = False,
+    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Check a schedule or a plan step by step: rules of execution, limits, and its own figures."""
     from poetmodel.schedule.io import parse_document

@@ -1,0 +1,164 @@
+"""What is printed for people: tables of any width, names of any kind, and nothing when quiet."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from commands import chain, invoke, write_graph
+from poetmodel.cli.application import app
+from poetmodel.cli.output import MOST_SENTENCE, _shared, printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMANDS = sorted(info.name or "" for info in app.registered_commands)
+LISTS = ("models", "devices", "doctor", "inspect resnet18-cifar", "devices rpi4b", "models mlp")
+
+
+@pytest.fixture
+def no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the width to the stream."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@given(
+    bounds=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 60)), max_size=6),
+    room=st.integers(-5, 200),
+)
+def test_columns_share_the_room(bounds: list[tuple[int, int]], room: int) -> None:
+    """Each is between its longest word and its longest cell, and no room is wasted or overdrawn."""
+    least = [min(pair) for pair in bounds]
+    most = [max(pair) for pair in bounds]
+    widths = _shared(least, most, room)
+    assert all(a <= w <= b for a, w, b in zip(least, widths, most, strict=True))
+    assert sum(widths) <= max(room, sum(least))
+    if sum(most) <= room:
+        assert widths == most
+
+
+@pytest.mark.parametrize("width", [200, 80, 60, 40])
+@pytest.mark.parametrize("command", LISTS)
+def test_no_word_breaks_at_any_width(
+    command: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words of the table without an edge are in the wrapped one; in 80 columns nothing sticks out.
+
+    Only names and paths may go on in the next line, after a point, a slash or an underscore.
+    """
+    monkeypatch.delenv("COLUMNS", raising=False)
+    words = set(invoke(*command.split()).out.split())
+    monkeypatch.setenv("COLUMNS", str(width))
+    wrapped = invoke(*command.split()).out
+    missing = words - set(wrapped.split())
+    assert {word for word in missing if not re.search(r"[._/][a-z]|─", word)} == set()
+    tables = [line for line in wrapped.splitlines() if "  " in line.strip()]
+    if width >= 80:
+        assert max(map(cell_len, tables)) <= width
+
+
+@pytest.mark.usefixtures("no_columns")
+@pytest.mark.parametrize("command", LISTS)
+def test_pipe_has_no_edge(command: str) -> None:
+    """In a pipe a row is a line, without blanks at its end."""
+    out = invoke(*command.split()).out
+    assert all(line == line.rstrip() for line in out.splitlines())
+    if command == "devices rpi4b":
+        assert max(map(len, out.splitlines())) > 80
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_can_be_quiet(command: str) -> None:
+    """All have the option, and say the same of it."""
+    text = " ".join(invoke(command, "--help").out.split())
+    assert "--quiet" in text
+    assert "Print nothing but errors" in text
+
+
+def test_quiet_commands_print_nothing(chain_file: Path, board_file: Path, tmp_path: Path) -> None:
+    """No table, no warning and no note; files are written, JSON is printed, errors are told."""
+    schedule = tmp_path / "chain.schedule.json"
+    given = ("--graph", chain_file)
+    solve = ("solve", *given, "--device", board_file, "--ram", 350, "--out", schedule)
+    for arguments in (
+        solve,
+        ("verify", schedule, *given),
+        ("plan", schedule, *given),
+        ("plan", schedule, *given, "--format", "text"),
+        ("explain", schedule, *given),
+        ("diff", schedule, schedule, *given),
+        ("report", schedule, *given, "--out", tmp_path / "page.html"),
+        ("limits", *given, "--device", board_file, "--ram", 350),
+        ("inspect", *given),
+        ("profile", chain_file, "--device", board_file),
+        ("models",),
+        ("devices", "rpi4b"),
+        ("doctor",),
+    ):
+        outcome = invoke(*arguments, "--quiet")
+        assert (outcome.status, outcome.out, outcome.err) == (0, "", ""), arguments
+    assert schedule.exists()
+    assert json.loads(invoke("models", "--quiet", "--json").out)
+    assert invoke("models", "nope", "--quiet").err.startswith("error: ")
+    assert invoke("models").out
+
+
+HOSTILE = (
+    "a" * 10_000,
+    "\x1b[31mred\x1b[0m",
+    "two\nlines",
+    "[bold]markup[/bold]",
+    "[/nothing]",
+    "\u202eright to left",
+    "\x07\x00",
+    "名" * 3_000,
+    "many words " * 2_000,
+    ":smile:",
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_neither_steer_nor_flood(name: str, tmp_path: Path, board_file: Path) -> None:
+    """A name from a file is printed on one line, without control characters, and cut if endless."""
+    document: dict[str, Any] = json.loads(json.dumps(chain()).replace('"x"', json.dumps(name)))
+    document["name"] = name
+    graph = write_graph(tmp_path / "odd.graph.json", document)
+    given = ("--graph", graph)
+    schedule = tmp_path / "odd.schedule.json"
+    for arguments in (
+        ("inspect", *given),
+        ("solve", *given, "--device", board_file, "--ram", 350, "--out", schedule),
+        ("solve", *given, "--device", board_file, "--ram", 10),
+        ("limits", *given, "--device", board_file, "--ram", 350),
+        ("verify", schedule, *given),
+        ("plan", schedule, *given),
+        ("plan", schedule, *given, "--format", "text"),
+        ("explain", schedule, *given),
+        ("explain", schedule, name.replace("\x00", ""), *given),
+        ("diff", schedule, schedule, *given),
+        ("verify", schedule, "--graph", "mlp"),
+    ):
+        outcome = invoke(*arguments)
+        printed = outcome.out + outcome.err
+        assert len(printed) < 20_000, arguments
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", printed), arguments
+        assert "Traceback" not in printed
+
+
+def test_long_texts_lose_their_middle() -> None:
+    """What is left of an endless text is bounded, and begins and ends as it did."""
+    text = printable("begin " + "word " * 100_000 + "end")
+    assert len(text) <= MOST_SENTENCE
+    assert (text[:5], text[-3:]) == ("begin", "end")
+
+
+@pytest.mark.parametrize("text", ["", "short", "a name", "x" * 240])
+def test_ordinary_texts_stay(text: str) -> None:
+    """What is short is printed as it is."""
+    assert printable(text) == text
