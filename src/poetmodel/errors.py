@@ -6,6 +6,7 @@ Every message is written for people: *subject: what was expected, what came, wha
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -111,6 +112,22 @@ class MissingExtraError(InputError):
 
 class ModelError(InputError):
     """A model holds something that cannot be handed to a linear solver."""
+
+
+def check_docstrings() -> None:
+    """Raise where the interpreter strips docstrings, without which Pyomo cannot be imported.
+
+    Raises
+    ------
+    ModelError
+        If Python runs with ``-OO`` or ``PYTHONOPTIMIZE=2``.
+    """
+    if sys.flags.optimize > 1:
+        msg = (
+            "Python strips docstrings here (-OO or PYTHONOPTIMIZE=2), and Pyomo cannot be imported "
+            "without them: start Python with -O or without"
+        )
+        raise ModelError(msg)
 
 
 class BackendError(PoetModelError, RuntimeError):

@@ -1,7 +1,11 @@
 """Solvers behind one door: a linear model in, three separate facts out.
 
 `compile_model` (in `poetmodel.backends.compiler`) and `StandardForm` (in
-`poetmodel.backends.standard_form`) load numpy and scipy and are imported from their modules.
+`poetmodel.backends.standard_form`) load numpy and scipy and are imported from poetmodel.errors import check_docstrings
+
+check_docstrings()
+
+from their modules.
 """
 
 from __future__ import annotations

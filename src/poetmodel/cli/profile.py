@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
     app.command("profile", epilog=EPILOG)(profile)
 
 
-def profile(
+def profile(  # noqa: PLR0913 - one parameter per option
     what: WhatArgument,
     *,
     batch: graphs.BatchOption = None,
