@@ -1,11 +1,7 @@
 """Solvers behind one door: a linear model in, three separate facts out.
 
 `compile_model` (in `poetmodel.backends.compiler`) and `StandardForm` (in
-`poetmodel.backends.standard_form`) load numpy and scipy and are imported from poetmodel.errors import check_docstrings
-
-check_docstrings()
-
-from their modules.
+`poetmodel.backends.standard_form`) load numpy and scipy and are imported from their modules.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ from poetmodel.backends.protocol import (
 )
 from poetmodel.backends.registry import backend, backend_names
 from poetmodel.backends.worker import run_interruptibly
+from poetmodel.errors import check_docstrings
 
 __all__ = [
     "Backend",
@@ -34,3 +31,5 @@ __all__ = [
     "backend_names",
     "run_interruptibly",
 ]
+
+check_docstrings()

@@ -69,7 +69,7 @@ def solve(  # noqa: PLR0913 - one parameter per option
     plan: plan_output.PlanFileOption = None,
     plot: plan_output.MapOption = None,
     json: options.JsonOption = False,
-    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
+    quiet: options.QuietOption = False,
     verbose: options.VerboseOption = False,
 ) -> None:
     """Find the training schedule that needs the least energy within the limits."""

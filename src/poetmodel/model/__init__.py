@@ -4,7 +4,7 @@ from poetmodel.errors import check_docstrings
 
 check_docstrings()
 
-from poetmodel.model.building import FORMULATIONS, build, read_schedule
-from poetmodel.model.component import Component, Formulation
+from poetmodel.model.building import FORMULATIONS, build, read_schedule  # noqa: E402
+from poetmodel.model.component import Component, Formulation  # noqa: E402
 
 __all__ = ["FORMULATIONS", "Component", "Formulation", "build", "read_schedule"]
