@@ -141,6 +141,56 @@ def test_other_inputs_are_compiled_for_if_asked() -> None:
     step.close()
 
 
+def test_a_percentage_is_the_same_bytes_for_all_inputs() -> None:
+    """The last, smaller batch of an epoch has the RAM of the others; a larger one has no more."""
+    torch.manual_seed(1)
+    model, loss_fn, (x, y) = residual_step(size=16)
+    step = pmt.compile(model, loss_fn, (x, y), ram="90%", device="rpi4b", dynamic="retrace")
+    budget, whole = step.budget_bytes, step.compiled.keep_all_bytes
+    assert differing(step, model, loss_fn, (x[:1], y[:1])) == []
+    assert step.compiled.keep_all_bytes < whole
+    assert step.budget_bytes == budget
+    with pytest.raises((InputError, NoScheduleError), match="ram"):
+        step(torch.cat((x, x)), torch.cat((y, y)))
+    step(x, y)
+    assert step.budget_bytes == budget == int(0.9 * whole)
+
+
+def test_time_is_minimized_where_costs_are_those_of_this_host() -> None:
+    """Energy where they are a device's; what was chosen is in the report."""
+    own = rows(nn.Linear(4, 4))
+    traced = pmt.trace(*own)
+    estimated = Costs.estimate(traced.graph, Device.load("rpi4b"))
+    for options, aim in (
+        ({}, "time"),
+        ({"profile": pmt.measure(traced, repeats=1)}, "time"),
+        ({"device": "rpi4b"}, "energy"),
+        ({"profile": estimated}, "energy"),
+        ({"minimize": "energy"}, "energy"),
+        ({"minimize": "writes", "device": "rpi4b"}, "writes"),
+    ):
+        step = pmt.compile(*own, ram="100%", **options)
+        assert step.result.problem.minimize == aim
+        assert f"minimized: {aim}" in step.report()["costs"]
+
+
+def test_costs_are_measured_with_the_threads_that_run() -> None:
+    """As many as PyTorch is set to; profile, certificate and summary say how many."""
+    before = torch.get_num_threads()
+    own = rows(nn.Linear(4, 4))
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            step = pmt.compile(*own, ram="100%")
+            assert any(f"{threads} thread(s)" in note for note in step.compiled.notes)
+            found = step.verify()
+            assert found.threads == step.report()["certificate"]["threads"] == threads
+            assert f", {threads} thread(s)" in found.summary()
+            assert pmt.measure(step.compiled.trace, repeats=1).threads == threads
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_number_among_the_inputs_is_guarded() -> None:
     """A number is part of the program; another one is another step."""
     model, loss_fn, (x, y) = rows(nn.Linear(4, 4), by=lambda p, x, k: p[0](x) * k)

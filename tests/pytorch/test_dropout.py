@@ -128,16 +128,3 @@ def test_dropout_between_recurrent_layers_is_drawn(kind: Any, p: float) -> None:
     assert torch.equal(torch.get_rng_state(), state_after)
     for name, weight in model.named_parameters():
         assert torch.allclose(weight.grad, expected[name], atol=1e-6), name
-
-
-def test_recurrent_dropout_that_cannot_be_captured_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where PyTorch's decomposition is not as known, dropout is not left out silently."""
-    from torch._decomp import decompositions
-
-    from poetmodel.torch import CaptureError, capture
-
-    monkeypatch.delattr(decompositions, "_rnn_helper")
-    with pytest.raises(CaptureError, match="without the dropout between their layers"):
-        capture(*recurrent(nn.GRU(4, 4, 2, dropout=0.5, batch_first=True)))

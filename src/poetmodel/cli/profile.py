@@ -55,7 +55,7 @@ def profile(  # noqa: PLR0913 - one parameter per option
     power_from: tracing.PowerOption = None,
     folder: tracing.FolderOption = Path(),
     repeats: tracing.RepeatsOption = 5,
-    threads: tracing.ThreadsOption = 1,
+    threads: tracing.ThreadsOption = None,
     out: CsvOption = None,
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
@@ -118,7 +118,7 @@ def _measure(
     name: str | None,
     folder: Path,
     repeats: int,
-    threads: int,
+    threads: int | None,
     meter: Device | None,
 ) -> tuple[Graph, Costs, tuple[str, ...]]:
     from poetmodel.torch.target import is_target

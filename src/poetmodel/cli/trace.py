@@ -64,7 +64,7 @@ def trace(
     power_from: tracing.PowerOption = None,
     folder: tracing.FolderOption = Path(),
     repeats: tracing.RepeatsOption = 5,
-    threads: tracing.ThreadsOption = 1,
+    threads: tracing.ThreadsOption = None,
     out: GraphOutOption = None,
     profile_out: ProfileOutOption = None,
     json: options.JsonOption = False,

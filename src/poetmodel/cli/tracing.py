@@ -84,13 +84,14 @@ RepeatsOption = Annotated[
     ),
 ]
 ThreadsOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--threads",
         metavar="N",
         parser=_repeats,
-        help="Threads that compute.",
+        help="Threads that compute. Default: as many as PyTorch is set to.",
         rich_help_panel=MEASURING,
+        show_default=False,
     ),
 ]
 
@@ -106,7 +107,7 @@ def traced(target: str, *, name: str | None) -> Trace:
 
 
 def measured(
-    trace: Trace, *, folder: Path, repeats: int, threads: int, power_from: Device | None
+    trace: Trace, *, folder: Path, repeats: int, threads: int | None, power_from: Device | None
 ) -> Profile:
     """Measure a trace on this host; whatever it prints goes to stderr."""
     from poetmodel.torch.profiling import measure

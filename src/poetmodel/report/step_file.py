@@ -89,6 +89,7 @@ class _Certificate(Strict):
     plan_time_s: Finite | None
     plan_device: str | None = None
     eager_time_s: Finite
+    threads: Index | None = None
     equal: bool
     within_budget: bool
 

@@ -98,7 +98,10 @@ def _speed(step: Facts) -> Answer:
         return Answer(question=question, word="Not measured", text=plan, mood="warn")
     word = format_seconds(found["time_s"])
     eager = format_seconds(found["eager_time_s"])
-    text = f"eager PyTorch {eager}; least of several steps each{'; ' if plan else ''}{plan}"
+    threads = f", {found['threads']} thread(s)" if found.get("threads") else ""
+    text = (
+        f"eager PyTorch {eager}; least of several steps each{threads}{'; ' if plan else ''}{plan}"
+    )
     return Answer(question=question, word=word, text=text, mood="")
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
     from torch import fx
@@ -30,11 +30,14 @@ def in_module(node: fx.Node) -> str:
 
 
 @contextmanager
-def annotated(stepped: torch.nn.Module, trail: list[str]) -> Iterator[None]:
+def annotated(
+    stepped: torch.nn.Module, trail: list[str], check: Callable[[Sequence[str]], object]
+) -> Iterator[None]:
     """Let every node that is recorded inside carry the path of the module it came from.
 
     PyTorch 2.9 cannot do that; names then say the operator only. The modules that run when
-    something is raised are left in the trail, the innermost one last.
+    something is raised are left in the trail, the innermost one last; it is checked where one of
+    them begins and ends.
     """
     from torch.fx import traceback
 
@@ -47,6 +50,7 @@ def annotated(stepped: torch.nn.Module, trail: list[str]) -> Iterator[None]:
 
     def enter(path: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, *_: Any) -> None:
+            check(trail)
             context = annotate({ANNOTATION: path})
             context.__enter__()
             open_contexts.append(context)
@@ -57,6 +61,7 @@ def annotated(stepped: torch.nn.Module, trail: list[str]) -> Iterator[None]:
         return hook
 
     def leave(*_: Any) -> None:
+        check(trail)
         open_contexts.pop().__exit__(None, None, None)
         trail.pop()
 

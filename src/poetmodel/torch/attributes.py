@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+import sys
+from collections import UserDict, UserList, deque
 from contextlib import contextmanager
+from functools import cache
+from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.torch.annotation import shown_path
@@ -11,31 +14,65 @@ from poetmodel.torch.failures import CaptureError
 from poetmodel.torch.measures import storage_key, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import torch
 
 
 class Attributes:
-    """The attributes of all modules as they are now, to be put back after a capture.
+    """All that the modules of a step hold, as it is now, to be put back after they have run.
 
-    The values that tensors have meanwhile are no numbers, and whoever reads them later gets an
-    error of PyTorch. Lists, dicts, sets and deques that a module holds are put back too.
+    Attributes, hooks, submodules, parameters, buffers and modes; what is in the containers and the
+    objects of a user's classes that a module reaches; flags and hooks of its tensors;
+    hooks of all modules; classes of modules, which parametrizations change. The values that tensors
+    have while a step is captured are no numbers: whoever read them later would get an error of
+    PyTorch.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
+        self._modules = dict(model.named_modules())
+        self._classes = [(module, type(module)) for module in self._modules.values()]
+        self._tensors = [_Flags(tensor) for tensor in (*model.parameters(), *model.buffers())]
+        self._seen = {id(module) for module in self._modules.values()}
+        self._held = [
+            *(
+                held
+                for path, module in self._modules.items()
+                for held in self._reached(path, module)
+            ),
+            *(_Held("", "", hooks) for hooks in _global_hooks()),
+        ]
+        self._first = True
+        """Whether no forward pass of the capture has begun yet."""
+
+    def _reached(self, path: str, module: torch.nn.Module) -> Iterator[_Held]:
+        """Yield the attributes of a module, and the containers and objects behind them."""
         import torch
 
-        self._modules = dict(model.named_modules())
-        self._own = frozenset(vars(torch.nn.Module()))
-        """What every module has: parameters, buffers, hooks, the mode."""
-        self._attributes = {path: dict(vars(module)) for path, module in self._modules.items()}
-        self._contents = {
-            (path, key): _content(value)
-            for path, attributes in self._attributes.items()
-            for key, value in attributes.items()
-            if isinstance(value, list | dict | set | deque)
-        }
+        seen = self._seen  # what several modules reach is kept once
+        attributes = vars(module)
+        yield _Held(path, "", attributes)
+        pending: list[tuple[str, Any]] = list(attributes.items())
+        while pending:
+            key, value = pending.pop()
+            if isinstance(value, (*_PLAIN, torch.Tensor)) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, torch.nn.Module) or _is_of_a_user(value):
+                value = vars(value)
+            if isinstance(value, list | dict | set | deque):
+                yield _Held(path, key, value)
+            elif not isinstance(value, tuple):
+                continue
+            items = value.values() if isinstance(value, dict) else value
+            pending += [(key, item) for item in items if not isinstance(item, _PLAIN)]
+
+    def reached(self, kinds: tuple[type, ...]) -> Iterator[Any]:
+        """Yield the objects of some types that modules reach."""
+        for held in self._held:
+            for value in held.values():
+                if isinstance(value, kinds):
+                    yield value
 
     def put_back(self, *, within: bool = False) -> tuple[tuple[str, str], ...]:
         """Put everything back; return path and attribute of the tensors that had been set.
@@ -43,38 +80,131 @@ class Attributes:
         Parameters
         ----------
         within : bool
-            Whether the capture goes on, which has put other parameters, buffers and hooks in place.
+            Whether a forward pass of a capture begins, which has put parameters, buffers and hooks
+            of its own in place: what is there at the first of them is there at the next ones.
         """
-        skipped = self._own if within else frozenset()
-        changed = []
-        for path, module in self._modules.items():
-            before, now = self._attributes[path], module.__dict__
-            for key in (before.keys() | now.keys()) - skipped:
-                if key not in before:
-                    changed.append((path, key, now.pop(key)))
-                elif key not in now or now[key] is not before[key]:
-                    changed.append((path, key, now.get(key)))
-                    now[key] = before[key]
-        for (path, key), content in self._contents.items():
-            if key in skipped:
-                continue
-            value = self._attributes[path][key]
-            found = _content(value)
-            if not _same(found, content):
-                changed.append((path, key, found))
-                _fill(value, content)
+        begins = within and self._first
+        self._first = not within
+        for module, kind in self._classes:
+            if type(module) is not kind:
+                module.__class__ = kind
+        for flags in self._tensors:
+            flags.put_back()
+        changed: list[tuple[str, str, Any]] = []
+        for held in self._held:
+            if begins:
+                held.begin()
+            changed += held.put_back(within=within)
         return tuple(
             sorted(
-                (path, key)
-                for path, key, value in changed
-                if tensors_in(value) and not self._is_derived(path, key)
+                {
+                    (path, key)
+                    for path, key, value in changed
+                    if key not in _own() and tensors_in(value) and not self._is_derived(path, key)
+                }
             )
         )
 
     def _is_derived(self, path: str, key: str) -> bool:
-        """Return whether a hook makes an attribute of parameters, as ``weight_norm`` does."""
+        """Return whether an attribute is made of parameters, as ``weight_norm`` and RNNs do."""
         hooks = self._modules[path]._forward_pre_hooks.values()  # noqa: SLF001 - no other way
-        return any(getattr(hook, "name", None) == key for hook in hooks)
+        return key == "_flat_weights" or any(getattr(hook, "name", None) == key for hook in hooks)
+
+
+class _Held:
+    """A container, which may be the attributes of an object, and what it held."""
+
+    def __init__(self, path: str, key: str, value: Any) -> None:
+        self._path, self._key, self._value = path, key, value
+        self._before = self._begun = _content(value)
+
+    def values(self) -> Iterable[Any]:
+        """Return what it held."""
+        return self._before.values() if isinstance(self._before, dict) else self._before
+
+    def begin(self) -> None:
+        """Note what a capture has put into it, where that is something that every module has."""
+        if self._key in _own():
+            self._begun = _content(self._value)
+
+    def put_back(self, *, within: bool) -> list[tuple[str, str, Any]]:
+        """Put back what changed; return path, attribute and what was there meanwhile."""
+        if within and self._key in _SWAPPED:
+            return []
+        content = self._begun if within else self._before
+        found = _content(self._value)
+        if _same(found, content):
+            return []
+        if self._key:
+            _fill(self._value, content)
+            return [(self._path, self._key, found)]
+        keys = [
+            key
+            for key in found.keys() | content.keys()
+            if found.get(key, _ABSENT) is not content.get(key, _ABSENT)
+        ]
+        for key in keys:
+            if key in content:
+                self._value[key] = content[key]
+            else:
+                del self._value[key]
+        return [(self._path, key, found.get(key)) for key in keys]
+
+
+class _Flags:
+    """What a tensor of a module has beside its values."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._trained = tensor.requires_grad
+        self._attributes = dict(vars(tensor))
+        self._hooks = {name: dict(getattr(tensor, name) or {}) for name in _TENSOR_HOOKS}
+
+    def put_back(self) -> None:
+        """Put it back."""
+        tensor = self._tensor
+        if tensor.requires_grad != self._trained and tensor.is_leaf:
+            tensor.requires_grad_(self._trained)
+        for name, hooks in self._hooks.items():
+            found = getattr(tensor, name)
+            if found is not None and not _same(dict(found), hooks):
+                _fill(found, hooks)
+        if not _same(vars(tensor), self._attributes):
+            _fill(vars(tensor), self._attributes)
+
+
+_TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_PLAIN: Final = (str, bytes, int, float, complex, NoneType)
+_ABSENT: Final = object()
+_SWAPPED: Final = ("_parameters", "_buffers")
+"""What a capture puts tensors of its own into."""
+
+
+@cache
+def _own() -> frozenset[str]:
+    """Return the names of what every module has: parameters, buffers, hooks, submodules, mode."""
+    import torch
+
+    return frozenset(vars(torch.nn.Module()))
+
+
+def _global_hooks() -> Iterator[dict[int, Any]]:
+    """Yield the containers of hooks that all modules have."""
+    from torch.nn.modules import module
+
+    for name, value in vars(module).items():
+        if name.startswith("_global_") and isinstance(value, dict):
+            yield value
+
+
+def _is_of_a_user(value: Any) -> bool:
+    """Return whether attributes of an object are a user's: not those of a library's machinery."""
+    if isinstance(value, UserDict | UserList):
+        return True
+    if not hasattr(value, "__dict__") or isinstance(value, type | ModuleType):
+        return False
+    library = type(value).__module__.partition(".")[0]
+    return library not in sys.stdlib_module_names and library not in ("torch", "numpy")
 
 
 class AssignedBuffers:
@@ -86,6 +216,7 @@ class AssignedBuffers:
     """
 
     def __init__(self, model: torch.nn.Module, *, name: str) -> None:
+        self._model = model
         self._modules = dict(model.named_modules())
         self._name = name
         self._found: set[tuple[str, str]] = set()
@@ -126,11 +257,13 @@ class AssignedBuffers:
         if self.at_start is not None:
             self.at_start()
         before = self._buffers()
+        parameters = self._parameters()
         for (path, key), buffer in before.items():
             if (path, key) in self._known:
                 self._set(path, key, buffer.detach().clone())
         try:
             yield
+            self._check_parameters(parameters)
             after = self._buffers()
             for place in sorted(after.keys() - before.keys()):
                 raise CaptureError(self._told(place, _NEW))
@@ -146,6 +279,37 @@ class AssignedBuffers:
             for (path, key), buffer in before.items():
                 if (path, key) in self._known:
                     self._set(path, key, buffer)
+
+    def _parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
+        """Return all parameters, also of new modules, with how many hooks each has."""
+        return {
+            (path, key): (tensor, sum(len(getattr(tensor, n) or ()) for n in _TENSOR_HOOKS))
+            for path, module in self._model.named_modules()
+            for key, tensor in module._parameters.items()  # noqa: SLF001 - shared ones count twice
+            if tensor is not None
+        }
+
+    def _check_parameters(self, before: Mapping[tuple[str, str], tuple[torch.Tensor, int]]) -> None:
+        """Raise where a forward pass adds, takes away or replaces a parameter, or hooks one."""
+        after = self._parameters()
+        for place in sorted(before.keys() | after.keys()):
+            if place not in before:
+                fault = (
+                    "is new after forward, and no optimizer knows it; make it in __init__, or call "
+                    "the model once on inputs before"
+                )
+            elif place not in after:
+                fault = "is taken away in forward; leave it there, or compile afterwards"
+            elif before[place][0] is not after[place][0]:
+                fault = "is assigned in forward; change its values with torch.no_grad() outside"
+            elif before[place][1] != after[place][1]:
+                fault = (
+                    "gets a hook in forward (register_hook), which a compiled step does not run; "
+                    "do with .grad after the step what it does"
+                )
+            else:
+                continue
+            raise CaptureError(self._told(place, fault, kind="parameter"))
 
     def _buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
         return {
@@ -176,10 +340,10 @@ class AssignedBuffers:
             return
         raise CaptureError(self._told(place, fault))
 
-    def _told(self, place: tuple[str, str], fault: str) -> str:
+    def _told(self, place: tuple[str, str], fault: str, *, kind: str = "buffer") -> str:
         path, key = place
         at = f" of module {shown_path(path)!r}" if shown_path(path) else ""
-        return f"{self._name}: buffer {key!r}{at} {fault}"
+        return f"{self._name}: {kind} {key!r}{at} {fault}"
 
 
 _NEW: Final = "is new after forward; register it, with a tensor, in __init__"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.torch.comparison import Difference, State, differences, eager_step
 from poetmodel.torch.peaks import heap_peak_bytes, storage_peak_bytes
-from poetmodel.torch.roles import Purpose, Source
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -22,36 +19,6 @@ if TYPE_CHECKING:
 
 REPEATS: Final = 3
 """Of how many runs the least time is taken."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """A result that is not that of eager PyTorch, bit by bit."""
-
-    name: str
-    """Which result: ``loss``, ``gradient of conv1.weight``, ``mutation of bn1.running_mean``."""
-    largest: float | None
-    """Largest absolute difference of an element; None where only one of the two has the result."""
-    op: str
-    """The operation that it comes from; empty where it is unknown."""
-
-    @property
-    def told(self) -> str:
-        """How far apart the two are, in words."""
-        if self.largest is None:
-            return "only one of both has it"
-        return f"by up to {self.largest:.3g}"
-
-    def __str__(self) -> str:
-        where = f", from {self.op}" if self.op else ""
-        return f"{self.name} ({self.told}{where})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values that JSON has; what is not finite is only `told`."""
-        values = asdict(self)
-        if self.largest is not None and not isfinite(self.largest):
-            values["largest"] = None
-        return {**values, "told": self.told}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +62,8 @@ class Certificate:
     """The device that the planned time is for; None where costs are those of no named device."""
     eager_time_s: float
     """Least time of a step of eager PyTorch [s]."""
+    threads: int
+    """Threads that PyTorch computed with."""
 
     @property
     def equal(self) -> bool:
@@ -139,7 +108,7 @@ class Certificate:
                 f"{format_bytes(self.plan_written_bytes)} and "
                 f"{format_bytes(self.plan_read_bytes)})",
                 f"time {format_seconds(self.time_s)} a step{here}{planned}, "
-                f"eager {format_seconds(self.eager_time_s)}{here}",
+                f"eager {format_seconds(self.eager_time_s)}{here}, {self.threads} thread(s)",
             )
         )
 
@@ -175,10 +144,12 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     that are there already, so that theirs does not count. Time and memory are those of several
     steps of each kind; the memory that verifying takes is not bounded by the budget.
     """
-    state = _State(compiled, inputs)
+    import torch
+
+    state = State(compiled, inputs)
 
     def eager() -> torch.Tensor:
-        return _eager(compiled, inputs)
+        return eager_step(compiled, inputs)
 
     def ours() -> torch.Tensor:
         return compiled.runner(inputs)
@@ -193,7 +164,7 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         found, found_random = state.results(ours)
         traffic = compiled.runner.traffic
         moved = (traffic.written_bytes - before[0], traffic.read_bytes - before[1])
-        differences = tuple(_differences(compiled, expected, found))
+        apart = tuple(differences(compiled, expected, found))
         count = len(expected.keys() | found.keys())
         del expected, found
         state.make_gradients()
@@ -204,7 +175,7 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     return Certificate(
         name=compiled.trace.graph.name,
         compared=count,
-        differences=differences,
+        differences=apart,
         random_equal=bool((expected_random == found_random).all()),
         budget_bytes=compiled.budget_bytes,
         plan_peak_bytes=compiled.peak_bytes,
@@ -222,6 +193,7 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         plan_time_s=compiled.check.makespan_s,
         plan_device=compiled.device,
         eager_time_s=min(eager_s for eager_s, _ in times),
+        threads=torch.get_num_threads(),
     )
 
 
@@ -232,138 +204,3 @@ def _timed(work: Callable[[], object]) -> Callable[[], float]:
         return perf_counter() - begin
 
     return run
-
-
-def _eager(compiled: Compiled, inputs: Sequence[Any]) -> torch.Tensor:
-    """Run the step as PyTorch does."""
-    import torch
-    from torch.utils import _pytree
-
-    joint = compiled.trace.joint
-    with torch.enable_grad():
-        loss = joint.module(*_pytree.tree_unflatten(list(inputs), joint.input_spec))
-        loss.backward()
-    detached: torch.Tensor = loss.detach()
-    return detached
-
-
-class _State:
-    """All that a step may change, and how it was."""
-
-    def __init__(self, compiled: Compiled, inputs: Sequence[Any]) -> None:
-        import torch
-
-        joint = compiled.trace.joint
-        self.targets = {
-            argument.name: joint.value(argument, inputs)
-            for argument in joint.arguments
-            if argument.source in (Source.PARAMETER, Source.INPUT)
-            and isinstance(joint.value(argument, inputs), torch.Tensor)
-        }
-        """Whatever may have a gradient, by name."""
-        changed = [r.of for r in joint.results if r.purpose is Purpose.MUTATION]
-        self.changed = {of.name: joint.value(of, inputs) for of in changed if of is not None}
-        """What is changed in place, by name; buffers that are not in the graph stay."""
-        self.others = [joint.value(a) for a in joint.of(Source.BUFFER) + joint.of(Source.CONSTANT)]
-        there = itertools.chain(
-            self.changed.values(), joint.module.parameters(), joint.module.buffers()
-        )
-        self._values = [
-            (tensor, tensor.detach().clone()) for tensor in {id(t): t for t in there}.values()
-        ]
-        """Values before, also of what only eager changes: an embedding that bounds its rows."""
-        self._random = torch.get_rng_state()
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield everything that is there before a step."""
-        for tensor in self.targets.values():
-            yield tensor
-            if tensor.grad is not None:
-                yield tensor.grad
-        yield from self.changed.values()
-        yield from self.others
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Take the gradients away for a while, and put all back at the end."""
-        gradients = {name: tensor.grad for name, tensor in self.targets.items()}
-        self._clear_gradients()
-        try:
-            yield
-        finally:
-            self.reset()
-            for name, tensor in self.targets.items():
-                tensor.grad = gradients[name]
-
-    def reset(self) -> None:
-        """Put back what was changed in place, and the state of the random generator."""
-        import torch
-
-        with torch.no_grad():
-            for tensor, value in self._values:
-                if not torch.equal(tensor, value):
-                    tensor.copy_(value)
-        torch.set_rng_state(self._random)
-
-    def again(self, work: Callable[[], Any]) -> Any:
-        """Run something from the state before."""
-        self.reset()
-        return work()
-
-    def results(
-        self, work: Callable[[], torch.Tensor]
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Run a step from the state before; return its results by name, and the random state."""
-        import torch
-
-        self.reset()
-        found = {"loss": work()}
-        for name, tensor in self.targets.items():
-            if tensor.grad is not None:
-                found[f"{Purpose.GRADIENT} of {name}"] = tensor.grad
-        for name, tensor in self.changed.items():
-            found[f"{Purpose.MUTATION} of {name}"] = tensor.detach().clone()
-        self._clear_gradients()
-        return found, torch.get_rng_state()
-
-    def make_gradients(self) -> None:
-        """Give gradients of zeros to all that are trained."""
-        import torch
-
-        for tensor in self.targets.values():
-            if tensor.requires_grad and tensor.is_leaf:
-                tensor.grad = torch.zeros_like(tensor)
-
-    def _clear_gradients(self) -> None:
-        for tensor in self.targets.values():
-            tensor.grad = None
-
-
-def _differences(
-    compiled: Compiled, expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]
-) -> Iterator[Difference]:
-    ops = _ops(compiled)
-    for name in sorted(expected.keys() | found.keys()):
-        one, other = expected.get(name), found.get(name)
-        if one is None or other is None or one.shape != other.shape:
-            yield Difference(name=name, largest=None, op=ops.get(name, ""))
-        elif not _same(one, other):
-            largest = float((one.double() - other.double()).abs().max())
-            yield Difference(name=name, largest=largest, op=ops.get(name, ""))
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors are equal; NaN counts as equal to NaN."""
-    import torch
-
-    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
-def _ops(compiled: Compiled) -> dict[str, str]:
-    """Return the name of the operation that each result comes from."""
-    parts = compiled.trace.parts
-    return {
-        emission.result.name: parts.units[emission.after].label.name
-        for emission in parts.emissions
-        if emission.after is not None
-    }

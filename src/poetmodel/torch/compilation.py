@@ -31,7 +31,7 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     recompute: bool = True,
     device: str | Device | None = None,
     profile: Profile | Costs | None = None,
-    minimize: str = "energy",
+    minimize: str | None = None,
     deadline: str | float | None = None,
     time_limit: float = 60.0,
     gap: float = 0.01,
@@ -52,7 +52,8 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         Example inputs, the target last.
     ram : str or int
         The budget for tensors and workspaces, without parameters and gradients: bytes, a size such
-        as ``20MiB``, or a percentage of the peak when everything is kept.
+        as ``20MiB``, or a percentage of the peak when everything is kept. With inputs of several
+        forms (`dynamic`) a percentage below 100 is of the first one's peak, the same bytes for all.
     storage : str or Path, optional
         Folder for the page file; made if it is not there.
     paging : bool, optional
@@ -63,8 +64,9 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         Estimate costs for this device in place of measuring them here.
     profile : Profile or Costs, optional
         Costs of the traced step, such as `measure` returns, in place of measuring them here.
-    minimize : {'energy', 'time', 'ram', 'writes'}
-        What the schedule is best in.
+    minimize : {'energy', 'time', 'ram', 'writes'}, optional
+        What the schedule is best in. Default: time where costs are those of this host, energy where
+        they are those of a device.
     deadline : str or float, optional
         Time limit of a step: seconds, ``20ms``, or ``150%`` of one computation of every operation.
     time_limit : float
@@ -301,6 +303,7 @@ class Step:
     # -- compiling -----------------------------------------------------------------------------
 
     def _compile(self, inputs: Sequence[Any]) -> Compiled:
-        compiled = prepare(self._model, self._loss_fn, inputs, self._options)
+        first = self._compiled[0] if self._compiled else None
+        compiled = prepare(self._model, self._loss_fn, inputs, self._options, first=first)
         self._compiled.append(compiled)
         return compiled

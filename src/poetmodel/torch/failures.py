@@ -84,6 +84,10 @@ def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
     except InputError:
         raise
     except RAISED as error:
+        # What PyTorch does to clean up may fail in its turn: the first failure counts.
+        for link in _chain(error):
+            if isinstance(link, InputError):
+                raise link from None
         raise CaptureError(_sentence(subject, error, trail)) from error
 
 

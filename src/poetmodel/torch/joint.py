@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.torch.admission import check_joint, check_step
 from poetmodel.torch.annotation import BODY, annotated, shown_path
 from poetmodel.torch.attributes import AssignedBuffers, Attributes
+from poetmodel.torch.decompositions import native_operators
+from poetmodel.torch.draws import Draws
 from poetmodel.torch.failures import CaptureError, explained
+from poetmodel.torch.layouts import fake_mode
 from poetmodel.torch.lookup import Lookup
 from poetmodel.torch.recurrent import captured_recurrence
 from poetmodel.torch.requirement import require_torch
@@ -172,6 +175,7 @@ def capture(
         If PyTorch is missing or too old.
     """
     require_torch()
+    import torch
     from torch.utils import _pytree
 
     name = name or type(model).__name__
@@ -179,20 +183,27 @@ def capture(
     flat, spec = _pytree.tree_flatten(tuple(inputs))
     stepped, assigned = _with_loss(name, model, loss_fn)
     attributes = Attributes(stepped)
+    draws = Draws(name, attributes)
     # PyTorch runs the model several times; each time begins with the attributes of the first.
     assigned.at_start = lambda: attributes.put_back(within=True)
     trail: list[str] = []
+    mkldnn = torch.backends.mkldnn.enabled
     try:
         with (
             _quiet(),
+            draws.kept(),
             explained(name, trail),
             refused_seeding(),
-            captured_recurrence(name, stepped),
+            captured_recurrence(stepped),
+            native_operators(),
         ):
-            graph_module = _export(stepped, tuple(inputs), trail)
+            with annotated(stepped, trail, draws.check):
+                graph_module = _export(stepped, tuple(inputs), mkldnn=mkldnn)
             if assigned.learn():
                 attributes.put_back()
-                graph_module = _export(stepped, tuple(inputs), trail)
+                with annotated(stepped, trail, draws.check):
+                    graph_module = _export(stepped, tuple(inputs), mkldnn=mkldnn)
+            draws.check()
     finally:
         assigned.at_start = None
         stale = attributes.put_back()
@@ -251,11 +262,13 @@ def _with_loss(
     return stepped, assigned
 
 
-def _export(stepped: torch.nn.Module, inputs: tuple[Any, ...], trail: list[str]) -> fx.GraphModule:
+def _export(stepped: torch.nn.Module, inputs: tuple[Any, ...], *, mkldnn: bool) -> fx.GraphModule:
     """Call PyTorch's capture."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+    from torch._guards import TracingContext, tracing
 
-    with ExitStack() as stack, annotated(stepped, trail):
+    context = TracingContext(fake_mode(mkldnn=mkldnn))
+    with ExitStack() as stack, tracing(context):
         exported = aot_export_joint_with_descriptors(stack, stepped, inputs)
         graph_module: fx.GraphModule = exported.graph_module
     return graph_module

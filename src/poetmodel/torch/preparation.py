@@ -14,7 +14,7 @@ from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, CostError, InputError, VerificationError, shown
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
-from poetmodel.problem import DeadlineCounts, Problem
+from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.solve import solve
 from poetmodel.torch.coarsening import (
     coarse_costs,
@@ -23,6 +23,7 @@ from poetmodel.torch.coarsening import (
     keep_all_bytes,
     least_bytes,
 )
+from poetmodel.torch.comparison import check_agreement
 from poetmodel.torch.failures import CaptureError
 from poetmodel.torch.guards import Guards, refuse_inputs, refuse_surroundings
 from poetmodel.torch.pages import make_folder
@@ -61,7 +62,7 @@ class Options:
     recompute: bool
     device: str | Device | None
     profile: Profile | Costs | None
-    minimize: str
+    minimize: str | None
     deadline: str | float | None
     time_limit: float
     gap: float
@@ -149,6 +150,8 @@ def prepare(
     loss_fn: Callable[..., torch.Tensor] | None,
     inputs: Sequence[Any],
     options: Options,
+    *,
+    first: Compiled | None = None,
 ) -> Compiled:
     """Trace a step, find its costs, solve, plan, and compile the program.
 
@@ -158,6 +161,8 @@ def prepare(
         As for `poetmodel.torch.compile`.
     options : Options
         Its other parameters.
+    first : Compiled, optional
+        The same step for the inputs that came first: its budget is that of all.
 
     Raises
     ------
@@ -174,7 +179,7 @@ def prepare(
     guards = Guards(traced.joint)
     trace_s = perf_counter() - begin
     whole = keep_all_bytes(traced)
-    budget = parse_size(options.ram, field="ram", whole_bytes=whole)
+    budget = _budget_bytes(options, whole, first)
     coarse = coarsened(traced, budget_bytes=budget)
     before = perf_counter()
     all_costs, notes = _costs(traced, options)
@@ -184,7 +189,7 @@ def prepare(
         coarse, costs, Ram(traced=traced, given_bytes=budget, whole_bytes=whole), options
     )
     runner = Runner(traced, plan, coarse.numbers, folder=options.storage, rollback=options.rollback)
-    return Compiled(
+    compiled = Compiled(
         trace=traced,
         coarse=coarse,
         costs=costs,
@@ -200,6 +205,19 @@ def prepare(
         profile_s=profile_s,
         compile_s=perf_counter() - begin,
     )
+    check_agreement(compiled)
+    return replace(compiled, compile_s=perf_counter() - begin)
+
+
+def _budget_bytes(options: Options, whole: int, first: Compiled | None) -> int:
+    """Return the budget; a percentage is of the peak of the first form [B].
+
+    The RAM of a host does not depend on its inputs. Where everything was kept, it still is.
+    """
+    if first is None or not str(options.ram).strip().endswith("%"):
+        return parse_size(options.ram, field="ram", whole_bytes=whole)
+    keeps = first.budget_bytes >= first.keep_all_bytes
+    return max(first.budget_bytes, whole) if keeps else first.budget_bytes
 
 
 def _check_host(model: torch.nn.Module) -> None:
@@ -300,7 +318,7 @@ def _planned(
         deadline_counts=DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL,
         recompute=options.recompute,
         paging=options.pages,
-        minimize=options.minimize,
+        minimize=options.minimize or (Quantity.ENERGY if costs.device else Quantity.TIME),
     )
     result = solve(problem, time_limit=options.time_limit, gap=options.gap)
     if result.schedule is None:

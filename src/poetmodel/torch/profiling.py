@@ -55,7 +55,7 @@ def measure(
     *,
     folder: str | Path = ".",
     repeats: int = 5,
-    threads: int = 1,
+    threads: int | None = None,
     power_from: Device | None = None,
 ) -> Profile:
     """Measure what a traced step costs on this host.
@@ -69,8 +69,8 @@ def measure(
     repeats : int
         Steps that are timed, of which the least counts, and times that each page is moved, of
         which the median does.
-    threads : int
-        Threads that compute.
+    threads : int, optional
+        Threads that compute; by default as many as PyTorch is set to (`torch.get_num_threads`).
     power_from : Device, optional
         Its power figures make energies of times; without it RAPL counters where they can be
         read, else a nominal 1 W.
@@ -85,7 +85,10 @@ def measure(
     InputError
         If pages cannot be timed in the folder, or the step does not run on the processor.
     """
+    import torch
+
     _check_device(trace)
+    threads = threads or torch.get_num_threads()
     paging = measure_paging(folder, repeats=repeats)
     times_s = unit_times_s(trace.joint, trace.parts, repeats=repeats, threads=threads)
     power = power_of(power_from) if power_from is not None else _host_power(trace, threads)

@@ -57,7 +57,7 @@ def report(compiled: Compiled, certificate: Certificate | None, *, call: str) ->
             "batch_size": graph.batch_size,
             "resident_bytes": dict(graph.resident_bytes),
         },
-        "costs": list(compiled.notes),
+        "costs": [*compiled.notes, f"minimized: {compiled.result.problem.minimize}"],
         "budget_bytes": compiled.budget_bytes,
         "keep_all_bytes": compiled.keep_all_bytes,
         "reserved_bytes": coarse.reserved_bytes,

@@ -1,0 +1,302 @@
+"""Comparing eager PyTorch and a compiled step: from one state, bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.torch.attributes import Attributes
+from poetmodel.torch.draws import Draws
+from poetmodel.torch.failures import CaptureError, explained
+from poetmodel.torch.roles import Purpose, Source
+from poetmodel.torch.timing import limited_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import torch
+
+    from poetmodel.torch.preparation import Compiled
+
+_LOG: Final = logging.getLogger(__name__)
+
+Results = dict[str, "torch.Tensor"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A result that is not that of eager PyTorch, bit by bit."""
+
+    name: str
+    """Which result: ``loss``, ``gradient of conv1.weight``, ``mutation of bn1.running_mean``."""
+    largest: float | None
+    """Largest absolute difference of an element; None where only one of the two has the result."""
+    op: str
+    """The operation that it comes from; empty where it is unknown."""
+
+    @property
+    def told(self) -> str:
+        """How far apart the two are, in words."""
+        if self.largest is None:
+            return "only one of both has it"
+        return f"by up to {self.largest:.3g}"
+
+    def __str__(self) -> str:
+        where = f", from {self.op}" if self.op else ""
+        return f"{self.name} ({self.told}{where})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values that JSON has; what is not finite is only `told`."""
+        values = asdict(self)
+        if self.largest is not None and not isfinite(self.largest):
+            values["largest"] = None
+        return {**values, "told": self.told}
+
+
+def check_agreement(compiled: Compiled) -> None:
+    """Run eager PyTorch twice and a compiled step once, and see that all give the same.
+
+    Parameters
+    ----------
+    compiled : Compiled
+        The step; runs on the inputs that it was captured with.
+
+    Raises
+    ------
+    CaptureError
+        If loss or gradients differ by more than the rounding of sums in another order.
+
+    Notes
+    -----
+    A capture holds what Python code computed while it ran: the time, a count of calls, a number
+    from a generator that PyTorch does not know. Where eager gives other results when it runs again,
+    with modules as the first run left them, a captured step would be wrong from its second run on.
+    Buffers that differ are only logged: batch norm in a checkpoint is updated once, not twice.
+    """
+    import torch
+
+    joint = compiled.trace.joint
+    state = State(compiled, joint.inputs)
+
+    def eager() -> torch.Tensor:
+        with explained(f"{joint.name}: one step of PyTorch"):
+            return eager_step(compiled, joint.inputs)
+
+    with state.kept():
+        expected, expected_random = state.results(eager)
+        unstable = list(differences(compiled, expected, state.results(eager, attributes=False)[0]))
+        if unstable and torch.get_num_threads() > 1:
+            # Sums that several threads share have no order of their own: that is no constant.
+            with limited_threads(1):
+                one = state.results(eager)[0]
+                other = state.results(eager, attributes=False)[0]
+                unstable = list(differences(compiled, one, other))
+        if unstable:
+            msg = (
+                f"{joint.name}: PyTorch itself gives other results when the step runs again from "
+                f"the same parameters, buffers and random state: {_listed(unstable)}; what "
+                "changes them (a clock, random numbers of another library, an attribute that "
+                "forward counts up) would be frozen: make it an input or a buffer"
+            )
+            raise CaptureError(msg)
+        found, found_random = state.results(lambda: compiled.runner(joint.inputs))
+    apart = _apart(compiled, expected, found)
+    if apart:
+        msg = (
+            f"{joint.name}: the captured step does not compute what PyTorch does: "
+            f"{_listed(apart)}; replace the operations that these come from"
+        )
+        raise CaptureError(msg)
+    rounded = list(differences(compiled, expected, found))
+    if rounded:
+        _LOG.warning("%s: not all bits are those of PyTorch: %s", joint.name, _listed(rounded))
+    if not bool((expected_random == found_random).all()):
+        _LOG.warning("%s: the random generator is left in another state than eager's", joint.name)
+
+
+def _apart(compiled: Compiled, expected: Results, found: Results) -> list[Difference]:
+    """Return where loss or gradients differ by more than rounding."""
+    gradients = [value for name, value in expected.items() if name.startswith(Purpose.GRADIENT)]
+    scale = max((_largest(value) for value in gradients), default=0.0)
+    return [
+        difference
+        for difference in differences(compiled, expected, found)
+        if not difference.name.startswith(Purpose.MUTATION)
+        and not _is_rounding(
+            difference,
+            expected.get(difference.name),
+            scale=scale if difference.name.startswith(Purpose.GRADIENT) else None,
+        )
+    ]
+
+
+def _is_rounding(
+    difference: Difference, value: torch.Tensor | None, *, scale: float | None
+) -> bool:
+    """Return whether a difference is as small as sums in another order make it."""
+    import torch
+
+    if value is None or difference.largest is None or not value.is_floating_point():
+        return False
+    reach = _largest(value) if scale is None else scale
+    return bool(difference.largest <= torch.finfo(value.dtype).eps ** 0.5 * reach)
+
+
+def _largest(value: torch.Tensor) -> float:
+    found = value.detach().abs()
+    return float(found[found.isfinite()].max()) if found.isfinite().any() else 0.0
+
+
+def _listed(found: Sequence[Difference]) -> str:
+    more = len(found) - _SHOWN
+    return "; ".join(map(str, found[:_SHOWN])) + (f"; and {more} more" if more > 0 else "")
+
+
+_SHOWN: Final = 3
+"""Most differences that a message names."""
+
+
+def eager_step(compiled: Compiled, inputs: Sequence[Any]) -> torch.Tensor:
+    """Run the step as PyTorch does."""
+    import torch
+    from torch.utils import _pytree
+
+    joint = compiled.trace.joint
+    with torch.enable_grad():
+        loss = joint.module(*_pytree.tree_unflatten(list(inputs), joint.input_spec))
+        loss.backward()
+    detached: torch.Tensor = loss.detach()
+    return detached
+
+
+class State:
+    """All that a step may change, and how it was."""
+
+    def __init__(self, compiled: Compiled, inputs: Sequence[Any]) -> None:
+        import torch
+
+        joint = compiled.trace.joint
+        self.targets = {
+            argument.name: joint.value(argument, inputs)
+            for argument in joint.arguments
+            if argument.source in (Source.PARAMETER, Source.INPUT)
+            and isinstance(joint.value(argument, inputs), torch.Tensor)
+        }
+        """Whatever may have a gradient, by name."""
+        changed = [r.of for r in joint.results if r.purpose is Purpose.MUTATION]
+        self.changed = {of.name: joint.value(of, inputs) for of in changed if of is not None}
+        """What is changed in place, by name; buffers that are not in the graph stay."""
+        self.others = [joint.value(a) for a in joint.of(Source.BUFFER) + joint.of(Source.CONSTANT)]
+        there = itertools.chain(
+            self.changed.values(), joint.module.parameters(), joint.module.buffers()
+        )
+        self._values = [
+            (tensor, tensor.detach().clone()) for tensor in {id(t): t for t in there}.values()
+        ]
+        """Values before, also of what only eager changes: an embedding that bounds its rows."""
+        self._random = torch.get_rng_state()
+        self._attributes = Attributes(joint.module)
+        self._draws = Draws(joint.name, self._attributes)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield everything that is there before a step."""
+        for tensor in self.targets.values():
+            yield tensor
+            if tensor.grad is not None:
+                yield tensor.grad
+        yield from self.changed.values()
+        yield from self.others
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Take the gradients away for a while, and put all back at the end."""
+        gradients = {name: tensor.grad for name, tensor in self.targets.items()}
+        self._clear_gradients()
+        try:
+            with self._draws.kept():
+                yield
+        finally:
+            self.reset()
+            for name, tensor in self.targets.items():
+                tensor.grad = gradients[name]
+
+    def reset(self, *, attributes: bool = True) -> None:
+        """Put back what was changed in place, the state of the random generator, and modules."""
+        import torch
+
+        if attributes:
+            self._attributes.put_back()
+        with torch.no_grad():
+            for tensor, value in self._values:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+        torch.set_rng_state(self._random)
+
+    def again(self, work: Callable[[], Any]) -> Any:
+        """Run something from the state before."""
+        self.reset()
+        return work()
+
+    def results(
+        self, work: Callable[[], torch.Tensor], *, attributes: bool = True
+    ) -> tuple[Results, torch.Tensor]:
+        """Run a step from the state before; return its results by name, and the random state.
+
+        Where asked for, modules have their attributes as another step left them.
+        """
+        import torch
+
+        self.reset(attributes=attributes)
+        found = {"loss": work()}
+        for name, tensor in self.targets.items():
+            if tensor.grad is not None:
+                found[f"{Purpose.GRADIENT} of {name}"] = tensor.grad
+        for name, tensor in self.changed.items():
+            found[f"{Purpose.MUTATION} of {name}"] = tensor.detach().clone()
+        self._clear_gradients()
+        return found, torch.get_rng_state()
+
+    def make_gradients(self) -> None:
+        """Give gradients of zeros to all that are trained."""
+        import torch
+
+        for tensor in self.targets.values():
+            if tensor.requires_grad and tensor.is_leaf:
+                tensor.grad = torch.zeros_like(tensor)
+
+    def _clear_gradients(self) -> None:
+        for tensor in self.targets.values():
+            tensor.grad = None
+
+
+def differences(compiled: Compiled, expected: Results, found: Results) -> Iterator[Difference]:
+    """Yield the results that are not equal bit by bit."""
+    ops = _ops(compiled)
+    for name in sorted(expected.keys() | found.keys()):
+        one, other = expected.get(name), found.get(name)
+        if one is None or other is None or one.shape != other.shape:
+            yield Difference(name=name, largest=None, op=ops.get(name, ""))
+        elif not _same(one, other):
+            largest = float((one.double() - other.double()).abs().max())
+            yield Difference(name=name, largest=largest, op=ops.get(name, ""))
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are equal; NaN counts as equal to NaN."""
+    import torch
+
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _ops(compiled: Compiled) -> dict[str, str]:
+    """Return the name of the operation that each result comes from."""
+    parts = compiled.trace.parts
+    return {
+        emission.result.name: parts.units[emission.after].label.name
+        for emission in parts.emissions
+        if emission.after is not None
+    }

@@ -1,0 +1,391 @@
+"""What runs during a capture leaves modules as they were, hooks and all, or is refused."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import OrderedDict, UserDict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.utils import parametrize  # noqa: E402
+
+import poetmodel.torch as pmt  # noqa: E402
+from eager_steps import differing  # noqa: E402
+from traced_models import Through, rows  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+nn = torch.nn
+pytestmark = pytest.mark.torch
+
+
+class Ready(nn.Module):
+    """Changes itself in its first forward pass, and notes that it did."""
+
+    def __init__(self, change: Callable[[Any], object], *, late: bool = False) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+        self.act = nn.ReLU()
+        self.spare = nn.ReLU()
+        self.ready = False
+        self.change = change
+        self.late = late
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output."""
+        if not self.ready and not self.late:
+            self.change(self)
+            self.ready = True
+        y = self.inner(x)
+        if not self.ready and self.late:
+            self.change(self)
+            self.ready = True
+        return self.act(y)
+
+
+def doubled(_: Any, __: Any, output: Any) -> Any:
+    """Double an output."""
+    return output * 2
+
+
+def halved(_: Any, inputs: Any) -> Any:
+    """Halve the inputs."""
+    return tuple(value / 2 for value in inputs)
+
+
+def scaled(_: Any, into: Any, __: Any) -> Any:
+    """Scale gradients."""
+    return tuple(None if g is None else g * 3 for g in into)
+
+
+def scaled_out(_: Any, out: Any) -> Any:
+    """Scale gradients of outputs."""
+    return tuple(None if g is None else g * 3 for g in out)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the parameter is used as."""
+        return 2 * x
+
+
+HOOKS: dict[str, Callable[[Any], object]] = {
+    "forward": lambda m: m.inner.register_forward_hook(doubled),
+    "forward with keywords": lambda m: m.inner.register_forward_hook(
+        lambda _m, _i, _k, output: output * 2, with_kwargs=True
+    ),
+    "forward, always": lambda m: m.inner.register_forward_hook(doubled, always_call=True),
+    "before forward": lambda m: m.inner.register_forward_pre_hook(halved),
+    "before forward, first": lambda m: m.inner.register_forward_pre_hook(halved, prepend=True),
+    "before forward with keywords": lambda m: m.inner.register_forward_pre_hook(
+        lambda _m, i, k: (halved(_m, i), k), with_kwargs=True
+    ),
+    "backward": lambda m: m.inner.register_full_backward_hook(scaled),
+    "before backward": lambda m: m.inner.register_full_backward_pre_hook(scaled_out),
+}
+
+OTHERS: dict[str, Callable[[Any], object]] = {
+    "state dict": lambda m: m.register_state_dict_post_hook(nothing),
+    "before state dict": lambda m: m.inner.register_state_dict_pre_hook(nothing),
+    "before loading": lambda m: m.register_load_state_dict_pre_hook(nothing),
+    "after loading": lambda m: m.inner.register_load_state_dict_post_hook(nothing),
+    "mode": lambda m: m.inner.eval(),
+    "module added": lambda m: m.add_module("new", nn.Tanh()),
+    "module replaced": lambda m: setattr(m, "act", nn.Tanh()),
+    "module taken away": lambda m: delattr(m, "spare"),
+    "global hook": lambda _: nn.modules.module.register_module_forward_hook(nothing),
+    "nested container": lambda m: m.notes["a"][0].append(1),
+    "mapping": lambda m: m.user.update(b=2),
+    "object": lambda m: setattr(m.object, "count", 7),
+    "module in a list": lambda m: m.hidden[0].eval(),
+    "flag of a weight": lambda m: m.frozen[0].requires_grad_(False),
+    "class": lambda m: setattr(m.act, "__class__", nn.Tanh),
+}
+
+
+class Notes:
+    """An object of a user."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def step_of(change: Callable[[Any], object], **options: Any) -> Any:
+    """Return a step of two modules that change themselves."""
+    torch.manual_seed(1)
+    model, loss_fn, inputs = rows(Ready(change, **options), Ready(change, **options))
+    for module in model:
+        module.notes = {"a": [[]]}
+        module.user = UserDict(a=1)
+        module.object = Notes()
+        module.hidden = [nn.Dropout(0.0)]
+        module.frozen = [module.unused.weight]
+    return model, loss_fn, inputs
+
+
+def state_of(model: Any) -> Any:
+    """Return everything that can be said of the modules of a model, as identities and values."""
+    hooks = vars(nn.Module())
+    return [
+        (
+            name,
+            type(module),
+            {key: [*map(id, getattr(module, key))] for key in hooks if key.endswith("hooks")},
+            {key: list(getattr(module, key)) for key in hooks if isinstance(hooks[key], dict)},
+            [*map(id, module._modules.values())],
+            [(id(p), p.requires_grad, p._backward_hooks) for p in module.parameters(recurse=False)],
+            [(id(b), b.tolist()) for b in module.buffers(recurse=False)],
+            module.training,
+            sorted(vars(module)),
+            repr(vars(module).get("notes")),
+            dict(vars(module).get("user", {})),
+            vars(vars(module).get("object", Notes())),
+            [part.training for part in vars(module).get("hidden", ())],
+            len(nn.modules.module._global_forward_hooks),
+        )
+        for name, module in model.named_modules()
+    ]
+
+
+FIRING = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+
+@FIRING
+@pytest.mark.parametrize("kind", HOOKS | OTHERS)
+def test_a_capture_leaves_modules_as_they_were(kind: str) -> None:
+    """Compiling and verifying change nothing, and the step computes what eager's first does."""
+    own = step_of((HOOKS | OTHERS)[kind])
+    before = state_of(own[0])
+    step = pmt.compile(*own, ram="100%", device="rpi4b", time_limit=5)
+    assert state_of(own[0]) == before
+    assert step.verify().equal
+    assert state_of(own[0]) == before
+    assert differing(step, *own) == []
+    nn.modules.module._global_forward_hooks.clear()
+    assert state_of(own[0]) == before
+
+
+@FIRING
+@pytest.mark.parametrize("kind", HOOKS)
+def test_hooks_of_the_first_pass_are_captured_once(kind: str) -> None:
+    """However often PyTorch runs the model meanwhile."""
+    own = step_of(HOOKS[kind])
+    other = step_of(nothing)
+    loss = pmt.compile(*own, ram="100%", device="rpi4b")(*own[2])
+    plain = pmt.compile(*other, ram="100%", device="rpi4b")(*other[2])
+    changed = [module.inner.weight.grad for module in own[0]]
+    without = [module.inner.weight.grad for module in other[0]]
+    assert not torch.equal(loss, plain) or not all(map(torch.equal, changed, without))
+
+
+def new_parameter(module: Any) -> None:
+    """Register a parameter."""
+    module.scale = nn.Parameter(torch.ones(4))
+
+
+def new_layer(module: Any) -> None:
+    """Add a layer with parameters."""
+    module.layer = nn.Linear(4, 4)
+
+
+def replaced(module: Any) -> None:
+    """Assign another parameter."""
+    module.inner.weight = nn.Parameter(torch.ones(4, 4))
+
+
+def taken(module: Any) -> None:
+    """Take a parameter away."""
+    del module.unused.weight
+
+
+def parametrized(module: Any) -> None:
+    """Put a parametrization on a weight."""
+    parametrize.register_parametrization(module.inner, "weight", Doubled())
+
+
+def hooked(module: Any) -> None:
+    """Put a hook on a weight."""
+    module.inner.weight.register_hook(lambda g: g * 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (new_parameter, "parameter 'scale' of module '0' is new after forward"),
+        (new_layer, r"parameter 'bias' of module '0\.layer' is new after forward"),
+        (replaced, r"parameter 'weight' of module '0\.inner' is assigned in forward"),
+        (taken, r"parameter 'weight' of module '0\.unused' is taken away in forward"),
+        (parametrized, r"module '0\.inner.*' is"),
+        (hooked, r"parameter 'weight' of module '0\.inner' gets a hook in forward"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_parameters_that_forward_changes_are_refused(
+    change: Callable[[Any], None], words: str, late: bool
+) -> None:
+    """The parameter is named; the modules are as they were."""
+    own = step_of(change, late=late)
+    before = state_of(own[0])
+    with pytest.raises(pmt.CaptureError, match=words):
+        pmt.compile(*own, ram="100%", device="rpi4b")
+    assert state_of(own[0]) == before
+
+
+def test_what_acts_from_the_second_step_on_is_refused() -> None:
+    """A hook that a module puts on itself in forward acts in the next step: so would eager's."""
+    own = step_of(lambda m: m.register_forward_hook(doubled))
+    before = state_of(own[0])
+    with pytest.raises(pmt.CaptureError, match="gives other results when the step runs again"):
+        pmt.compile(*own, ram="100%", device="rpi4b")
+    assert state_of(own[0]) == before
+
+
+def clock(_: Any) -> float:
+    """Return the time."""
+    return time.perf_counter()
+
+
+def count(module: Any) -> float:
+    """Count calls."""
+    module.calls += 1
+    return float(module.calls)
+
+
+def of_system(_: Any) -> float:
+    """Draw from the operating system."""
+    return random.SystemRandom().random()
+
+
+def of_fresh_generator(_: Any) -> float:
+    """Draw from a new generator."""
+    return random.Random().random()  # noqa: S311
+
+
+@pytest.mark.parametrize("constant", [clock, count, of_system, of_fresh_generator])
+def test_what_is_another_constant_each_time_is_refused(constant: Callable[[Any], float]) -> None:
+    """Eager runs twice at compile: a clock, a count and other random numbers show."""
+    model, loss_fn, inputs = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * constant(model))
+    model.calls = 0
+    with pytest.raises(pmt.CaptureError, match=r"loss .*would be frozen: make it an input"):
+        pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    assert model.calls == 0
+
+
+def test_eager_that_fails_is_told_in_a_sentence() -> None:
+    """What a backward pass needs was changed in place."""
+
+    def spoiled(parts: Any, x: Any) -> Any:
+        return parts[0](x).relu().mul_(0.5)
+
+    with pytest.raises(pmt.CaptureError, match=r"Through: .*modified by an inplace"):
+        pmt.compile(*rows(nn.Linear(4, 4), by=spoiled), ram="100%", device="rpi4b")
+
+
+class Recorded(nn.Module):
+    """Returns what hooks of its layers recorded, which its first pass installs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        self.installed = False
+        self.recorded: list[Any] = []
+
+    def forward(self, x: torch.Tensor) -> OrderedDict[str, Any]:
+        """Return the outputs of all layers."""
+        if not self.installed:
+            for layer in self.layers:
+                layer.register_forward_hook(lambda _m, _i, output: self.recorded.append(output))
+            self.installed = True
+        self.recorded.clear()
+        y = self.layers(x)
+        return OrderedDict(last=y, hidden=tuple(self.recorded))
+
+
+def test_recorded_outputs_are_recorded_once() -> None:
+    """Each layer's output is there once, and so is its gradient."""
+
+    def loss_fn(out: Any, y: Any) -> Any:
+        return sum((h * h).mean() for h in out["hidden"]) + (out["last"] - y).square().mean()
+
+    torch.manual_seed(1)
+    own = Recorded(), loss_fn, (torch.randn(3, 4), torch.randn(3, 4))
+    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    assert step.verify().equal
+    assert differing(step, *own) == []
+    assert not own[0].installed
+    assert not any(layer._forward_hooks for layer in own[0].layers)
+
+
+# -- random numbers that are not PyTorch's -----------------------------------------------------
+
+
+def of_python(parts: Any, x: Any) -> Any:
+    """Draw from the standard library."""
+    return parts[0](x) * random.random()  # noqa: S311
+
+
+def of_numpy(parts: Any, x: Any) -> Any:
+    """Draw from numpy."""
+    import numpy as np
+
+    return parts[0](x) * float(np.random.rand())  # noqa: NPY002
+
+
+def skipped(parts: Any, x: Any) -> Any:
+    """Skip a layer at random."""
+    return parts[0](x) if random.random() < 2 else x  # noqa: S311
+
+
+@pytest.mark.parametrize(
+    ("forward", "told"),
+    [(of_python, "Python's random"), (of_numpy, r"numpy\.random"), (skipped, "Python's random")],
+)
+def test_draws_that_are_not_of_pytorch_are_refused(forward: Any, told: str) -> None:
+    """The module is named, and the states are as before."""
+    numpy = pytest.importorskip("numpy")
+    own = rows(nn.Sequential(Through(forward, nn.Linear(4, 4))))
+    before = random.getstate(), numpy.random.get_state()[1].tolist()
+    with pytest.raises(pmt.CaptureError, match=rf"draws from {told} in module '0\.0' \(Through\)"):
+        pmt.compile(*own, ram="100%", device="rpi4b")
+    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == before
+
+
+def test_draws_of_a_loss_are_refused() -> None:
+    """A function draws in no module."""
+    model, _, inputs = rows(nn.Linear(4, 4))
+    before = random.getstate()
+    with pytest.raises(pmt.CaptureError, match="draws from Python's random"):
+        pmt.capture(model, lambda y, t: (y - t).square().mean() * random.random(), inputs)  # noqa: S311
+    assert random.getstate() == before
+
+
+@pytest.mark.parametrize("kind", ["random", "numpy generator", "numpy state"])
+def test_draws_of_generators_that_modules_hold_are_refused(kind: str) -> None:
+    """Also from an object that a module holds."""
+    numpy = pytest.importorskip("numpy")
+    own = {
+        "random": lambda: random.Random(1),  # noqa: S311
+        "numpy generator": lambda: numpy.random.default_rng(1),
+        "numpy state": lambda: numpy.random.RandomState(1),
+    }[kind]()
+    model, loss_fn, inputs = rows(
+        nn.Linear(4, 4), by=lambda p, x: p[0](x) * float(model.draws.uniform(0, 1))
+    )
+    model.draws = own
+    first = own.uniform(0, 1)
+    with pytest.raises(pmt.CaptureError, match=r"draws from a .*[rR]andom"):
+        pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    again = type(own)(1) if kind != "numpy generator" else numpy.random.default_rng(1)
+    assert (again.uniform(0, 1), again.uniform(0, 1)) == (first, own.uniform(0, 1))
