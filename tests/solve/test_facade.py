@@ -14,7 +14,7 @@ import pytest
 
 from instances import random_instances
 from oracle import optimum
-from poetmodel.errors import BackendError, InputError, ScheduleError
+from poetmodel.errors import BackendError, InputError, ScheduleError, TimeLimitError
 from poetmodel.graph import Graph, operation
 from poetmodel.model import build
 from poetmodel.problem import Problem
@@ -379,6 +379,27 @@ def test_a_model_without_time_returns_the_greedy_schedule_too() -> None:
     result = solve(build(hard_problem()), time_limit=1e-6)
     assert (result.status, result.termination) == (Status.FEASIBLE, Termination.TIME_LIMIT)
     assert result.gap == 1.0
+
+
+@pytest.mark.parametrize("formulation", ["compact", "paper"])
+def test_building_ends_with_the_time_limit(
+    formulation: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However long the estimate says that it takes: the greedy schedule is returned in time."""
+    monkeypatch.setattr("poetmodel.model.size.estimated_build_s", lambda *_: 0.0)
+    ends: list[float] = []
+
+    def check() -> None:
+        ends.append(0.0)
+        if len(ends) > 20:
+            raise TimeLimitError("the time limit has passed")
+
+    monkeypatch.setattr("poetmodel.model.linear.check_time_limit", check)
+    result = solve(hard_problem(), formulation=formulation)
+    assert result.termination == Termination.TIME_LIMIT
+    assert result.schedule is not None
+    assert len(ends) == 21
+    assert caplog.records == []
 
 
 def test_paper_without_time_returns_the_greedy_schedule() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from poetmodel.backends.sparse import csr_array
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, SLACK, StandardForm, round_binaries
 from poetmodel.errors import ModelError
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -160,6 +161,7 @@ class _Rows:
         self.offset = float(linear.constant)
         self._costs = {self._order[key]: value for key, value in linear.linear.items()}
         for constraint in model.component_data_objects(Constraint, active=True, sort=sorter):
+            check_time_limit()
             if not self._add(constraint):
                 self.contradiction = constraint.name
                 return

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
 
+from poetmodel.time_limit import check_time_limit
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -17,8 +19,10 @@ Term = tuple[float, Any]
 def linear(terms: Iterable[Term], constant: float = 0.0) -> Any:
     """Return ``sum of coefficient * variable + constant`` as a Pyomo expression.
 
-    Built from monomials directly: a third of the time that summing takes.
+    Built from monomials directly: a third of the time that summing takes. Models have thousands of
+    these, so that it looks at the time limit.
     """
+    check_time_limit()
     parts: list[Any] = [MonomialTermExpression(term) for term in terms]
     if constant or not parts:
         parts.append(constant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from poetmodel.backends.protocol import Limits
 from poetmodel.backends.protocol import Termination as Stop
 from poetmodel.backends.registry import backend
 from poetmodel.backends.worker import run_interruptibly
-from poetmodel.errors import VerificationError
+from poetmodel.errors import TimeLimitError, VerificationError
 from poetmodel.model import read_schedule
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.paper import PAPER
@@ -26,6 +27,7 @@ from poetmodel.solve.infeasibility import limits_in_words
 from poetmodel.solve.outcome import Candidate, Outcome, judge, least_value
 from poetmodel.solve.progress import SolveProgress
 from poetmodel.solve.trimming import trim
+from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,7 +103,18 @@ def solve_model(
         If the judge rejects the solution of a formulation that claims to be exact.
     """
     begun = time.monotonic()
-    form = compile_model(model)
+    # Whether a start satisfies a user's own constraints is only known of a compiled model.
+    limit_s = request.remaining_s() if trimmed else math.inf
+    try:
+        with time_limit(limit_s):
+            form = compile_model(model)
+    except TimeLimitError:
+        return Outcome(
+            termination=Termination.TIME_LIMIT,
+            candidate=start,
+            reason="the time limit passed while the model was built",
+            build_s=build_s + time.monotonic() - begun,
+        )
     compiled = _Compiled(
         model=model,
         form=form,

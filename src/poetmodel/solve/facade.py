@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from io import StringIO
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import Termination
 from poetmodel.schedule import check_identity
@@ -17,6 +18,7 @@ from poetmodel.solve.outcome import Candidate, Outcome, accepted, finish, least_
 from poetmodel.solve.overlap import restated, solve_overlapping
 from poetmodel.solve.progress import SolveProgress
 from poetmodel.solve.request import Request
+from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
     import pyomo.environ as pyo
@@ -160,22 +162,32 @@ def _state_and_solve(
         from poetmodel.solve.lazy import solve_lazily
 
         return solve_lazily(problem, request, start=best)
+    from pyomo.common.log import LoggingIntercept
+
     from poetmodel.model import build
     from poetmodel.model.size import estimated_build_s
     from poetmodel.solve.direct import solve_model
 
     expected_s = estimated_build_s(problem, formulation)
     if expected_s > request.remaining_s():
+        reason = (
+            f"building the model of {formulation!r} takes about {expected_s:.0f} s, more than the "
+            "time limit"
+        )
+        return Outcome(termination=Termination.TIME_LIMIT, candidate=best, reason=reason)
+    begun = time.monotonic()
+    try:
+        # Pyomo logs every exception of a rule as an error, this one too.
+        with time_limit(request.remaining_s()), LoggingIntercept(StringIO(), "pyomo.core"):
+            model = build(problem, formulation)
+    except TimeLimitError:
+        reason = f"the time limit passed while the model of {formulation!r} was built"
         return Outcome(
             termination=Termination.TIME_LIMIT,
             candidate=best,
-            reason=(
-                f"building the model of {formulation!r} takes about {expected_s:.0f} s, "
-                "more than the time limit"
-            ),
+            reason=reason,
+            build_s=time.monotonic() - begun,
         )
-    begun = time.monotonic()
-    model = build(problem, formulation)
     return solve_model(model, request, start=best, trimmed=True, build_s=time.monotonic() - begun)
 
 
