@@ -85,14 +85,55 @@ def test_infeasible_says_what_would_do(solve: Callable[..., Outcome]) -> None:
     first, *more = outcome.err.splitlines()
     assert first.startswith("error: infeasible: proved: no schedule keeps")
     assert more == [
-        "error: feasible from 404 bytes of RAM, which 'g2' takes with x, h1, h2 and 2 more in RAM",
-        "error: feasible from 6.004 s as the deadline",
+        "hint: feasible from 404 bytes of RAM, which 'g2' takes with x, h1, h2 and 2 more in RAM",
+        "hint: feasible from 6.004 s as the deadline",
     ]
     told = outcome.json["infeasible"]
-    assert [f"error: {sentence}" for sentence in told["sentences"]] == more
+    assert [f"hint: {sentence}" for sentence in told["sentences"]] == more
     assert [change["nearest"] for change in told["changes"][:2]] == pytest.approx([404, 6.004])
     assert solve("--ram", "350", "--deadline", "6.004s").status == 0
     assert solve("--ram", "404", "--deadline", "100%").status == 0
+
+
+@pytest.mark.parametrize("meaning", ["compute", "serial", "overlap"])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ("--ram", "350", "--deadline", "100%"),
+        ("--ram", "350", "--deadline", "50%"),
+        ("--ram", "350", "--energy-budget", "100%"),
+        ("--ram", "350", "--no-recompute", "--aux", "10"),
+        ("--ram", "10"),
+        ("--ram", "350", "--no-paging", "--no-recompute"),
+    ],
+)
+def test_advice_works(meaning: str, limits: tuple[str, ...], solve: Callable[..., Outcome]) -> None:
+    """Every amount in a hint, given in place of the limit, has a schedule; one error line blames.
+
+    Where a deadline of one pass keeps its meaning of compute time, paging keeps it, too.
+    """
+    options = {"RAM": "--ram", "deadline": "--deadline", "storage": "--aux"}
+    options["energy budget"] = "--energy-budget"
+    counts = ("--deadline-counts", meaning)
+    outcome = solve(*limits, *counts)
+    if outcome.status != 3:  # paging keeps it, or whether anything does is open: no advice
+        assert "hint" not in outcome.err
+        return
+    assert outcome.err.count("error:") == 1
+    hints = re.findall(
+        r"hint: feasible (?:from|with) (\S+) (?:bytes|(s|J))(?: \([^)]*\))? (?:of|as the) "
+        r"(RAM|deadline|storage|energy budget)",
+        outcome.err,
+    )
+    assert hints
+    for amount, unit, name in hints:
+        others = [part for pair in _pairs(limits) for part in pair if pair[0] != options[name]]
+        assert solve(*others, *counts, options[name], f"{amount}{unit}").status == 0
+
+
+def _pairs(limits: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return options with their values."""
+    return [tuple(part.split("=")) for part in "=".join(limits).replace("=--", " --").split()]
 
 
 def test_only_infeasible_objects_are_explained(solve: Callable[..., Outcome]) -> None:

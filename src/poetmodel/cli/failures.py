@@ -87,9 +87,18 @@ def print_faults(faults: Iterable[str]) -> None:
 
 def print_warnings(warnings: Iterable[str]) -> None:
     """Print the first few warnings on stderr, one a line, and how many more; none if quiet."""
-    found = list(warnings)
-    for warning in found[:MAX_FAULTS]:
-        print_note(f"warning: {printable(' '.join(warning.split()))}")
+    _print_notes("warning", warnings)
+
+
+def print_hints(hints: Iterable[str]) -> None:
+    """Print the first few hints on what to do about an error, as warnings are printed."""
+    _print_notes("hint", hints)
+
+
+def _print_notes(kind: str, sentences: Iterable[str]) -> None:
+    found = list(sentences)
+    for sentence in found[:MAX_FAULTS]:
+        print_note(f"{kind}: {printable(' '.join(sentence.split()))}")
     if len(found) > MAX_FAULTS:
         print_note(f"and {len(found) - MAX_FAULTS:,} more")
 

@@ -10,7 +10,13 @@ import typer
 from poetmodel.baselines.registry import DEFAULT
 from poetmodel.cli import graphs, options, plan_output
 from poetmodel.cli import job as job_options
-from poetmodel.cli.failures import Status, print_faults, print_room_warning, print_warnings
+from poetmodel.cli.failures import (
+    Status,
+    print_faults,
+    print_hints,
+    print_room_warning,
+    print_warnings,
+)
 from poetmodel.cli.output import print_json, show
 from poetmodel.cli.progress import live_line
 from poetmodel.errors import InputError
@@ -206,8 +212,9 @@ def _status(result: SolveResult, explanation: Explanation | None) -> Status:
     if result.schedule is not None:
         return Status.SUCCESS
     if result.status == Outcome.INFEASIBLE:
-        more = () if explanation is None else explanation.sentences()
-        print_faults([f"infeasible: {result.reason or 'no schedule keeps the limits'}", *more])
+        reason = result.reason if explanation is None else explanation.whole_reason
+        print_faults([f"infeasible: {reason or 'no schedule keeps the limits'}"])
+        print_hints(() if explanation is None else explanation.hints())
         return Status.INFEASIBLE
     if result.termination == Termination.INTERRUPTED:
         print_faults([TOO_EARLY])

@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.errors import listed
 from poetmodel.model.quantities import DEADLINE_ROWS
 from poetmodel.problem import Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.solve.facade import solve
 from poetmodel.solve.infeasibility import obstacle, obstacles
 from poetmodel.solve.limits import freed, paged_at_floor
+from poetmodel.solve.outcome import judge
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyomo.environ as pyo
 
@@ -33,6 +35,10 @@ LEAST_S: Final = 0.05
 """Least time for one question [s]."""
 NAMED: Final = 3
 """Most tensors that a sentence names."""
+DIGITS: Final = 10
+"""Digits of a time or energy that works; what they leave out is within the tolerance of limits."""
+TRIALS: Final = 12
+"""Halvings of the range in which the RAM is looked for that a plan needs."""
 
 
 class Change(StrEnum):
@@ -69,7 +75,7 @@ class Remedy:
     bound: float | None = None
     """Proven: with less than this there is none."""
     node: str | None = None
-    """The step at which that schedule takes most RAM."""
+    """For RAM above the floor, the step at which that schedule takes most of it."""
     tensors: tuple[str, ...] = ()
     """What is in RAM at that step."""
 
@@ -97,12 +103,9 @@ class Remedy:
         return f"feasible with {amount}; all that is proven is that less than {least} does not do"
 
     def _place(self) -> str:
-        if self.change != Change.RAM:
+        if self.node is None:
             return ""
-        names = ", ".join(self.tensors[:NAMED])
-        more = len(self.tensors) - NAMED
-        rest = f" and {more} more" if more > 0 else ""
-        return f", which {self.node!r} takes with {names}{rest} in RAM"
+        return f", which {self.node!r} takes with {listed(self.tensors, most=NAMED)} in RAM"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, SI."""
@@ -140,11 +143,20 @@ class Explanation:
         """The changes each of which is enough."""
         return tuple(remedy for remedy in self.remedies if remedy.works)
 
+    @property
+    def whole_reason(self) -> str:
+        """The reason together with all other limits that no schedule keeps, each said once."""
+        return "; ".join(dict.fromkeys(part for part in (self.reason, *self.obstacles) if part))
+
     def sentences(self) -> Iterator[str]:
         """Yield it in words, beyond the reason, one line each."""
         yield from (fault for fault in self.obstacles if fault != self.reason)
+        yield from self.hints()
+
+    def hints(self) -> Iterator[str]:
+        """Yield in words what would do, and what was found not to."""
         if self.constraints:
-            rows = ", ".join(self.constraints)
+            rows = listed(self.constraints)
             beside = f" together with {' and '.join(self.limits)}" if self.limits else ""
             yield f"these added constraints cannot hold{beside}: {rows}"
         yield from (remedy.sentence() for remedy in self.in_the_way)
@@ -212,7 +224,7 @@ def explain_infeasible(
         reason=result.reason,
         obstacles=tuple(obstacles(problem)),
         remedies=tuple(remedies),
-        notes=tuple(_notes(problem)),
+        notes=tuple(_notes(problem, remedies)),
     )
 
 
@@ -283,18 +295,47 @@ def _remedy(problem: Problem, change: Change, found: SolveResult) -> Remedy:
     if simulation is None or allowed is None:
         return Remedy(change=change, works=works, allowed=allowed)
     resident = problem.ram_budget_bytes - problem.usable_ram_bytes if change == Change.RAM else 0
-    value, bound = found.objective_value, found.objective_bound
+    value, bound = found.objective_value or 0.0, found.objective_bound
     if change == Change.STORAGE:
         value = simulation.aux_used_bytes
+    nearest = _accepted_from(problem, change, found, value + resident)
+    above_floor = change == Change.RAM and obstacle(problem) is None
     return Remedy(
         change=change,
-        works=works,
+        works=works if nearest is not None else None,
         allowed=allowed,
-        nearest=None if value is None else value + resident,
+        nearest=nearest,
         bound=None if bound is None else bound + resident,
-        node=graph.nodes[simulation.peak.node].name,
+        node=graph.nodes[simulation.peak.node].name if above_floor else None,
         tensors=tuple(graph.tensors[i].name for i in simulation.peak_tensors),
     )
+
+
+def _accepted_from(
+    problem: Problem, change: Change, found: SolveResult, amount: float
+) -> float | None:
+    """Return the least amount tried, from `amount`, as whose limit the verifier accepts a schedule.
+
+    Transfers that run beside the computing take longer in less RAM: a schedule that was found with
+    plenty of it may miss a deadline in no more than its own peak.
+    """
+    schedule, field = found.require_schedule(), _FIELDS[change]
+
+    def accepts(limit: float) -> bool:
+        stated = int(limit) if change in _WHOLE else float(f"{limit:.{DIGITS}g}")
+        return not judge(replace(problem, **{field: stated}), schedule).violations
+
+    if accepts(amount):
+        return amount
+    if change != Change.RAM:
+        return None
+    low, high = int(amount), found.problem.ram_budget_bytes
+    if high <= low or not accepts(high):
+        return None
+    for _ in range(TRIALS):
+        middle = (low + high) // 2
+        low, high = (low, middle) if accepts(middle) else (middle, high)
+    return high
 
 
 def _allowed(problem: Problem, change: Change) -> float | None:
@@ -307,7 +348,13 @@ def _allowed(problem: Problem, change: Change) -> float | None:
     return amounts.get(change)
 
 
-def _notes(problem: Problem) -> Iterator[str]:
+def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
+    device = problem.costs.device
+    for remedy in remedies:
+        enough = remedy.nearest if remedy.change == Change.RAM else None
+        if device is not None and enough is not None and enough > device.ram_bytes:
+            ram = format_bytes(device.ram_bytes)
+            yield f"that is more than the {ram} of RAM that device {device.key or device.name} has"
     resident = problem.ram_budget_bytes - problem.usable_ram_bytes
     if resident:
         yield (
@@ -364,6 +411,15 @@ _RULES: Final = {
     **dict.fromkeys(DEADLINE_ROWS, "the deadline"),
 }
 """What the limits among the rows of a model state."""
+_FIELDS: Final = {
+    Change.RAM: "ram",
+    Change.TIME: "deadline",
+    Change.ENERGY: "energy_budget",
+    Change.STORAGE: "aux_bytes",
+}
+"""Fields of a problem that state the amounts."""
+_WHOLE: Final = (Change.RAM, Change.STORAGE)
+"""Amounts in whole bytes."""
 _THINGS: Final = {
     Change.RAM: "more RAM",
     Change.TIME: "a later deadline",
@@ -382,15 +438,16 @@ _OF: Final = {
 
 
 def _exact_bytes(size_bytes: float) -> str:
-    return f"{size_bytes:,.0f} bytes"
+    rounded = format_bytes(size_bytes)
+    return f"{size_bytes:.0f} bytes" + (f" ({rounded})" if not rounded.endswith(" B") else "")
 
 
 def _exact_seconds(time_s: float) -> str:
-    return f"{time_s:.10g} s"
+    return f"{time_s:.{DIGITS}g} s"
 
 
 def _exact_joules(energy_j: float) -> str:
-    return f"{energy_j:.10g} J"
+    return f"{energy_j:.{DIGITS}g} J"
 
 
 _FORMS: Final[Mapping[Change, Callable[[float], str]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from poetmodel.errors import listed
 from poetmodel.graph import floor
 from poetmodel.problem import DeadlineCounts, within
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -36,7 +37,8 @@ def limits_in_words(problem: Problem) -> str:
         parts.append(f"the deadline of {problem.deadline_s:.6g} s ({problem.deadline_counts})")
     if problem.energy_budget_j is not None:
         parts.append(f"the energy budget of {problem.energy_budget_j:.6g} J")
-    if problem.aux_limit_bytes is not None and problem.can_page:
+    room = problem.aux_limit_bytes
+    if room is not None and problem.can_page and room < sum(problem.graph.tensor_bytes):
         parts.append(f"the storage of {problem.aux_limit_bytes:,} B")
     if not problem.recompute:
         parts.append("no recomputation")
@@ -59,16 +61,18 @@ def _ram(problem: Problem) -> str | None:
     if node.workspace_bytes:
         tensors.append(f"workspace ({node.workspace_bytes:,} B)")
     needed = least.bytes + problem.ram_budget_bytes - usable
-    resident = ""
+    short = format_bytes(least.bytes)
+    rounded = "" if short == f"{least.bytes:,} B" else f" ({short})"
+    resident = whole = ""
     if usable != problem.ram_budget_bytes:
+        whole = f", {needed:,} B together with them"
         resident = (
             f", of which parameters, gradients and optimizer take "
             f"{problem.ram_budget_bytes - usable:,} B"
         )
     return (
         f"RAM budget {problem.ram_budget_bytes:,} B{resident}: step {node.name!r} alone needs the "
-        f"floor of {least.bytes:,} B ({format_bytes(least.bytes)}) for {', '.join(tensors)}; "
-        f"no budget below {needed:,} B is feasible"
+        f"floor of {least.bytes:,} B{rounded} for {listed(tensors)}{whole}"
     )
 
 
@@ -78,8 +82,7 @@ def _time(problem: Problem) -> str | None:
     extra = "" if problem.deadline_counts == DeadlineCounts.COMPUTE else ", without any transfer"
     return (
         f"deadline {format_seconds(problem.deadline_s or 0.0)}: one computation of every node "
-        f"already takes {format_seconds(problem.pass_time_s)}{extra}; "
-        f"give at least that ({problem.pass_time_s:.9g}s or 100%)"
+        f"already takes {problem.pass_time_s:.9g} s{extra}; no schedule is quicker than that"
     )
 
 
@@ -88,6 +91,5 @@ def _energy(problem: Problem) -> str | None:
         return None
     return (
         f"energy budget {format_joules(problem.energy_budget_j or 0.0)}: one computation of every "
-        f"node already takes {format_joules(problem.baseline_energy_j)}; give at least that "
-        f"({problem.baseline_energy_j:.9g}J or 100%)"
+        f"node already takes {problem.baseline_energy_j:.9g} J; no schedule needs less than that"
     )
