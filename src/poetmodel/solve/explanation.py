@@ -323,7 +323,8 @@ def _accepted_from(
 
     def accepts(limit: float) -> bool:
         stated = int(limit) if change in _WHOLE else float(f"{limit:.{DIGITS}g}")
-        return not judge(replace(problem, **{field: stated}), schedule).violations
+        limits: dict[str, Any] = {field: stated}
+        return not judge(replace(problem, **limits), schedule).violations
 
     if accepts(amount):
         return amount
