@@ -6,12 +6,13 @@ All bytes, times and energies are small integers, so that sums are exact and tie
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.device import Compute, Costs, Device, Storage, StorageMode, Transfer
+from poetmodel.device import Compute, Cost, Costs, Device, PageCost, Storage, StorageMode, Transfer
 from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor
 from poetmodel.problem import Problem
-from poetmodel.schedule import Schedule
+from poetmodel.schedule import Schedule, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -348,4 +349,106 @@ def random_schedule(
             relation.update((t, member) for member in members)
     return Schedule(
         R=tuple(R), S_RAM=tuple(S_RAM), S_AUX=tuple(S_AUX), M_in=tuple(M_in), M_out=tuple(M_out)
+    )
+
+
+def scaled_instance(rng: random.Random, n: Range = (3, 5)) -> Problem:
+    """Make a random problem whose bytes, times and energies span the scales that files allow.
+
+    Bytes lie between 1 and 2**53, costs between 1e-15 and 1e15 of their usual figures, each by
+    itself or all together, zeros among them. Limits are what random schedules take, to the byte,
+    or one byte more or less.
+
+    Parameters
+    ----------
+    rng : random.Random
+        Everything random comes from it.
+    n : int or (int, int)
+        Number of nodes, or the least and the largest number.
+
+    Returns
+    -------
+    Problem
+        Not always feasible.
+    """
+    graph = _with_sizes(random_graph(rng, n), rng)
+    costs = _with_scales(random_costs(rng, graph), rng)
+    schedules = [random_schedule(rng, graph) for _ in range(rng.choice((1, 5, 20)))]
+    schedule = min(schedules, key=lambda found: simulate(graph, costs, found).peak_ram_bytes)
+    done = simulate(graph, costs, schedule)
+    ram = min(done.peak_ram_bytes + rng.choice((-1, 0, 0, 1)), 2**53)
+    problem = Problem(graph, costs, ram=max(1, ram))
+    stored = {i for _, i in schedule.M_out if rng.random() < 0.8}
+    aux_bytes = sum(graph.tensor_bytes[i] for i in stored) + rng.choice((-1, 0, 0, 1))
+    near = rng.choice((1.0, 1.0, 1.0 - 1e-6, 1.0 + 1e-6, 1.1, 2.0))
+    counts = rng.choice(("compute", "serial"))
+    time_s = done.compute_s + (done.transfer_s if counts == "serial" else 0.0)
+    limits: dict[str, Any] = {"deadline_counts": counts}
+    if rng.random() < 0.4 and time_s > 0:
+        limits["deadline"] = max(problem.pass_time_s, time_s * near)
+    if rng.random() < 0.4:
+        limits["aux_bytes"] = min(max(0, aux_bytes), 2**53)
+    if rng.random() < 0.25 and done.energy_j:
+        limits["energy_budget"] = max(problem.baseline_energy_j, done.energy_j * near)
+    for name, chance in (("recompute", 0.1), ("paging", 0.1)):
+        if rng.random() < chance:
+            limits[name] = False
+    minimize = rng.choice(("energy", "time", "ram", "writes"))
+    return Problem(graph, costs, ram=problem.ram_budget_bytes, minimize=minimize, **limits)
+
+
+def _with_sizes(graph: Graph, rng: random.Random) -> Graph:
+    """Give the tensors and workspaces of a graph other sizes; what has none keeps none."""
+    style = rng.choice(("powers", "heavy", "few"))
+    bits = rng.choice((8, 31, 40, 52))
+    heavy = [rng.randint(2 ** (bits - 1), 2**bits) for _ in range(3)]
+
+    def size(before: int) -> int:
+        if not before:
+            return 0
+        if style == "powers":
+            return int(2 ** rng.uniform(0, bits))
+        if style == "heavy":
+            return before * (2**bits // 16) + rng.randint(0, 9)
+        return rng.choice((1, 7, *heavy))
+
+    return replace(
+        graph,
+        nodes=tuple(
+            replace(
+                node,
+                outputs=tuple(replace(made, bytes=size(made.bytes)) for made in node.outputs),
+                workspace_bytes=size(node.workspace_bytes),
+            )
+            for node in graph.nodes
+        ),
+    )
+
+
+def _with_scales(costs: Costs, rng: random.Random) -> Costs:
+    """Multiply costs by powers of ten: all by one, each by its own, or a few by a large one."""
+    style = rng.choice(("plain", "all", "each", "few"))
+    whole = {"time": 10 ** rng.uniform(-15, 15), "energy": 10 ** rng.uniform(-15, 15)}
+
+    def scale(name: str) -> float:
+        if style == "plain":
+            return 1.0
+        if style == "all":
+            return whole[name]
+        if style == "each":
+            return 10 ** rng.uniform(-15, 15)
+        return 1e15 if rng.random() < 0.15 else 1.0
+
+    def scaled(cost: Cost) -> Cost:
+        return Cost(cost.time_s * scale("time"), cost.energy_j * scale("energy"))
+
+    return replace(
+        costs,
+        compute={name: scaled(cost) for name, cost in costs.compute.items()},
+        pages=None
+        if costs.pages is None
+        else {
+            name: PageCost(scaled(page.page_in), scaled(page.page_out))
+            for name, page in costs.pages.items()
+        },
     )

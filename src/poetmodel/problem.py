@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -13,11 +14,17 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.units import parse_energy, parse_size, parse_time
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from poetmodel.device import Costs, CostTable
     from poetmodel.graph import Graph
 
 RELATIVE_TOLERANCE: Final = 1e-9
 """Times and energies that differ by less than this, relatively, count as equal."""
+
+
+SMALLEST_COST: Final = 1e-300
+"""Least time or energy other than nothing: a thousandth of it is still a full number."""
 
 
 class DeadlineCounts(StrEnum):
@@ -130,6 +137,8 @@ class Problem:
     """The energy limit [J], if any."""
     stand_in_share: float | None = field(init=False, default=None, repr=False)
     """Set in what `stand_in` returns: the share of the transfer time that counts."""
+    reference_value: float | None = field(init=False, default=None, repr=False)
+    """Set in what `better_than` returns: the value of a known schedule."""
 
     def __post_init__(self) -> None:
         _set(self, table=self.costs.table(self.graph))
@@ -145,6 +154,7 @@ class Problem:
         for name in ("recompute", "paging", "count_parameters"):
             if not isinstance(getattr(self, name), bool):
                 faults.append(f"{name}: expected True or False, got {shown(getattr(self, name))}")
+        faults += self._beyond_numbers()
         if faults:
             raise InputError(faults)
         for setter in (self._set_ram, self._set_deadline, self._set_storage, self._set_energy):
@@ -159,7 +169,7 @@ class Problem:
         given = ("graph", "costs", "ram", "deadline", "deadline_counts", "aux_bytes", "recompute")
         rest = ("paging", "minimize", "energy_budget", "count_parameters")
         values = tuple(getattr(self, name) for name in given + rest)
-        return (_rebuild, (values, self.stand_in_share))
+        return (_rebuild, (values, self.stand_in_share, self.reference_value))
 
     # -- what is allowed ---------------------------------------------------------------------
 
@@ -246,6 +256,31 @@ class Problem:
         _set(problem, deadline_counts=DeadlineCounts.OVERLAP, stand_in_share=share)
         return problem
 
+    def better_than(self, value: float) -> Problem:
+        """Return the problem measured by the value of a known schedule.
+
+        Its models state the minimized quantity in thousandths of that value, and whatever costs
+        more than twice as much by itself as twice as much: only better schedules matter.
+
+        Parameters
+        ----------
+        value : float
+            Of a valid schedule, above 0: the minimized quantity beyond what every schedule pays.
+        """
+        problem = copy(self)
+        _set(problem, reference_value=value)
+        return problem
+
+    def below_bytes(self, value: int) -> Problem:
+        """Return the problem whose minimized bytes, peak RAM or written, must be below a value."""
+        problem = copy(self)
+        if self.minimize == Quantity.RAM:
+            ram = self.ram_budget_bytes - self.usable_ram_bytes + value - 1
+            _set(problem, ram=ram, ram_budget_bytes=ram)
+        else:
+            _set(problem, aux_bytes=value - 1, aux_limit_bytes=value - 1)
+        return problem
+
     def without(self, *quantities: Quantity, **changes: Any) -> Problem:
         """Return the problem without its limits on some quantities.
 
@@ -297,6 +332,30 @@ class Problem:
             "aux_bytes": self.aux_limit_bytes,
             "count_parameters": self.count_parameters,
         }
+
+    def _beyond_numbers(self) -> Iterator[str]:
+        """Name costs too small to be divided, and those that add up to more than a number holds."""
+        table, times = self.table, len(self.graph.nodes)
+        source = f"{self.costs.source}: " * bool(self.costs.source)
+        nodes = [node.name for node in self.graph.nodes]
+        tensors = [tensor.name for tensor in self.graph.tensors]
+        for unit in ("time_s", "energy_j"):
+            columns = [f"{what}_{unit}" for what in ("compute", "page_in", "page_out")]
+            costs = [
+                (cost, name, column)
+                for column, names in zip(columns, (nodes, tensors, tensors), strict=True)
+                for cost, name in zip(getattr(table, column), names, strict=False)
+            ]
+            tiny = [entry for entry in costs if 0 < entry[0] < SMALLEST_COST]
+            for cost, name, column in tiny[:1]:
+                yield f"{source}{name}: {column}: expected 0 or at least 1e-300, got {cost:g}"
+            power_w = max(1.0, self.idle_power_w) if unit == "time_s" else 1.0
+            if sum(cost for cost, _, _ in costs) * times * power_w == math.inf:
+                cost, name, column = max(costs)
+                yield (
+                    f"{source}{name}: {column}: {cost:g} is too large: with the other costs, over "
+                    f"{times} stages, it exceeds the largest number; give smaller figures"
+                )
 
     # -- parsing -----------------------------------------------------------------------------
 
@@ -355,8 +414,9 @@ class Problem:
         _set(self, energy_budget_j=energy_j)
 
 
-def _rebuild(given: tuple[Any, ...], share: float | None) -> Problem:
+def _rebuild(given: tuple[Any, ...], share: float | None, reference: float | None) -> Problem:
     problem = Problem(*given)
+    _set(problem, reference_value=reference)
     return problem if share is None else problem.stand_in(share)
 
 

@@ -139,10 +139,10 @@ def test_bytes_below_a_solver_s_tolerance_count(
     """The optimum is exact to the byte, where the solver's first answer often is not."""
     used = 0
 
-    def counted(*arguments: Any) -> StandardForm | None:
+    def counted(*arguments: Any, **choices: bool) -> StandardForm | None:
         nonlocal used
         used += 1
-        return with_covers(*arguments)
+        return with_covers(*arguments, **choices)
 
     monkeypatch.setattr(direct, "with_covers", counted)
     for seed in range(90):

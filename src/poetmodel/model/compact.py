@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyomo.core as pyo
 
 from poetmodel.model.component import Component, Formulation
-from poetmodel.model.linear import byte_row, entry, linear
+from poetmodel.model.linear import ExactLimit, entry, linear, merged, stated_limit
 from poetmodel.model.memory import MEMORY, assign_memory
 from poetmodel.model.quantities import DEADLINE, ENERGY_BUDGET, OBJECTIVE, Decisions
 
@@ -197,10 +197,10 @@ def _storage(m: pyo.ConcreteModel) -> None:
     if limit is None:
         return
     sizes = m.problem.graph.tensor_bytes
-    row = byte_row([(sizes[i], m.paged_out[i]) for i in m.paged_out], limit)
+    terms = merged((sizes[i], m.paged_out[i]) for i in m.paged_out)
+    row = stated_limit(m, "storage", None, ExactLimit(terms, limit))
     if row is not None:
-        scaled, right = row
-        m.storage = pyo.Constraint(expr=(None, linear(scaled), right))
+        m.storage = pyo.Constraint(expr=row)
 
 
 STORAGE = Component(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
 
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 Term = tuple[float, Any]
 """A coefficient and a Pyomo variable."""
@@ -34,57 +35,104 @@ def merged(terms: Iterable[Term]) -> list[Term]:
     total: dict[int, list[Any]] = {}
     for coefficient, variable in terms:
         if coefficient:
-            entry = total.setdefault(id(variable), [0.0, variable])
+            entry = total.setdefault(id(variable), [0, variable])
             entry[0] += coefficient
     return [(coefficient, variable) for coefficient, variable in total.values() if coefficient]
 
 
-def byte_row(terms: Sequence[Term], limit_bytes: int) -> tuple[list[Term], float] | None:
-    """Return a scaled row for ``sum of bytes * variable <= limit_bytes``, None if it cannot bind.
+RESOLVED: Final = 5e-7
+"""By how much a row is loosened, relative to its limit: five times a solver's tolerance."""
+EXCLUDED: Final = 1e3
+"""Largest coefficient of a value above the limit, in limits."""
+NEGLIGIBLE: Final = 1e-9
+"""Share of a row's largest value below which a value is left out: solvers drop such numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactLimit:
+    """A limit in its own unit, as the simulator looks at it: ``sum of terms <= limit``."""
+
+    terms: list[Term]
+    """Whole bytes, or times or energies, on variables that are 0 or 1 where it matters."""
+    limit: float
+    """The right-hand side; an int for bytes."""
+
+
+def limit_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
+    """Return the row that a solver gets for a limit, None if it cannot bind.
 
     Parameters
     ----------
-    terms : sequence of (int, variable)
-        Whole bytes, not negative, on variables within [0, 1].
-    limit_bytes : int
-        Right-hand side [B].
+    limit : ExactLimit
+        Not negative, as are its values.
+
+    Returns
+    -------
+    list of Term, float
+        Coefficients near one and the right-hand side. No 0/1 point that keeps the limit is lost.
 
     Notes
     -----
-    The right-hand side is rounded down to a multiple of the greatest common divisor `g` of the
-    bytes, which loses no 0/1 point, and then raised by ``g / 2``, which admits none: what is left
-    is room for a solver's tolerance, so that rounding its answer seldom exceeds the limit.
+    A solver's tolerance is absolute, and what it concludes from a row that a point meets exactly
+    may be wrong by as much. So each point that keeps the limit must keep the row with room to
+    spare: the right-hand side is raised by five tolerances. Bytes are multiples of their greatest
+    common divisor `g`, so the limit is first rounded down to one and then raised by ``g / 2``,
+    which admits nothing, where that is more. Points that exceed the limit by less than the row
+    shows are excluded by cover cuts (`poetmodel.solve.covers`).
+
+    A value above the limit rules its variable out, however large it is. It counts as at most a
+    thousand limits, so that small ones beside it are not lost.
     """
-    row = merged(terms)
-    if sum(coefficient for coefficient, _ in row) <= limit_bytes:
+    row, most = limit.terms, limit.limit
+    if sum(value for value, _ in row) <= most:
         return None
-    divisor = math.gcd(*(int(coefficient) for coefficient, _ in row))
-    right = (limit_bytes // divisor) * divisor + divisor / 2
-    scale = max(coefficient for coefficient, _ in row)
-    return [(coefficient / scale, variable) for coefficient, variable in row], right / scale
+    fitting = [value for value, _ in row if value <= most]
+    if sum(fitting) <= most:
+        return [(1.0, variable) for value, variable in row if value > most], 0.0
+    largest = max(fitting)
+    half = 0.0
+    if isinstance(most, int):
+        divisor = math.gcd(*(int(value) for value, _ in row))
+        most = most // divisor * divisor
+        half = divisor / 2 / largest
+    right = most / largest
+    scaled = [
+        (value / largest if value <= most else _ruled_out(value / largest, right), variable)
+        for value, variable in row
+        if value >= NEGLIGIBLE * largest
+    ]
+    return scaled, right + max(half, RESOLVED * right)
 
 
-def real_row(terms: Sequence[Term], limit: float) -> tuple[list[Term], float] | None:
-    """Return a scaled row for ``sum of value * variable <= limit``, or None if it cannot bind.
+def stated_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> Any | None:
+    """Return the expression of the row for a limit, and keep the limit itself with the model.
 
     Parameters
     ----------
-    terms : sequence of (float, variable)
-        Times or energies, not negative, on variables within [0, 1].
-    limit : float
-        Right-hand side, in the same unit, not negative.
+    m : ConcreteModel
+        Its ``exact_limits`` holds each stated limit by (constraint, index).
+    name, index
+        The constraint that the expression is for; index None for a scalar one.
+    limit : ExactLimit
+        What to state.
 
-    Notes
-    -----
-    A value above the limit rules its variable out, however large it is. It counts as twice the
-    limit, so that small ones beside it are not lost to the solver.
+    Returns
+    -------
+    Expression or None
+        None where the row cannot bind.
     """
-    row = merged(terms)
-    if sum(coefficient for coefficient, _ in row) <= limit:
+    row = limit_row(limit)
+    if row is None:
         return None
-    row = [(min(value, 2 * limit) if limit else 1.0, variable) for value, variable in row]
-    scale = max((coefficient for coefficient, _ in row), default=1.0)
-    return [(coefficient / scale, variable) for coefficient, variable in row], limit / scale
+    if not hasattr(m, "exact_limits"):
+        m.exact_limits = {}
+    m.exact_limits[name, index] = limit
+    scaled, right = row
+    return (None, linear(scaled), right)
+
+
+def _ruled_out(coefficient: float, right: float) -> float:
+    return min(max(coefficient, 2 * right), EXCLUDED * right)
 
 
 def entry(variables: Any, index: Any, default: Any = None) -> Any:

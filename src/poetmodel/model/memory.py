@@ -8,8 +8,8 @@ import pyomo.core as pyo
 
 from poetmodel.graph import floor
 from poetmodel.model.component import Component
-from poetmodel.model.linear import byte_row, entry, linear, merged
-from poetmodel.model.quantities import never
+from poetmodel.model.linear import RESOLVED, ExactLimit, entry, linear, merged, stated_limit
+from poetmodel.model.quantities import never, ram_unit
 from poetmodel.problem import Quantity
 from poetmodel.schedule import simulate
 
@@ -171,7 +171,8 @@ def state_memory(
     limit = problem.usable_ram_bytes
     least = floor(problem.graph).bytes
     if problem.minimize == Quantity.RAM:
-        m.peak = pyo.Var(bounds=(min(least / max(limit, 1), 1), 1))
+        unit = ram_unit(problem)
+        m.peak = pyo.Var(bounds=(min(least / unit, 1), max(limit, 0) / unit * (1 + RESOLVED)))
     if least > limit:
         m.memory = never(m)
         return
@@ -186,7 +187,7 @@ def state_memory(
     stated = {}
     for t, k, terms, constant in rows:
         named = [(size, m.live[v] if isinstance(v, int) else v) for size, v in terms]
-        row = _row(m, named, constant, limit)
+        row = _row(m, (t, k), named, constant)
         if row is not None:
             stated[t, k] = row
     m.memory = pyo.Constraint(list(stated), rule=lambda _, t, k: stated[t, k])
@@ -211,21 +212,21 @@ def assign_memory(
     if hasattr(m, "peak"):
         problem = m.problem
         peak = simulate(problem.graph, None, schedule).peak_ram_bytes
-        yield m.peak, peak / max(problem.usable_ram_bytes, 1)
+        yield m.peak, peak / ram_unit(problem)
 
 
-def _row(m: pyo.ConcreteModel, terms: Iterable[Term], constant: int, limit: int) -> Any | None:
+def _row(
+    m: pyo.ConcreteModel, step: tuple[int, int], terms: Iterable[Term], constant: int
+) -> Any | None:
+    limit = ExactLimit(merged(terms), m.problem.usable_ram_bytes - constant)
+    row = stated_limit(m, "memory", step, limit)
     if m.problem.minimize != Quantity.RAM:
-        row = byte_row(list(terms), limit - constant)
-        if row is None:
-            return None
-        scaled, right = row
-        return (None, linear(scaled), right)
-    total = merged(terms)
-    scale = max([limit, 1, *(size for size, _ in total)])
+        return row
+    unit = ram_unit(m.problem)
+    scale = max([unit, *(size for size, _ in limit.terms)])
     return (
         None,
-        linear([*((size / scale, var) for size, var in total), (-limit / scale, m.peak)]),
+        linear([*((size / scale, var) for size, var in limit.terms), (-unit / scale, m.peak)]),
         -constant / scale,
     )
 

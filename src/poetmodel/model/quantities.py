@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyomo.core as pyo
 
+from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.model.component import Component
-from poetmodel.model.linear import linear, merged, real_row
+from poetmodel.model.linear import ExactLimit, linear, merged, stated_limit
 from poetmodel.problem import Quantity, deadline_slack_s, energy_slack_j
 
 if TYPE_CHECKING:
@@ -70,12 +71,15 @@ def quantity_terms(problem: Problem, decisions: Decisions) -> list[Term]:
 def objective_unit(problem: Problem) -> float:
     """Return how much of the minimized quantity one unit of a model's objective is.
 
-    A thousandth of the baseline (energy, time) or of the RAM budget, so that gaps that matter are
-    far above a solver's absolute tolerances; where the baseline is nothing, the dearest single
-    transfer. It depends on the problem alone: objectives of all its models compare.
+    A thousandth of the baseline (energy, time) or of the RAM that any schedule can use, so that
+    gaps that matter are far above a solver's absolute tolerances; where the baseline is nothing,
+    the dearest single transfer; a thousandth of a known schedule's value where the problem has one
+    as its reference. It depends on the problem alone: objectives of all its models compare.
     """
     if problem.minimize == Quantity.RAM:
-        return max(problem.usable_ram_bytes, 1) / 1000
+        return ram_unit(problem) / 1000
+    if problem.reference_value is not None:
+        return problem.reference_value / 1000
     if problem.minimize == Quantity.WRITES:
         return float(max((1, *problem.graph.tensor_bytes)))
     if problem.minimize == Quantity.ENERGY:
@@ -91,6 +95,15 @@ def objective_unit(problem: Problem) -> float:
     return whole / 1000 or dearest or 1.0
 
 
+def ram_unit(problem: Problem) -> int:
+    """Return the RAM that the peak is measured in [B]: the budget, as far as it is of any use."""
+    return max(1, min(problem.usable_ram_bytes, checkpoint_all_peak_bytes(problem.graph)))
+
+
+MOST_UNITS: Final = 1e6
+"""Largest cost in the objective, in units: solvers lose the small ones beside larger ones."""
+
+
 def _objective(m: pyo.ConcreteModel) -> None:
     """Minimize what decisions add to the one computation of every node.
 
@@ -98,7 +111,9 @@ def _objective(m: pyo.ConcreteModel) -> None:
 
         sum(R * compute) + sum(M_in * page_in) + sum(M_out * page_out)
 
-    with energies, times or bytes written; or the peak RAM variable.
+    with energies, times or bytes written; or the peak RAM variable. Costs that dwarf all others
+    count for less: for a million units, or twice the reference. Bounds stay bounds, and what is
+    better than the reference is not concerned.
     """
     m.objective_unit = objective_unit(m.problem)
     m.objective = pyo.Objective(expr=minimized(m))
@@ -111,7 +126,9 @@ def minimized(m: pyo.ConcreteModel) -> Any:
     if m.problem.minimize == Quantity.RAM:
         return 1000 * m.peak
     terms = quantity_terms(m.problem, m.decisions)
-    return linear((coefficient / m.objective_unit, var) for coefficient, var in terms)
+    reference = m.problem.reference_value
+    most = MOST_UNITS if reference is None else 2 * reference / m.objective_unit
+    return linear((min(coefficient / m.objective_unit, most), var) for coefficient, var in terms)
 
 
 OBJECTIVE = Component(
@@ -182,10 +199,9 @@ def add_limit(m: pyo.ConcreteModel, name: str, terms: Sequence[Term], slack: flo
     if slack < 0:
         setattr(m, name, never(m))
         return
-    row = real_row(terms, slack)
+    row = stated_limit(m, name, None, ExactLimit(list(terms), slack))
     if row is not None:
-        scaled, right = row
-        setattr(m, name, pyo.Constraint(expr=(None, linear(scaled), right)))
+        setattr(m, name, pyo.Constraint(expr=row))
 
 
 def never(m: pyo.ConcreteModel) -> pyo.Constraint:

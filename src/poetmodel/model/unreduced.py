@@ -11,7 +11,7 @@ from typing import Any
 import pyomo.core as pyo
 
 from poetmodel.model.component import Component, Formulation
-from poetmodel.model.linear import byte_row, linear
+from poetmodel.model.linear import ExactLimit, linear, merged, stated_limit
 from poetmodel.model.memory import state_memory
 from poetmodel.model.quantities import DEADLINE, ENERGY_BUDGET, OBJECTIVE
 from poetmodel.model.triangle import TRIANGLE, TriangleView
@@ -127,11 +127,11 @@ def _storage(m: pyo.ConcreteModel) -> None:
     graph = problem.graph
     written = [i for i, k in enumerate(graph.node_of) if not graph.nodes[k].on_aux]
     m.stored = pyo.Var(written, bounds=(0, 1))
-    row = byte_row([(graph.tensor_bytes[i], m.stored[i]) for i in written], limit)
+    terms = merged((graph.tensor_bytes[i], m.stored[i]) for i in written)
+    row = stated_limit(m, "storage", None, ExactLimit(terms, limit))
     if row is None:
         return
-    scaled, right = row
-    m.storage = pyo.Constraint(expr=(None, linear(scaled), right))
+    m.storage = pyo.Constraint(expr=row)
     m.storing = pyo.Constraint(
         [(t, i) for t, i in m.M_out if i in m.stored],
         rule=lambda m, t, i: m.M_out[t, i] <= m.stored[i],

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from pyomo.core import minimize
 
 from poetmodel.backends.compiler import compile_model, load_values
 from poetmodel.backends.protocol import Limits
@@ -24,7 +23,8 @@ from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.result import Termination
 from poetmodel.solve.covers import limit_rows, with_covers
 from poetmodel.solve.infeasibility import limits_in_words
-from poetmodel.solve.outcome import Candidate, Outcome, judge, least_value
+from poetmodel.solve.outcome import Candidate, Outcome, judge, least_value, vouched
+from poetmodel.solve.overlap import states_problem
 from poetmodel.solve.progress import SolveProgress
 from poetmodel.solve.trimming import trim
 from poetmodel.time_limit import time_limit
@@ -51,6 +51,9 @@ TERMINATIONS: Final[Mapping[Stop, Termination]] = {
 }
 """What each way of a back end to stop means for a solve."""
 
+GAP_SHARE: Final = 0.99
+"""Part of the gap asked for that a solver may leave; its bound is reduced by up to the rest."""
+
 ACCEPTED: Final = 1e-6
 """Largest violation of a scaled row by a start that may stand for a model's solution."""
 
@@ -67,6 +70,11 @@ class _Compiled:
     def bounds_problem(self) -> bool:
         """Whether the model's bound holds for the problem."""
         return bool(self.model.exact) and self.as_stated
+
+    def bound(self, bound: float) -> float:
+        """Return what a solver's bound of the model proves of the problem, in its unit."""
+        problem = self.model.problem
+        return max(least_value(problem), self.quantity(vouched(problem, bound)))
 
     def quantity(self, objective: float) -> float:
         """Return a model's objective in the unit of the minimized quantity."""
@@ -119,7 +127,7 @@ def solve_model(
         model=model,
         form=form,
         build_s=build_s + time.monotonic() - begun,
-        as_stated=_minimizes_as_stated(model),
+        as_stated=states_problem(model),
     )
     values = None if start is None else start_values(model, form, start.schedule)
     fallback = start if values is not None and _admits(form, values) else None
@@ -129,16 +137,6 @@ def solve_model(
     ):
         candidate = fallback
     return _conclude(compiled, request, raw, candidate, trimmed=trimmed)
-
-
-def _minimizes_as_stated(model: pyo.ConcreteModel) -> bool:
-    """Return whether nobody replaced, changed or turned round the objective that `build` stated."""
-    objective = model.component("objective")
-    return (
-        getattr(objective, "active", False)
-        and getattr(objective, "sense", None) == minimize
-        and getattr(objective, "expr", None) is getattr(model, "stated_objective", None)
-    )
 
 
 def start_values(
@@ -170,7 +168,7 @@ def _run(
     pieces: list[str] = []
     limits = Limits(
         time_s=remaining,
-        rel_gap=request.gap,
+        rel_gap=GAP_SHARE * request.gap,
         threads=request.threads,
         seed=request.seed,
         log=pieces.append,
@@ -192,7 +190,7 @@ def _report(compiled: _Compiled, request: Request, progress: Progress) -> bool |
         return None
     bound = None
     if compiled.bounds_problem and progress.bound is not None:
-        bound = max(compiled.quantity(progress.bound), least_value(compiled.model.problem))
+        bound = compiled.bound(progress.bound)
     incumbent = None
     if compiled.as_stated and progress.incumbent is not None:
         incumbent = max(0.0, compiled.quantity(progress.incumbent))
@@ -221,7 +219,8 @@ def _search(
             return raw, candidate
         form = None
         if model.formulation in (COMPACT, UNREDUCED):
-            form = with_covers(compiled.form, raw.x, limit_rows(compiled.form))
+            rows = limit_rows(compiled.form)
+            form = with_covers(compiled.form, raw.x, rows, rejected=True)
         if form is None:
             raise VerificationError(candidate.violations)
         compiled = replace(compiled, form=form)
@@ -260,7 +259,7 @@ def _conclude(
         )
     bound = 0.0
     if compiled.bounds_problem and raw.bound is not None:
-        bound = max(0.0, compiled.quantity(raw.bound))
+        bound = compiled.bound(raw.bound)
     proved_nothing = raw.infeasible and not compiled.model.exact
     return Outcome(
         termination=TERMINATIONS[raw.termination],

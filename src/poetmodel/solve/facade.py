@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.problem import Problem, Quantity
-from poetmodel.result import Termination
+from poetmodel.result import Termination, relative_gap
 from poetmodel.schedule import check_identity
 from poetmodel.solve.collection import rare_collections
 from poetmodel.solve.constructive import construct, offload_all, trivial
 from poetmodel.solve.infeasibility import obstacle
 from poetmodel.solve.outcome import Candidate, Outcome, accepted, finish, least_value, same
-from poetmodel.solve.overlap import restated, solve_overlapping
+from poetmodel.solve.overlap import restated, solve_overlapping, states_problem
 from poetmodel.solve.progress import SolveProgress
 from poetmodel.solve.request import Request
 from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyomo.environ as pyo
 
     from poetmodel.result import SolveResult
@@ -31,6 +33,10 @@ GREEDY_SHARE: Final = 0.1
 """Share of the time limit for the greedy schedule."""
 _CUT_SHORT: Final = frozenset({Termination.TIME_LIMIT, Termination.INTERRUPTED})
 """After these a greedy schedule stands in for one that the solver did not find."""
+_SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
+"""After these what is open is below a solver's tolerances."""
+RESOLVED_UNITS: Final = (1.0, 1e5)
+"""Values of a known schedule, in units of the objective, that a solver resolves to a millionth."""
 DEFAULT: Final = "lazy"
 """The formulation by which a problem is solved unless another is asked for."""
 
@@ -154,14 +160,102 @@ def _search(
     return outcome
 
 
+def _solve_in_units(
+    problem: Problem,
+    request: Request,
+    best: Candidate | None,
+    attempt: Callable[[Problem, Candidate | None, float], Outcome],
+    *,
+    own_rows: bool = False,
+) -> Outcome:
+    """Solve a problem, again in units of what was found where those of its model are too coarse.
+
+    A solver resolves the objective to an absolute tolerance. Where the best value is next to
+    nothing in the units of the objective, or beyond them, the problem is stated anew, measured by
+    that value. What is open of bytes then is decided: is there a schedule with one byte less?
+
+    Parameters
+    ----------
+    problem : Problem
+        What to solve.
+    request : Request
+        Its gap and time.
+    best : Candidate or None
+        A valid schedule to begin from.
+    attempt : callable
+        Solves a problem, from a schedule and with a bound that are known.
+    own_rows : bool
+        Whether `attempt` solves a user's model: its rows cannot be stated anew, and `best` may
+        break some of them.
+    """
+    from poetmodel.model.quantities import objective_unit
+
+    of_ram = problem.minimize == Quantity.RAM
+    stated = problem
+    if best is not None and best.value > 0 and not (of_ram or own_rows):
+        least, most = RESOLVED_UNITS
+        if not least <= best.value / objective_unit(problem) <= most:
+            stated = problem.better_than(best.value)
+    outcome = attempt(stated, best, 0.0)
+    while outcome.termination in _SETTLED and request.remaining_s() > 0:
+        found = outcome.candidate
+        if found is None or found.violations or _is_closed(problem, request, found, outcome.bound):
+            break
+        reference, start = stated.reference_value, None
+        if not of_ram and (reference is None or found.value < reference / 2):
+            stated, start = problem.better_than(found.value), found
+        elif problem.minimize in (Quantity.RAM, Quantity.WRITES) and not own_rows:
+            stated = stated.below_bytes(round(found.value))
+        else:
+            break
+        before = outcome
+        try:
+            after = attempt(stated, start, outcome.bound)
+        except KeyboardInterrupt:
+            return replace(outcome, termination=Termination.INTERRUPTED)
+        outcome = _joined(before, after, found)
+        if start is None and (outcome.bound, outcome.candidate) == (before.bound, found):
+            break
+    return outcome
+
+
+def _is_closed(problem: Problem, request: Request, found: Candidate, bound: float) -> bool:
+    return same(problem, found.value, bound) or relative_gap(found.value, bound) <= request.gap
+
+
+def _joined(before: Outcome, after: Outcome, found: Candidate) -> Outcome:
+    """Return what two solves found together, the second one of what is better than `found`."""
+    bound = found.value if after.infeasible else min(after.bound, found.value)
+    return replace(
+        after,
+        candidate=_better(after.candidate, found),
+        bound=max(before.bound, bound),
+        infeasible=False,
+        build_s=before.build_s + after.build_s,
+        solve_s=before.solve_s + after.solve_s,
+        log=before.log + after.log,
+    )
+
+
 def _state_and_solve(
     problem: Problem, request: Request, formulation: str, best: Candidate | None
 ) -> Outcome:
     # Pyomo takes a second to load: not before the first schedule has been announced.
-    if formulation == "lazy":
-        from poetmodel.solve.lazy import solve_lazily
+    def attempt(stated: Problem, start: Candidate | None, bound: float) -> Outcome:
+        if formulation == "lazy":
+            from poetmodel.solve.lazy import solve_lazily
 
-        return solve_lazily(problem, request, start=best)
+            return solve_lazily(stated, request, start=start, bound=bound)
+        return _build_and_solve(stated, request, formulation, start)
+
+    if formulation == "paper":  # its bound proves nothing
+        return attempt(problem, best, 0.0)
+    return _solve_in_units(problem, request, best, attempt)
+
+
+def _build_and_solve(
+    problem: Problem, request: Request, formulation: str, best: Candidate | None
+) -> Outcome:
     from pyomo.common.log import LoggingIntercept
 
     from poetmodel.model import build
@@ -207,11 +301,16 @@ def _solve_own_model(
     from poetmodel.solve.direct import solve_model
 
     def attempt(stated: Problem, within: Request, begin: Schedule | None) -> Outcome:
+        def solve_stated(measured: Problem, start: Candidate | None, _: float) -> Outcome:
+            with restated(model, measured):
+                return solve_model(model, within, start=start, trimmed=False)
+
         best = accepted(stated, begin)
         try:
             best = _better(best, _greedy(stated, within))
-            with restated(model, stated):
-                return solve_model(model, within, start=best, trimmed=False)
+            if not (model.exact and states_problem(model)):
+                return solve_stated(stated, best, 0.0)
+            return _solve_in_units(stated, within, best, solve_stated, own_rows=True)
         except KeyboardInterrupt:
             return Outcome(termination=Termination.INTERRUPTED)
 

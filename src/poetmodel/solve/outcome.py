@@ -29,6 +29,12 @@ EQUAL_BYTES: Final = 0.5
 """The same for bytes, which are whole: a bound within less than one of the value reaches it."""
 
 
+SOLVER_ERROR: Final = 5e-7
+"""By how much a solver's bound may be wrong, in units of the objective, and relative to a thousand
+of them: five times its tolerance. Solvers look only for what is better by a tolerance than what
+they have, and at the end call the value of that their bound."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A schedule that the judge has seen."""
@@ -101,6 +107,15 @@ def _overtime_s(problem: Problem, simulation: Simulation) -> float:
     whole_s = problem.time_sum.of(simulation.compute_s or 0.0, simulation.transfer_s or 0.0)
     beyond_s = whole_s - problem.pass_time_s
     return beyond_s if beyond_s > ROUNDING * whole_s else 0.0
+
+
+def vouched(problem: Problem, bound: float) -> float:
+    """Return the part of a solver's bound that its tolerances leave certain, in the same units.
+
+    For the peak it is that of the rows that state it, which count a thousand times.
+    """
+    units = 1000.0 if problem.minimize == Quantity.RAM else max(1.0, abs(bound) / 1000)
+    return bound - SOLVER_ERROR * units
 
 
 def least_value(problem: Problem) -> float:

@@ -225,21 +225,24 @@ class _ShareSearch:
 
 @contextmanager
 def restated(model: pyo.ConcreteModel, problem: Problem) -> Iterator[None]:
-    """Let a model of a problem state one of its stand-ins for a while.
+    """Let a model of a problem state one of its stand-ins, or other units, for a while.
 
     Parameters
     ----------
     model : ConcreteModel
         From `build`; its rows hold for the relaxation.
     problem : Problem
-        The model's own problem, or a stand-in of it.
+        The model's own problem, or a stand-in of it, perhaps measured by a known schedule.
     """
-    before, share = model.problem, problem.stand_in_share
+    before = model.problem
     model.problem = problem
     undo: list[Callable[[], Any]] = []
     try:
-        if share:
-            undo += _restate(model, problem)
+        if problem.stand_in_share:
+            undo += _with_stand_in_deadline(model, problem)
+        shared = problem.stand_in_share and problem.minimize == Quantity.TIME
+        if (shared or problem.reference_value is not None) and states_problem(model):
+            undo.append(_with_objective(model, problem))
         yield
     finally:
         for action in undo:
@@ -247,20 +250,41 @@ def restated(model: pyo.ConcreteModel, problem: Problem) -> Iterator[None]:
         model.problem = before
 
 
-def _restate(model: pyo.ConcreteModel, problem: Problem) -> Iterator[Callable[[], Any]]:
-    from poetmodel.model.quantities import DEADLINE_ROWS, add_deadline, minimized
+def states_problem(model: pyo.ConcreteModel) -> bool:
+    """Return whether a model still minimizes what `build` stated: nobody replaced or changed it."""
+    from pyomo.core import minimize
+
+    objective = model.component("objective")
+    return (
+        getattr(objective, "active", False)
+        and getattr(objective, "sense", None) == minimize
+        and getattr(objective, "expr", None) is getattr(model, "stated_objective", None)
+    )
+
+
+def _with_stand_in_deadline(
+    model: pyo.ConcreteModel, problem: Problem
+) -> Iterator[Callable[[], Any]]:
+    from poetmodel.model.quantities import DEADLINE_ROWS, add_deadline
 
     name = DEADLINE_ROWS[-1]
     add_deadline(model, name, problem.time_sum)
     if model.component(name) is not None:
         yield lambda: model.del_component(name)
-    objective, stated = model.component("objective"), model.stated_objective
-    if problem.minimize == Quantity.TIME and getattr(objective, "expr", None) is stated:
-        objective.set_value(minimized(model))
+
+
+def _with_objective(model: pyo.ConcreteModel, problem: Problem) -> Callable[[], None]:
+    """State the objective of a model for another problem; return what undoes that."""
+    from poetmodel.model.quantities import minimized, objective_unit
+
+    objective, stated, unit = model.objective, model.stated_objective, model.objective_unit
+
+    def restore() -> None:
+        model.objective_unit = unit
+        objective.set_value(stated)
         model.stated_objective = objective.expr
 
-        def restore() -> None:
-            objective.set_value(stated)
-            model.stated_objective = objective.expr
-
-        yield restore
+    model.objective_unit = objective_unit(problem)
+    objective.set_value(minimized(model))
+    model.stated_objective = objective.expr
+    return restore

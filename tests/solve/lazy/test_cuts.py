@@ -298,7 +298,7 @@ def test_best_schedules_keep_the_cuts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ram", "page"), [(9, (3.0, 3.0)), (10, None), (10, (3.0, 3.0)), (13, None)]
+    ("ram", "page"), [(10, None), (10, (3.0, 3.0)), (11, (3.0, 3.0)), (13, None)]
 )
 def test_cuts_raise_the_linear_bound_and_keep_the_optimum(
     ram: int, page: tuple[float, float] | None

@@ -175,8 +175,11 @@ def test_a_solve_looks_for_a_part_of_the_gap_only() -> None:
     assert rounds._goal() is None
 
 
-def test_what_has_no_answer_raises_the_bound_to_the_goal() -> None:
-    """The next step is longer if that was easy; the whole gap ruled out is the end."""
+def test_what_has_no_answer_leads_to_the_next_goal() -> None:
+    """The step is longer if that was easy, all of the gap if it was below the tolerance.
+
+    That all of it is ruled out is the end.
+    """
     rounds = rounds_of(10.0, 2.0)
     easy = RawSolution(
         termination=Stop.CUTOFF,
@@ -191,13 +194,15 @@ def test_what_has_no_answer_raises_the_bound_to_the_goal() -> None:
         start_accepted=None,
         log=None,
     )
-    assert rounds._rule_out(3.0, easy)
-    assert rounds.session.bound == 3.0
+    rounds.session.raise_bound(3.0)
+    assert rounds._rule_out(3.0, easy, 2.0)
     assert rounds._goal() == pytest.approx(3.0 + 2 * 7.0 / 8)
-    assert rounds._rule_out(4.0, replace(easy, nodes=17))
+    rounds.session.raise_bound(4.0)
+    assert rounds._rule_out(4.0, replace(easy, nodes=17), 3.0)
     assert rounds._goal() == pytest.approx(4.0 + 2 * 6.0 / 8)
-    assert not rounds._rule_out(None, easy)
-    assert rounds.session.bound == 10.0
+    assert rounds._rule_out(4.0, easy, 4.0)
+    assert rounds._goal() is None
+    assert not rounds._rule_out(None, easy, 4.0)
 
 
 def test_nothing_is_built_after_the_end() -> None:

@@ -27,7 +27,7 @@ def session_of(problem: Problem, **choices: object) -> Session:
 
 def test_cuts_raise_the_bound_of_the_session() -> None:
     """The last value is above that of the first linear relaxation, and below the integer one."""
-    session = session_of(comb_problem(8, 9))
+    session = session_of(comb_problem(8, 10))
     relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
     first = session.solve(relaxation.form.relaxed())
     assert first is not None

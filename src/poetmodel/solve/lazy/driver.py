@@ -96,6 +96,7 @@ def solve_lazily(
     *,
     start: Candidate | None,
     first: Grouping | None = None,
+    bound: float = 0.0,
 ) -> Outcome:
     """Solve a problem by row generation over groups of stages.
 
@@ -110,6 +111,8 @@ def solve_lazily(
         A valid schedule to begin from.
     first : Grouping, optional
         Rows to enforce from the beginning; by default the stage row that checkpoint-all loads most.
+    bound : float
+        What is proved already, in the unit of the minimized quantity.
 
     Returns
     -------
@@ -124,7 +127,7 @@ def solve_lazily(
     patience_s = math.inf
     if start is None and has_fastest(problem):
         patience_s = request.elapsed_s() + PATIENCE * request.remaining_s()
-    outcome = _attempt(Session(problem, request, start, patience_s=patience_s), first)
+    outcome = _attempt(Session(problem, request, start, patience_s=patience_s, bound=bound), first)
     if outcome.termination != Termination.TIME_LIMIT or request.remaining_s() <= 0:
         return outcome
     if outcome.candidate is None:
@@ -247,7 +250,7 @@ class _Rounds:
         if raw.bound is not None:
             session.raise_bound(session.within_cutoff(relaxation, raw.bound))
         if raw.infeasible or raw.termination == Stop.CUTOFF:
-            return relaxation if self._rule_out(goal, raw) else None
+            return relaxation if self._rule_out(goal, raw, before[0]) else None
         if raw.x is None:
             self.slice_s *= 2
             self.step = max(LEAST_STEP, self.step / 2)
@@ -255,16 +258,13 @@ class _Rounds:
         proved = raw.termination == Stop.PROVED
         return self._follow(relaxation, raw.x, proved=proved, before=before)
 
-    def _rule_out(self, goal: float | None, raw: RawSolution) -> bool:
-        """Take note that nothing is below the goal; return whether there may be something above."""
-        session = self.session
+    def _rule_out(self, goal: float | None, raw: RawSolution, before: float) -> bool:
+        """Set the next step after a goal that nothing is below; return whether there is one."""
         if goal is None:
-            aim = session.aim()
-            if aim is not None:
-                session.raise_bound(aim)
             return False
-        session.raise_bound(goal)
-        if raw.nodes is not None and raw.nodes <= 1:
+        if self.session.bound <= before:
+            self.step = 1.0  # the goal is below the solver's tolerance
+        elif raw.nodes is not None and raw.nodes <= 1:
             self.step *= 2
         return True
 

@@ -10,6 +10,7 @@ from poetmodel.solve.lazy.cuts import VIOLATED, separate
 from poetmodel.solve.lazy.fractional import stage_loads
 from poetmodel.solve.lazy.rounding import rounded_rows, separate_rounded
 from poetmodel.solve.lazy.rows import SLACK, broken_stages, claimed_ram
+from poetmodel.solve.outcome import vouched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,7 @@ def tighten(session: Session, relaxation: Relaxation) -> LinearAnswer:
             if raw is not None and raw.infeasible:
                 return LinearAnswer(None, 0.0, infeasible=True)
             return answer
-        session.raise_bound(raw.bound * relaxation.unit)
+        session.raise_bound(vouched(session.problem, raw.bound) * relaxation.unit)
         gained = raw.bound > answer.value + WORTH_A_CUT * abs(raw.bound)
         idle = 0 if gained else idle + 1
         answer = LinearAnswer(raw.x, max(answer.value, raw.bound))

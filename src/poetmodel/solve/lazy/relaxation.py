@@ -12,6 +12,7 @@ import numpy as np
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.sparse import csr_array
 from poetmodel.model.lazy import build_relaxation
+from poetmodel.model.linear import RESOLVED
 from poetmodel.model.memory import assign_memory
 from poetmodel.model.quantities import DEADLINE_ROWS
 from poetmodel.solve.lazy.placement import GroupDecisions
@@ -82,6 +83,15 @@ class Cut:
     """Right-hand side."""
     origin: Origin | RoomOrigin | None = None
     """What a finer relaxation needs to state it again; None where it has rows of its own."""
+
+    def loosened(self) -> float:
+        """Return the right-hand side for a solver: of rows in bytes, with room for its tolerance.
+
+        Rows of counts need none: what violates them does so by one.
+        """
+        if isinstance(self.origin, Origin):
+            return self.right
+        return self.right - RESOLVED * max(1.0, abs(self.right))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +205,7 @@ class Relaxation:
             ),
             shape=(len(cuts), form.n_columns),
         )
-        right = [cut.right for cut in cuts]
+        right = [cut.loosened() for cut in cuts]
         names = [f"cut {c}" for c in range(len(cuts))]
         return form.with_rows(block, right, np.full(len(cuts), np.inf), names)
 
@@ -283,8 +293,8 @@ class Relaxation:
                     upper[column] = 0.0
         row_upper = form.row_upper.copy()
         for r, row in enumerate(form.rows):
-            if getattr(row, "local_name", "") in REAL_LIMITS:
-                row_upper[r] -= MARGIN
+            if getattr(row, "local_name", "") in REAL_LIMITS and row_upper[r] > 0:
+                row_upper[r] -= MARGIN * max(1.0, row_upper[r])
         return replace(form, upper=upper, row_upper=row_upper)
 
 

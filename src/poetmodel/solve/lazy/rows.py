@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.model.quantities import ram_unit
 from poetmodel.problem import Quantity
 
 if TYPE_CHECKING:
@@ -20,11 +21,12 @@ SLACK: Final = 1e-7
 
 def claimed_ram(relaxation: Relaxation, x: NDArray) -> float:  # type: ignore[type-arg]
     """Return the RAM that a point claims to keep within [B]: the budget, or about its own peak."""
-    usable = relaxation.problem.usable_ram_bytes
-    if relaxation.problem.minimize != Quantity.RAM:
+    problem = relaxation.problem
+    usable = problem.usable_ram_bytes
+    if problem.minimize != Quantity.RAM:
         return usable
     column = relaxation.column[id(relaxation.model.peak)]
-    return min(float(x[column]) * usable * (1 + SLACK), usable)
+    return min(float(x[column]) * ram_unit(problem) * (1 + SLACK), usable)
 
 
 def broken_stages(loads: Sequence[float], limit: float) -> list[int]:

@@ -16,7 +16,14 @@ from poetmodel.result import Termination, relative_gap
 from poetmodel.solve.lazy.cuts import restate
 from poetmodel.solve.lazy.relaxation import Relaxation, RoomOrigin
 from poetmodel.solve.lazy.rooms import Rooms
-from poetmodel.solve.outcome import Candidate, judge, least_value, same
+from poetmodel.solve.outcome import (
+    SOLVER_ERROR,
+    Candidate,
+    judge,
+    least_value,
+    same,
+    vouched,
+)
 from poetmodel.solve.progress import SolveProgress
 from poetmodel.solve.trimming import trim
 
@@ -37,8 +44,9 @@ FAR: Final = 0.01
 """Gap above which a solve is not near its end: it searches for schedules and counts decisions."""
 WIDE: Final = 0.03
 """Gap above which it is far from it: relaxations take long, and are kept small."""
-ALLOWANCE: Final = 1e-7
-"""How far a cutoff lies above a value, relatively, so that rounding errors do not cut it off."""
+ALLOWANCE: Final = 2 * SOLVER_ERROR
+"""How far a cutoff lies above a value, in units of the objective and relatively: that nothing is
+below the cutoff then proves, whatever the solver's tolerances, that nothing is below the value."""
 
 
 @dataclass(slots=True)
@@ -129,7 +137,7 @@ class Session:
         The solve's cutoff is a little above `aim`; that nothing is below it is proved up to `aim`.
         A bound beyond the cutoff is left as it is: it contradicts a schedule.
         """
-        value = bound * relaxation.unit
+        value = vouched(self.problem, bound) * relaxation.unit
         aim = self.aim()
         if aim is None or value > aim + 2 * ALLOWANCE * (relaxation.unit + abs(aim)):
             return value
