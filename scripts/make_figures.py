@@ -1,9 +1,10 @@
 """Write the tables and pictures of ``docs/paper-figures.md`` from kept records.
 
 ``poetmodel bench NAME --out DIR`` makes the records; ``DIR/cells.jsonl`` is kept as
-``bench/results/figures/NAME.jsonl``. ``python scripts/make_figures.py`` rewrites the generated
-blocks of the page and draws the pictures beside it; ``--check`` writes nothing, needs no
-matplotlib, and exits 1 where something is not what the records say.
+``bench/results/figures/NAME.jsonl``, and ``DIR/schedules`` of figure2, which shows maps, beside it.
+``python scripts/make_figures.py`` rewrites the generated blocks of the page and draws the pictures
+beside it; ``--check`` writes nothing, needs no matplotlib, and exits 1 where something is not what
+the records say.
 """
 
 from __future__ import annotations
@@ -51,6 +52,15 @@ def read(name: str) -> list[Record]:
         return groups.index(_group(record)), methods.index(cell["method"]), share
 
     return sorted(found, key=place)
+
+
+def schedule(key: str) -> dict[str, Any] | None:
+    """Return the kept schedule of a cell, None where there is none."""
+    path = RECORDS / "schedules" / f"{key}.schedule.json"
+    if not path.is_file():
+        return None
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
 
 
 def _group(record: Record) -> tuple[Any, ...]:
@@ -112,7 +122,7 @@ def update_pictures(*, check: bool) -> int:
         records, path = read(name), picture(name)
         if not records:
             continue
-        shown = panels(name, rows(records))
+        shown = panels(name, rows(records), schedule)
         if path.is_file() and f"data {digest(shown)}" in path.read_text(encoding="utf-8"):
             continue
         sys.stdout.write(f"{'stale' if check else 'wrote'} {path}\n")

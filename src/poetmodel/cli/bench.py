@@ -17,7 +17,7 @@ from poetmodel.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.bench.figures import Figure, Panel
+    from poetmodel.bench.figures import Figure, Map, Panel
     from poetmodel.bench.tables import Row
 
 EPILOG: Final = "Example: poetmodel bench figure5 --quick"
@@ -30,8 +30,8 @@ NameArgument = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="figure3, figure4, figure5, table3: of the POET paper. solvers: HiGHS, SCIP and "
-        "Gurobi on two formulations.",
+        help="figure2, figure3, figure4, figure5, table3: of the POET paper. solvers: HiGHS, SCIP "
+        "and Gurobi on two formulations.",
     ),
 ]
 QuickOption = Annotated[
@@ -81,6 +81,7 @@ def bench(
 ) -> None:
     """Run a figure of the paper: records, a table and a picture; can be stopped and resumed."""
     from poetmodel.bench import figures, sweep, tables
+    from poetmodel.bench.store import Store
 
     if time_limit is not None and not math.isfinite(time_limit):
         msg = f"--time-limit: expected a number of seconds above 0, got {time_limit}"
@@ -92,7 +93,7 @@ def bench(
         records = sweep(cells, folder, workers=workers, warm=figure.warm, on_progress=on_progress)
     found = tables.rows(records)
     tables.write_csv(folder / "cells.csv", found)
-    pictures, notes = _draw(folder / name, figures.panels(name, found))
+    pictures, notes = _draw(folder / name, figures.panels(name, found, Store(folder).schedule))
     if json:
         print_json(_document(figure, found, pictures, notes))
     else:
@@ -105,7 +106,7 @@ def bench(
         raise typer.Exit(Status.FAILURE)
 
 
-def _draw(stem: Path, shown: Sequence[Panel]) -> tuple[list[Path], list[str]]:
+def _draw(stem: Path, shown: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path], list[str]]:
     """Draw the pictures; return their files, and what was left out and why."""
     from poetmodel.bench.figures import draw
     from poetmodel.bench.plots import check_form

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from figure_rows import row, without
-from poetmodel.bench.figures import Panel, draw, panels
+from poetmodel.bench.figures import Map, Panel, draw, panels
 from poetmodel.bench.figures.panels import digest
+from poetmodel.graph.catalogue import load_model
+from poetmodel.report.pictures import Kind
+from poetmodel.report.stages import stage_map
+from poetmodel.schedule import checkpoint_all
+from poetmodel.schedule.document import schedule_to_dict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +45,33 @@ def test_solved_cells_are_counted_along_the_time() -> None:
     ]
     (panel,) = panels("solvers", found)
     assert panel.lines == (("compact, highs", ((1.0, 1.0), (3.0, 2.0))), ("paper, highs", ()))
+
+
+def test_maps_show_the_schedule_of_each_cell(tmp_path: Path) -> None:
+    """A map for each schedule, with cells as the relations have them; without one there is none."""
+    graph = load_model("paper/linear")
+    plain = checkpoint_all(graph)
+    again = replace(plain, R=tuple(sorted((*plain.R, (26, 0)))))
+    documents = {"a": schedule_to_dict(plain), "b": schedule_to_dict(again)}
+    found = [
+        row(model="paper/linear", device=device, ram="50%", key=key)
+        for device, key in (("paper-m0", "a"), ("paper-m4", "b"), ("jetson-tx2", "none"))
+    ]
+    first, second = panels("figure2", found, documents.get)
+    assert isinstance(first, Map)
+    assert isinstance(second, Map)
+    assert first.title == "paper/linear, paper-m0, 50%\n0 recomputations, 0 page-outs, 0 page-ins"
+    assert first.grid == stage_map(graph, plain)
+    kinds = {(cell.row, cell.column): cell.kind for cell in second.grid.cells}
+    assert (kinds[26, 0], kinds[26, 26]) == (Kind.RECOMPUTED, Kind.COMPUTED)
+    assert digest([first]) != digest([second])
+    pytest.importorskip("matplotlib")
+    one, two = tmp_path / "one.svg", tmp_path / "two.svg"
+    for path in (one, two):
+        draw(path, [first, second])
+    assert one.read_bytes() == two.read_bytes()
+    assert f"data {digest([first, second])}".encode() in one.read_bytes()
+    assert b"recomputed" in one.read_bytes()
 
 
 def _panel(scale: str, *heights: float) -> Panel:

@@ -85,5 +85,5 @@ def test_formulations_are_for_methods_that_solve() -> None:
 
 def test_unknown_figure() -> None:
     """The message names the figures there are."""
-    with pytest.raises(InputError, match="figure3, figure4, figure5, table3, solvers"):
+    with pytest.raises(InputError, match="figure2, figure3, figure4, figure5, table3, solvers"):
         figure("figure6")

@@ -38,6 +38,16 @@ def test_deadlines_have_rows_of_their_own() -> None:
     assert table.rows == (("none", "optimal", "1 %"), ("110%", "paging-only", "1 %"))
 
 
+def test_maps_have_a_table_of_what_they_move() -> None:
+    """One row for each schedule: what is recomputed, paged out and in, and the overhead."""
+    counts = {"recomputed": 4, "paged_out": 1, "paged_in": 2}
+    none = dict.fromkeys(counts)
+    (table,) = summary("figure2", [row(**counts), {**without("infeasible", ram="30%"), **none}])
+    assert table.heads[table.words :] == ("recomputed", "paged out", "paged in", "overhead")
+    assert table.rows[0][table.words :] == ("4", "1", "2", "1 %")
+    assert table.rows[1][table.words :] == ("-", "-", "-", "impossible")
+
+
 def test_pofo_is_compared_at_its_budget_and_at_its_time() -> None:
     """What is as quick with less RAM may be the optimum of a smaller budget."""
     found = [

@@ -8,19 +8,26 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.bench.cells import graph_of
 from poetmodel.bench.figures.summaries import grouped, is_solved, overhead_ratio
 from poetmodel.bench.plots import check_form
 from poetmodel.data import write_bytes
+from poetmodel.report.pictures import COLOURS, Kind
+from poetmodel.report.stages import stage_map
+from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from poetmodel.bench.tables import Row
+    from poetmodel.report.pictures import Grid
 
 DOTS_PER_INCH: Final = 110
 PANEL_INCHES: Final = (3.1, 2.4)
 """Width and height of a panel [in]."""
+MAP_INCHES: Final = (4.6, 4.4)
+"""Width and height of a map [in]."""
 MARKS: Final = "osv^D<>PX*"
 """Markers of lines, in turn."""
 
@@ -43,7 +50,21 @@ class Panel:
     """``overhead``: logarithmic upwards; ``time``: to the right; ``plain``: neither."""
 
 
-def panels(name: str, found: Sequence[Row]) -> tuple[Panel, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Map:
+    """The map of one schedule: what happens to which node in which stage."""
+
+    title: str
+    """Stands above it."""
+    grid: Grid
+    """A row for each stage, a column for each node."""
+
+
+def panels(
+    name: str,
+    found: Sequence[Row],
+    schedule_of: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
+) -> tuple[Panel, ...] | tuple[Map, ...]:
     """Return the picture of a figure.
 
     Parameters
@@ -52,7 +73,11 @@ def panels(name: str, found: Sequence[Row]) -> tuple[Panel, ...]:
         The figure.
     found : sequence of dict
         Its cells, as `poetmodel.bench.tables.rows` gives them.
+    schedule_of : callable, optional
+        From the key of a cell to the content of its schedule file, which maps are drawn of.
     """
+    if name == "figure2":
+        return tuple(_maps(found, schedule_of))
     if name == "solvers":
         return tuple(_solved(found))
     if name == "table3":
@@ -60,10 +85,28 @@ def panels(name: str, found: Sequence[Row]) -> tuple[Panel, ...]:
     return tuple(_overheads(found))
 
 
-def digest(shown: Sequence[Panel]) -> str:
+def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
     """Return what identifies the content of a picture; its file carries it."""
     text = json.dumps([asdict(panel) for panel in shown])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _maps(
+    found: Sequence[Row], schedule_of: Callable[[str], Mapping[str, Any] | None]
+) -> Iterable[Map]:
+    """Yield the map of each schedule, with what it moves in its title."""
+    for row in found:
+        document = schedule_of(row["key"])
+        if document is None:
+            continue
+        graph = graph_of(row["model"])
+        schedule = Schedule(
+            **{relation: document[relation] for relation in RELATIONS},
+            identity=GraphIdentity.of(graph),
+        )
+        grid = stage_map(graph, schedule)
+        moved = grid.title.removeprefix(f"{graph.name}: ")
+        yield Map(title=f"{row['model']}, {row['device']}, {row['ram']}\n{moved}", grid=grid)
 
 
 def _overheads(found: Sequence[Row]) -> Iterable[Panel]:
@@ -122,17 +165,17 @@ def _solved(found: Sequence[Row]) -> Iterable[Panel]:
         )
 
 
-def draw(path: Path, shown: Sequence[Panel], *, columns: int = 4) -> None:
-    """Draw panels into a file; the same panels give the same bytes.
+def draw(path: Path, shown: Sequence[Panel] | Sequence[Map], *, columns: int | None = None) -> None:
+    """Draw panels or maps into a file; the same ones give the same bytes.
 
     Parameters
     ----------
     path : Path
         The picture, ``.svg`` or ``.png``.
-    shown : sequence of Panel
+    shown : sequence of Panel, or of Map
         What to draw, row by row.
-    columns : int
-        Most panels side by side.
+    columns : int, optional
+        Most of them side by side; by default four panels or two maps.
 
     Raises
     ------
@@ -143,9 +186,11 @@ def draw(path: Path, shown: Sequence[Panel], *, columns: int = 4) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    across = max(1, min(columns, len(shown)))
+    maps = [panel for panel in shown if isinstance(panel, Map)]
+    lines = [panel for panel in shown if isinstance(panel, Panel)]
+    across = max(1, min(columns or (2 if maps else 4), len(shown)))
     down = max(1, -(-len(shown) // across))
-    width, height = PANEL_INCHES
+    width, height = MAP_INCHES if maps else PANEL_INCHES
     form = path.suffix.removeprefix(".")
     description = f"data {digest(shown)}"
     metadata = {"Description": description, **({"Date": None} if form == "svg" else {})}
@@ -154,10 +199,13 @@ def draw(path: Path, shown: Sequence[Panel], *, columns: int = 4) -> None:
         size = (width * across + 1.3, height * down)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(down, across, squeeze=False).ravel()
-        names = list(dict.fromkeys(name for panel in shown for name, _ in panel.lines))
+        names = list(dict.fromkeys(name for panel in lines for name, _ in panel.lines))
         handles: dict[str, Any] = {}
-        for axis, panel in zip(axes, shown, strict=False):
+        for axis, panel in zip(axes, lines, strict=False):
             handles = _draw(axis, panel, names) | handles
+        for axis, each in zip(axes, maps, strict=False):
+            handles |= _draw_map(axis, each)
+        names += [str(kind) for kind in Kind]
         for axis in axes[len(shown) :]:
             axis.set_axis_off()
         if handles:
@@ -202,6 +250,37 @@ def _draw(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
         middle = (0.5, 0.5)
         axis.annotate("no schedule", middle, xycoords="axes fraction", ha="center")
         axis.set(xticks=(), yticks=())
+    return handles
+
+
+def _draw_map(axis: Any, shown: Map) -> dict[str, Any]:
+    """Draw one map; return a patch for each kind by its word."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Patch, Polygon, Rectangle
+
+    grid = shown.grid
+    handles = {}
+    for kind in (*grid.kinds, *grid.marks):
+        cells = [(cell.column, cell.row) for cell in grid.cells if cell.kind == kind]
+        marks = [(cell.column, cell.row) for cell in grid.cells if cell.mark == kind]
+        shapes = [
+            *(Rectangle((x - 0.5, y - 0.5), 1, 1) for x, y in cells),
+            *(
+                Polygon([(x - 0.5, y + 0.5), (x + 0.5, y + 0.5), (x + 0.5, y - 0.5)])
+                for x, y in marks
+            ),
+        ]
+        axis.add_collection(PatchCollection(shapes, facecolor=COLOURS[kind], linewidth=0))
+        handles[str(kind)] = Patch(facecolor=COLOURS[kind])
+    axis.set_xlim(-0.5, len(grid.columns) - 0.5)
+    axis.set_ylim(len(grid.rows) - 0.5, -0.5)
+    axis.set_xticks(range(len(grid.columns)), grid.columns, rotation=90, fontsize=5)
+    axis.set_yticks(range(len(grid.rows)), grid.rows, fontsize=5)
+    axis.set_title(shown.title)
+    axis.set_xlabel(grid.column_name)
+    axis.set_ylabel(grid.row_name)
+    axis.grid(visible=True, linewidth=0.1)
+    axis.set_axisbelow(True)
     return handles
 
 

@@ -135,6 +135,32 @@ def _overhead(row: Row) -> str:
     return text
 
 
+# -- maps --------------------------------------------------------------------------------------
+
+
+def _by_map(found: Sequence[Row]) -> Iterable[Summary]:
+    """Yield what each schedule of the maps recomputes and pages."""
+    lines = []
+    for row in found:
+        counts = (row["recomputed"], row["paged_out"], row["paged_in"])
+        lines.append(
+            (
+                row["model"],
+                row["device"],
+                row["ram"],
+                *("-" if count is None else f"{count:,}" for count in counts),
+                _overhead(row),
+            )
+        )
+    words = ("model", "device", "RAM")
+    yield Summary(
+        title="Schedules of the maps",
+        heads=(*words, "recomputed", "paged out", "paged in", "overhead"),
+        rows=tuple(lines),
+        words=len(words),
+    )
+
+
 # -- POFO --------------------------------------------------------------------------------------
 
 
@@ -339,6 +365,7 @@ def _seconds(value: float | None) -> str:
 
 
 _MAKERS: Final[Mapping[str, Callable[[Sequence[Row]], Iterable[Summary]]]] = {
+    "figure2": _by_map,
     "table3": _pofo,
     "solvers": _solvers,
 }
