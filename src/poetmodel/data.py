@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections import Counter
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import InputError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator, Sequence
 
 _KINDS: Final = ("graphs", "devices")
 
@@ -113,13 +114,13 @@ def as_text(content: bytes, *, source: str) -> str:
         raise InputError(msg) from None
 
 
-def parse_json(
-    text: str,
-    *,
-    expected: str,
-    hook: Callable[[list[tuple[str, Any]]], Any],
-    largest: str = "",
-) -> object:
+class _Object(dict[str, Any]):
+    """A JSON object that remembers which keys came twice."""
+
+    repeated: tuple[str, ...] = ()
+
+
+def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -> object:
     """Return the JSON value in a text; NaN and infinities become floats, which no key accepts.
 
     Parameters
@@ -128,21 +129,31 @@ def parse_json(
         Content of a file.
     expected : str
         The format that it should have, for messages.
-    hook : callable
-        Makes an object of its (key, value) pairs; may raise `InputError`.
-    largest : str
-        What to add to the message about a number that is too long to be read.
+    repeated : list of str, optional
+        Takes a fault for every key that comes twice in one object; without it they are raised.
 
     Raises
     ------
     InputError
-        If the text is no JSON, cut off, nested too deeply, or holds such a number.
+        If the text is no JSON, cut off, nested too deeply, or holds a number that is too long to be
+        read; and for repeated keys, see there.
     """
     if not text.strip():
         msg = f"expected a {expected} file (a JSON object), got an empty file"
         raise InputError(msg)
+    repeating: list[_Object] = []
+
+    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = _Object(pairs)
+        if len(found) < len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            found.repeated = tuple(key for key, count in counts.items() if count > 1)
+            repeating.append(found)
+        return found
+
     try:
-        return json.loads(text, object_pairs_hook=hook)
+        document = json.loads(text, object_pairs_hook=object_of)
+        twice = [place(path, document) for path in _repeated(document, ())] if repeating else []
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
@@ -153,11 +164,45 @@ def parse_json(
     except RecursionError:
         msg = f"its JSON is nested too deeply to be a {expected} file"
         raise InputError(msg) from None
-    except InputError:
-        raise
     except ValueError:  # an integer with more digits than Python reads
-        msg = f"it holds a number with too many digits{largest}"
+        msg = "it holds a number with too many digits"
         raise InputError(msg) from None
+    faults = [f"{where}: the key comes twice" for where in twice]
+    if repeated is not None:
+        repeated += faults
+    elif faults:
+        raise InputError(faults)
+    return document
+
+
+def _repeated(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path of every key that comes twice, outer ones first."""
+    if isinstance(value, _Object):
+        yield from ((*path, key) for key in value.repeated)
+        for key, inner in value.items():
+            yield from _repeated(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _repeated(inner, (*path, index))
+
+
+def place(path: Sequence[str | int], document: object = None) -> str:
+    """Return how messages call a part of a document: ``nodes[3] ('conv1').inputs[0]``."""
+    words = ""
+    value: Any = document
+    for depth, part in enumerate(path):
+        if isinstance(part, str):
+            words += f".{part}" if words else part
+        else:
+            words += f"[{part}]"
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            value = None
+        # The items of a list at the top have names that people know.
+        if depth == 1 and isinstance(value, dict) and isinstance(value.get("name"), str):
+            words += f" ({shown(value['name'])})" if isinstance(part, int) else ""
+    return words
 
 
 def check_writable(path: str | Path) -> None:

@@ -258,7 +258,7 @@ def test_each_fault_of_a_node_names_its_place(changes: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        (7, "outputs[0]: expected a tensor, got 7"),
+        (7, "outputs[0]: expected an object, got 7"),
         ({"name": "t"}, "outputs[0].bytes: expected a whole number of bytes from 0 to 2^53, got n"),
         ({"bytes": 1}, "outputs[0].name: expected a non-empty string, got nothing"),
         ({"name": "t", "bytes": 1, "size": 2}, "outputs[0].size: unknown key; accepted are name, "),
@@ -279,8 +279,11 @@ def test_each_fault_of_an_output_names_its_place(output: object, message: str) -
         ({"batch_size": "1"}, "batch_size: expected an integer from 1 to 2^53, got '1'"),
         ({"resident_bytes": 5}, "resident_bytes: expected an object, got 5"),
         ({"resident_bytes": None}, "resident_bytes: expected an object, got nothing"),
-        ({"resident_bytes": {"weights": 5}}, "resident_bytes: unknown key 'weights'; accepted are"),
-        ({"parameters": None}, "parameters: expected a whole number, got null; leave the key out"),
+        (
+            {"resident_bytes": {"weights": 5}},
+            "resident_bytes.weights: unknown key; accepted are p",
+        ),
+        ({"parameters": None}, "parameters: expected an integer from 0 to 10^18, got nothing"),
         ({"forward_macs": 0.5}, "forward_macs: expected an integer from 0 to 10^18, got 0.5"),
     ],
 )
@@ -302,13 +305,13 @@ def test_numbers_that_json_admits_but_sizes_do_not(tmp_path: Path, literal: str)
 
 
 def test_a_key_that_comes_twice_is_a_fault(tmp_path: Path) -> None:
-    """JSON would silently keep the last; wherever it is, the place is named."""
+    """JSON would silently keep the last; each place is named, beside the other faults."""
     path = tmp_path / "g.json"
     path.write_text(
         HEAD
         + '"name": "h", "resident_bytes": {"optimizer": 1, "optimizer": 2}, "nodes": ['
         + '{"name": "a", "op": "o", "phase": "loss", "inputs": [], "op": "p",'
-        + '"outputs": [{"name": "t", "bytes": 1, "bytes": 2}]}]}'
+        + '"outputs": [{"name": "t", "bytes": 1, "bytes": 2}], "flops": -1}]}'
     )
     with pytest.raises(GraphError) as caught:
         load_graph(path)
@@ -317,6 +320,7 @@ def test_a_key_that_comes_twice_is_a_fault(tmp_path: Path) -> None:
         "resident_bytes.optimizer: the key comes twice",
         "nodes[0] ('a').op: the key comes twice",
         "nodes[0] ('a').outputs[0].bytes: the key comes twice",
+        "nodes[0] ('a').flops: expected an integer from 0 to 10^18, got -1",
     ]
 
 
@@ -352,8 +356,8 @@ def test_values_are_checked_beside_a_node_that_is_none() -> None:
     """Where one node cannot be read at all, the others still are; their inputs are left alone."""
     faults = faults_of(document(5, node("b", inputs=["a"], flops=-1), batch_size=0))
     assert faults == [
-        "nodes[0]: expected an object, got 5",
         "batch_size: expected an integer from 1 to 2^53, got 0",
+        "nodes[0]: expected an object, got 5",
         "nodes[1] ('b').flops: expected an integer from 0 to 10^18, got -1",
     ]
 

@@ -10,8 +10,9 @@ import pytest
 from plan_words import PAGED, plan
 from poetmodel.errors import PlanError
 from poetmodel.plan import Plan, check_plan
-from poetmodel.plan.io import STATED, dump, load_document, parse_document
+from poetmodel.plan.io import STATED, load_document, parse_document
 from poetmodel.schedule import GraphIdentity
+from poetmodel.schedule.document import dump
 from worked import even_costs, skip_graph
 
 if TYPE_CHECKING:
@@ -84,20 +85,20 @@ def test_plan_without_graph_is_not_saved(tmp_path: Path) -> None:
     [
         ({"makespan": 1.0}, "makespan: unknown key; accepted are the keys of a plan file"),
         ({"nodes": ...}, "nodes: missing"),
-        ({"format": "poetmodel-schedule"}, "format: Input should be 'poetmodel-plan'"),
+        ({"format": "poetmodel-schedule"}, "format: expected 'poetmodel-plan'"),
         ({"version": 2}, "version: expected 1, got 2"),
         ({"version": True}, "version: expected 1"),
-        ({"mode": "fast"}, "mode: Input should be 'blocking' or 'dma', got 'fast'"),
+        ({"mode": "fast"}, "mode: expected 'blocking' or 'dma', got 'fast'"),
         ({"ram_budget_bytes": 0}, "ram_budget_bytes"),
         ({"stall_s": "none"}, "stall_s"),
         ({"graph": {"name": "skip", "sha256": "12"}}, "graph.sha256"),
-        ({"program": [["compute", 4]]}, "program.0.1: expected the number of one of the 4 nodes"),
-        ({"program": [["free", 4]]}, "program.0.1: expected the number of one of the 4 tensors"),
-        ({"program": [["compute", -1]]}, "program.0.1"),
-        ({"program": [["compute", True]]}, "program.0.1"),
-        ({"program": [["compute", 1.0]]}, "program.0.1"),
-        ({"program": [["compute"]]}, "program.0: expected a list of an operation and an index"),
-        ({"program": [["fetch", 0]]}, "program.0.0"),
+        ({"program": [["compute", 4]]}, "program[0][1]: expected the number of one of the 4 nodes"),
+        ({"program": [["free", 4]]}, "program[0][1]: expected the number of one of the 4 tensors"),
+        ({"program": [["compute", -1]]}, "program[0][1]"),
+        ({"program": [["compute", True]]}, "program[0][1]"),
+        ({"program": [["compute", 1.0]]}, "program[0][1]"),
+        ({"program": [["compute"]]}, "program[0]: expected a list of an operation and an index"),
+        ({"program": [["fetch", 0]]}, "program[0][0]"),
         ({"program": {}}, "program"),
     ],
 )

@@ -1,9 +1,5 @@
 """Graph files: ``*.graph.json`` in and out, and the canonical form that is hashed.
 
-What a key must look like is checked in one place, `poetmodel.graph.invariants`, for files and for
-graphs made in Python alike; this module adds what only a file can get wrong: syntax, unknown,
-missing and repeated keys, lists and objects in the wrong place.
-
 Notes
 -----
 A node whose one tensor has the node's own name can be spelled with ``output_bytes`` or with
@@ -15,62 +11,33 @@ every key that has a default; the keys without one (``bytes_moved``, ``parameter
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-from collections import Counter
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.data import parse_json, read_text, write_text
 from poetmodel.errors import GraphError, InputError, shown
-from poetmodel.graph.invariants import node_faults, place
 from poetmodel.graph.nodes import Node, Tensor
 from poetmodel.graph.structure import Graph
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 FORMAT: Final = "poetmodel-graph"
 VERSION: Final = 1
 
 _GRAPH_DEFAULTS: Final[Mapping[str, Any]] = {
-    "batch_size": 1,
-    "dtype": "float32",
-    "resident_bytes": {},
+    field.name: field.default if field.default is not MISSING else {}
+    for field in fields(Graph)
+    if field.name not in ("name", "nodes")
 }
-_GRAPH_OPTIONAL: Final = ("parameters", "forward_macs")
-_GRAPH_KEYS: Final = ("format", "version", "name", *_GRAPH_DEFAULTS, *_GRAPH_OPTIONAL, "nodes")
 _NODE_DEFAULTS: Final[Mapping[str, Any]] = {
-    "workspace_bytes": 0,
-    "flops": 0,
-    "recomputable": True,
-    "on_aux": False,
+    field.name: field.default
+    for field in fields(Node)
+    if field.name not in ("name", "op", "phase", "inputs", "outputs")
 }
-_NODE_REQUIRED: Final = ("name", "op", "phase", "inputs")
-_NODE_OPTIONAL: Final = ("bytes_moved",)
-_NODE_KEYS: Final = (
-    *_NODE_REQUIRED,
-    "output_bytes",
-    "outputs",
-    *_NODE_DEFAULTS,
-    *_NODE_OPTIONAL,
-)
-_OUTPUT_KEYS: Final = ("name", "bytes")
-_STAND_IN: Final = Node(name="stand-in", op="none", phase="forward")
-"""Takes the place of nodes that cannot be read, so that the rest of the graph is still checked."""
-
-
-class _Object(dict[str, Any]):
-    """A JSON object that remembers which keys came twice."""
-
-    repeated: tuple[str, ...] = ()
-
-    def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
-        super().__init__(pairs)
-        if len(self) < len(pairs):
-            counts = Counter(key for key, _ in pairs)
-            self.repeated = tuple(key for key, count in counts.items() if count > 1)
 
 
 def load_graph(path: str | Path) -> Graph:
@@ -96,7 +63,12 @@ def load_graph(path: str | Path) -> Graph:
         text = read_text(path)
     except InputError as error:
         raise GraphError(error.faults) from None
-    return graph_from_dict(_parse(text, source=str(path)), source=str(path))
+    try:
+        repeated: list[str] = []
+        document = parse_json(text, expected=FORMAT, repeated=repeated)
+    except InputError as error:
+        raise GraphError(error.faults).within(str(path)) from None
+    return graph_from_dict(document, source=str(path), faults=repeated)
 
 
 def save_graph(graph: Graph, path: str | Path) -> None:
@@ -130,31 +102,65 @@ def graph_to_dict(graph: Graph, *, defaults: bool = False) -> dict[str, Any]:
         Made of what JSON knows only; nothing in it is shared with the graph.
     """
     document: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": graph.name}
-    settings = {key: getattr(graph, key) for key in _GRAPH_DEFAULTS}
-    settings["resident_bytes"] = dict(graph.resident_bytes)
-    document |= _chosen(settings, _GRAPH_DEFAULTS, defaults=defaults)
-    document |= _set(graph, _GRAPH_OPTIONAL)
-    document["nodes"] = [node_to_dict(node, defaults=defaults) for node in graph.nodes]
+    document |= _settings(graph, _GRAPH_DEFAULTS, defaults=defaults)
+    if "resident_bytes" in document:
+        document["resident_bytes"] = dict(graph.resident_bytes)
+    nodes: tuple[object, ...] = graph.nodes
+    document["nodes"] = [
+        node_to_dict(node, defaults=defaults) if isinstance(node, Node) else _alien(node)
+        for node in nodes
+    ]
     return document
 
 
 def node_to_dict(node: Node, *, defaults: bool = False) -> dict[str, Any]:
-    """Return one node as a file holds it; see `graph_to_dict`."""
+    """Return one node as a file holds it; see `graph_to_dict`.
+
+    What breaks an invariant is returned as it is, so that `graph_faults` finds it.
+    """
+    phase: object = node.phase
+    inputs: object = node.inputs
+    outputs: object = node.outputs
     item: dict[str, Any] = {
         "name": node.name,
         "op": node.op,
-        "phase": str(node.phase),
-        "inputs": list(node.inputs),
+        "phase": str(phase) if isinstance(phase, str) else phase,
+        "inputs": list(inputs) if isinstance(inputs, tuple) else _alien(inputs),
     }
-    if len(node.outputs) == 1 and node.outputs[0].name == node.name:
-        item["output_bytes"] = node.outputs[0].bytes
+    if not isinstance(outputs, tuple):
+        item["outputs"] = _alien(outputs)
+    elif len(outputs) == 1 and _is_own(outputs[0], node):
+        item["output_bytes"] = outputs[0].bytes
     else:
-        item["outputs"] = [{"name": t.name, "bytes": t.bytes} for t in node.outputs]
-    settings = {key: getattr(node, key) for key in _NODE_DEFAULTS}
-    return item | _chosen(settings, _NODE_DEFAULTS, defaults=defaults) | _set(node, _NODE_OPTIONAL)
+        item["outputs"] = [
+            {"name": each.name, "bytes": each.bytes} if isinstance(each, Tensor) else _alien(each)
+            for each in outputs
+        ]
+    return item | _settings(node, _NODE_DEFAULTS, defaults=defaults)
 
 
-def graph_from_dict(document: object, *, source: str = "graph") -> Graph:
+def _is_own(output: object, node: Node) -> bool:
+    return isinstance(output, Tensor) and output.name == node.name
+
+
+def _alien(value: object) -> object:
+    """Return what stands where a graph needs another class; a file could hold a list or a dict."""
+    return tuple(value) if isinstance(value, list | dict) else value
+
+
+def _settings(owner: object, standard: Mapping[str, Any], *, defaults: bool) -> dict[str, Any]:
+    """Return the values of keys that have a default, of those without one only what is set."""
+    values = ((key, getattr(owner, key), default) for key, default in standard.items())
+    return {
+        key: value
+        for key, value, default in values
+        if value != default or (defaults and default is not None)
+    }
+
+
+def graph_from_dict(
+    document: object, *, source: str = "graph", faults: Iterable[str] = ()
+) -> Graph:
     """Make a graph from what a file holds.
 
     Parameters
@@ -163,6 +169,8 @@ def graph_from_dict(document: object, *, source: str = "graph") -> Graph:
         As `graph_to_dict` returns it.
     source : str
         Where it comes from; starts every message.
+    faults : iterable of str
+        Faults that are known already.
 
     Returns
     -------
@@ -174,16 +182,39 @@ def graph_from_dict(document: object, *, source: str = "graph") -> Graph:
     GraphError
         With every fault found, each with its place.
     """
+    from poetmodel.graph.validation import graph_faults
+
     if not isinstance(document, dict):
         msg = f"{source}: expected a {FORMAT} file (a JSON object), got {shown(document)}"
         raise GraphError(msg)
     # A file of another kind would otherwise be answered with a list of all its keys.
-    faults = list(_kind_faults(document))
-    if not faults:
-        graph, faults = _read_graph(document)
-        if graph is not None and not faults:
-            return graph
-    raise GraphError(f"{source}: {fault}" for fault in faults)
+    found = list(_kind_faults(document)) or [*faults, *graph_faults(document)]
+    if found:
+        raise GraphError(found).within(source)
+    settings = {key: document.get(key, default) for key, default in _GRAPH_DEFAULTS.items()}
+    nodes = tuple(map(_read_node, document["nodes"]))
+    return Graph.of_valid(name=document["name"], nodes=nodes, **settings)
+
+
+def _kind_faults(document: dict[str, Any]) -> Iterator[str]:
+    for key, wanted in (("format", FORMAT), ("version", VERSION)):
+        value = document.get(key)
+        if value != wanted or isinstance(value, bool | float):
+            yield f"{key}: expected {json.dumps(wanted)}, got {shown(value)}"
+
+
+def _read_node(item: dict[str, Any]) -> Node:
+    outputs = item.get("outputs")
+    if outputs is None:
+        outputs = [{"name": item["name"], "bytes": item["output_bytes"]}]
+    return Node(
+        name=item["name"],
+        op=item["op"],
+        phase=item["phase"],
+        inputs=tuple(item["inputs"]),
+        outputs=tuple(Tensor(name=output["name"], bytes=output["bytes"]) for output in outputs),
+        **{key: item[key] for key in _NODE_DEFAULTS if key in item},
+    )
 
 
 def canonical_json(graph: Graph) -> str:
@@ -198,137 +229,6 @@ def canonical_json(graph: Graph) -> str:
 def graph_sha256(graph: Graph) -> str:
     """Return the SHA-256 of the canonical JSON, hexadecimal."""
     return hashlib.sha256(canonical_json(graph).encode("utf-8")).hexdigest()
-
-
-# -- text to objects ---------------------------------------------------------------------------
-
-
-def _parse(text: str, *, source: str) -> object:
-    try:
-        return parse_json(
-            text, expected=FORMAT, hook=_Object, largest="; sizes are at most 2^53 bytes"
-        )
-    except InputError as error:
-        raise GraphError(error.faults).within(source) from None
-
-
-# -- objects to nodes --------------------------------------------------------------------------
-
-
-def _kind_faults(document: dict[str, Any]) -> Iterator[str]:
-    for key, wanted in (("format", FORMAT), ("version", VERSION)):
-        value = document.get(key)
-        if value != wanted or isinstance(value, bool | float):
-            yield f"{key}: expected {json.dumps(wanted)}, got {shown(value)}"
-
-
-def _read_graph(document: dict[str, Any]) -> tuple[Graph | None, list[str]]:
-    """Return the graph, as far as it can be made, and every fault."""
-    faults = list(_key_faults(document, _GRAPH_KEYS, ""))
-    settings = {key: document.get(key, value) for key, value in _GRAPH_DEFAULTS.items()}
-    settings |= {key: document.get(key) for key in ("name", *_GRAPH_OPTIONAL)}
-    faults += _null_faults(document, _GRAPH_OPTIONAL, "")
-    resident = settings["resident_bytes"]
-    if isinstance(resident, dict):
-        faults += _repeated(resident, "resident_bytes.")
-    else:
-        faults.append(f"resident_bytes: expected an object, got {shown(resident)}")
-        settings["resident_bytes"] = {}
-    nodes, shape_faults = _read_nodes(document.get("nodes"))
-    faults += shape_faults
-    whole = isinstance(document.get("nodes"), list) and len(nodes) == len(document["nodes"])
-    graph = None
-    try:
-        graph = Graph(nodes=tuple(nodes.values()) if whole else (_STAND_IN,), **settings)
-    except GraphError as error:
-        faults += error.faults
-    if not whole:  # What the nodes say of each other means nothing then.
-        for k, node in nodes.items():
-            faults += node_faults(node, place(k, node.name))
-    return graph, faults
-
-
-def _read_nodes(items: object) -> tuple[dict[int, Node], list[str]]:
-    """Return the nodes by position, as far as they are objects, and the faults of their shape."""
-    if not isinstance(items, list):
-        return {}, [f"nodes: expected a list, got {shown(items)}"]
-    nodes: dict[int, Node] = {}
-    faults: list[str] = []
-    for k, item in enumerate(items):
-        if isinstance(item, dict):
-            where = place(k, item.get("name"))
-            faults += _key_faults(item, _NODE_KEYS, f"{where}.")
-            faults += _null_faults(item, _NODE_OPTIONAL, f"{where}.")
-            outputs, output_faults = _read_outputs(item, where)
-            faults += output_faults
-            nodes[k] = _read_node(item, outputs)
-        else:
-            faults.append(f"nodes[{k}]: expected an object, got {shown(item)}")
-    return nodes, faults
-
-
-def _read_node(item: dict[str, Any], outputs: Any) -> Node:
-    settings = {key: item.get(key, value) for key, value in _NODE_DEFAULTS.items()}
-    settings |= {key: item.get(key) for key in (*_NODE_REQUIRED, *_NODE_OPTIONAL)}
-    if isinstance(settings["inputs"], list):
-        settings["inputs"] = tuple(settings["inputs"])
-    return Node(outputs=outputs, **settings)
-
-
-def _read_outputs(item: dict[str, Any], where: str) -> tuple[Any, list[str]]:
-    """Return the tensors of a node; what is not a list of them is left to the invariants."""
-    faults = []
-    if ("outputs" in item) == ("output_bytes" in item):
-        got = "both" if "outputs" in item else "neither"
-        faults.append(f"{where}: expected output_bytes or outputs, got {got}")
-    if "outputs" not in item:
-        return (Tensor(name=item.get("name"), bytes=item.get("output_bytes", 0)),), faults  # type: ignore[arg-type]
-    listed = item["outputs"]
-    if not isinstance(listed, list):
-        return listed, faults
-    tensors: list[Any] = []
-    for j, output in enumerate(listed):
-        if isinstance(output, dict):
-            faults += _key_faults(output, _OUTPUT_KEYS, f"{where}.outputs[{j}].")
-            tensors.append(Tensor(name=output.get("name"), bytes=output.get("bytes")))  # type: ignore[arg-type]
-        else:
-            tensors.append(output)
-    return tuple(tensors), faults
-
-
-def _key_faults(item: dict[str, Any], known: Sequence[str], where: str) -> Iterator[str]:
-    """Yield unknown and repeated keys of one object."""
-    yield from _repeated(item, where)
-    for key in item:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"accepted are {', '.join(known)}"
-            yield f"{where}{key}: unknown key; {hint}"
-
-
-def _repeated(item: dict[str, Any], where: str) -> list[str]:
-    repeated = item.repeated if isinstance(item, _Object) else ()
-    return [f"{where}{key}: the key comes twice" for key in repeated]
-
-
-def _null_faults(item: dict[str, Any], keys: Iterable[str], where: str) -> list[str]:
-    """Return the keys that may be left out but not be null, which in Python are None."""
-    return [
-        f"{where}{key}: expected a whole number, got null; leave the key out"
-        for key in keys
-        if key in item and item[key] is None
-    ]
-
-
-def _chosen(
-    settings: Mapping[str, Any], standard: Mapping[str, Any], *, defaults: bool
-) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if defaults or value != standard[key]}
-
-
-def _set(owner: object, keys: Iterable[str]) -> dict[str, Any]:
-    values = {key: getattr(owner, key) for key in keys}
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def _compact(value: object) -> str:

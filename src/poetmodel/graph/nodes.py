@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
-
-MAX_FLOPS: Final = 10**18
-"""Most FLOP that one operation may have."""
-
-RESIDENT_KINDS: Final = ("parameters", "gradients", "optimizer")
-"""What `Graph.resident_bytes` may name."""
+from typing import Any
 
 
 class Phase(StrEnum):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.errors import GraphError
-from poetmodel.graph.invariants import graph_faults
-from poetmodel.graph.nodes import MAX_FLOPS, RESIDENT_KINDS, Node, Phase, Tensor, operation
+from poetmodel.graph.nodes import Node, Phase, Tensor, operation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     import networkx
 
-__all__ = ["MAX_FLOPS", "RESIDENT_KINDS", "Graph", "Node", "Phase", "Tensor", "operation"]
+__all__ = ["Graph", "Node", "Phase", "Tensor", "operation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,28 +56,34 @@ class Graph:
     """Multiply-accumulates of the forward pass: convolutions, linear layers, matrix products."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nodes", tuple(self.nodes))
-        object.__setattr__(self, "resident_bytes", MappingProxyType(dict(self.resident_bytes)))
-        faults = list(graph_faults(self))
+        from poetmodel.graph.io import graph_to_dict
+        from poetmodel.graph.validation import graph_faults
+
+        self._freeze()
+        faults = graph_faults(graph_to_dict(self, defaults=True))
         if faults:
             raise GraphError(faults)
+
+    @classmethod
+    def of_valid(cls, **values: Any) -> Graph:
+        """Make a graph of all its fields, in which `poetmodel.graph.validation` found no fault."""
+        graph = object.__new__(cls)
+        for name, value in values.items():
+            object.__setattr__(graph, name, value)
+        graph._freeze()
+        return graph
+
+    def _freeze(self) -> None:
+        object.__setattr__(self, "nodes", tuple(self.nodes))
+        object.__setattr__(self, "resident_bytes", MappingProxyType(dict(self.resident_bytes)))
 
     def __hash__(self) -> int:
         return hash((self.name, self.nodes))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (
-            _rebuild,
-            (
-                self.name,
-                self.nodes,
-                self.batch_size,
-                self.dtype,
-                dict(self.resident_bytes),
-                self.parameters,
-                self.forward_macs,
-            ),
-        )
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values["resident_bytes"] = dict(self.resident_bytes)
+        return partial(type(self).of_valid, **values), ()
 
     # -- numbering ---------------------------------------------------------------------------
 
@@ -199,23 +204,3 @@ class Graph:
         from poetmodel.graph.io import graph_sha256
 
         return graph_sha256(self)
-
-
-def _rebuild(
-    name: str,
-    nodes: tuple[Node, ...],
-    batch_size: int,
-    dtype: str,
-    resident_bytes: dict[str, int],
-    parameters: int | None,
-    forward_macs: int | None,
-) -> Graph:
-    return Graph(
-        name=name,
-        nodes=nodes,
-        batch_size=batch_size,
-        dtype=dtype,
-        resident_bytes=resident_bytes,
-        parameters=parameters,
-        forward_macs=forward_macs,
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -14,6 +13,7 @@ from poetmodel.device import StorageMode
 from poetmodel.errors import InputError, PlanError
 from poetmodel.plan.program import Instruction, Op, Plan
 from poetmodel.schedule import GraphIdentity
+from poetmodel.schedule.document import dump
 from poetmodel.schedule.io import (
     Finite,
     FormatVersion,
@@ -21,7 +21,6 @@ from poetmodel.schedule.io import (
     Index,
     Strict,
     faults_of,
-    unrepeated,
 )
 
 if TYPE_CHECKING:
@@ -124,15 +123,6 @@ def save_plan(plan: Plan, path: str | Path, check: PlanCheck | None = None) -> N
     write_text(path, dump(plan_to_dict(plan, check)))
 
 
-def dump(document: dict[str, Any]) -> str:
-    """Return the JSON text of a plan file: one key a line, the program on one line."""
-    lines = [
-        f"{json.dumps(key)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}"
-        for key, value in document.items()
-    ]
-    return "{" + ",\n ".join(lines) + "}\n"
-
-
 def load_plan(path: str | Path) -> Plan:
     """Read the plan of a plan file."""
     return load_document(path).plan
@@ -156,7 +146,7 @@ def load_document(path: str | Path) -> PlanDocument:
 def parse_document(text: str, *, source: str) -> PlanDocument:
     """Read the text of a plan file; `source` names it in errors."""
     try:
-        document = _PlanFile.model_validate(parse_json(text, expected=FORMAT, hook=unrepeated))
+        document = _PlanFile.model_validate(parse_json(text, expected=FORMAT))
     except ValidationError as error:
         raise PlanError(faults_of(error, kind="plan")).within(source) from None
     except InputError as error:
@@ -186,6 +176,6 @@ def _index_faults(document: _PlanFile) -> Iterator[str]:
             names, kind = document.nodes, "nodes"
         if index >= len(names):
             yield (
-                f"program.{position}.1: expected the number of one of the {len(names)} {kind}, "
+                f"program[{position}][1]: expected the number of one of the {len(names)} {kind}, "
                 f"got {index}"
             )

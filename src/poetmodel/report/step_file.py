@@ -26,7 +26,6 @@ from poetmodel.schedule.io import (
     Strict,
     faults_of,
     parse_document,
-    unrepeated,
 )
 from poetmodel.units import format_bytes
 
@@ -133,7 +132,7 @@ def parse_step(text: str) -> dict[str, Any] | None:
     A text that is no JSON, or no object, is something else too: whoever reads it next says so.
     """
     try:
-        found = parse_json(text, expected=FORMAT, hook=unrepeated)
+        found = parse_json(text, expected=FORMAT)
     except InputError:
         return None
     return found if isinstance(found, dict) and found.get("format") == FORMAT else None

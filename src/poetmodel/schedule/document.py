@@ -63,7 +63,7 @@ def save_schedule(schedule: Schedule, path: str | Path) -> None:
 
 
 def dump(document: dict[str, Any]) -> str:
-    """Return the JSON text of a schedule file: one key a line, relations on one line each."""
+    """Return the JSON text of a schedule or plan file: one key a line, each value on one line."""
     lines = [
         f"{json.dumps(key)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}"
         for key, value in document.items()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from poetmodel.data import parse_json, read_text
+from poetmodel.data import parse_json, place, read_text
 from poetmodel.device.room import ROOM
 from poetmodel.errors import InputError, ScheduleError, shown
 from poetmodel.problem import Problem
@@ -175,9 +175,9 @@ def load_document(path: str | Path) -> ScheduleDocument:
 def parse_document(text: str, *, source: str) -> ScheduleDocument:
     """Read the text of a schedule file; `source` names it in errors."""
     try:
-        document = _ScheduleFile.model_validate(_parse(text))
-    except ScheduleError as error:
-        raise error.within(source) from None
+        document = _ScheduleFile.model_validate(parse_json(text, expected=FORMAT))
+    except InputError as error:
+        raise ScheduleError(error.faults).within(source) from None
     except ValidationError as error:
         raise ScheduleError(faults_of(error, kind="schedule")).within(source) from None
     if document.R is None:
@@ -208,36 +208,19 @@ def _pairs(found: list[list[int]]) -> tuple[tuple[int, int], ...]:
     return tuple((t, k) for t, k in found)
 
 
-def _parse(text: str) -> object:
-    try:
-        return parse_json(text, expected=FORMAT, hook=unrepeated)
-    except InputError as error:
-        raise ScheduleError(error.faults) from None
-
-
-def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of the file; a key that comes twice would hide what stands first."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
-        msg = f"{repeated}: the key comes twice in one object"
-        raise InputError(msg)
-    return found
-
-
 def faults_of(error: ValidationError, *, kind: str) -> list[str]:
     """Return the faults that a `kind` of file has, in words, the first few of them."""
     faults = []
     found = error.errors(include_url=False, include_context=False)
     for fault in found[:MOST_FAULTS]:
-        place = ".".join(str(part) for part in fault["loc"]) or "document"
+        where = place(fault["loc"]) or "document"
         if fault["type"] == "extra_forbidden":
-            faults.append(f"{place}: unknown key; accepted are the keys of a {kind} file")
+            faults.append(f"{where}: unknown key; accepted are the keys of a {kind} file")
         elif fault["type"] == "missing":
-            faults.append(f"{place}: missing")
+            faults.append(f"{where}: missing")
         else:
-            faults.append(f"{place}: {fault['msg']}, got {shown(fault['input'])}")
+            expected = fault["msg"].replace("Input should be", "expected")
+            faults.append(f"{where}: {expected}, got {shown(fault['input'])}")
     if len(found) > MOST_FAULTS:
         faults.append(f"and {len(found) - MOST_FAULTS} faults more")
     return faults
