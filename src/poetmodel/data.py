@@ -44,7 +44,7 @@ def shipped(kind: str) -> Path:
     raise InputError(msg)
 
 
-def read_bytes(path: str | Path, *, limit_bytes: int = 2**30) -> bytes:
+def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) -> bytes:
     """Return the content of a file.
 
     Parameters
@@ -53,6 +53,8 @@ def read_bytes(path: str | Path, *, limit_bytes: int = 2**30) -> bytes:
         The file.
     limit_bytes : int
         Largest file that is read [B].
+    begin : int
+        Where to begin in the file [B].
 
     Raises
     ------
@@ -62,6 +64,8 @@ def read_bytes(path: str | Path, *, limit_bytes: int = 2**30) -> bytes:
     path = Path(path)
     try:
         with path.open("rb") as stream:
+            if begin:
+                stream.seek(begin)
             content = stream.read(limit_bytes + 1)
     except FileNotFoundError:
         msg = f"{path}: no such file"

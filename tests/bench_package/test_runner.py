@@ -5,6 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
+import subprocess
+import sys
+import threading
 from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +59,7 @@ def _run(
     begun: list[tuple[str, str | None]] = []
     told: list[Progress] = []
     run = _Run(store=Store(folder), cells=cells, warm=warm, on_progress=told.append)
-    run.run(lambda: _Pool(deaths or [], begun))
+    run.run(lambda: _Pool(deaths or [], begun), lambda: 4)
     return begun, told
 
 
@@ -140,12 +144,117 @@ def test_cell_whose_process_dies_is_tried_twice(tmp_path: Path) -> None:
     assert (told[-1].done, told[-1].failed) == (4, 0)
 
 
-def test_unreachable_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address at which nobody answers is named."""
+@pytest.mark.parametrize(
+    ("scheduler", "said"),
+    [
+        ("tcp://127.0.0.1:9", "cannot be reached"),
+        ("127.0.0.1:9", "cannot be reached"),
+        ("tcp://127.0.0.1:99999", "cannot be reached"),
+        ("tcp://[::1]:9", "cannot be reached"),
+        ("tcp://127.0.0.1", "expected an address such as tcp://"),
+        ("http://127.0.0.1:9", "expected an address such as tcp://"),
+        ("nonsense", "expected an address such as tcp://"),
+        ("", "expected an address such as tcp://"),
+    ],
+)
+def test_unreachable_scheduler(scheduler: str, said: str, tmp_path: Path) -> None:
+    """An address that is none, or at which nobody answers, is named; no folder is made."""
     pytest.importorskip("distributed")
-    monkeypatch.setattr("poetmodel.bench.workers.CONNECT_S", 1)
-    with pytest.raises(InputError, match="cannot be reached"):
-        sweep(_cells(), tmp_path, scheduler="tcp://127.0.0.1:9")
+    with pytest.raises(InputError, match=said):
+        sweep(_cells(), tmp_path / "sweep", scheduler=scheduler)
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize("banner", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"short"])
+def test_what_listens_and_is_no_scheduler(
+    banner: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is silent, or greets otherwise than Dask, is told from one in time."""
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("poetmodel.bench.workers.CONNECT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            connection.sendall(banner)
+            if banner == b"short":
+                connection.close()
+            else:
+                kept.append(connection)
+
+        kept: list[socket.socket] = []
+        thread = threading.Thread(target=answer)
+        thread.start()
+        port = server.getsockname()[1]
+        with pytest.raises(InputError, match=r"no Dask scheduler|cannot be reached"):
+            sweep(_cells(), tmp_path / "sweep", scheduler=f"tcp://127.0.0.1:{port}")
+        thread.join()
+        for connection in kept:
+            connection.close()
+
+
+def test_cells_of_another_sweep_are_left_to_it(tmp_path: Path) -> None:
+    """What it has claimed is waited for, and what it has recorded is not solved again."""
+    cells = _cells("75%", "80%", "90%", methods=("lru-paging",))
+    other = Store(tmp_path)
+    claim = other.claim(cells[1].key)
+    assert claim is not None
+    assert Store(tmp_path).claim(cells[1].key) is None
+
+    def finish() -> None:
+        other.add({**blank(cells[1]), "status": "feasible", "result": None, "by": "the other"})
+        claim.release()
+
+    timer = threading.Timer(0.3, finish)
+    timer.start()
+    begun, told = _run(cells, tmp_path)
+    timer.join()
+    assert sorted(name for name, _ in begun) == sorted(cells[k].name for k in (0, 2))
+    assert (told[-1].done, told[-1].failed) == (3, 0)
+    records = {record["key"]: record for record in Store(tmp_path).records()}
+    assert records[cells[1].key]["by"] == "the other"
+    assert list((tmp_path / "claims").iterdir()) == []
+
+
+def test_claims_of_a_crashed_sweep_are_taken_over(tmp_path: Path) -> None:
+    """A claim ends with its process, though its file stays."""
+    (cell,) = _cells("75%", methods=("lru-paging",))
+    code = (
+        "import os, pathlib, sys\n"
+        "from poetmodel.bench import Store\n"
+        "assert Store(pathlib.Path(sys.argv[1])).claim(sys.argv[2])\n"
+        "print('claimed', flush=True)\n"
+        "sys.stdin.read()\n"
+        "os._exit(9)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), cell.key]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"claimed\n"
+        assert Store(tmp_path).claim(cell.key) is None
+        process.kill()
+    assert (tmp_path / "claims" / cell.key).exists()
+    begun, _ = _run((cell,), tmp_path)
+    assert [name for name, _ in begun] == [cell.name]
+
+
+def test_chain_of_starts_goes_on_where_another_sweep_has_ended_it(tmp_path: Path) -> None:
+    """The schedule that another sweep has found for the smaller budget starts the larger one."""
+    small, large = _cells("75%", "100%", methods=("optimal",))
+    other = Store(tmp_path)
+    claim = other.claim(small.key)
+    assert claim is not None
+
+    def finish() -> None:
+        record = {**blank(small), "status": "optimal", "result": None, "schedule": {"of": "other"}}
+        other.add(record)
+        claim.release()
+
+    timer = threading.Timer(0.3, finish)
+    timer.start()
+    begun, _ = _run((small, large), tmp_path)
+    timer.join()
+    assert begun == [(large.name, "other")]
 
 
 @pytest.mark.slow

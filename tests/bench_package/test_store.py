@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _record(key: str, status: str = "optimal", **more: Any) -> dict[str, Any]:
-    return {"key": key, "status": status, **more}
+    return {"key": key, "status": status, "cell": {}, "result": None, **more}
 
 
 def test_records_and_schedules_are_kept(tmp_path: Path) -> None:
@@ -77,3 +79,67 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("x")
     with pytest.raises(InputError, match="cannot be made"):
         Store(tmp_path / "taken")
+
+
+@pytest.mark.parametrize(
+    "line", [b"nonsense", b"[1]", b"\xff\xfe", b'{"key": "a"}', b"[" * 100_000, b"null", b""]
+)
+def test_lines_without_a_record_are_passed_over(tmp_path: Path, line: bytes) -> None:
+    """A damaged line costs its own record alone, wherever it stands."""
+    store = Store(tmp_path)
+    store.add(_record("a"))
+    store.path.write_bytes(line + b"\n" + store.path.read_bytes() + line + b"\n")
+    store.add(_record("b"))
+    assert list(Store(tmp_path).finished()) == ["a", "b"]
+
+
+def test_record_of_a_killed_neighbour_does_not_swallow_the_next(tmp_path: Path) -> None:
+    """What another sweep wrote half, while this one runs, is ended before a record is added."""
+    store = Store(tmp_path)
+    store.add(_record("a"))
+    with store.path.open("ab") as stream:
+        stream.write(b'{"key": "torn')
+    store.add(_record("b"))
+    assert list(store.finished()) == list(Store(tmp_path).finished()) == ["a", "b"]
+
+
+def test_record_that_cannot_be_written_whole_leaves_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk the sweep ends with a sentence, and the file holds what it held."""
+    store = Store(tmp_path)
+    store.add(_record("a"))
+    before = store.path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("poetmodel.bench.store.os.fsync", full)
+        with pytest.raises(InputError, match=r"cells\.jsonl: cannot be written \(No space left"):
+            store.add(_record("b"))
+    assert store.path.read_bytes() == before
+    store.add(_record("b"))
+    assert list(Store(tmp_path).finished()) == ["a", "b"]
+
+
+def test_damaged_schedule_file_is_none(tmp_path: Path) -> None:
+    """A start that cannot be read is no start."""
+    store = Store(tmp_path)
+    store.add(_record("a", schedule={"R": []}))
+    path = tmp_path / "schedules" / "a.schedule.json"
+    for content in (b'{"R": [', b"\xff", b"[]"):
+        path.write_bytes(content)
+        assert store.schedule("a") is None
+
+
+def test_records_of_other_sweeps_are_seen(tmp_path: Path) -> None:
+    """Each of two sweeps in a folder sees what the other has written."""
+    one, other = Store(tmp_path), Store(tmp_path)
+    assert one.record("a") is None
+    other.add(_record("a", "failed"))
+    assert one.record("a") == _record("a", "failed")
+    one.add(_record("a"))
+    assert other.record("a") == _record("a")
+    one.path.write_bytes(b"")
+    assert other.record("a") is None

@@ -101,3 +101,57 @@ def test_ended_sweep_is_resumed(tmp_path: Path, blow: signal.Signals) -> None:
     after = records.read_bytes()
     assert after.startswith(before)
     assert after.count(b"\n") == 14
+
+
+@pytest.mark.slow
+def test_sweeps_of_one_folder_share_the_work(tmp_path: Path) -> None:
+    """Two at the same time: each cell is solved once, and both end with all of them."""
+    arguments = ["sweep", "mlp", "resnet18-cifar", "--devices", "rpi4b", "--quiet", "--json"]
+    arguments += ["--ram", "75%,80%,85%,90%", "--methods", "swap-advisor,dtr", "--cold"]
+    command = [sys.executable, "-m", "poetmodel", *arguments, "--out", str(tmp_path / "sweep")]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    ended = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert [errors for _, errors in ended] == ["", ""]  # no semaphores are left, either
+    first, second = (json.loads(output)["cells"] for output, _ in ended)
+    assert first == second
+    lines = (tmp_path / "sweep" / "cells.jsonl").read_text().splitlines()
+    keys = [json.loads(line)["key"] for line in lines]
+    assert len(keys) == len(set(keys)) == len(first) == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["optimal", "lru-paging"])
+def test_nothing_but_progress_is_on_stderr(tmp_path: Path, method: str) -> None:
+    """Processes end with nothing left behind that Python would warn of; nor after Ctrl-C."""
+    arguments = ["--devices", "rpi4b", "--ram", "80%", "--methods", method, "--quiet"]
+    command = [sys.executable, "-m", "poetmodel", "sweep", "mlp", *arguments]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "done")], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    command[4] = "resnet50"
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "ended")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate()[1] == b""
+    assert process.returncode in (0, 130)
+
+
+def test_bad_scheduler_ends_with_a_sentence(tmp_path: Path) -> None:
+    """Status 2 and one line, before a folder is made."""
+    pytest.importorskip("distributed")
+    for scheduler in ("tcp://127.0.0.1:9", "nonsense"):
+        out = tmp_path / "sweep"
+        ended = invoke("sweep", "mlp", *ARGUMENTS, "--out", out, "--scheduler", scheduler)
+        assert (ended.status, ended.out) == (2, "")
+        assert ended.err.count("\n") == 1
+        assert f"scheduler '{scheduler}'" in ended.err
+        assert not out.exists()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.baselines.registry import method
 from poetmodel.bench.measurement import FAILED, failure, measure
 from poetmodel.bench.store import Store
-from poetmodel.bench.workers import cluster, processes
+from poetmodel.bench.workers import check_scheduler, cluster, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.bench.cells import Cell
+    from poetmodel.bench.locks import Lock
     from poetmodel.bench.measurement import Record
 
+POLL_S: Final = 0.2
+"""How long to wait before asking again whether another sweep has let go of a cell [s]."""
 TRIES: Final = 2
 """How often a cell is begun whose process dies."""
 
@@ -81,13 +84,18 @@ def sweep(
     -----
     Ctrl-C, or killing the sweep, loses the cells that are under way. Where a process dies, its cell
     is begun again in a fresh one, and recorded as failed when that dies too.
+
+    Sweeps that run in one folder at the same time share the work: a cell is solved by the sweep
+    that claims it first, and claims end with their sweep.
     """
+    if scheduler is not None:
+        check_scheduler(scheduler)
     store = Store(folder)
     run = _Run(store=store, cells=cells, warm=warm, on_progress=on_progress)
     if run.todo:
         pools = processes(workers) if scheduler is None else cluster(scheduler)
-        with pools as make:
-            run.run(make)
+        with pools as (make, width):
+            run.run(make, width)
     records = {record["key"]: record for record in store.records()}
     return [records[cell.key] for cell in cells if cell.key in records]
 
@@ -108,8 +116,13 @@ class _Run:
     begun_s: float = field(default_factory=time.monotonic)
     deaths: Counter[str] = field(default_factory=Counter)
     """How often a process has died when it, or its neighbour, was at a cell."""
+    before: dict[str, Record] = field(default_factory=dict)
+    """The records of earlier runs, by key."""
+    claims: dict[str, Lock] = field(default_factory=dict)
+    """The cells that this sweep may solve, by key."""
 
     def __post_init__(self) -> None:
+        self.before = {record["key"]: record for record in self.store.records()}
         finished = self.store.finished()
         chains: dict[Cell, list[Cell]] = {}
         for cell in self.cells:
@@ -120,22 +133,71 @@ class _Run:
                 chains.setdefault(cell.chain if self._is_linked(cell) else cell, []).append(cell)
         self.todo = list(chains.values())
 
-    def run(self, make: Callable[[], Executor]) -> None:
+    def run(self, make: Callable[[], Executor], width: Callable[[], int]) -> None:
+        """Solve all cells that no other sweep has solved; `width` is how many at a time."""
         self._tell()
         pool = make()
-        running = {self._submit(pool, chain[0]): chain for chain in self.todo}
-        while running:
-            ended, _ = wait(running, return_when=FIRST_COMPLETED)
-            again: list[list[Cell]] = []
-            for future in ended:
-                again.append(self._settle(future, running.pop(future)))
-            if any(isinstance(future.exception(), BrokenExecutor) for future in ended):
-                again.extend(running.values())
-                running.clear()
-                pool = make()
-            for chain in again:
-                if chain:
+        running: dict[Future[Record], list[Cell]] = {}
+        try:
+            while self.todo or running:
+                for chain in self._claimed(width() - len(running)):
                     running[self._submit(pool, chain[0])] = chain
+                if not running:
+                    time.sleep(POLL_S)
+                    continue
+                waits = POLL_S if self.todo and len(running) < width() else None
+                ended, _ = wait(running, timeout=waits, return_when=FIRST_COMPLETED)
+                again = [self._settle(future, running.pop(future)) for future in ended]
+                if any(isinstance(future.exception(), BrokenExecutor) for future in ended):
+                    again.extend(running.values())
+                    running.clear()
+                    pool = make()
+                self.todo[:0] = [chain for chain in again if chain]
+        finally:
+            for claim in self.claims.values():
+                claim.release()
+
+    def _claimed(self, most: int) -> list[list[Cell]]:
+        """Take chains whose first cell nobody else solves; leave out what others have solved."""
+        taken: list[list[Cell]] = []
+        left: list[list[Cell]] = []
+        for place, chain in enumerate(self.todo):
+            if len(taken) >= most:
+                left.extend(self.todo[place:])
+                break
+            mine = False
+            while chain and not mine and self._claim(chain[0]):
+                mine = not self._solved_elsewhere(chain[0])
+                if not mine:
+                    chain = chain[1:]  # noqa: PLW2901
+            if mine:
+                taken.append(chain)
+            elif chain:
+                left.append(chain)
+        self.todo = left
+        return taken
+
+    def _claim(self, cell: Cell) -> bool:
+        """Return whether this sweep may solve a cell."""
+        if cell.key not in self.claims:
+            claim = self.store.claim(cell.key)
+            if claim is not None:
+                self.claims[cell.key] = claim
+        return cell.key in self.claims
+
+    def _solved_elsewhere(self, cell: Cell) -> bool:
+        """Return whether another sweep has recorded a cell meanwhile, and count it then."""
+        record = self.store.record(cell.key)
+        if record is None or record == self.before.get(cell.key):
+            return False
+        self._count(cell, record)
+        return True
+
+    def _count(self, cell: Cell, record: Record) -> None:
+        self.claims.pop(cell.key).release()
+        self.done += 1
+        self.failed += record["status"] == FAILED
+        self._tell()
 
     def _submit(self, pool: Executor, cell: Cell) -> Future[Record]:
         try:
@@ -157,9 +219,7 @@ class _Run:
         else:
             record = failure(cell, f"{type(error).__name__}: {error}")
         self.store.add(record)
-        self.done += 1
-        self.failed += record["status"] == FAILED
-        self._tell()
+        self._count(cell, record)
         return chain[1:]
 
     def _is_linked(self, cell: Cell) -> bool:
