@@ -7,12 +7,14 @@ import heapq
 import pytest
 
 from chains import chain_costs, training_chain
+from instances import seeded
 from poetmodel.baselines.chain import Chain
 from poetmodel.baselines.revolve import forward_steps, griewank_walther, revolve
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.schedule import simulate, verify
+from rotor_reference import chain_graph, random_layers
 
 LENGTHS = range(1, 11)
 
@@ -113,3 +115,24 @@ def test_graph_that_is_no_chain_is_refused() -> None:
         Chain.of(bent)
     with pytest.raises(MethodNotApplicableError, match="no backward pass"):
         Chain.of(Graph(name="forward", nodes=tuple(nodes[:5])))
+
+
+def test_state_is_freed_and_made_again_where_it_takes_too_much() -> None:
+    """On tight chains it finds a schedule wherever one fits that frees states as revolve does."""
+    only_freed = 0
+    for seed in range(20):
+        rng = seeded(f"revolve/{seed}")
+        graph = chain_graph(random_layers(rng, rng.randint(3, 7)))
+        chain, costs = Chain.of(graph), chain_costs(graph)
+        slots = range(1, len(chain.steps) + 1)
+        least = [
+            min(simulate(graph, None, revolve(chain, n, freed=freed)).peak_ram_bytes for n in slots)
+            for freed in (False, True)
+        ]
+        only_freed += least[1] < least[0]
+        problem = Problem(graph, costs, ram=min(least), paging=False)
+        schedule = griewank_walther(problem)
+        assert verify(problem, schedule).valid
+        with pytest.raises(MethodNotApplicableError, match="with one slot it needs"):
+            griewank_walther(Problem(graph, costs, ram=min(least) - 1, paging=False))
+    assert only_freed > 0

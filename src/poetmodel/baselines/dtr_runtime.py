@@ -10,6 +10,7 @@ from poetmodel.baselines.assembly import Trace
 from poetmodel.baselines.dtr_scores import Scores
 from poetmodel.baselines.realization import last_needs
 from poetmodel.errors import MethodNotApplicableError
+from poetmodel.time_limit import check_time_limit
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Runtime:
         """Compute node `k`, and before it whatever it needs."""
         pending = [self._request(k)]
         while pending:
+            check_time_limit()
             request = pending[-1]
             while request.missing and request.missing[0] in self.trace.ram:
                 self.locks[request.missing.pop(0)] += 1
@@ -127,6 +129,7 @@ class Runtime:
         node = self.graph.nodes[k]
         demand_bytes = node.output_bytes + node.workspace_bytes
         while self.used_bytes + demand_bytes > self.ram_bytes:
+            check_time_limit()
             victim = min(
                 (i for i in sorted(self.trace.ram) if self._may_leave(i)),
                 key=self.scores.score,

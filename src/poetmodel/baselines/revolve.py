@@ -39,7 +39,9 @@ def griewank_walther(problem: Problem) -> Schedule:
     between articulation points. A slot holds all outputs of a step's last node that are still read;
     the sample is the first slot. All steps count the same, whatever they cost. Reversing a step
     computes it once more if its part of the backward pass reads what it made; that is not counted
-    in `forward_steps`, as revolve does not count the step that is taped. The bisection takes time
+    in `forward_steps`, as revolve does not count the step that is taped. Where the state behind a
+    step is in RAM already, as the next step's part has read it, it stays; where that takes too much
+    RAM, it is freed and made again, as revolve does. The bisection takes time
     in proportion to the square of the number of nodes, times the logarithm of that of the steps.
 
     References
@@ -52,10 +54,12 @@ def griewank_walther(problem: Problem) -> Schedule:
     low, high, peak = 1, len(chain.steps), 0
     while low <= high:
         slots = high if best is None and high == len(chain.steps) else (low + high) // 2
-        schedule = revolve(chain, slots)
-        peak = simulate(problem.graph, None, schedule).peak_ram_bytes
-        if peak <= problem.usable_ram_bytes:
-            best, low = schedule, slots + 1
+        for freed in (False, True):
+            schedule = revolve(chain, slots, freed=freed)
+            peak = simulate(problem.graph, None, schedule).peak_ram_bytes
+            if peak <= problem.usable_ram_bytes:
+                best, low = schedule, slots + 1
+                break
         else:
             high = slots - 1
     if best is None:
@@ -67,7 +71,7 @@ def griewank_walther(problem: Problem) -> Schedule:
     return best
 
 
-def revolve(chain: Chain, slots: int) -> Schedule:
+def revolve(chain: Chain, slots: int, *, freed: bool = False) -> Schedule:
     """Return the schedule of revolve with a number of slots, one or more, the sample's included.
 
     Parameters
@@ -76,6 +80,8 @@ def revolve(chain: Chain, slots: int) -> Schedule:
         The steps.
     slots : int
         How many states may be stored at once.
+    freed : bool
+        Whether a state is freed before the part of the step that made it, which makes it again.
     """
     held: dict[int, frozenset[int]] = {}
     todo = [(0, len(chain.steps), slots, frozenset[int]())]
@@ -89,7 +95,7 @@ def revolve(chain: Chain, slots: int) -> Schedule:
         middle = low + _advance(high - low, free)
         todo.append((low, middle, free, stored))
         todo.append((middle, high, free - 1, stored | chain.steps[middle - 1].outputs))
-    return chain.realize(held)
+    return chain.realize(held, freed=range(len(chain.steps)) if freed else ())
 
 
 def _at_hand(chain: Chain, s: int) -> frozenset[int]:
