@@ -164,7 +164,7 @@ def _solve_in_units(
     problem: Problem,
     request: Request,
     best: Candidate | None,
-    attempt: Callable[[Problem, Candidate | None, float], Outcome],
+    attempt: Callable[[Problem, Request, Candidate | None, float], Outcome],
     *,
     own_rows: bool = False,
 ) -> Outcome:
@@ -183,7 +183,7 @@ def _solve_in_units(
     best : Candidate or None
         A valid schedule to begin from.
     attempt : callable
-        Solves a problem, from a schedule and with a bound that are known.
+        Solves a problem within a request, from a schedule and with a bound that are known.
     own_rows : bool
         Whether `attempt` solves a user's model: its rows cannot be stated anew, and `best` may
         break some of them.
@@ -196,7 +196,7 @@ def _solve_in_units(
         least, most = RESOLVED_UNITS
         if not least <= best.value / objective_unit(problem) <= most:
             stated = problem.better_than(best.value)
-    outcome = attempt(stated, best, 0.0)
+    outcome = attempt(stated, request, best, 0.0)
     while outcome.termination in _SETTLED and request.remaining_s() > 0:
         found = outcome.candidate
         if found is None or found.violations or _is_closed(problem, request, found, outcome.bound):
@@ -210,13 +210,32 @@ def _solve_in_units(
             break
         before = outcome
         try:
-            after = attempt(stated, start, outcome.bound)
+            after = attempt(stated, _telling(request, found, outcome.bound), start, outcome.bound)
         except KeyboardInterrupt:
             return replace(outcome, termination=Termination.INTERRUPTED)
         outcome = _joined(before, after, found)
         if start is None and (outcome.bound, outcome.candidate) == (before.bound, found):
             break
     return outcome
+
+
+def _telling(request: Request, found: Candidate, bound: float) -> Request:
+    """Return a request whose progress is never behind what is known already."""
+    tell = request.on_progress
+    if tell is None:
+        return request
+
+    def report(progress: SolveProgress) -> bool | None:
+        value, least = progress.incumbent, progress.bound
+        return tell(
+            replace(
+                progress,
+                incumbent=found.value if value is None else min(value, found.value),
+                bound=min(found.value, bound if least is None else max(least, bound)),
+            )
+        )
+
+    return replace(request, on_progress=report)
 
 
 def _is_closed(problem: Problem, request: Request, found: Candidate, bound: float) -> bool:
@@ -241,15 +260,15 @@ def _state_and_solve(
     problem: Problem, request: Request, formulation: str, best: Candidate | None
 ) -> Outcome:
     # Pyomo takes a second to load: not before the first schedule has been announced.
-    def attempt(stated: Problem, start: Candidate | None, bound: float) -> Outcome:
+    def attempt(stated: Problem, within: Request, start: Candidate | None, bound: float) -> Outcome:
         if formulation == "lazy":
             from poetmodel.solve.lazy import solve_lazily
 
-            return solve_lazily(stated, request, start=start, bound=bound)
-        return _build_and_solve(stated, request, formulation, start)
+            return solve_lazily(stated, within, start=start, bound=bound)
+        return _build_and_solve(stated, within, formulation, start)
 
     if formulation == "paper":  # its bound proves nothing
-        return attempt(problem, best, 0.0)
+        return attempt(problem, request, best, 0.0)
     return _solve_in_units(problem, request, best, attempt)
 
 
@@ -301,15 +320,17 @@ def _solve_own_model(
     from poetmodel.solve.direct import solve_model
 
     def attempt(stated: Problem, within: Request, begin: Schedule | None) -> Outcome:
-        def solve_stated(measured: Problem, start: Candidate | None, _: float) -> Outcome:
+        def solve_stated(
+            measured: Problem, told: Request, start: Candidate | None, _: float
+        ) -> Outcome:
             with restated(model, measured):
-                return solve_model(model, within, start=start, trimmed=False)
+                return solve_model(model, told, start=start, trimmed=False)
 
         best = accepted(stated, begin)
         try:
             best = _better(best, _greedy(stated, within))
             if not (model.exact and states_problem(model)):
-                return solve_stated(stated, best, 0.0)
+                return solve_stated(stated, within, best, 0.0)
             return _solve_in_units(stated, within, best, solve_stated, own_rows=True)
         except KeyboardInterrupt:
             return Outcome(termination=Termination.INTERRUPTED)
