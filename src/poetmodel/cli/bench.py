@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from poetmodel.cli import options
+from poetmodel.cli import completion, options
 from poetmodel.cli.failures import Status, print_faults, print_warnings
 from poetmodel.cli.output import listing, print_json, show
 from poetmodel.cli.sweep import WorkersOption, progress_bar
@@ -30,6 +30,7 @@ NameArgument = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
+        autocompletion=completion.one(completion.figures),
         help="figure2, figure3, figure4, figure5, table3: of the POET paper. solvers: HiGHS, SCIP "
         "and Gurobi on two formulations.",
     ),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from poetmodel.cli import options
+from poetmodel.cli import completion, options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.output import count, figures, listing, print_json, show
 from poetmodel.units import format_bytes, format_seconds
@@ -22,6 +22,7 @@ NameArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME",
+        autocompletion=completion.one(completion.devices),
         help="A device that comes along, or a device file, *.toml.",
         show_default=False,
     ),

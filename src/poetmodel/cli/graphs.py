@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from poetmodel.cli import completion
 from poetmodel.cli.options import WHAT, whole_number
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import (
@@ -53,6 +54,7 @@ GraphOption = Annotated[
     typer.Option(
         "--graph",
         metavar="FILE|MODEL",
+        autocompletion=completion.one(completion.models),
         help="The graph that it was made for: a file, or a network that comes along. Default: the "
         "network of the name in the file.",
         rich_help_panel=WHAT,

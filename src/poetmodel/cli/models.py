@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from poetmodel.cli import options  # noqa: TC001 - typer reads it
+from poetmodel.cli import completion, options
 from poetmodel.cli.inspect import as_dict, tables
 from poetmodel.cli.output import count, listing, print_json, print_text, show
 from poetmodel.units import format_bytes
@@ -18,7 +18,12 @@ EPILOG: Final = "Example: poetmodel models resnet18-cifar"
 
 NameArgument = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="A network that comes along.", show_default=False),
+    typer.Argument(
+        autocompletion=completion.one(completion.models),
+        metavar="NAME",
+        help="A network that comes along.",
+        show_default=False,
+    ),
 ]
 
 

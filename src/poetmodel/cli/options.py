@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from poetmodel.baselines.registry import method
+from poetmodel.cli import completion
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError
 from poetmodel.problem import DeadlineCounts, Quantity
@@ -97,6 +98,7 @@ ModelArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
+        autocompletion=completion.one(completion.models),
         help="A network that comes along (see 'poetmodel models'), or a graph file.",
         show_default=False,
     ),
@@ -116,6 +118,7 @@ DeviceOption = Annotated[
     typer.Option(
         "--device",
         metavar="NAME|FILE",
+        autocompletion=completion.one(completion.devices),
         help="A device that comes along (see 'poetmodel devices'), or a device file, *.toml.",
         rich_help_panel=WHAT,
         show_default=False,
@@ -205,6 +208,7 @@ MethodOption = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
+        autocompletion=completion.one(completion.methods),
         parser=_method_name,
         help="How to make the schedule: optimal, or a method to compare it with, such as "
         "checkpoint-all, chen-sqrt, rotor or dtr.",

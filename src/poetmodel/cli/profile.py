@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from poetmodel.cli import graphs, options, tracing
+from poetmodel.cli import completion, graphs, options, tracing
 from poetmodel.cli.output import figures, print_json, print_note, print_text, show
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import InputShape, read_model_or_file
@@ -22,6 +22,7 @@ WhatArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:FUNCTION|GRAPH",
+        autocompletion=completion.one(completion.models),
         help="As for 'poetmodel trace'; with --device also a graph file or a network that comes "
         "along.",
         show_default=False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from poetmodel.cli import graphs, options
+from poetmodel.cli import completion, graphs, options
 from poetmodel.cli.failures import Status, print_faults, print_warnings
 from poetmodel.cli.output import console, is_quiet, listing, print_json, show
 from poetmodel.errors import InputError, listed
@@ -31,13 +31,30 @@ MAX_WORKERS: Final = 256
 """Most processes that may be asked for."""
 
 
-def _listed(what: str, metavar: str, text: str, panel: str) -> Any:
-    return typer.Option(what, metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
+def _listed(
+    what: str,
+    metavar: str,
+    text: str,
+    panel: str,
+    names: Callable[[], completion.Offer] | None = None,
+) -> Any:
+    return typer.Option(
+        what,
+        metavar=metavar,
+        autocompletion=None if names is None else completion.several(names),
+        help=text,
+        rich_help_panel=panel,
+        show_default=False,
+    )
 
 
 ModelsArgument = Annotated[
     list[str],
-    typer.Argument(metavar="MODELS...", help="Networks that come along, or graph files."),
+    typer.Argument(
+        autocompletion=completion.one(completion.models),
+        metavar="MODELS...",
+        help="Networks that come along, or graph files.",
+    ),
 ]
 BatchesOption = Annotated[
     str | None, _listed("--batch", "N,...", "Batch sizes, where networks come along.", options.WHAT)
@@ -49,7 +66,8 @@ SequencesOption = Annotated[
     str | None, _listed("--sequence", "N,...", "Tokens of a sample.", options.WHAT)
 ]
 DevicesOption = Annotated[
-    str, _listed("--devices", "NAME,...", "Devices, by name or file.", options.WHAT)
+    str,
+    _listed("--devices", "NAME,...", "Devices, by name or file.", options.WHAT, completion.devices),
 ]
 RamOption = Annotated[
     str, _listed("--ram", "SIZE,...", "RAM budgets, such as 20%,30%,256KiB.", options.LIMITS)
@@ -62,11 +80,23 @@ DeadlineOption = Annotated[
 ]
 MethodsOption = Annotated[
     str,
-    _listed("--methods", "NAME,...", "Methods, as --method of solve. Default: optimal.", "Methods"),
+    _listed(
+        "--methods",
+        "NAME,...",
+        "Methods, as --method of solve. Default: optimal.",
+        "Methods",
+        completion.methods,
+    ),
 ]
 BackendsOption = Annotated[
     str,
-    _listed("--backends", "NAME,...", "Solvers: highs, scip, gurobi. Default: highs.", "Methods"),
+    _listed(
+        "--backends",
+        "NAME,...",
+        "Solvers: highs, scip, gurobi. Default: highs.",
+        "Methods",
+        completion.backends,
+    ),
 ]
 FolderOption = Annotated[
     Path,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from poetmodel.cli import options
+from poetmodel.cli import completion, options
 from poetmodel.errors import InputError
 from poetmodel.units import format_joules, format_seconds
 
@@ -49,6 +49,7 @@ BoardOption = Annotated[
     typer.Option(
         "--device",
         metavar="NAME|FILE",
+        autocompletion=completion.one(completion.devices),
         help="Measure nothing: estimate the costs on this device from FLOP and bytes.",
         show_default=False,
     ),
@@ -58,6 +59,7 @@ PowerOption = Annotated[
     typer.Option(
         "--power-from",
         metavar="NAME|FILE",
+        autocompletion=completion.one(completion.devices),
         help="A device whose power figures make energies of measured times. "
         "Default: RAPL counters, else a nominal 1 W.",
         rich_help_panel=MEASURING,
