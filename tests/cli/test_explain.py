@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from commands import invoke
+from poetmodel.cli.explain import Account, _otherwise
+from poetmodel.cli.stated import read_stated
+from poetmodel.graph.catalogue import OWN_SHAPE
+from poetmodel.solve.alternatives import Alternative, Forbidden, How
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,3 +179,81 @@ def test_schedule_that_does_not_hold_is_refused(
     assert (outcome.status, outcome.out) == (2, "")
     assert fragment in outcome.err
     assert path.name in outcome.err
+
+
+def test_tensor_alone_and_beside_others_costs_the_same(tmp_path: Path) -> None:
+    """The figures of the whole schedule are those of each of its tensors, in JSON and in words."""
+    out = tmp_path / "linear.schedule.json"
+    limits = ("--device", "rpi4b", "--ram", "50%", "--no-paging", "--out", out)
+    assert invoke("solve", "paper/linear", *limits).status == 0
+    whole = invoke("explain", out, "--json").json
+    table = invoke("explain", out).out
+    assert whole["decisions"]
+    for decision in whole["decisions"][:3]:
+        name = decision["tensor"]
+        (alone,) = invoke("explain", out, name, "--json").json["decisions"]
+        assert alone == decision
+        row = next(line for line in table.splitlines() if line.split()[:1] == [name])
+        price = re.search(r"(\+[\d.]+ \w+|impossible|0 J)$", row.rstrip())
+        assert price is not None, row
+        assert price[0] in invoke("explain", out, name).out
+
+
+@pytest.mark.parametrize(
+    ("energy_j", "words"),
+    [
+        (0.0, "0 J"),
+        (-3.19e-7, "0 J"),
+        (3.9e-7, "0 J"),
+        (-5e-7, "-500 nJ"),
+        (0.004, "+4 mJ"),
+    ],
+)
+def test_noise_below_the_gap_is_nothing(
+    energy_j: float, words: str, tmp_path: Path, chain_file: Path, board_file: Path
+) -> None:
+    """The chain is proved to 1e-4 of 4 mJ, and energies to 1e-9 of 6 J: 406 nJ are noise."""
+    out = tmp_path / "chain.schedule.json"
+    stated = ("--device", board_file, "--ram", "350", "--out", out)
+    assert invoke("solve", chain_file, *stated).status == 0
+    found = read_stated(out, str(chain_file), OWN_SHAPE, device=None, profile=None)
+    account = Account(stated=found, lives=(), binding=(), asked=(), more_ram=())
+    assert account.noise_j == pytest.approx(4.06e-7, rel=1e-3)
+    assert account.signed(energy_j) == words
+
+
+@pytest.mark.parametrize(
+    ("energy_j", "least_j", "words"),
+    [
+        (0.004, 0.004, "+4 mJ"),
+        (0.004, 0.004 - 3e-7, "+4 mJ"),
+        (0.004, 0.001, "+1 mJ to +4 mJ"),
+        (0.004, -1.0, "0 J to +4 mJ"),
+        (1e-8, -1e-8, "0 J"),
+        (None, 0.001, "+1 mJ or more"),
+        (None, None, "unknown"),
+    ],
+)
+def test_price_that_is_not_proven_is_a_range(
+    energy_j: float | None,
+    least_j: float | None,
+    words: str,
+    tmp_path: Path,
+    chain_file: Path,
+    board_file: Path,
+) -> None:
+    """From what is proved, which is never below the optimum of the file, to what was found."""
+    out = tmp_path / "chain.schedule.json"
+    stated = ("--device", board_file, "--ram", "350", "--out", out)
+    assert invoke("solve", chain_file, *stated).status == 0
+    found = read_stated(out, str(chain_file), OWN_SHAPE, device=None, profile=None)
+    account = Account(stated=found, lives=(), binding=(), asked=(), more_ram=())
+    other = Alternative(
+        tensor=0,
+        forbidden=Forbidden.PAGING,
+        how=How.BOUNDED,
+        energy_j=energy_j,
+        time_s=None if energy_j is None else 0.0,
+        least_j=least_j,
+    )
+    assert _otherwise(account, [other]) == words

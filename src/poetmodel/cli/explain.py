@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -24,6 +23,7 @@ from poetmodel.cli.stated import read_stated
 from poetmodel.device.room import room_figures
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import InputShape
+from poetmodel.problem import RELATIVE_TOLERANCE
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ SHOWN: Final = 10
 """How many of the most expensive decisions, and of the fullest steps, are shown."""
 RAM_SHARE: Final = 0.3
 """Part of the time limit for the value of more RAM."""
+TENSOR_SHARE: Final = (1 - RAM_SHARE) / SHOWN
+"""Part of the time limit for a tensor, alone or beside others: so both give the same figures."""
+DEFAULT_GAP: Final = 1e-4
+"""The gap of schedules whose file states none."""
 
 ScheduleArgument = Annotated[
     Path,
@@ -70,6 +74,30 @@ class Account:
     """The tensors that are looked at closely, the most expensive first."""
     more_ram: Sequence[MoreRam]
     """What more RAM is worth."""
+
+    @property
+    def noise_j(self) -> float:
+        """Energies below this are within the gap to which the schedule was proved [J]."""
+        simulation, stated = self.stated.verdict.simulation, self.stated.document.problem
+        gap = DEFAULT_GAP if stated is None or stated.gap is None else stated.gap
+        rounding_j = RELATIVE_TOLERANCE * (simulation.energy_j or 0.0)
+        return gap * (simulation.overhead_j or 0.0) + rounding_j
+
+    @property
+    def least_possible_j(self) -> float:
+        """What any decision can cost less at most, by the bound of the file [J]; 0 or below."""
+        stated, simulation = self.stated.document.stated, self.stated.verdict.simulation
+        overhead_j, bound_j = simulation.overhead_j or 0.0, stated.get("overhead_bound_j")
+        claimed_j = stated.get("overhead_j")
+        if bound_j is None or claimed_j is None or abs(claimed_j - overhead_j) > self.noise_j:
+            bound_j = 0.0  # of other costs, or none at all: every schedule pays the baseline
+        return min(0.0, bound_j - overhead_j)
+
+    def signed(self, energy_j: float) -> str:
+        """Return an energy with its sign, 0 where it is within the gap."""
+        if abs(energy_j) <= self.noise_j:
+            return "0 J"
+        return f"{'-' if energy_j < 0 else '+'}{format_joules(abs(energy_j))}"
 
 
 def register(app: typer.Typer) -> None:
@@ -125,7 +153,6 @@ def give_account(stated: Stated, tensor: str | None, *, time_limit: float, threa
     from poetmodel.solve.alternatives import find_alternatives, value_of_ram
     from poetmodel.solve.decisions import MOVED, binding_points, find_lives
 
-    ends_s = time.monotonic() + time_limit
     problem, schedule = stated.problem, stated.schedule
     binding = binding_points(problem, schedule, stated.verdict.simulation)
     lives = find_lives(problem, schedule, binding)
@@ -137,13 +164,14 @@ def give_account(stated: Stated, tensor: str | None, *, time_limit: float, threa
         )
     else:
         chosen = [lives[_number(stated, tensor)]]
-    asked = []
-    for place, life in enumerate(chosen):
-        left_s = max(0.0, ends_s - time.monotonic()) / (len(chosen) - place)
-        others = find_alternatives(
-            problem, schedule, life.tensor, time_limit=left_s, threads=threads
+    part_s = TENSOR_SHARE * time_limit
+    asked = [
+        (
+            life,
+            find_alternatives(problem, schedule, life.tensor, time_limit=part_s, threads=threads),
         )
-        asked.append((life, others))
+        for life in chosen
+    ]
     return Account(stated=stated, lives=lives, binding=binding, asked=asked, more_ram=more_ram)
 
 
@@ -208,7 +236,8 @@ def _print_tensor(account: Account) -> None:
         print_text("", "Nothing else could be decided on it.")
         return
     print_text("")
-    show(figures("What else would have cost", (_row(other) for other in others)))
+    show(figures("What else would have cost", (_row(account, other) for other in others)))
+    print_text("", f"0 J: less than {format_joules(account.noise_j)}, which is within the gap")
 
 
 def _life_rows(account: Account, life: Life) -> Iterator[tuple[str, str, str]]:
@@ -248,7 +277,7 @@ def _spans(spans: Sequence[tuple[int, int]]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans) or "never"
 
 
-def _row(other: Alternative) -> tuple[str, str, str]:
+def _row(account: Account, other: Alternative) -> tuple[str, str, str]:
     """Return an alternative: what it does without, its price, and how that is known."""
     from poetmodel.solve.alternatives import How
 
@@ -261,25 +290,46 @@ def _row(other: Alternative) -> tuple[str, str, str]:
         if other.least_j is None:
             return without, "unknown", "no schedule was found that does without"
         remark = "proven; there may be no schedule at all that does without"
-        return without, f"{_signed(other.least_j)} or more", remark
+        return without, f"{account.signed(other.least_j)} or more", remark
     becomes = "" if other.becomes is None else f"{other.becomes} then; "
     seconds = other.time_s or 0.0
     remark = (
-        f"{becomes}{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}; {_known(other)}"
+        f"{becomes}{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}; "
+        f"{_known(account, other)}"
     )
-    return without, _signed(other.energy_j), remark
+    bounded = other.least_j is None and not other.exact
+    price = account.signed(other.energy_j) if bounded else _price(account, [other])
+    return without, price, remark
 
 
-def _known(other: Alternative) -> str:
-    if other.exact:
+def _known(account: Account, other: Alternative) -> str:
+    if other.least_j is None and not other.exact:
+        return "at most: the rest of the schedule was left as it is"
+    if _is_settled(account, other):
         return "solved again, proven"
-    if other.least_j is not None:
-        return f"solved again; at least {_signed(other.least_j)}"
-    return "at most: the rest of the schedule was left as it is"
+    return "solved again; the time ended before more was proven"
 
 
-def _signed(energy_j: float) -> str:
-    return f"{'-' if energy_j < 0 else '+'}{format_joules(abs(energy_j))}"
+def _is_settled(account: Account, other: Alternative) -> bool:
+    """Return whether what else would have cost is known to the gap of the schedule."""
+    if other.exact or other.energy_j is None or other.least_j is None:
+        return other.exact
+    return other.energy_j - max(other.least_j, account.least_possible_j) <= account.noise_j
+
+
+def _price(account: Account, others: Sequence[Alternative]) -> str:
+    """Return what the cheapest other decision costs; the range it lies in where that is open."""
+    prices = [other.energy_j for other in others if other.energy_j is not None]
+    least = [other.least_j for other in others if other.least_j is not None]
+    if not prices:
+        return f"{account.signed(min(least))} or more" if len(least) == len(others) else "unknown"
+    price = account.signed(min(prices))
+    if all(other.exact or _is_settled(account, other) for other in others):
+        return price
+    if len(least) < len(others):
+        return f"at most {price}"
+    lowest_j = min(max(min(least), account.least_possible_j), *prices)
+    return f"{account.signed(lowest_j)} to {price}"
 
 
 def _print_schedule(account: Account) -> None:
@@ -294,7 +344,7 @@ def _print_schedule(account: Account) -> None:
         ("tensors", f"{len(account.lives)}", ", ".join(f"{n} {fate}" for fate, n in fates.items())),
         *_binding_rows(account),
         *room_row(stated.room),
-        *(_more_row(more) for more in account.more_ram),
+        *(_more_row(account, more) for more in account.more_ram),
     ]
     show(figures(f"Schedule for {graph.name}", rows, alarms=room_alarms(stated.room)))
     if not account.asked:
@@ -303,7 +353,7 @@ def _print_schedule(account: Account) -> None:
     show("", listing("Most expensive decisions", _HEADS, _decisions(account), left=2))
     print_text(
         "otherwise: what the step costs more without the decision, by solving again",
-        "  * a schedule was found; that none is cheaper is not proven",
+        "  A to B: a schedule with B was found, none has less than A; 0 J: within the gap",
         "'poetmodel explain SCHEDULE TENSOR' says more about one tensor.",
     )
 
@@ -316,10 +366,14 @@ def _binding_rows(account: Account) -> Iterator[tuple[str, str, str]]:
     yield "memory binds", f"{len(points)} of {total} steps", f"fullest at {names}" if names else ""
 
 
-def _more_row(more: MoreRam) -> tuple[str, str, str]:
+def _more_row(account: Account, more: MoreRam) -> tuple[str, str, str]:
     head = f"+{format_bytes(more.more_bytes)} RAM"
     if more.saved_j is None:
         return head, "unknown", ""
+    if more.saved_j <= account.noise_j:
+        known = more.most_j is not None and more.most_j <= account.noise_j
+        proof = "proven" if known else f"at most {format_joules(more.most_j or 0.0)}"
+        return head, "saves 0 J", f"by solving again, within the gap; {proof}"
     per_kb = format_joules(more.saved_j_per_kb or 0.0)
     most = f"; at most {format_joules(more.most_j or 0.0)}"
     return (
@@ -338,19 +392,16 @@ def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
             str(life.fate),
             format_joules(life.energy_j),
             format_seconds(life.time_s),
-            _otherwise(others),
+            _otherwise(account, others),
         )
 
 
-def _otherwise(others: Sequence[Alternative]) -> str:
-    """Return the price of the cheapest other decision, with a star unless it is proven."""
-    if others and all(other.how == "impossible" for other in others):
+def _otherwise(account: Account, others: Sequence[Alternative]) -> str:
+    """Return the price of the cheapest other decision."""
+    possible = [other for other in others if other.how != "impossible"]
+    if others and not possible:
         return "impossible"
-    prices = [other.energy_j for other in others if other.energy_j is not None]
-    if not prices:
-        least = [other.least_j for other in others if other.least_j is not None]
-        return f"from {_signed(min(least))}" if len(least) == len(others) and least else "unknown"
-    return _signed(min(prices)) + ("" if all(other.exact for other in others) else " *")
+    return _price(account, possible) if possible else "unknown"
 
 
 _HEADS: Final = ("tensor", "decided", "energy", "time", "otherwise")

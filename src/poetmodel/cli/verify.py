@@ -285,7 +285,9 @@ def _print(judgement: Judgement, graph: Graph) -> None:
     violations = judgement.verdict.violations
     if violations:
         many = "1 violation" if len(violations) == 1 else f"{len(violations)} violations"
-        print_text(f"not valid: {many}", *violations, "")
+        more = len(violations) - verify_plan.MAX_VIOLATIONS
+        rest = (f"and {more:,} more; --json has them all",) if more > 0 else ()
+        print_text(f"not valid: {many}", *violations[: verify_plan.MAX_VIOLATIONS], *rest, "")
     else:
         print_text("valid: every rule and every limit that was checked is kept", "")
     rows, alarms = _rows(judgement, graph), room_alarms(judgement.room)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import graphs
 from poetmodel.cli.failures import print_room_warning
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from poetmodel.graph.catalogue import InputShape
     from poetmodel.plan import PlanCheck
     from poetmodel.plan.io import PlanDocument
+
+
+MAX_VIOLATIONS: Final = 20
+"""Most violations that are printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +146,9 @@ def tell(judgement: PlanJudgement, *, as_json: bool) -> None:
     violations = judgement.violations
     if violations:
         many = "1 violation" if len(violations) == 1 else f"{len(violations)} violations"
-        print_text(f"not valid: {many}", *violations, "")
+        more = len(violations) - MAX_VIOLATIONS
+        rest = (f"and {more:,} more; --json has them all",) if more > 0 else ()
+        print_text(f"not valid: {many}", *violations[:MAX_VIOLATIONS], *rest, "")
     else:
         print_text("valid: every rule and every limit that was checked is kept", "")
     rows, alarms = _rows(judgement), room_alarms(judgement.room)

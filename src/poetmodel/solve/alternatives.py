@@ -161,10 +161,11 @@ def find_alternatives(
     if not (problem.can_page and problem.may_recompute(problem.graph.node_of[i])):
         ways = (Forbidden.BOTH,)  # only one of them is possible at all
     part_s = max(LEAST_S, time_limit / len(ways))
-    return tuple(
+    found = [
         _solve_without(problem, schedule, i, way, time_limit=part_s, threads=threads)
         for way in ways
-    )
+    ]
+    return tuple(_with_tighter(other, found[-1]) for other in found)
 
 
 def value_of_ram(
@@ -245,6 +246,14 @@ def _solve_without(
         time_s=(after.time_s or 0.0) - (before.time_s or 0.0),
         least_j=least_j,
     )
+
+
+def _with_tighter(other: Alternative, tighter: Alternative) -> Alternative:
+    """Return an alternative that is no dearer than one that does without more."""
+    known_j = math.inf if other.energy_j is None else other.energy_j
+    if tighter.energy_j is None or known_j <= tighter.energy_j:
+        return other
+    return replace(other, becomes=tighter.becomes, energy_j=tighter.energy_j, time_s=tighter.time_s)
 
 
 def _priced(problem: Problem, i: int, price_j: float) -> Problem:
