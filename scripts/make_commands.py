@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+import typer
 from typer.models import OptionInfo
 
 from blocks import table, update_pages
@@ -87,6 +88,8 @@ def _told(command: CommandInfo) -> Iterator[str]:
 def _rows(callback: Callable[..., Any]) -> Iterator[Row]:
     hints = typing.get_type_hints(callback, include_extras=True)
     for name, parameter in inspect.signature(callback).parameters.items():
+        if hints[name] is typer.Context:
+            continue
         kind, information = typing.get_args(hints[name])[:2]
         is_option = isinstance(information, OptionInfo)
         if not information.hidden:

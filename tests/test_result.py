@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import poetmodel as pm
 from instances import bench_device, random_instances
+from poetmodel.baselines import METHODS, run
 from poetmodel.errors import NoScheduleError
+from poetmodel.planner import make_plan
 from poetmodel.problem import Problem
 from poetmodel.result import (
     SolveResult,
@@ -22,6 +26,8 @@ from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, simulate
 from poetmodel.schedule.document import STATED
 from poetmodel.schedule.io import load_document
 from poetmodel.solve import solve
+from poetmodel.solve.explanation import explain_infeasible
+from poetmodel.solve.limits import find_limits
 from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
@@ -323,3 +329,105 @@ def test_a_result_is_frozen() -> None:
     assert isinstance(result.schedule, Schedule)
     with pytest.raises(AttributeError):
         result.status = Status.UNKNOWN  # type: ignore[misc]
+
+
+FIGURES = {
+    "peak_ram_bytes",
+    "written_bytes",
+    "read_bytes",
+    "aux_used_bytes",
+    "compute_s",
+    "transfer_s",
+    "makespan_s",
+    "time_s",
+    "energy_j",
+    "overhead_j",
+}
+
+
+def test_figures_on_the_result_are_the_simulators() -> None:
+    """Every figure of the simulator can be had from the result itself."""
+    result = solve(skip_problem(recompute=False))
+    assert result.simulation is not None
+    for name in FIGURES:
+        assert getattr(result, name) == getattr(result.simulation, name)
+    assert result.written_bytes == result.read_bytes == result.aux_used_bytes
+    assert result.written_bytes
+
+
+def test_figures_without_a_schedule_are_none() -> None:
+    """What was not found has no figures; the time it took has."""
+    graph = skip_graph()
+    result = solve(Problem(graph, even_costs(graph), ram=1))
+    assert result.status == Status.INFEASIBLE
+    assert {getattr(result, name) for name in FIGURES} == {None}
+    assert (result.bound_j, result.gap, result.objective_value) == (None, None, None)
+    assert result.wall_s >= 0
+
+
+@pytest.mark.parametrize("name", ["optimal", "checkmate", "paging-only", "checkpoint-all"])
+@pytest.mark.parametrize("mode", ["blocking", "dma"])
+def test_build_and_solve_are_all_of_the_wall_time(
+    name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a solve does beside the solver, the two times of the file are all that it took."""
+    graph = skip_graph()
+    costs = replace(even_costs(graph), device=bench_device(mode=mode))
+    problem = Problem(graph, costs, ram="100%", minimize="ram" if name == "optimal" else "energy")
+    monkeypatch.setattr("poetmodel.solve.request.Request.elapsed_s", lambda _: 7.0)
+    result = run(problem, name)
+    document = result.to_dict()
+    assert result.wall_s == document["build_s"] + document["solve_s"] == pytest.approx(7.0)
+    assert 0 < result.verify_s < result.solve_s
+
+
+def public_objects() -> list[object]:
+    """Return one of everything that people meet, of a network of 97 nodes."""
+    graph = pm.zoo.vgg16_cifar()
+    device = pm.Device.load("rpi4b")
+    costs = pm.Costs.estimate(graph, device)
+    problem = pm.Problem(graph, costs, ram="70%", deadline="150%")
+    result = solve(problem)
+    schedule = result.require_schedule()
+    plan = make_plan(graph, costs, schedule, mode="blocking")
+    broken = Schedule(R=schedule.R, identity=schedule.identity)
+    impossible = pm.Problem(graph, costs, ram="10%")
+    return [
+        graph,
+        *graph.nodes,
+        *graph.tensors,
+        device,
+        costs,
+        problem.table,
+        problem,
+        result,
+        schedule,
+        schedule.identity,
+        result.simulation,
+        pm.verify(problem, schedule),
+        pm.verify(problem, broken),
+        plan,
+        pm.check_plan(graph, costs, plan),
+        pm.solve(impossible),
+        (explanation := explain_infeasible(pm.solve(impossible))),
+        *explanation.remedies,
+        *METHODS.values(),
+        run(pm.Problem(graph, costs, ram="100%"), "checkpoint-all"),
+        *find_limits(pm.Problem(skip_graph(), even_costs(skip_graph()), ram=100)),
+    ]
+
+
+def test_repr_is_one_short_line() -> None:
+    """Whatever is printed by mistake tells its main facts in less than 200 characters."""
+    for thing in public_objects():
+        text = repr(thing)
+        assert len(text) < 200, text
+        assert "\n" not in text
+        assert text.startswith(type(thing).__name__)
+
+
+def test_repr_of_a_result_says_what_people_ask() -> None:
+    """Network, status, energy, gap, peak, method and time."""
+    text = repr(solve(skip_problem()))
+    for fact in ("optimal", "energy", "gap 0.00%", "peak RAM", "method optimal"):
+        assert fact in text

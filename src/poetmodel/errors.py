@@ -162,7 +162,20 @@ class NoScheduleError(PoetModelError):
 
 
 class MethodNotApplicableError(PoetModelError):
-    """A method cannot treat this graph, or the schedule that it makes breaks a limit."""
+    """A method cannot treat this graph, or the schedule that it makes breaks a limit.
+
+    Parameters
+    ----------
+    message : str
+        Why, in words.
+    result : SolveResult, optional
+        The result without a schedule that says so; what `poetmodel.baselines.run` raises has one.
+    """
+
+    def __init__(self, message: str, result: SolveResult | None = None) -> None:
+        self.result = result
+        """The result without a schedule."""
+        super().__init__(message)
 
 
 class TimeLimitError(PoetModelError):

@@ -9,9 +9,20 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.device import StorageMode
-from poetmodel.errors import BudgetError, InputError, shown
+from poetmodel.errors import (
+    BudgetError,
+    InputError,
+    shown,
+)
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.units import parse_energy, parse_size, parse_time
+from poetmodel.units import (
+    brief,
+    format_bytes,
+    format_seconds,
+    parse_energy,
+    parse_size,
+    parse_time,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,6 +150,15 @@ class Problem:
     """Set in what `stand_in` returns: the share of the transfer time that counts."""
     reference_value: float | None = field(init=False, default=None, repr=False)
     """Set in what `better_than` returns: the value of a known schedule."""
+
+    def __repr__(self) -> str:
+        device = self.costs.device
+        place = "" if device is None else f"on {shown(device.key or device.name)}"
+        deadline = "" if self.deadline_s is None else f"deadline {format_seconds(self.deadline_s)}"
+        budget = f"RAM {format_bytes(self.ram_budget_bytes)}"
+        return brief(
+            self, shown(self.graph.name), place, budget, deadline, f"least {self.minimize}"
+        )
 
     def __post_init__(self) -> None:
         _set(self, table=self.costs.table(self.graph))

@@ -7,10 +7,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.device.room import DeviceRoom
-from poetmodel.errors import NoScheduleError
+from poetmodel.errors import (
+    NoScheduleError,
+    shown,
+)
 from poetmodel.problem import Quantity
-from poetmodel.schedule.document import FORMAT, STATED, VERSION, dump, schedule_to_dict
+from poetmodel.schedule.document import FORMAT, OWN, STATED, VERSION, dump, schedule_to_dict
 from poetmodel.schedule.relations import RELATIONS, GraphIdentity
+from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,10 +51,32 @@ class Termination(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnObjective:
+    """What a model optimises in place of what its problem minimizes."""
+
+    name: str
+    """The name of the Pyomo objective."""
+    sense: str
+    """``minimize`` or ``maximize``."""
+    value: float
+    """Its value at the schedule that was found."""
+    bound: float | None
+    """Proven: no solution of the model has a better value; None where nothing is proved."""
+
+    @property
+    def gap(self) -> float:
+        """How far the value may be from the best one, as a fraction of it; 1 without a bound."""
+        if self.bound is None:
+            return 1.0
+        missing = self.value - self.bound if self.sense == "minimize" else self.bound - self.value
+        return max(0.0, missing) / (abs(self.value) or abs(self.bound) or 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SolveResult:
     """A schedule with its proof, or why there is none.
 
-    Figures are the simulator's, never the solver's.
+    Figures are the simulator's, never the solver's; without a schedule they are None.
     """
 
     problem: Problem
@@ -67,6 +93,9 @@ class SolveResult:
     """What the judge objects to; only schedules of ``paper`` may have any."""
     objective_bound: float | None = None
     """Proven lower bound on the minimized quantity, in its own unit."""
+    own_objective: OwnObjective | None = None
+    """What a model optimised that states another objective than its problem; status, `summary`
+    and the objective of the file speak of it. None for all others."""
     overhead_bound_j: float = 0.0
     """Proven lower bound on the energy beyond the baseline [J]."""
     reason: str = ""
@@ -86,13 +115,70 @@ class SolveResult:
     build_s: float = 0.0
     """Time to build and compile models [s]."""
     solve_s: float = 0.0
-    """Time in the solver [s]."""
+    """All other wall time of the solve: searching, the solver, verifying [s]."""
+    verify_s: float = 0.0
+    """The part of `solve_s` in which the simulator verified the schedule [s]."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of poetmodel, the solver and its wrapper."""
     statistics: Mapping[str, Any] = field(default_factory=dict)
     """Size of what was solved: columns, rows, nodes, rounds, ..."""
     log: str = field(default="", repr=False)
     """The solver's log."""
+
+    def __repr__(self) -> str:
+        facts = [f"{self.status}: {self.reason}" if self.reason else str(self.status)]
+        if self.energy_j is not None:
+            gap, peak_bytes = self.objective_gap or 0.0, self.peak_ram_bytes or 0
+            facts += [f"energy {format_joules(self.energy_j)}, gap {gap:.2%}"]
+            facts += [f"peak RAM {format_bytes(peak_bytes)}"]
+        facts += [f"{len(self.violations)} violations"] if self.violations else []
+        wall = format_seconds(self.wall_s)
+        return brief(self, shown(self.problem.graph.name), *facts, f"method {self.method}, {wall}")
+
+    @property
+    def wall_s(self) -> float:
+        """Wall time of the whole solve [s]."""
+        return self.build_s + self.solve_s
+
+    @property
+    def peak_ram_bytes(self) -> int | None:
+        """Highest RAM use, without what is resident [B]."""
+        return self.simulation.peak_ram_bytes if self.simulation is not None else None
+
+    @property
+    def written_bytes(self) -> int | None:
+        """Bytes paged out, each time counted [B]."""
+        return self.simulation.written_bytes if self.simulation is not None else None
+
+    @property
+    def read_bytes(self) -> int | None:
+        """Bytes paged in, each time counted [B]."""
+        return self.simulation.read_bytes if self.simulation is not None else None
+
+    @property
+    def aux_used_bytes(self) -> int | None:
+        """Storage used: all tensors ever paged out together [B]."""
+        return self.simulation.aux_used_bytes if self.simulation is not None else None
+
+    @property
+    def compute_s(self) -> float | None:
+        """Compute time of one step [s]."""
+        return self.simulation.compute_s if self.simulation is not None else None
+
+    @property
+    def transfer_s(self) -> float | None:
+        """Transfer time of one step [s]."""
+        return self.simulation.transfer_s if self.simulation is not None else None
+
+    @property
+    def makespan_s(self) -> float | None:
+        """Time of one step from begin to end [s]."""
+        return self.simulation.makespan_s if self.simulation is not None else None
+
+    @property
+    def time_s(self) -> float | None:
+        """Time of one step, as the deadline counts it [s]."""
+        return self.simulation.time_s if self.simulation is not None else None
 
     @property
     def energy_j(self) -> float | None:
@@ -125,7 +211,9 @@ class SolveResult:
 
     @property
     def objective_value(self) -> float | None:
-        """The minimized quantity, in its own unit."""
+        """The minimized quantity, in its own unit; with an objective of one's own its value."""
+        if self.own_objective is not None:
+            return self.own_objective.value
         return None if self.simulation is None else measured(self.problem, self.simulation)
 
     @property
@@ -133,6 +221,8 @@ class SolveResult:
         """Gap of the minimized quantity, beyond what every schedule pays (see `unavoidable`)."""
         if self.objective_value is None:
             return None
+        if self.own_objective is not None:
+            return self.own_objective.gap
         if self.problem.minimize == Quantity.ENERGY:
             return self.gap
         paid = unavoidable(self.problem)
@@ -159,7 +249,13 @@ class SolveResult:
         if self.schedule is None:
             return f"{self.status}: {self.reason or 'no schedule was found'}"
         gap = self.objective_gap if self.objective_gap is not None else 0.0
-        figures = f"energy {self.energy_j:.6g} J, bound {self.bound_j:.6g} J, gap {gap:.2%}"
+        own = self.own_objective
+        if own is None:
+            figures = f"energy {self.energy_j:.6g} J, bound {self.bound_j:.6g} J, gap {gap:.2%}"
+        else:
+            bound = "none" if own.bound is None else f"{own.bound:.6g}"
+            figures = f"{own.sense} {own.name}: {own.value:.6g}, bound {bound}, gap {gap:.2%}"
+            figures += f"; energy {self.energy_j:.6g} J"
         text = f"{self.status}: {figures}"
         if self.violations:
             text += f"; rejected by the judge: {'; '.join(self.violations)}"
@@ -185,12 +281,7 @@ class SolveResult:
             "status": str(self.status),
             "violations": list(self.violations),
             **({"reduction": self.reduction} if self.reduction else {}),
-            "objective": {
-                "minimize": str(self.problem.minimize),
-                "value": self.objective_value,
-                "bound": self._reported_bound(),
-                "gap": self.objective_gap,
-            },
+            "objective": self._objective(),
         }
         document.update(self._figures())
         document["nodes"] = list(identity.nodes)
@@ -210,7 +301,19 @@ class SolveResult:
         device = self.problem.costs.device
         return None if device is None else device.key or device.name
 
+    def _objective(self) -> dict[str, Any]:
+        own = self.own_objective
+        found = {
+            "minimize": str(self.problem.minimize) if own is None else OWN,
+            "value": self.objective_value,
+            "bound": self._reported_bound(),
+            "gap": self.objective_gap,
+        }
+        return found if own is None else {**found, "name": own.name, "sense": own.sense}
+
     def _reported_bound(self) -> float | None:
+        if self.own_objective is not None:
+            return self.own_objective.bound
         if self.simulation is None:
             return None
         if self.problem.minimize == Quantity.ENERGY:

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError, shown
 
+BRIEF_CHARACTERS: Final = 150
+"""Most characters of what `brief` says of an object."""
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -324,3 +327,17 @@ def _whole(whole: float | None, *, field: str, forms: str) -> Fraction:
 
 def _percent(number: Fraction) -> str:
     return f"{float(number * 100):g}%"
+
+
+def brief(subject: object, *facts: str) -> str:
+    """Return one short line about an object, for its ``repr``; empty facts are left out.
+
+    Examples
+    --------
+    >>> brief(1, "small", "", "whole")
+    'int(small, whole)'
+    """
+    text = ", ".join(" ".join(fact.split()) for fact in facts if fact)
+    if len(text) > BRIEF_CHARACTERS:
+        text = text[: BRIEF_CHARACTERS - 3] + "..."
+    return f"{type(subject).__name__}({text})"

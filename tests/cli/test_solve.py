@@ -20,6 +20,7 @@ from poetmodel.cli.options import Backend, Formulation
 from poetmodel.errors import BackendUnavailableError, InputError
 from poetmodel.model import FORMULATIONS
 from poetmodel.result import SolveResult, Status, Termination
+from poetmodel.units import parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,7 +188,7 @@ def test_table_says_what_people_ask(solve: Callable[..., Outcome]) -> None:
     assert rows["compute time"].startswith("6 s")
     assert rows["transfer time"].startswith("4 ms")
     assert re.match(r"12 s +serial", rows["deadline"])
-    assert "solve time" in rows
+    assert "time taken" in rows
     assert "lazy" in rows["solved by"]
     assert max(map(len, outcome.out.splitlines())) <= 80
     assert "\x1b" not in outcome.out
@@ -390,6 +391,63 @@ def test_interrupt_before_anything_is_found_exits_4(
     outcome = solve()
     assert (outcome.status, outcome.out) == (4, "")
     assert "interrupted" in outcome.err
+    printed = solve("--json")
+    assert (printed.status, printed.json["status"]) == (4, "unknown")
+    assert [printed.json[key] for key in FIGURES] == [None] * len(FIGURES)
+
+
+def test_method_that_does_not_apply_prints_its_object(solve: Callable[..., Outcome]) -> None:
+    """Exit 4 of a method has its reason on stderr and the object, alone, on stdout."""
+    outcome = solve("--ram", "350", "--method", "rotor", "--json")
+    assert outcome.status == 4
+    assert outcome.err.startswith("error: rotor: ")
+    assert (outcome.json["status"], outcome.json["problem"]["method"]) == ("unknown", "rotor")
+    assert [outcome.json[key] for key in FIGURES] == [None] * len(FIGURES)
+    assert solve("--ram", "350", "--method", "rotor").out == ""
+
+
+def test_method_that_misses_its_time_limit_prints_its_object(
+    solve: Callable[..., Outcome],
+) -> None:
+    """Exit 4 by the time limit names method and limit, and prints the object."""
+    outcome = solve("--method", "chen-sqrt", "--time-limit", "1e-6", "--json")
+    assert outcome.status == 4
+    assert "chen-sqrt: it was not done within the time limit of 1 us" in outcome.err
+    assert outcome.json["status"] == "unknown"
+    assert outcome.json["problem"]["time_limit_s"] == 1e-6
+
+
+def test_interrupted_method_prints_its_object(
+    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a method works ends with exit 4 and the object."""
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("poetmodel.baselines.segments.chen_sqrt", interrupt)
+    outcome = solve("--method", "chen-sqrt", "--json")
+    assert (outcome.status, outcome.json["status"]) == (4, "unknown")
+    assert outcome.err == "error: interrupted before a schedule was found\n"
+
+
+def test_infeasible_prints_its_object(solve: Callable[..., Outcome]) -> None:
+    """Exit 3 prints the object as well, by a method too."""
+    for more in ((), ("--method", "rotor")):
+        outcome = solve("--ram", "10", "--json", *more)
+        assert (outcome.status, outcome.json["status"]) == (3, "infeasible")
+
+
+def test_time_taken_is_the_time_waited(solve: Callable[..., Outcome]) -> None:
+    """The table shows the wall time from the call to the answer, and that its parts add up."""
+    text = solve("--ram", "350").out
+    row = re.search(r"time taken +(\S+ \w+) +((?:.|\n)*?); limit", text)
+    assert row is not None
+    parts = dict(re.findall(r"(\w+)\s+([\d.]+\s+\w+)", row[2]))
+    assert {"reading", "solving"} <= set(parts)
+    total = parse_time(row[1].replace(" ", ""), field="total")
+    listed = sum(parse_time("".join(part.split()), field="part") for part in parts.values())
+    assert listed == pytest.approx(total, abs=5e-3, rel=0.02)
 
 
 def test_result_is_shown_even_if_the_file_cannot_be_written(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyomo.environ as pyo
 import pytest
@@ -18,8 +18,12 @@ from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import RELATIONS, checkpoint_all, verify
+from poetmodel.schedule.io import load_document
 from poetmodel.solve import solve
 from worked import comb_graph, even_costs, skip_problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BACKENDS = [
     "highs",
@@ -140,7 +144,7 @@ def test_an_ablation_is_one_line() -> None:
 
 
 def test_a_swapped_component_is_used() -> None:
-    """An own objective component takes the place of the shipped one; no bound is claimed."""
+    """An own objective component takes the place of the shipped one, without an energy bound."""
 
     def writes(m: pyo.ConcreteModel) -> None:
         """Minimize the number of page-outs."""
@@ -149,7 +153,8 @@ def test_a_swapped_component_is_used() -> None:
     objective = Component("objective", writes, "made up", frozenset({"variables"}))
     result = solve(build(two_ways(), COMPACT.swap(objective, name="few writes")))
     assert len(result.require_schedule().M_out) == 1
-    assert (result.status, result.bound_j) == (Status.FEASIBLE, result.baseline_energy_j)
+    assert (result.status, result.bound_j) == (Status.OPTIMAL, result.baseline_energy_j)
+    assert (result.objective_value, result.objective_gap) == (1.0, 0.0)
 
 
 def test_read_schedule_reads_the_values_of_a_model() -> None:
@@ -358,21 +363,100 @@ def test_an_own_block(backend: str) -> None:
 
 
 def test_an_own_objective(backend: str) -> None:
-    """With the shipped objective deactivated the user's is minimized, and no bound is claimed."""
+    """With the shipped objective deactivated the user's is proved; no energy bound is claimed."""
     model = build(two_ways(), reductions=False)
     model.objective.deactivate()
     model.few = pyo.Objective(expr=every(model, "M_out") + 0.001 * every(model, "R"))
     result = solve(model, backend=backend)
     assert result.require_schedule().M_out == ()
-    assert (result.status, result.bound_j) == (Status.FEASIBLE, result.baseline_energy_j)
-    assert result.termination == Termination.STALLED
+    assert (result.status, result.termination) == (Status.OPTIMAL, Termination.PROVED)
+    assert (result.bound_j, result.gap) == (result.baseline_energy_j, 1.0)
     computed = len(result.require_schedule().R)
-    assert result.statistics["model_value"] == pytest.approx(0.001 * computed)
+    objective = result.to_dict()["objective"]
+    assert objective["value"] == pytest.approx(0.001 * computed)
+    assert objective["bound"] == pytest.approx(0.001 * computed)
+    assert (objective["minimize"], objective["name"], objective["sense"]) == (
+        "own",
+        "few",
+        "minimize",
+    )
+    assert objective["gap"] <= result.requested_gap
+
+
+def test_an_own_objective_may_be_maximised(backend: str) -> None:
+    """The bound is from above, a constant counts, and the schedule has the value."""
+    model = build(two_ways(), reductions=False)
+    model.objective.deactivate()
+    model.many = pyo.Objective(expr=10 + every(model, "M_out"), sense=pyo.maximize)
+    result = solve(model, backend=backend)
+    assert result.status == Status.OPTIMAL
+    own = result.own_objective
+    assert own is not None
+    assert (own.sense, own.value) == ("maximize", 10 + len(result.require_schedule().M_out))
+    assert own.value > 10
+    assert own.bound == pytest.approx(own.value)
+    assert result.summary().startswith(f"optimal: maximize many: {own.value:.6g}, bound ")
+
+
+def test_an_own_objective_of_a_variable_of_ones_own(backend: str) -> None:
+    """A variable that no schedule knows of has the value and the bound of the model."""
+    model = build(two_ways())
+    model.slack = pyo.Var(bounds=(-7, 3.5))
+    model.link = pyo.Constraint(expr=model.slack >= every(model, "M_out") - 2.5)
+    model.objective.deactivate()
+    model.mine = pyo.Objective(expr=model.slack)
+    result = solve(model, backend=backend)
+    assert result.status == Status.OPTIMAL
+    value = len(result.require_schedule().M_out) - 2.5
+    assert (result.objective_value, result.objective_gap) == (value, 0.0)
+    assert model.slack.value == value
+
+
+def test_a_constant_objective_is_reached(backend: str) -> None:
+    """Any schedule has the value of a constant."""
+    model = build(skip_problem())
+    model.objective.set_value(5.0)
+    result = solve(model, backend=backend)
+    assert (result.status, result.objective_value, result.objective_gap) == (
+        Status.OPTIMAL,
+        5.0,
+        0.0,
+    )
+
+
+def test_an_own_objective_without_bounds_says_so() -> None:
+    """A free variable leaves nothing to find; the reason says what is missing."""
+    model = build(skip_problem())
+    model.free = pyo.Var()
+    model.objective.set_value(model.free)
+    result = solve(model)
+    assert (result.status, result.schedule) == (Status.UNKNOWN, None)
+    assert "unbounded: give the variables in it bounds" in result.reason
+
+
+def test_the_file_of_an_own_objective_is_read_back(tmp_path: Path) -> None:
+    """Its schedule file names the objective, and the verifier accepts it."""
+    model = build(skip_problem())
+    model.objective.set_value(every(model, "M_in"))
+    result = solve(model)
+    result.save(tmp_path / "own.schedule.json")
+    document = load_document(tmp_path / "own.schedule.json")
+    assert document.objective is not None
+    assert (document.objective.minimize, document.objective.name) == ("own", "objective")
+    assert not verify(model.problem, document.schedule, stated=document.stated).violations
+
+
+def test_no_objective_is_refused() -> None:
+    """A model whose objective is off, and has no other, is no question."""
+    model = build(skip_problem())
+    model.objective.deactivate()
+    with pytest.raises(ModelError, match="expected one active objective, got 0"):
+        solve(model)
 
 
 @pytest.mark.parametrize("change", ["replaced", "extended", "turned round", "deleted"])
-def test_a_changed_objective_claims_no_bound(change: str) -> None:
-    """However the objective is changed, its bound is not taken for one of the energy."""
+def test_a_changed_objective_claims_no_energy_bound(change: str) -> None:
+    """However the objective is changed, its own optimum is proved, and no bound of the energy."""
     model = build(skip_problem())
     rest = every(model, "M_in")
     if change == "replaced":
@@ -387,10 +471,12 @@ def test_a_changed_objective_claims_no_bound(change: str) -> None:
     result = solve(model, gap=0.0)
     assert result.schedule is not None
     assert (result.status, result.bound_j, result.gap) == (
-        Status.FEASIBLE,
+        Status.OPTIMAL,
         result.baseline_energy_j,
         1.0,
     )
+    assert result.own_objective is not None
+    assert result.objective_gap == 0.0
 
 
 def test_an_objective_of_another_name() -> None:
@@ -398,7 +484,9 @@ def test_an_objective_of_another_name() -> None:
     model = build(skip_problem())
     model.del_component(model.objective)
     model.mine = pyo.Objective(expr=every(model, "M_in"))
-    assert solve(model).status == Status.FEASIBLE
+    result = solve(model)
+    assert result.own_objective is not None
+    assert (result.status, result.own_objective.name) == (Status.OPTIMAL, "mine")
 
 
 def test_two_objectives_are_refused() -> None:

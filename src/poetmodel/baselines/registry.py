@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError
+from poetmodel.units import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,6 +63,9 @@ class Method:
     """What may follow its name after a colon (``dtr:local``): the function's second argument."""
     variant: str = ""
     """The one that is asked for."""
+
+    def __repr__(self) -> str:
+        return brief(self, repr(self.name), self.summary)
 
     def function(self) -> Callable[..., Any]:
         """Return the method itself: ``(problem) -> Schedule`` unless it is `by_solver`."""

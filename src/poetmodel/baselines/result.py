@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -59,59 +58,57 @@ def run(problem: Problem, name: str, **options: Any) -> SolveResult:
         If its schedule breaks a rule of execution.
     """
     entry = method(name)
-    if entry.by_solver:
-        return _solved(problem, entry, options)
-    for unusable in ("formulation", "start"):
-        if options.pop(unusable, None) is not None:
-            msg = f"{unusable}: method {name!r} needs no solver; leave it out"
+    request = _request(entry, options)
+    try:
+        if entry.by_solver:
+            result: SolveResult = entry.function()(problem, **options)
+        else:
+            result = _result(problem, entry, request)
+    except MethodNotApplicableError as error:
+        reason = f"{name}: {error}"
+        nothing = Outcome(termination=Termination.STALLED, reason=reason)
+        refused = finish(problem, request, nothing, formulation="")
+        raise MethodNotApplicableError(reason, replace(refused, method=name, backend="")) from error
+    return replace(result, method=name)
+
+
+def _request(entry: Method, options: dict[str, Any]) -> Request:
+    """Return what the options of a method ask for; they are those of `poetmodel.solve`."""
+    others = {"formulation", "start"}
+    for unusable in others if not entry.by_solver else ():
+        if options.get(unusable) is not None:
+            msg = f"{unusable}: method {entry.name!r} needs no solver; leave it out"
             raise InputError(msg)
-    request = Request(
-        time_limit_s=options.pop("time_limit", 60.0),
-        **{key: value for key, value in options.items() if key != "backend"},
-    )
+    stated = {key: value for key, value in options.items() if key not in others}
+    return Request(time_limit_s=stated.pop("time_limit", 60.0), **stated)
+
+
+def _result(problem: Problem, entry: Method, request: Request) -> SolveResult:
     reason = obstacle(problem)
     if reason is not None:
         outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
     else:
         outcome = _outcome(problem, entry, request)
-    result = finish(problem, request, outcome, formulation="")
-    return replace(result, method=name, backend="")
-
-
-def _solved(problem: Problem, entry: Method, options: dict[str, Any]) -> SolveResult:
-    try:
-        result: SolveResult = entry.function()(problem, **options)
-    except MethodNotApplicableError as error:
-        raise _named(entry, error) from error
-    return replace(result, method=entry.name)
+    return replace(finish(problem, request, outcome, formulation=""), backend="")
 
 
 def _outcome(problem: Problem, entry: Method, request: Request) -> Outcome:
-    begun_s = time.monotonic()
     try:
         with time_limit(request.remaining_s()), rare_collections():
-            schedule = entry.function()(problem)
-            seconds = time.monotonic() - begun_s
-            candidate = judge(problem, schedule)
-    except MethodNotApplicableError as error:
-        raise _named(entry, error) from error
+            candidate = judge(problem, entry.function()(problem))
     except TimeLimitError:
-        return Outcome(
-            termination=Termination.TIME_LIMIT,
-            reason=(
-                f"{entry.name}: it was not done within the time limit of "
-                f"{format_seconds(request.time_limit_s)}; raise the limit, or use method "
-                f"{DEFAULT!r}, which keeps the best schedule that it has found"
-            ),
-            solve_s=time.monotonic() - begun_s,
+        limit = format_seconds(request.time_limit_s)
+        reason = (
+            f"{entry.name}: it was not done within the time limit of {limit}; raise the limit, "
+            f"or use method {DEFAULT!r}, which keeps the best schedule that it has found"
         )
+        return Outcome(termination=Termination.TIME_LIMIT, reason=reason)
+    except KeyboardInterrupt:
+        return Outcome(termination=Termination.INTERRUPTED, reason=f"{entry.name}: interrupted")
     if candidate.simulation.violations:
         raise VerificationError(candidate.violations)
     if candidate.violations:
-        broken = "; ".join(candidate.violations)
-        raise MethodNotApplicableError(f"{entry.name}: its schedule breaks a limit: {broken}")
-    return Outcome(termination=Termination.STALLED, candidate=candidate, solve_s=seconds)
-
-
-def _named(entry: Method, error: MethodNotApplicableError) -> MethodNotApplicableError:
-    return MethodNotApplicableError(f"{entry.name}: {error}")
+        raise MethodNotApplicableError(
+            f"its schedule breaks a limit: {'; '.join(candidate.violations)}"
+        )
+    return Outcome(termination=Termination.STALLED, candidate=candidate)

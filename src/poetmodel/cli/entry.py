@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Final
 
 INTERRUPTED: Final = 130
@@ -12,13 +13,14 @@ INTERRUPTED: Final = 130
 
 def main() -> None:
     """Run the command line and exit; Ctrl-C while it loads ends it without a traceback."""
+    begun_s = time.monotonic()
     try:
         _open_closed_streams()
         if sys.flags.optimize > 1:
             _keep_docstrings()
         from poetmodel.cli.application import app
 
-        app(prog_name="poetmodel")
+        app(prog_name="poetmodel", obj=begun_s)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -19,7 +21,8 @@ from poetmodel.cli.failures import (
 )
 from poetmodel.cli.output import print_json, show
 from poetmodel.cli.progress import live_line
-from poetmodel.errors import InputError
+from poetmodel.cli.waiting import Waiting
+from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.graph.catalogue import InputShape
 from poetmodel.problem import Problem, Quantity
 
@@ -45,6 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def solve(  # noqa: PLR0913 - one parameter per option
+    context: typer.Context,
     model: options.ModelArgument = None,
     *,
     graph: options.GraphOption = None,
@@ -79,6 +83,7 @@ def solve(  # noqa: PLR0913 - one parameter per option
     verbose: options.VerboseOption = False,
 ) -> None:
     """Find the training schedule that needs the least energy within the limits."""
+    waiting = Waiting(begun_s=context.obj or time.monotonic())
     shape = InputShape(batch=batch, image=image, sequence=sequence)
     training_graph = _large_enough(graphs.read_graph(model, graph, shape))
     board = options.read_device(device)
@@ -106,6 +111,7 @@ def solve(  # noqa: PLR0913 - one parameter per option
     plan_output.check_targets(out, ("--plan", plan), ("--plot", plot), inputs=inputs)
     if board is not None:
         print_warnings(options.device_warnings(board))
+    waiting = replace(waiting, solve_begun_s=time.monotonic())
     try:
         with live_line(problem, wanted=not json) as on_progress:
             from poetmodel.baselines import run
@@ -120,16 +126,19 @@ def solve(  # noqa: PLR0913 - one parameter per option
                 threads=threads,
                 on_progress=on_progress,
             )
-    except KeyboardInterrupt:
-        print_faults([TOO_EARLY])
-        raise typer.Exit(Status.NO_SCHEDULE) from None
+    except MethodNotApplicableError as error:
+        if error.result is None:
+            raise
+        result = error.result
+    except KeyboardInterrupt:  # before or after the search, which takes care of it itself
+        result = _interrupted(problem, method, time_limit=time_limit, gap=gap)
     if verbose and result.log:
         print(result.log.rstrip(), file=sys.stderr)
     if result.reduction and not quiet:
         print_warnings([result.reduction])
     explanation = _explain(result, threads=threads)
     reply = None if job is None else job_options.answer(job, result)
-    _deliver(result, reply, explanation, out=out, json=json)
+    _deliver(result, reply, explanation, out=out, json=json, waiting=waiting)
     if out is not None and result.schedule is not None:
         plan_output.told(out)
     for path in plan_output.deliver_beside(result, plan=plan, plot=plot):
@@ -145,6 +154,22 @@ def _large_enough(graph: Graph) -> Graph:
         )
         raise InputError(msg)
     return graph
+
+
+def _interrupted(problem: Problem, method: str, *, time_limit: float, gap: float) -> SolveResult:
+    """Return what is known where Ctrl-C came outside of the search: nothing."""
+    from poetmodel.result import SolveResult, Termination
+    from poetmodel.result import Status as Outcome
+
+    return SolveResult(
+        problem=problem,
+        status=Outcome.UNKNOWN,
+        termination=Termination.INTERRUPTED,
+        reason=TOO_EARLY,
+        method=method,
+        time_limit_s=time_limit,
+        requested_gap=gap,
+    )
 
 
 def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
@@ -169,6 +194,7 @@ def _deliver(
     *,
     out: Path | None,
     json: bool,
+    waiting: Waiting,
 ) -> None:
     """Write the file and print the result; a file that cannot be written does not hide it."""
     unwritten: InputError | None = None
@@ -187,7 +213,7 @@ def _deliver(
     elif result.schedule is not None:
         from poetmodel.cli.summary import result_table
 
-        show(result_table(result), *(() if reply is None else (reply.table(),)))
+        show(result_table(result, waiting), *(() if reply is None else (reply.table(),)))
     elif reply is not None:
         print_warnings(reply.sentences())
     print_room_warning(result.room)

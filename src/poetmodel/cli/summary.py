@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from poetmodel.cli.waiting import Waiting
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule, Simulation
 
 Row = tuple[str, str, str]
+
+LEAST_SHOWN_S: Final = 1e-3
+"""Parts of the time taken that are shorter are not listed."""
 
 MEANINGS: Final = {
     DeadlineCounts.COMPUTE: "compute time alone",
@@ -77,8 +81,8 @@ class Treatment:
         )
 
 
-def result_table(result: SolveResult) -> Table:
-    """Make the table of a result that has a schedule."""
+def result_table(result: SolveResult, waiting: Waiting | None = None) -> Table:
+    """Make the table of a result that has a schedule, with the time waited where that is known."""
     schedule, simulation = result.require_schedule(), result.simulation
     problem = result.problem
     device = problem.costs.device
@@ -89,7 +93,7 @@ def result_table(result: SolveResult) -> Table:
         rows += room_row(result.room)
         rows += _treatment(problem.graph, schedule, simulation)
         rows += _times(problem, simulation)
-    rows += _effort(result)
+    rows += _effort(result, waiting)
     title = f"{problem.graph.name} on {place}" if place else problem.graph.name
     return figures(title, rows, alarms=room_alarms(result.room))
 
@@ -191,11 +195,18 @@ def _times(problem: Problem, simulation: Simulation) -> Iterator[Row]:
         yield "energy budget", format_joules(problem.energy_budget_j), ""
 
 
-def _effort(result: SolveResult) -> Iterator[Row]:
-    build, solver = format_seconds(result.build_s), format_seconds(result.solve_s)
+def _effort(result: SolveResult, waiting: Waiting | None) -> Iterator[Row]:
+    total_s = result.wall_s if waiting is None else waiting.total_s()
+    spent = {
+        "reading": 0.0 if waiting is None else waiting.reading_s,
+        "building": result.build_s,
+        "solving": result.solve_s - result.verify_s,
+        "verifying": result.verify_s,
+    }
+    spent["answering"] = total_s - sum(spent.values())
+    told = [f"{name} {format_seconds(s)}" for name, s in spent.items() if s >= LEAST_SHOWN_S]
     limit = f"; limit {format_seconds(result.time_limit_s)}" if result.time_limit_s else ""
-    total = format_seconds(result.build_s + result.solve_s)
-    yield "solve time", total, f"building {build}, solver {solver}{limit}"
+    yield "time taken", format_seconds(total_s), ", ".join(told) + limit
     sizes = list(_sizes(result.statistics))
     if sizes:
         yield "solver's model", sizes[0], ", ".join(sizes[1:])

@@ -8,7 +8,11 @@ from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import CostError, shown
+from poetmodel.errors import (
+    CostError,
+    shown,
+)
+from poetmodel.units import brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,6 +69,10 @@ class CostTable:
     has_storage: bool
     """Whether tensors can be paged at all."""
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.compute_time_s)} nodes, {len(self.page_in_time_s)} tensors"
+        return brief(self, counts if self.has_storage else f"{counts}, no storage")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
@@ -93,6 +101,11 @@ class Costs:
         faults = list(_faults(self))
         if faults:
             raise CostError(faults)
+
+    def __repr__(self) -> str:
+        pages = "no storage" if self.pages is None else f"{len(self.pages)} tensors"
+        place = "" if self.device is None else shown(self.device.key or self.device.name)
+        return brief(self, f"{len(self.compute)} nodes, {pages}", place or shown(self.source))
 
     def __reduce__(self) -> tuple[object, ...]:
         pages = None if self.pages is None else dict(self.pages)

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import DeviceError, shown
-from poetmodel.units import MAX_BYTES
+from poetmodel.errors import (
+    DeviceError,
+    shown,
+)
+from poetmodel.units import (
+    MAX_BYTES,
+    brief,
+    format_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +104,10 @@ class Device:
     """Where each figure comes from."""
     key: str = ""
     """The name that `load` was given: a shipped device's short name, or a path."""
+
+    def __repr__(self) -> str:
+        storage = "no storage" if self.storage is None else f"{self.storage.mode} storage"
+        return brief(self, shown(self.name), f"{format_bytes(self.ram_bytes)} RAM", storage)
 
     def __post_init__(self) -> None:
         faults = list(_faults(self))

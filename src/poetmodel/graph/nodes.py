@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from poetmodel.errors import shown
+from poetmodel.units import brief, format_bytes
+
 
 class Phase(StrEnum):
     """The part of a training step that an operation belongs to."""
@@ -56,6 +59,10 @@ class Node:
     """Whether its tensors lie on auxiliary storage from the start (a sample on the SD card)."""
     bytes_moved: int | None = None
     """Memory traffic of one execution [B]; None means the bytes of its inputs and outputs."""
+
+    def __repr__(self) -> str:
+        counts = f"reads {len(self.inputs)}, makes {format_bytes(self.output_bytes)}"
+        return brief(self, shown(self.name), f"{self.op}, {self.phase}, {counts}")
 
     @property
     def output_bytes(self) -> int:

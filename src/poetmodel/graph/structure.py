@@ -7,8 +7,9 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.errors import GraphError
+from poetmodel.errors import GraphError, shown
 from poetmodel.graph.nodes import Node, Phase, Tensor, operation
+from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,6 +80,11 @@ class Graph:
 
     def __hash__(self) -> int:
         return hash((self.name, self.nodes))
+
+    def __repr__(self) -> str:
+        size = format_bytes(sum(self.tensor_bytes))
+        counts = f"{len(self.nodes)} nodes, {len(self.tensors)} tensors of {size}"
+        return brief(self, shown(self.name), counts, f"batch {self.batch_size}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {each.name: getattr(self, each.name) for each in fields(self)}

@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poetmodel.device import StorageMode
+from poetmodel.errors import shown
+from poetmodel.units import brief
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +69,11 @@ class Plan:
         program = tuple(Instruction(Op(op), int(index)) for op, index in self.program)
         object.__setattr__(self, "program", program)
         object.__setattr__(self, "mode", StorageMode(self.mode))
+
+    def __repr__(self) -> str:
+        graph = "no graph named" if self.identity is None else shown(self.identity.name)
+        place = "" if self.device is None else f"for {shown(self.device)}"
+        return brief(self, graph, f"{len(self.program)} instructions, {self.mode}", place)
 
     def to_dict(self, check: PlanCheck | None = None) -> dict[str, Any]:
         """Return the content of a plan file; with what `check_plan` found, its figures too."""

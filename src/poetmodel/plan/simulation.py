@@ -13,7 +13,11 @@ from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.plan.program import Instruction, Op
 from poetmodel.problem import RELATIVE_TOLERANCE
-from poetmodel.units import format_bytes
+from poetmodel.units import (
+    brief,
+    format_bytes,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -66,6 +70,12 @@ class PlanCheck:
     """When both clocks have stopped [s]; None without costs."""
     energy_j: float | None
     """Energy of the step [J]: idle power is drawn over the makespan; None without costs."""
+
+    def __repr__(self) -> str:
+        faults = f"{len(self.violations)} violations: {'; '.join(self.violations)}"
+        peak = f"peak RAM {format_bytes(self.peak_ram_bytes)}"
+        makespan = "" if self.makespan_s is None else format_seconds(self.makespan_s)
+        return brief(self, faults if self.violations else "valid", peak, makespan)
 
     @property
     def valid(self) -> bool:

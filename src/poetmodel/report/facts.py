@@ -104,7 +104,7 @@ def _proof(subject: Subject) -> dict[str, Any]:
         "overhead_bound_j": bound_j,
         "gap": gap,
         "requested_gap": None if problem is None else problem.gap,
-        "objective": None if objective is None else objective.model_dump(),
+        "objective": None if objective is None else objective.model_dump(exclude_unset=True),
     }
 
 

@@ -165,7 +165,7 @@ _ROWS: Final[dict[str, tuple[Row, ...]]] = {
         ("gap", "gap, of the overhead", share),
         ("requested_gap", "gap asked for", share),
         ("build_s", "time to build models", format_seconds),
-        ("solve_s", "time in the solver", format_seconds),
+        ("solve_s", "time to search, solve and verify", format_seconds),
         ("step.compile_s", "time of compile, all of it", format_seconds),
     ),
 }

@@ -179,7 +179,11 @@ def _proof(found: Facts) -> Answer:
     if gap is None:
         text = "without costs no bound was compared" if found["bound_j"] else "no bound is stated"
         return Answer(question=question, word="Unknown", text=text, mood="warn")
-    if aim == "energy":
+    if aim == "own":
+        bound = objective["bound"]
+        least = f"objective {objective['name']!r} of the model has the bound {bound:.6g}"
+        whole = "what the model optimised"
+    elif aim == "energy":
         least = f"no schedule of this problem takes less than {fine_joules(found['bound_j'])}"
         whole = "the energy overhead"
     else:
@@ -241,7 +245,7 @@ _ROWS: Final[dict[str, tuple[Row, ...]]] = {
         ("problem.formulation", "formulation", str),
         ("problem.backend", "back end", str),
         ("build_s", "time to build models", format_seconds),
-        ("solve_s", "time in the solver", format_seconds),
+        ("solve_s", "time to search, solve and verify", format_seconds),
     ),
     "Memory": (
         ("peak_ram_bytes", "peak RAM", whole_bytes),

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "poetmodel-schedule"
 VERSION: Final = 1
+OWN: Final = "own"
+"""What `minimize` of the objective says where a model had an objective of its own."""
 
 STATED: Final = (
     "energy_j",

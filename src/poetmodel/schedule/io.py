@@ -90,12 +90,14 @@ class ProblemEntry(Strict):
 
 
 class ObjectiveEntry(Strict):
-    """The minimized quantity of a schedule file."""
+    """The minimized quantity of a schedule file, or a model's own objective."""
 
-    minimize: Literal["energy", "time", "ram", "writes"]
+    minimize: Literal["energy", "time", "ram", "writes", "own"]
     value: Finite | None
     bound: Finite | None
     gap: Finite | None
+    name: str | None = None
+    sense: Literal["minimize", "maximize"] | None = None
 
 
 class _ScheduleFile(Strict):

@@ -8,8 +8,12 @@ from itertools import chain, repeat
 from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import ScheduleError
+from poetmodel.errors import (
+    ScheduleError,
+    shown,
+)
 from poetmodel.time_limit import watched
+from poetmodel.units import brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -84,6 +88,10 @@ class Schedule:
                 msg = f"{name}: expected pairs of whole numbers (stage, index)"
                 raise ScheduleError(msg) from None
             object.__setattr__(self, name, _ordered(whole))
+
+    def __repr__(self) -> str:
+        graph = "no graph named" if self.identity is None else shown(self.identity.name)
+        return brief(self, graph, *(f"{name} {len(getattr(self, name))}" for name in RELATIONS))
 
     @classmethod
     def of_stages(

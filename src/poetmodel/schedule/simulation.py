@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from poetmodel.problem import DeadlineCounts
 from poetmodel.schedule.relations import RELATIONS
 from poetmodel.time_limit import check_time_limit, watched
+from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,6 +70,13 @@ class Simulation:
     """Counted time beyond a single pass, added up by itself likewise [s]."""
     planned_s: float | None = None
     """Makespan of a plan whose transfers run beside the computing, where one was given [s]."""
+
+    def __repr__(self) -> str:
+        faults = f"{len(self.violations)} violations" if self.violations else "valid"
+        energy = "" if self.energy_j is None else f"energy {format_joules(self.energy_j)}"
+        makespan = "" if self.makespan_s is None else format_seconds(self.makespan_s)
+        peak = f"peak RAM {format_bytes(self.peak_ram_bytes)}"
+        return brief(self, faults, energy, peak, makespan)
 
     @property
     def peak_ram_bytes(self) -> int:

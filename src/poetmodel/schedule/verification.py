@@ -9,7 +9,12 @@ from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.problem import RELATIVE_TOLERANCE, within
 from poetmodel.schedule.simulation import Simulation, simulate
-from poetmodel.units import format_bytes, format_joules, format_seconds
+from poetmodel.units import (
+    brief,
+    format_bytes,
+    format_joules,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +32,11 @@ class Verdict:
     """Figures of the simulation."""
     violations: tuple[str, ...]
     """Every rule and limit that is broken, in words; empty for a valid schedule."""
+
+    def __repr__(self) -> str:
+        faults = f"{len(self.violations)} violations: {'; '.join(self.violations)}"
+        peak = f"peak RAM {format_bytes(self.simulation.peak_ram_bytes)}"
+        return brief(self, faults if self.violations else "valid", peak)
 
     @property
     def valid(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from pyomo.core import Objective, minimize
 
 from poetmodel.backends.compiler import compile_model, load_values
 from poetmodel.backends.protocol import Limits
@@ -20,10 +21,10 @@ from poetmodel.model import read_schedule
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
-from poetmodel.result import Termination
+from poetmodel.result import OwnObjective, Termination
 from poetmodel.solve.covers import limit_rows, with_covers
 from poetmodel.solve.infeasibility import limits_in_words
-from poetmodel.solve.outcome import Candidate, Outcome, judge, least_value, vouched
+from poetmodel.solve.outcome import EQUAL_IN_ALL, Candidate, Outcome, judge, least_value, vouched
 from poetmodel.solve.overlap import states_problem
 from poetmodel.solve.progress import SolveProgress
 from poetmodel.solve.trimming import trim
@@ -65,6 +66,18 @@ class _Compiled:
     build_s: float
     as_stated: bool
     """Whether the model still minimizes what `build` stated."""
+
+    def own(self, value: float | None, bound: float | None) -> OwnObjective | None:
+        """Return the model's own objective at a value, None where it has the stated one."""
+        if self.as_stated or value is None:
+            return None
+        (objective,) = self.model.component_data_objects(Objective, active=True)
+        if bound is not None and not math.isfinite(bound):
+            bound = None
+        if bound is not None and abs(value - bound) <= EQUAL_IN_ALL * max(1.0, abs(value)):
+            bound = value
+        sense = "minimize" if objective.sense == minimize else "maximize"
+        return OwnObjective(name=objective.name, sense=sense, value=value, bound=bound)
 
     @property
     def bounds_problem(self) -> bool:
@@ -132,10 +145,15 @@ def solve_model(
     values = None if start is None else start_values(model, form, start.schedule)
     fallback = start if values is not None and _admits(form, values) else None
     raw, candidate = _search(compiled, request, values, trimmed=trimmed)
-    if fallback is not None and (
-        candidate is None or (trimmed and fallback.value < candidate.value)
+    value, bound = (None, None) if raw is None else (raw.objective, raw.bound)
+    if (
+        values is not None
+        and fallback is not None
+        and (candidate is None or (trimmed and fallback.value < candidate.value))
     ):
-        candidate = fallback
+        candidate, value = fallback, form.value(values)
+    if candidate is not None:
+        candidate = replace(candidate, own=compiled.own(value, bound))
     return _conclude(compiled, request, raw, candidate, trimmed=trimmed)
 
 
@@ -294,6 +312,8 @@ def _reason(compiled: _Compiled, raw: RawSolution, *, own_rows: bool, proved_not
             f"the model of {name!r} has no schedule, which proves nothing of the problem; "
             "use lazy or compact"
         )
+    if raw.termination == Stop.UNBOUNDED:
+        return "the objective of the model is unbounded: give the variables in it bounds"
     if raw.infeasible:
         reduced = own_rows and compiled.model.formulation == COMPACT
         hint = "; the reductions may drop what they need: try reductions=False" * reduced

@@ -19,7 +19,7 @@ from poetmodel.solve.facade import solve
 from poetmodel.solve.infeasibility import obstacle, obstacles
 from poetmodel.solve.limits import freed, paged_at_floor
 from poetmodel.solve.outcome import judge
-from poetmodel.units import format_bytes
+from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,6 +79,11 @@ class Remedy:
     tensors: tuple[str, ...] = ()
     """What is in RAM at that step."""
 
+    def __repr__(self) -> str:
+        words = {True: "would do", False: "would not do", None: "not decided"}
+        nearest = "" if self.nearest is None else f"nearest {self.nearest:.6g}"
+        return brief(self, str(self.change), words[self.works], nearest)
+
     @property
     def proven(self) -> bool:
         """Whether it is proved that nothing nearer works."""
@@ -137,6 +142,10 @@ class Explanation:
     """What else of the model takes part in that, in words."""
     notes: tuple[str, ...] = ()
     """Further remarks."""
+
+    def __repr__(self) -> str:
+        works = [str(remedy.change) for remedy in self.remedies if remedy.works]
+        return brief(self, f"would do: {' or '.join(works)}" if works else "", self.reason)
 
     @property
     def in_the_way(self) -> tuple[Remedy, ...]:

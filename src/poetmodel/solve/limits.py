@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import room_figures
+from poetmodel.errors import shown
 from poetmodel.graph import floor
 from poetmodel.problem import Quantity
 from poetmodel.result import Status, Termination, relative_gap, unavoidable
 from poetmodel.solve.facade import solve
+from poetmodel.units import brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,6 +42,11 @@ class Limit:
     bound: float | None
     """Proven: there is no schedule with less, in the quantity's own unit; None without a
     schedule."""
+
+    def __repr__(self) -> str:
+        found = "none" if self.value is None else f"{self.value:.6g}"
+        proof = "proven" if self.proven else f"bound {self.least}"
+        return brief(self, shown(self.name), f"least {self.quantity} {found}, {proof}")
 
     @property
     def quantity(self) -> Quantity:

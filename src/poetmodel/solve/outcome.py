@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poetmodel.problem import Problem
+    from poetmodel.result import OwnObjective
     from poetmodel.schedule import Schedule, Simulation
     from poetmodel.solve.request import Request
 
@@ -47,6 +49,18 @@ class Candidate:
     """What the judge objects to."""
     value: float
     """The minimized quantity beyond what every schedule pays, in its own unit."""
+    own: OwnObjective | None = None
+    """The model's own objective, where it optimises another than its problem's."""
+    verify_s: float = 0.0
+    """Time to verify it [s]."""
+
+    def is_better(self, other: Candidate) -> bool:
+        """Return whether this one is preferred to another, by the model's own objective if any."""
+        if self.own is None or other.own is None:
+            return self.value < other.value
+        if self.own.sense == "minimize":
+            return self.own.value < other.own.value
+        return self.own.value > other.own.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +80,7 @@ class Outcome:
     build_s: float = 0.0
     """Time to build and compile [s]."""
     solve_s: float = 0.0
-    """Time in the solver [s]."""
+    """Time in the solver [s]; in the result the rest of the wall time stands in its place."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of the solver and its wrapper."""
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +91,7 @@ class Outcome:
 
 def judge(problem: Problem, schedule: Schedule) -> Candidate:
     """Put a schedule before the judge, with its plan where time is a makespan."""
+    begun_s = time.monotonic()
     verdict = verify(problem, schedule)
     if problem.minimize == Quantity.ENERGY:
         value = verdict.simulation.overhead_j or 0.0
@@ -89,6 +104,7 @@ def judge(problem: Problem, schedule: Schedule) -> Candidate:
         simulation=verdict.simulation,
         violations=verdict.violations,
         value=max(0.0, value),
+        verify_s=time.monotonic() - begun_s,
     )
 
 
@@ -169,7 +185,7 @@ def finish(
         time_limit_s=float(request.time_limit_s),
         requested_gap=float(request.gap),
         build_s=outcome.build_s,
-        solve_s=outcome.solve_s,
+        solve_s=max(0.0, request.elapsed_s() - outcome.build_s),
         versions={"poetmodel": __version__, **outcome.versions},
         statistics=outcome.statistics,
         log=outcome.log,
@@ -180,8 +196,10 @@ def finish(
     if outcome.infeasible and not candidate.violations:
         msg = "the solver calls a problem infeasible for which there is a valid schedule"
         raise BackendError(msg)
-    bound = 0.0 if candidate.violations else settle(problem, candidate, outcome.bound)
-    gap = relative_gap(candidate.value, bound)
+    own, bound = candidate.own, 0.0
+    if not candidate.violations and own is None:
+        bound = settle(problem, candidate, outcome.bound)
+    gap = relative_gap(candidate.value, bound) if own is None else own.gap
     proved = not candidate.violations and gap <= request.gap
     return replace(
         blank,
@@ -190,7 +208,9 @@ def finish(
         schedule=candidate.schedule,
         simulation=candidate.simulation,
         violations=candidate.violations,
-        objective_bound=unavoidable(problem) + bound,
+        objective_bound=unavoidable(problem) + bound if own is None else None,
+        own_objective=own,
+        verify_s=candidate.verify_s,
         overhead_bound_j=bound if problem.minimize == Quantity.ENERGY else 0.0,
         reason="",
     )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyomo.environ as pyo
 
     from poetmodel.problem import Problem
+    from poetmodel.result import OwnObjective
     from poetmodel.schedule import Schedule
     from poetmodel.solve.request import Request
 
@@ -73,6 +74,8 @@ class _ShareSearch:
     start: Schedule | None
     best: Candidate | None = None
     bound: float = 0.0
+    own_bound: float | None = None
+    """What the relaxation proves of the model's own objective."""
     nearest_s: float | None = None
     """Least makespan seen of a schedule that breaks no other limit [s]."""
     solved: list[tuple[float, Outcome]] = field(default_factory=list)
@@ -126,7 +129,8 @@ class _ShareSearch:
         outcome = self.attempt(self.problem.stand_in(share), within, begin)
         self.solved.append((share, outcome))
         self._raise_bound(share, outcome.bound)
-        keeps = outcome.candidate is not None and self._take(outcome.candidate.schedule)
+        found = outcome.candidate
+        keeps = found is not None and self._take(found.schedule, found.own, share=share)
         return outcome, keeps
 
     def _raise_bound(self, share: float, bound: float) -> None:
@@ -141,16 +145,25 @@ class _ShareSearch:
             pass_s = self.problem.pass_time_s
             self.bound = max(self.bound, (pass_s + bound) / (1 + share) - pass_s)
 
-    def _take(self, schedule: Schedule) -> bool:
-        """Judge a schedule with its plan; return whether it keeps every limit."""
-        candidate = judge(self.problem, schedule)
+    def _take(
+        self, schedule: Schedule, own: OwnObjective | None = None, *, share: float = 0.0
+    ) -> bool:
+        """Verify a schedule with its plan; return whether it keeps every limit.
+
+        What the relaxation proves of the model's own objective holds for every plan.
+        """
+        if own is not None:
+            self.own_bound = own.bound if share == 0 else self.own_bound
+            own = replace(own, bound=self.own_bound)
+        candidate = replace(judge(self.problem, schedule), own=own)
         makespan_s = candidate.simulation.planned_s
         if candidate.violations:
             if makespan_s is not None and candidate.simulation.valid:
                 nearest_s = self.nearest_s
                 self.nearest_s = makespan_s if nearest_s is None else min(nearest_s, makespan_s)
             return False
-        if self.best is None or candidate.value < self.best.value:
+        # A start without the model's own objective says nothing of it.
+        if self.best is None or (own and not self.best.own) or candidate.is_better(self.best):
             self.best = candidate
         return True
 
@@ -159,6 +172,8 @@ class _ShareSearch:
             return True
         if self.best is None:
             return False
+        if self.best.own is not None:
+            return self.best.own.gap <= self.request.gap
         if same(self.problem, self.best.value, self.bound):
             return True
         return relative_gap(self.best.value, self.bound) <= self.request.gap
