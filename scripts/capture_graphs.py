@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from poetmodel.device.profile import save_profile
+from poetmodel.device.io import save_profile
 from poetmodel.graph import Graph
 from poetmodel.torch.profiling import measure
 from poetmodel.torch.timing import limited_threads

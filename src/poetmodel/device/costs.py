@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -52,20 +53,17 @@ class PageCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """The costs of one graph, by index; page columns are empty where nothing can be paged."""
+    """The costs of one graph by index of node (compute) or tensor (page), in seconds and joules.
+
+    The page columns are empty where nothing can be paged.
+    """
 
     compute_time_s: tuple[float, ...]
-    """Per node [s]."""
     compute_energy_j: tuple[float, ...]
-    """Per node [J]."""
     page_in_time_s: tuple[float, ...]
-    """Per tensor [s]."""
     page_in_energy_j: tuple[float, ...]
-    """Per tensor [J]."""
     page_out_time_s: tuple[float, ...]
-    """Per tensor [s]."""
     page_out_energy_j: tuple[float, ...]
-    """Per tensor [J]."""
     has_storage: bool
     """Whether tensors can be paged at all."""
 
@@ -109,7 +107,8 @@ class Costs:
 
     def __reduce__(self) -> tuple[object, ...]:
         pages = None if self.pages is None else dict(self.pages)
-        return (_rebuild, (dict(self.compute), pages, self.device, self.source))
+        values = {"compute": dict(self.compute), "pages": pages}
+        return partial(type(self), **values, device=self.device, source=self.source), ()  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: str | Path, *, device: Device | None = None) -> Costs:
@@ -233,12 +232,6 @@ class Costs:
             page_out_energy_j=tuple(cost.page_out.energy_j for cost in pages),
             has_storage=self.pages is not None,
         )
-
-
-def _rebuild(
-    compute: dict[str, Cost], pages: dict[str, PageCost] | None, device: Device | None, source: str
-) -> Costs:
-    return Costs(compute=compute, pages=pages, device=device, source=source)
 
 
 def _estimate_node(graph: Graph, k: int, device: Device) -> Cost:

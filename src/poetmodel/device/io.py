@@ -1,26 +1,33 @@
-"""Device files, ``*.toml``, and which of them are shipped; profiles are next door.
+"""Files of devices, ``*.toml``, and of measured costs, ``*.csv``.
 
-The range of each figure is checked by `poetmodel.device.hardware`; this module adds what only a
-file can get wrong: syntax, unknown keys, tables that are none.
+`poetmodel.device.hardware` checks the range of each figure of a device; this module checks what
+only a file can get wrong: syntax, unknown keys, values in place of tables.
+
+A profile holds measured costs, one row per node or tensor. The columns are ``name``, the two of one
+computation (``compute_time_s``, ``compute_energy_j``) and the four of paging (``page_in_time_s`` to
+``page_out_energy_j``), in any order. A row gives the compute cells, the page cells, or both; the
+other cells are empty.
 """
 
 from __future__ import annotations
 
+import csv
 import difflib
+import io
+import math
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.data import read_text, shipped
+from poetmodel.data import read_text, shipped, write_text
+from poetmodel.device.costs import Cost, Costs, PageCost
 from poetmodel.device.hardware import Compute, Device, Storage, StorageMode, Transfer
-from poetmodel.device.profile import load_profile, save_profile
-from poetmodel.errors import DeviceError, InputError, shown
+from poetmodel.errors import CostError, DeviceError, InputError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["device_names", "load_device", "load_profile", "save_profile"]
+    from collections.abc import Iterator, Mapping
 
 _DEVICE_KEYS: Final = ("name", "core", "ram_bytes", "aux_bytes", "idle_power_w", "source")
 _TABLES: Final = ("compute", "storage")
@@ -28,6 +35,18 @@ _COMPUTE_KEYS: Final = ("flops_per_s", "power_w", "flops_per_j", "bytes_per_s")
 _STORAGE_KEYS: Final = ("mode", "page_in", "page_out")
 _TRANSFER_KEYS: Final = ("latency_s", "bytes_per_s", "power_w")
 _SUFFIX: Final = ".toml"
+
+COMPUTE_COLUMNS: Final = ("compute_time_s", "compute_energy_j")
+PAGE_COLUMNS: Final = (
+    "page_in_time_s",
+    "page_in_energy_j",
+    "page_out_time_s",
+    "page_out_energy_j",
+)
+COLUMNS: Final = ("name", *COMPUTE_COLUMNS, *PAGE_COLUMNS)
+
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NEEDS_QUOTES: Final = re.compile(r'[",\r\n]')
 
 
 def device_names() -> tuple[str, ...]:
@@ -159,3 +178,158 @@ def _unknown_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) 
             hint = f"did you mean {close[0]}?" if close else f"accepted are {', '.join(known)}"
             faults.append(f"{where}{key}: unknown key; {hint}")
     return faults
+
+
+def load_profile(path: str | Path, *, device: Device | None = None) -> Costs:
+    """Read a profile.
+
+    Parameters
+    ----------
+    path : str or Path
+        The CSV file.
+    device : Device, optional
+        The device it was measured on; it gives RAM, storage and idle power. Where it has no
+        storage, the page columns are not used.
+
+    Returns
+    -------
+    Costs
+        By name; whether they fit a graph shows when they are used with one.
+
+    Raises
+    ------
+    CostError
+        If the file cannot be read; with every fault found in it, each with its line.
+    """
+    try:
+        text = read_text(path)
+    except InputError as error:
+        raise CostError(error.faults) from None
+    reader = _ProfileReader(text)
+    if reader.faults:
+        raise CostError(f"{path}: {fault}" for fault in reader.faults)
+    pages = None if device is not None and device.storage is None else reader.pages
+    return Costs(compute=reader.compute, pages=pages, device=device, source=str(path))
+
+
+def save_profile(costs: Costs, path: str | Path) -> None:
+    """Write a profile; `load_profile` gives the same costs back.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be written; nothing is then changed.
+    """
+    pages = costs.pages or {}
+    lines = [",".join(COLUMNS)]
+    for name in dict.fromkeys((*costs.compute, *pages)):
+        cost, page = costs.compute.get(name), pages.get(name)
+        cells = [_quoted(name)]
+        cells += _cells(cost) if cost else [""] * len(COMPUTE_COLUMNS)
+        cells += _cells(page.page_in, page.page_out) if page else [""] * len(PAGE_COLUMNS)
+        lines.append(",".join(cells))
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def _cells(*costs: Cost) -> list[str]:
+    return [repr(float(value)) for cost in costs for value in (cost.time_s, cost.energy_j)]
+
+
+def _quoted(name: str) -> str:
+    if not _NEEDS_QUOTES.search(name):
+        return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+class _ProfileReader:
+    """Takes a profile apart: `compute` and `pages` by name, and every fault with its line."""
+
+    def __init__(self, text: str) -> None:
+        self.compute: dict[str, Cost] = {}
+        self.pages: dict[str, PageCost] = {}
+        self.faults: list[str] = []
+        self._line_of: dict[str, int] = {}
+        rows = self._rows(text)
+        header = next(rows, None)
+        if header is None:
+            if not self.faults:
+                self.faults.append(f"expected the columns {', '.join(COLUMNS)}, got an empty file")
+            return
+        columns = [cell.strip() for cell in header[1]]
+        self.faults += _header_faults(columns, header[0])
+        if self.faults:
+            return
+        for line, cells in rows:
+            self._row(line, cells, columns)
+        if not self._line_of and not self.faults:
+            self.faults.append("expected a row for every node, got no rows")
+
+    def _rows(self, text: str) -> Iterator[tuple[int, list[str]]]:
+        """Yield each row that is not blank with the line it begins on."""
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        line = 1
+        try:
+            for cells in reader:
+                if cells:
+                    yield line, cells
+                line = reader.line_num + 1
+        except csv.Error as error:
+            self.faults.append(f"line {line}: not valid CSV ({error})")
+
+    def _row(self, line: int, cells: list[str], columns: list[str]) -> None:
+        if len(cells) != len(columns):
+            self.faults.append(f"line {line}: expected {len(columns)} cells, got {len(cells)}")
+            return
+        row = dict(zip(columns, cells, strict=True))
+        name = row["name"]
+        where = f"line {line} ({shown(name)})"
+        if not name:
+            self.faults.append(f"line {line}: name: expected a non-empty string, got an empty cell")
+        elif name in self._line_of:
+            self.faults.append(
+                f"{where}: the name already has a row, in line {self._line_of[name]}"
+            )
+        else:
+            self._line_of[name] = line
+        computing = self._values(row, COMPUTE_COLUMNS, where)
+        paging = self._values(row, PAGE_COLUMNS, where)
+        if name and not any(row[column].strip() for column in columns if column != "name"):
+            self.faults.append(
+                f"{where}: expected {COMPUTE_COLUMNS[0]} and {COMPUTE_COLUMNS[1]}, or the four "
+                "page columns, or all; got only a name"
+            )
+        if computing:
+            self.compute[name] = Cost(*computing)
+        if paging:
+            self.pages[name] = PageCost(Cost(*paging[:2]), Cost(*paging[2:]))
+
+    def _values(self, row: dict[str, str], columns: tuple[str, ...], where: str) -> list[float]:
+        """Return the figures of cells that belong together; none where all of them are empty."""
+        given = [column for column in columns if row[column].strip()]
+        empty = [column for column in columns if column not in given]
+        if given and empty:
+            self.faults.append(f"{where}: {given[0]} is given, but not {', '.join(empty)}")
+        faults = [
+            f"{where}: {column}: expected a finite number >= 0, got {shown(row[column].strip())}"
+            for column in given
+            if not _is_amount(row[column].strip())
+        ]
+        self.faults += faults
+        return [] if faults or empty else [float(row[column]) for column in columns]
+
+
+def _is_amount(cell: str) -> bool:
+    if _NUMBER.fullmatch(cell) is None:
+        return False
+    return 0 <= float(cell) < math.inf
+
+
+def _header_faults(columns: list[str], line: int) -> Iterator[str]:
+    for column in dict.fromkeys(columns):
+        if column not in COLUMNS:
+            yield f"line {line}: unknown column {shown(column)}; expected are {', '.join(COLUMNS)}"
+        elif columns.count(column) > 1:
+            yield f"line {line}: the column {column} comes {columns.count(column)} times"
+    missing = [column for column in COLUMNS if column not in columns]
+    if missing:
+        yield f"line {line}: missing {', '.join(missing)}; expected are {', '.join(COLUMNS)}"

@@ -25,15 +25,10 @@ class PaperLayer:
     """One forward operator with the figures that the published rules give it."""
 
     name: str
-    """Unique within its network."""
     op: str
-    """The operator."""
     shape: tuple[int, ...]
-    """Shape of its output."""
     flops: int = 0
-    """Floating-point operations by the published rule."""
     parameters: int = 0
-    """Parameters by the published rule."""
     inputs: tuple[str, ...] = ()
     """Names of the layers it reads."""
 

@@ -74,7 +74,6 @@ class Weight:
     name: str
     """Unique in the model; two operators that name the same one share it."""
     shape: tuple[int, ...]
-    """As stored."""
     item_bytes: int
     """Size of an element [B]."""
 
@@ -149,9 +148,7 @@ class Declaration:
     outputs: tuple[Value, ...]
     """The result first; only that has a gradient, the others are kept for the backward pass."""
     inputs: tuple[Value, ...] = ()
-    """Tensors that the forward node reads."""
     weights: tuple[Weight, ...] = ()
-    """Weights that the forward node reads."""
     macs: int = 0
     """Multiply-accumulates of a convolution or matrix product; 2 FLOP each."""
     other_flops: int = 0
@@ -167,7 +164,6 @@ class Declaration:
     shared_flops: int = 0
     """What the parts of the backward do twice when they are separate nodes [FLOP]."""
     phase: Phase = Phase.FORWARD
-    """Of the forward node."""
     recomputable: bool = True
     """Whether the forward node gives the same again."""
 
