@@ -12,6 +12,7 @@ from poetmodel.baselines import run
 from poetmodel.bench import Settings, grid, measurement
 from poetmodel.bench.measurement import measure
 from poetmodel.errors import BackendUnavailableError, LicenceError, PoetModelError
+from poetmodel.result import Termination
 from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
@@ -95,25 +96,32 @@ def test_refusal_is_told_apart_from_a_missing_solver(
     assert record["result"] is None
 
 
+@pytest.mark.parametrize("stated", [True, False])
 def test_model_that_the_licence_refuses_is_refused_though_time_ran_out_before(
-    monkeypatch: pytest.MonkeyPatch,
+    stated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where building took the limit, the schedule is the start's: the licence is asked then."""
-    asked: list[Any] = []
+    """Where the limit passed before the solver was called, the licence is asked afterwards.
 
-    def refusal(name: str, **sizes: int) -> LicenceError:
-        asked.append((name, sizes))
+    The schedule of such a cell is the start's, whether the model had been stated by then or not.
+    """
+    asked: list[dict[str, int]] = []
+
+    def refusal(_: str, **sizes: int) -> LicenceError:
+        asked.append(sizes)
         return LicenceError("too large")
 
     def never_begun(*arguments: Any, **options: Any) -> Any:
-        return replace(run(*arguments, **options), solve_s=0.0)
+        found = run(*arguments, **options)
+        statistics = found.statistics if stated else {}
+        ended = Termination.TIME_LIMIT
+        return replace(found, solve_s=0.0, termination=ended, statistics=statistics)
 
     cell = replace(_cell("optimal"), formulation="compact")
     sizes = measure(cell.to_dict())["statistics"]
     monkeypatch.setattr("poetmodel.backends.trial.refusal", refusal)
     monkeypatch.setattr(measurement, "run", never_begun)
     record = measure(cell.to_dict())
-    assert asked == [("highs", {"columns": sizes["columns"], "rows": sizes["rows"]})]
+    assert asked[-1] == {"columns": sizes["columns"], "rows": sizes["rows"]}
     assert (record["status"], record["reason"]) == ("refused", "too large")
     assert record["result"] is None
     assert record["schedule"] is None

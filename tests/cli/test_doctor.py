@@ -57,7 +57,7 @@ def test_licence_that_refuses_large_models_is_named(monkeypatch: pytest.MonkeyPa
     real = trial._least
 
     def limited(name: str, columns: int, rows: int) -> float | None:
-        if columns >= module.LICENCE_SIZE:
+        if columns >= trial.LICENCE_SIZE:
             msg = "too large"
             raise LicenceError(msg)
         return real(name, columns, rows)

@@ -13,6 +13,8 @@ from poetmodel.errors import BackendError, LicenceError
 
 SMALL: Final = (2, 1)
 """Columns and rows of the model that every back end must solve."""
+LICENCE_SIZE: Final = 2001
+"""One column or row more than a size-limited licence allows."""
 
 
 def try_out(name: str) -> None:

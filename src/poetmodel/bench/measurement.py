@@ -21,6 +21,7 @@ from poetmodel.errors import (
 )
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
+from poetmodel.result import Termination
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 
 if TYPE_CHECKING:
@@ -138,15 +139,30 @@ def _raise_refusal(cell: Cell, result: SolveResult) -> None:
 
     The schedule of such a cell is not the solver's, which would not have taken the model.
     """
-    sizes = [result.statistics.get(name) for name in ("columns", "rows")]
-    if cell.backend is None or result.solve_s > 0 or None in sizes:
+    if cell.backend is None or cell.formulation is None or result.solve_s > 0:
         return
-    from poetmodel.backends.trial import refusal
+    from poetmodel.backends.trial import LICENCE_SIZE, refusal
 
-    columns, rows = (int(size or 1) for size in sizes)
+    if result.termination != Termination.TIME_LIMIT:
+        return
+    if refusal(cell.backend, columns=LICENCE_SIZE, rows=LICENCE_SIZE) is None:
+        return
+    columns, rows = _size_of_model(result, cell.formulation)
     refused = refusal(cell.backend, columns=columns, rows=rows)
     if refused is not None:
         raise refused
+
+
+def _size_of_model(result: SolveResult, formulation: str) -> tuple[int, int]:
+    """Return columns and rows of a model, which is stated now where the limit came before."""
+    found = result.statistics.get("columns"), result.statistics.get("rows")
+    if None not in found:
+        return int(found[0] or 1), int(found[1] or 1)
+    from poetmodel.backends.compiler import compile_model
+    from poetmodel.model import build
+
+    form = compile_model(build(result.problem, formulation))
+    return form.n_columns, form.n_rows
 
 
 def _solve(cell: Cell, start: dict[str, Any] | None) -> SolveResult:

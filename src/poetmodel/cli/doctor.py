@@ -36,9 +36,6 @@ EXTRAS: Final = {
 }
 """For each optional package the extra that brings it, and what it is for."""
 
-LICENCE_SIZE: Final = 2001
-"""One column more than a size-limited licence allows."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -125,7 +122,7 @@ def _try_out(name: str) -> str:
     BackendError
         If it does not solve a small model.
     """
-    from poetmodel.backends.trial import refusal, try_out
+    from poetmodel.backends.trial import LICENCE_SIZE, refusal, try_out
 
     try_out(name)
     refused = refusal(name, columns=LICENCE_SIZE, rows=1)
