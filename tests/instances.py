@@ -372,11 +372,15 @@ def scaled_instance(rng: random.Random, n: Range = (3, 5)) -> Problem:
         Not always feasible.
     """
     graph = _with_sizes(random_graph(rng, n), rng)
+    while floor(graph).bytes == checkpoint_all_peak_bytes(graph):  # nothing to decide
+        graph = _with_sizes(random_graph(rng, n), rng)
     costs = _with_scales(random_costs(rng, graph), rng)
-    schedules = [random_schedule(rng, graph) for _ in range(rng.choice((1, 5, 20)))]
+    schedules = [random_schedule(rng, graph, thrift=rng.random()) for _ in range(30)]
     schedule = min(schedules, key=lambda found: simulate(graph, costs, found).peak_ram_bytes)
     done = simulate(graph, costs, schedule)
-    ram = min(done.peak_ram_bytes + rng.choice((-1, 0, 0, 1)), 2**53)
+    within = rng.randint(floor(graph).bytes, checkpoint_all_peak_bytes(graph) - 1)
+    ram = rng.choice((done.peak_ram_bytes, within)) + rng.choice((-1, 0, 0, 1))
+    ram = min(ram, 2**53)
     problem = Problem(graph, costs, ram=max(1, ram))
     stored = {i for _, i in schedule.M_out if rng.random() < 0.8}
     aux_bytes = sum(graph.tensor_bytes[i] for i in stored) + rng.choice((-1, 0, 0, 1))
