@@ -99,6 +99,15 @@ def convert(parts: Any, x: Any) -> Any:
     return parts[0](x) * float(x.numpy().sum())
 
 
+class Unusual(Exception):  # noqa: N818 - of a user
+    """An exception of a user's own."""
+
+
+def unusual(_: Any, __: Any) -> Any:
+    """Raise it."""
+    raise Unusual("no")
+
+
 SCALE = torch.ones(4)
 
 
@@ -167,6 +176,24 @@ def test_what_cannot_be_captured_is_explained(
             lambda: rows(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)),
             r"in module '1' \(BatchNorm1d\) reads a tensor's value",
         ),
+        (lambda: (nn.Linear(4, 4), torch.sub, (object(), 1)), "expected a tensor, got a object"),
+        (
+            lambda: (nn.Linear(4, 4), torch.sub, (torch.eye(4).to_sparse(), 1)),
+            "expected a dense tensor, got torch.sparse_coo",
+        ),
+        (
+            lambda: (
+                nn.Linear(4, 4, dtype=torch.complex64),
+                lambda y, t: (y - t).sum(),
+                (torch.randn(3, 4) + 0j, 1),
+            ),
+            "a loss that is a real number",
+        ),
+        (
+            lambda: rows(nn.Linear(4, 4), by=lambda p, x: x @ torch.linalg.inv(p[0].weight)),
+            "does more than compute, .*inv_ex",
+        ),
+        (lambda: rows(nn.Linear(4, 4), by=unusual), "with Unusual: no; try one"),
         (
             lambda: (nn.Linear(4, 4), lambda _, y: (y * y).mean(), rows()[2]),
             "depends on no parameter",
@@ -177,6 +204,27 @@ def test_steps_that_train_nothing_are_refused(step: Any, fragment: str) -> None:
     """A loss that is no number, no module, no inputs, or nothing to train: said so."""
     with pytest.raises(CaptureError, match=fragment):
         capture(*step())
+
+
+def test_captures_without_gradients_are_refused() -> None:
+    """The loss would depend on no parameter, and the reason is around the capture."""
+    with torch.no_grad(), pytest.raises(CaptureError, match=r"gradients are off \(torch\.no_grad"):
+        capture(*rows(nn.Linear(4, 4)))
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        (torch.tensor([0, 1, 9]), "IndexError: Target 9 is out of bounds"),
+        (torch.tensor([0, 1, 2], dtype=torch.int32), "RuntimeError: expected target dtype"),
+    ],
+)
+def test_operations_that_fail_on_the_inputs_are_named(target: Any, kind: str) -> None:
+    """What fake tensors cannot show is told in a sentence too."""
+    own = nn.Sequential(nn.Linear(4, 4)), nn.functional.cross_entropy, (torch.randn(3, 4), target)
+    words = rf"Sequential: aten\.nll_loss.* fails on the example inputs with {kind}.*; try one"
+    with pytest.raises(CaptureError, match=words):
+        trace(*own)
 
 
 def test_modules_are_not_copied() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -76,3 +76,19 @@ def test_only_the_processor_is_measured(tmp_path: Path) -> None:
     traced = trace(torch.nn.Linear(4, 4, device="meta"), lambda y, t: (y * t).sum(), inputs)
     with pytest.raises(InputError, match="parameters are on meta; estimate its costs"):
         measure(traced, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"repeats": 0}, "repeats: expected a whole number from 1, got 0"),
+        ({"repeats": "x"}, "repeats: expected a whole number from 1, got 'x'"),
+        ({"threads": -1}, "threads: expected a whole number from 1, got -1"),
+    ],
+)
+def test_measurements_that_make_no_sense_are_refused(options: Any, words: str) -> None:
+    """Each with a sentence."""
+    with pytest.raises(InputError, match=words):
+        measure(trace(*residual(), measure_workspace=False), **options)
+    with pytest.raises(InputError, match="expected what `trace` returns, got 'x'"):
+        measure("x")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import shown
 from poetmodel.torch.annotation import in_module
+from poetmodel.torch.batches import flatten, takes_keywords
 from poetmodel.torch.failures import CaptureError
 from poetmodel.torch.measures import tensors_in
 from poetmodel.torch.roles import Purpose
@@ -41,30 +43,18 @@ def check_step(
         If something is not what it should be.
     """
     import torch
-    from torch.utils import _pytree
 
-    if not isinstance(model, torch.nn.Module):
-        msg = f"{name}: expected a torch.nn.Module, got a {type(model).__name__}"
+    if not torch.is_grad_enabled():
+        msg = f"{name}: gradients are off (torch.no_grad): capture a training step outside of it"
         raise CaptureError(msg)
+    _check_model(name, model)
     if loss_fn is not None and not callable(loss_fn):
         msg = f"{name}: loss_fn: expected a function or None, got {shown(loss_fn)}"
         raise CaptureError(msg)
-    if not isinstance(inputs, tuple | list):
-        msg = (
-            f"{name}: inputs: expected a tuple such as (x, y), the target last, "
-            f"got a {type(inputs).__name__}"
-        )
+    if hasattr(loss_fn, "_torchdynamo_orig_callable"):
+        msg = f"{name}: loss_fn is compiled (torch.compile); give the function that it was made of"
         raise CaptureError(msg)
-    if len(inputs) == 0:
-        msg = f"{name}: expected inputs (the target last), got none"
-        raise CaptureError(msg)
-    for place, value in enumerate(_pytree.tree_leaves(tuple(inputs))):
-        if type(value).__module__ == "numpy":
-            msg = (
-                f"{name}: inputs[{place}]: expected a tensor, got a {type(value).__name__} of "
-                "numpy; convert it with torch.as_tensor"
-            )
-            raise CaptureError(msg)
+    check_inputs(name, inputs)
     lazy = torch.nn.parameter.is_lazy
     missing = [path for path, parameter in model.named_parameters() if lazy(parameter)]
     missing += [path for path, buffer in model.named_buffers() if lazy(buffer)]
@@ -80,6 +70,69 @@ def check_step(
         raise CaptureError(msg)
 
 
+def _check_model(name: str, model: object) -> None:
+    """Raise where a model is none, or another one wrapped."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        msg = f"{name}: expected a torch.nn.Module, got a {type(model).__name__}"
+        raise CaptureError(msg)
+    for path, module in model.named_modules():
+        kind = type(module).__name__
+        where = f"module {path!r} is" if path else "the model is"
+        if kind == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+            msg = (
+                f"{name}: {where} compiled (torch.compile), and its operations cannot be captured; "
+                "give the module that it was made of"
+                + (" (model._orig_mod)" if kind == "OptimizedModule" else ", not compiled")
+            )
+            raise CaptureError(msg)
+        if kind in _PARALLEL:
+            msg = (
+                f"{name}: {where} a {kind}, which a compiled step cannot keep in step with its "
+                "replicas; give the module inside (model.module), and average gradients after the "
+                "step"
+            )
+            raise CaptureError(msg)
+        if isinstance(module, torch.jit.ScriptModule):
+            msg = f"{name}: {where} scripted (torch.jit); give the module that it was made of"
+            raise CaptureError(msg)
+
+
+_PARALLEL: Final = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+
+
+def check_inputs(name: str, inputs: object) -> None:
+    """Raise `CaptureError` if inputs are no tuple of something that a step can take."""
+    import torch
+
+    if not isinstance(inputs, tuple | list):
+        msg = (
+            f"{name}: inputs: expected a tuple such as (x, y), the target last, "
+            f"got a {type(inputs).__name__}"
+        )
+        raise CaptureError(msg)
+    if len(inputs) == 0:
+        msg = f"{name}: expected inputs (the target last), got none"
+        raise CaptureError(msg)
+    for place, value in enumerate(flatten(inputs)[0]):
+        if getattr(value, "layout", torch.strided) != torch.strided:
+            msg = f"{name}: inputs[{place}]: expected a dense tensor, got {value.layout}"
+            raise CaptureError(msg)
+        if type(value).__module__ == "numpy":
+            msg = (
+                f"{name}: inputs[{place}]: expected a tensor, got a {type(value).__name__} of "
+                "numpy; convert it with torch.as_tensor"
+            )
+            raise CaptureError(msg)
+        if not isinstance(value, (torch.Tensor, str, int, float, NoneType)):
+            msg = (
+                f"{name}: inputs[{place}]: expected a tensor, got a {type(value).__name__}; give "
+                "the tensors that it holds, in a tuple, list or mapping"
+            )
+            raise CaptureError(msg)
+
+
 def _check_call(name: str, model: torch.nn.Module, given: Sequence[Any], *, alone: bool) -> None:
     """Raise where the model does not take as many inputs as it is to be called with."""
     if model._forward_pre_hooks:  # noqa: SLF001 - they may change what the model gets
@@ -89,7 +142,10 @@ def _check_call(name: str, model: torch.nn.Module, given: Sequence[Any], *, alon
     except (TypeError, ValueError):
         return
     try:
-        called.bind(*given)
+        if takes_keywords(model, given):
+            called.bind(**given[0])
+        else:
+            called.bind(*given)
     except TypeError as error:
         role = (
             "without a loss_fn, the model gets all of them and returns the loss"
@@ -120,6 +176,9 @@ def check_joint(joint: Joint) -> None:
             f"{joint.name}: expected one loss with one element, got shapes {shapes}; "
             "reduce it with .mean() or .sum()"
         )
+        raise CaptureError(msg)
+    if losses[0].node.meta["val"].is_complex():
+        msg = f"{joint.name}: expected a loss that is a real number; take .real or .abs() of it"
         raise CaptureError(msg)
     if not any(result.purpose is Purpose.GRADIENT for result in joint.results):
         msg = f"{joint.name}: the loss depends on no parameter that requires a gradient"

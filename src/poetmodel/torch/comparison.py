@@ -163,11 +163,10 @@ _SHOWN: Final = 3
 def eager_step(compiled: Compiled, inputs: Sequence[Any]) -> torch.Tensor:
     """Run the step as PyTorch does."""
     import torch
-    from torch.utils import _pytree
 
     joint = compiled.trace.joint
     with torch.enable_grad():
-        loss = joint.module(*_pytree.tree_unflatten(list(inputs), joint.input_spec))
+        loss = joint.module(*inputs)
         loss.backward()
     detached: torch.Tensor = loss.detach()
     return detached

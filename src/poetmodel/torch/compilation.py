@@ -47,9 +47,10 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         The network, on the processor, in the mode (train or eval) that it is to run in.
     loss_fn : callable, optional
         The loss is ``loss_fn(model(*inputs[:-1]), inputs[-1])``; without it, it is
-        ``model(*inputs)``.
+        ``model(*inputs)``, or the ``loss`` that this has. A mapping alone, whose keys are
+        parameters of ``forward``, is given by name: ``model(**batch)``.
     inputs : sequence
-        Example inputs, the target last.
+        Example inputs, the target last: tensors, or nests of tuples, lists and mappings of them.
     ram : str or int
         The budget for tensors and workspaces, without parameters and gradients: bytes, a size such
         as ``20MiB``, or a percentage of the peak when everything is kept. With inputs of several
@@ -238,12 +239,11 @@ class Step:
         CaptureError, PageError
             As a step does.
         """
-        from torch.utils._pytree import tree_unflatten
-
+        from poetmodel.torch.batches import unflatten
         from poetmodel.torch.certificate import certify
 
         joint = self._current.trace.joint
-        given = inputs or tree_unflatten(list(joint.inputs), joint.input_spec)
+        given = inputs or unflatten(joint.inputs, joint.input_spec)
         compiled, flat = self.select(*given)
         found = self._certificates[id(compiled)] = certify(compiled, flat)
         return found

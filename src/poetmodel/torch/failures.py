@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, PoetModelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,18 +24,8 @@ class SeedError(RuntimeError):
     """The random generator is seeded inside of a step."""
 
 
-RAISED: Final = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    LookupError,
-    ArithmeticError,
-    AssertionError,
-    ImportError,
-    OSError,
-)
-"""What a user's or PyTorch's code raises, as far as it is worth a sentence."""
+RAISED: Final = (Exception,)
+"""What a user's or PyTorch's code raises: anything, also classes of a user's own."""
 
 _DATA_DEPENDENT: Final = (
     "DataDependentOutputException",
@@ -81,12 +71,12 @@ def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
     """
     try:
         yield
-    except InputError:
+    except PoetModelError:
         raise
     except RAISED as error:
         # What PyTorch does to clean up may fail in its turn: the first failure counts.
         for link in _chain(error):
-            if isinstance(link, InputError):
+            if isinstance(link, PoetModelError):
                 raise link from None
         raise CaptureError(_sentence(subject, error, trail)) from error
 

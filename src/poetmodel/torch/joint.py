@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.torch.admission import check_joint, check_step
 from poetmodel.torch.annotation import BODY, annotated, shown_path
 from poetmodel.torch.attributes import AssignedBuffers, Attributes
+from poetmodel.torch.batches import flatten, loss_in, takes_keywords, unflatten
 from poetmodel.torch.decompositions import native_operators
 from poetmodel.torch.draws import Draws
 from poetmodel.torch.failures import CaptureError, explained
@@ -44,7 +45,8 @@ class Joint:
     name: str
     """What messages call it."""
     module: torch.nn.Module
-    """The captured module: the user's at `BODY`, with the loss applied to its output."""
+    """The captured module: the user's at `BODY`, with the loss applied to its output; takes flat
+    inputs."""
     graph_module: fx.GraphModule
     """Forward, loss and backward; functional: no operation changes a tensor in place."""
     arguments: tuple[Argument, ...]
@@ -82,9 +84,7 @@ class Joint:
         CaptureError
             If they are not nested as those that it was captured with.
         """
-        from torch.utils import _pytree
-
-        flat, spec = _pytree.tree_flatten(tuple(inputs))
+        flat, spec = flatten(inputs)
         if spec != self.input_spec:
             one, other = self.input_spec.num_children, len(inputs)
             if one != other:
@@ -128,9 +128,7 @@ class Joint:
 
 def _nesting(spec: Any) -> str:
     """Return how inputs are nested, with a star for each leaf."""
-    from torch.utils import _pytree
-
-    return repr(_pytree.tree_unflatten([_STAR] * spec.num_leaves, spec))
+    return repr(unflatten([_STAR] * spec.num_leaves, spec))
 
 
 class _Star:
@@ -176,12 +174,17 @@ def capture(
     """
     require_torch()
     import torch
-    from torch.utils import _pytree
 
     name = name or type(model).__name__
     check_step(name, model, loss_fn, inputs)
-    flat, spec = _pytree.tree_flatten(tuple(inputs))
-    stepped, assigned = _with_loss(name, model, loss_fn)
+    flat, spec = flatten(inputs)
+    stepped, assigned = _with_loss(
+        name,
+        model,
+        loss_fn,
+        spec,
+        by_name=takes_keywords(model, inputs if loss_fn is None else inputs[:-1]),
+    )
     attributes = Attributes(stepped)
     draws = Draws(name, attributes)
     # PyTorch runs the model several times; each time begins with the attributes of the first.
@@ -198,11 +201,11 @@ def capture(
             native_operators(),
         ):
             with annotated(stepped, trail, draws.check):
-                graph_module = _export(stepped, tuple(inputs), mkldnn=mkldnn)
+                graph_module = _export(stepped, tuple(flat), mkldnn=mkldnn)
             if assigned.learn():
                 attributes.put_back()
                 with annotated(stepped, trail, draws.check):
-                    graph_module = _export(stepped, tuple(inputs), mkldnn=mkldnn)
+                    graph_module = _export(stepped, tuple(flat), mkldnn=mkldnn)
             draws.check()
     finally:
         assigned.at_start = None
@@ -238,9 +241,14 @@ def _tell_stale(name: str, stale: Sequence[tuple[str, str]]) -> None:
 
 
 def _with_loss(
-    name: str, model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor] | None
+    name: str,
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    form: Any,
+    *,
+    by_name: bool,
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
-    """Return a module whose output is the loss; it holds the user's modules, not copies."""
+    """Return a module from flat inputs to the loss; it holds the user's modules, not copies."""
     import torch
 
     class Step(torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -251,11 +259,12 @@ def _with_loss(
                 self.add_module(LOSS, loss_fn)
             self.training = model.training
 
-        def forward(self, *inputs: Any) -> Any:
+        def forward(self, *flat: Any) -> Any:
             with assigned.around():
-                if loss_fn is None:
-                    return model(*inputs)
-                return loss_fn(model(*inputs[:-1]), inputs[-1])
+                inputs = unflatten(flat, form)
+                given = inputs if loss_fn is None else inputs[:-1]
+                output = model(**given[0]) if by_name else model(*given)
+                return loss_in(name, output if loss_fn is None else loss_fn(output, inputs[-1]))
 
     stepped = Step()
     assigned = AssignedBuffers(stepped, name=name)
@@ -354,6 +363,12 @@ def _results(
 
 
 def _unknown(name: str, kind: str, descriptor: object) -> str:
+    if "Token" in type(descriptor).__name__:
+        return (
+            f"{name}: the step has an operation that does more than compute, such as the checks of "
+            "torch.linalg, and cannot be repeated; use what does not check (inv_ex, cholesky_ex, "
+            "solve_ex, ...)"
+        )
     return (
         f"{name}: the step has an {kind} of the kind {type(descriptor).__name__}, which is not "
         "supported; give inputs that are plain tensors and share no memory, and return one loss"

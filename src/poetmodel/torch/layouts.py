@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from poetmodel.torch.constants import real_constants, remember
+from poetmodel.torch.failures import RAISED
 from poetmodel.torch.measures import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def fake_mode(*, mkldnn: bool) -> FakeTensorMode:
     that cannot be made of the real one, or one copy more or less than eager makes, which changes
     the order of sums. So each new form of a call runs once on zeros that lie as its inputs do, and
     its outputs are given the strides that come out. An operation that fails on zeros keeps the
-    predicted ones.
+    predicted ones. Values that depend on nothing but the code are known, and may be read.
     """
     from torch._subclasses import FakeTensorMode
 
@@ -49,18 +51,43 @@ class _RealStrides:
         self._known: dict[Any, Any] = {}
 
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        import torch
         from torch._ops import OpOverload
 
         keywords = kwargs or {}
+        if not isinstance(func, OpOverload):
+            return self._predict(func, types, args, keywords)
+        reads = torch.Tag.data_dependent_output in func.tags
+        shapes = torch.Tag.dynamic_output_shape in func.tags
+        inner = self._depth > 0
+        constants = real_constants(func, args, keywords) if reads or shapes or not inner else None
+        if constants is not None and reads:
+            return constants
+        if constants is not None and shapes:
+            return self._of(constants)
         self._depth += 1
         try:
             value = self._predict(func, types, args, keywords)
         finally:
             self._depth -= 1
-        # What an operation is made of inside is its own affair: only its outputs count.
-        if self._depth or not isinstance(func, OpOverload):
+        if self._depth:  # what an operation is made of inside is its own affair
             return value
-        return self._corrected(func, args, keywords, value)
+        value = self._corrected(func, args, keywords, value)
+        remember(value, constants)
+        return value
+
+    def _of(self, constants: Any) -> Any:
+        """Return fake tensors of the form of real ones, which hold their values."""
+        import torch
+        from torch.utils import _pytree
+
+        def fake(real: torch.Tensor) -> torch.Tensor:
+            return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+
+        with self._mode:
+            value = _pytree.tree_map_only(torch.Tensor, fake, constants)
+        remember(value, constants)
+        return value
 
     def _corrected(self, func: Any, args: Any, keywords: Any, value: Any) -> Any:
         """Return the outputs with the strides of real ones."""
@@ -124,8 +151,6 @@ def _real_forms(
     import torch
     from torch.utils import _pytree
     from torch.utils._mode_utils import no_dispatch
-
-    from poetmodel.torch.failures import RAISED
 
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None

@@ -16,6 +16,8 @@ from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.solve import solve
+from poetmodel.torch.admission import check_inputs
+from poetmodel.torch.batches import flatten
 from poetmodel.torch.coarsening import (
     coarse_costs,
     coarsened,
@@ -84,6 +86,12 @@ class Options:
             faults.append("give a device or a profile, not both")
         if faults:
             raise InputError(faults)
+
+    def aim(self, costs: Costs) -> str:
+        """Return what is minimized: as asked for, else energy with costs of a device, else time."""
+        if self.minimize is not None:
+            return self.minimize
+        return Quantity.TIME if costs.device is None else Quantity.ENERGY
 
     @property
     def pages(self) -> bool:
@@ -170,11 +178,10 @@ def prepare(
         As `poetmodel.torch.compile` does.
     """
     require_torch()
-    from torch.utils._pytree import tree_leaves
-
     begin = perf_counter()
     _check_host(model)
-    refuse_inputs(tree_leaves(inputs))  # before PyTorch warns of them
+    check_inputs(type(model).__name__, inputs)
+    refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
     traced = trace(model, loss_fn, inputs)
     guards = Guards(traced.joint)
     trace_s = perf_counter() - begin
@@ -318,7 +325,7 @@ def _planned(
         deadline_counts=DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL,
         recompute=options.recompute,
         paging=options.pages,
-        minimize=options.minimize or (Quantity.ENERGY if costs.device else Quantity.TIME),
+        minimize=options.aim(costs),
     )
     result = solve(problem, time_limit=options.time_limit, gap=options.gap)
     if result.schedule is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poetmodel.device import Costs
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, shown
 from poetmodel.torch.energy import NOMINAL, Power, measured_power, power_of
 from poetmodel.torch.paging import Paging, measure_paging
 from poetmodel.torch.replay import replay
@@ -87,6 +87,7 @@ def measure(
     """
     import torch
 
+    _check_asked(trace, repeats, threads)
     _check_device(trace)
     threads = threads or torch.get_num_threads()
     paging = measure_paging(folder, repeats=repeats)
@@ -102,6 +103,18 @@ def measure(
         page_out=[(out.time_s(b), out.time_s(b) * power.page_out_w) for b in sizes],
     )
     return Profile(costs=costs, paging=paging, power=power, repeats=repeats, threads=threads)
+
+
+def _check_asked(trace: object, repeats: object, threads: object) -> None:
+    from poetmodel.torch.tracing import Trace
+
+    if not isinstance(trace, Trace):
+        msg = f"expected what `trace` returns, got {shown(trace)}"
+        raise InputError(msg)
+    for name, value in (("repeats", repeats), ("threads", 1 if threads is None else threads)):
+        if type(value) is not int or value < 1:
+            msg = f"{name}: expected a whole number from 1, got {shown(value)}"
+            raise InputError(msg)
 
 
 def _check_device(trace: Trace) -> None:

@@ -98,7 +98,7 @@ def write(path: str | Path, found: dict[str, Any]) -> None:
     MissingExtraError
         If a library that draws the page is not installed.
     """
-    kind = Path(path).suffix
+    kind = Path(str(path)).suffix
     if kind not in SUFFIXES:
         msg = f"{path}: expected a file *.html, the page, or *.json, its figures"
         raise InputError(msg)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.torch.failures import CaptureError
+from poetmodel.torch.annotation import in_module
+from poetmodel.torch.failures import RAISED, CaptureError
 from poetmodel.torch.measures import flops_of, moved_bytes, storage_key, tensors_in
 from poetmodel.torch.naming import Label, labels
 from poetmodel.torch.replay import call, replay
@@ -198,7 +199,15 @@ def _observe(joint: Joint) -> dict[fx.Node, _Made]:
     made: dict[fx.Node, _Made] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        value = call(node, arguments, keywords)
+        try:
+            value = call(node, arguments, keywords)
+        except RAISED as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            msg = (
+                f"{joint.name}: {node.target}{in_module(node)} fails on the example inputs with "
+                f"{type(error).__name__}: {reason}; try one ordinary training step first"
+            )
+            raise CaptureError(msg) from error
         if node.target is not operator.getitem:
             facts = _facts(node, arguments, keywords, value)
             if facts.storages:
