@@ -9,12 +9,15 @@ import pytest
 from instances import random_instances
 from oracle import optimum
 from poetmodel.device import Costs, Device
+from poetmodel.errors import TimeLimitError
 from poetmodel.graph import floor
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
-from poetmodel.result import measured
+from poetmodel.result import Status, measured
 from poetmodel.schedule import checkpoint_all, verify
+from poetmodel.solve import solve
 from poetmodel.solve.constructive import construct, offload_all, trivial
+from poetmodel.time_limit import time_limit
 from worked import skip_graph, skip_problem
 
 if TYPE_CHECKING:
@@ -163,3 +166,19 @@ def test_large_models_have_one_at_the_floor(model: str) -> None:
     schedule = construct(problem)
     assert schedule is not None
     value(problem, schedule)
+
+
+def test_first_attempt_ends_with_the_time_limit() -> None:
+    """Even the first attempt looks at the clock, so that no graph is too large to be given up."""
+    with time_limit(-1), pytest.raises(TimeLimitError):
+        construct(skip_problem())
+
+
+def test_solve_goes_on_without_a_greedy_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the greedy schedule is given up for its time, the problem is solved all the same."""
+
+    def give_up(*_: object, **__: object) -> None:
+        raise TimeLimitError
+
+    monkeypatch.setattr("poetmodel.solve.facade.construct", give_up)
+    assert solve(skip_problem()).status == Status.OPTIMAL

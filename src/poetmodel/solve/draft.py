@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from poetmodel.schedule import GraphIdentity, paged_at_once, rows_of_spans
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -284,6 +285,7 @@ class Draft:
     def settle(self) -> None:
         """Bring `extra` up to date."""
         for t in self._dirty:
+            check_time_limit()
             busy = t >= 0 and (self.again[t] or self.arrive[t])
             if busy:
                 self.extra[t] = max(0, self._highest_step(t) - int(self.load[t]))

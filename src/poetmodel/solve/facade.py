@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 GREEDY_SHARE: Final = 0.1
 """Share of the time limit for the greedy schedule."""
+LONGEST_GREEDY_SHARE: Final = 0.5
+"""Share of what is left of it after which the first attempt at that schedule is given up."""
 _CUT_SHORT: Final = frozenset({Termination.TIME_LIMIT, Termination.INTERRUPTED})
 """After these a greedy schedule stands in for one that the solver did not find."""
 _SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
@@ -376,9 +378,12 @@ def _greedy(problem: Problem, request: Request) -> Candidate | None:
     plain = accepted(problem, trivial(problem))
     if plain is not None and problem.minimize != Quantity.RAM:
         return plain
-    return _better(
-        plain, accepted(problem, construct(problem, most_s=request.time_limit_s * GREEDY_SHARE))
-    )
+    try:
+        with time_limit(request.remaining_s() * LONGEST_GREEDY_SHARE):
+            made = construct(problem, most_s=request.time_limit_s * GREEDY_SHARE)
+    except TimeLimitError:  # on graphs of thousands of nodes a single attempt may take minutes
+        return plain
+    return _better(plain, accepted(problem, made))
 
 
 def _better(one: Candidate | None, other: Candidate | None) -> Candidate | None:

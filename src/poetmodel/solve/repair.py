@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.solve.draft import Supply
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,6 +87,7 @@ class Repair:
         draft = self.draft
         depth = self.depth if self._can_page else LONG
         while time.monotonic() < self.until_s:
+            check_time_limit()
             draft.settle()
             excess = draft.load + draft.extra - self.limit_bytes
             worst = int(excess.argmax())
