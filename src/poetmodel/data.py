@@ -295,7 +295,10 @@ def _temporary(path: Path) -> Path:
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     except FileNotFoundError:
-        msg = f"{path}: the folder {path.parent} does not exist; make it first"
+        if path.parent.is_dir():  # such as /proc, which takes no files
+            msg = f"{path}: the folder {path.parent} cannot be written"
+        else:
+            msg = f"{path}: the folder {path.parent} does not exist; make it first"
         raise InputError(msg) from None
     except OSError as error:
         msg = f"{path}: the folder {path.parent} cannot be written ({error.strerror or error})"

@@ -79,7 +79,7 @@ class InputError(PoetModelError, ValueError):
 
     def within(self, place: str) -> InputError:
         """Return the same error with `place` (a file name, say) before every fault."""
-        return type(self)(f"{place}: {fault}" for fault in self.faults)
+        return type(self)(f"{place}: {fault}" if place else fault for fault in self.faults)
 
 
 class GraphError(InputError):

@@ -162,3 +162,35 @@ def test_long_texts_lose_their_middle() -> None:
 def test_ordinary_texts_stay(text: str) -> None:
     """What is short is printed as it is."""
     assert printable(text) == text
+
+
+def test_steps_of_thousands_of_tensors_stay_short(tmp_path: Path, board_file: Path) -> None:
+    """What is printed of a node that reads 500 tensors names a few, and says how many more."""
+    names = [f"source{i}" for i in range(500)]
+    nodes: list[dict[str, Any]] = [
+        {"name": name, "op": "x", "phase": "forward", "inputs": [], "output_bytes": 4}
+        for name in names
+    ]
+    nodes.append({"name": "sink", "op": "x", "phase": "loss", "inputs": names, "output_bytes": 4})
+    document = {"format": "poetmodel-graph", "version": 1, "name": "wide", "nodes": nodes}
+    graph = write_graph(tmp_path / "wide.graph.json", document)
+    inspected = invoke("inspect", graph)
+    assert len(inspected.out) < 3_000
+    assert "and 492 more" in inspected.out
+    refused = invoke("solve", graph, "--device", board_file, "--ram", 100, "--time-limit", 2)
+    assert refused.status == 3
+    assert len(refused.err) < 1_000
+    assert "and 495 more" in refused.err
+
+
+def test_files_of_another_kind_are_told_in_plain_words(tmp_path: Path) -> None:
+    """No word of the parser, and no empty place, stands in the error."""
+    odd = tmp_path / "odd.json"
+    for content, words in (("[]", "expected an object, got a list"), ("", "got an empty file")):
+        odd.write_text(content)
+        page = ("report", odd, "--graph", "mlp", "--out", tmp_path / "page.html")
+        for arguments in (("verify", odd, "--graph", "mlp"), page):
+            outcome = invoke(*arguments)
+            assert outcome.status == 2
+            assert words in outcome.err
+            assert ": :" not in outcome.err

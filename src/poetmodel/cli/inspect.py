@@ -125,10 +125,14 @@ def _figures(graph: Graph, facts: dict[str, Any]) -> Iterator[tuple[str, str, st
     yield "floor", format_bytes(facts["floor_bytes"]), f"no schedule needs less{share}"
     yield "  set by", "", facts["floor_node"]
     node = graph.nodes[graph.node_index[facts["floor_node"]]]
-    for name in facts["floor_inputs"]:
-        yield "  reads", format_bytes(graph.tensor_bytes[graph.tensor_index[name]]), name
-    for tensor in node.outputs:
-        yield "  makes", format_bytes(tensor.bytes), tensor.name
+    for verb, names in (
+        ("  reads", facts["floor_inputs"]),
+        ("  makes", [tensor.name for tensor in node.outputs]),
+    ):
+        for name in names[:LARGEST]:
+            yield verb, format_bytes(graph.tensor_bytes[graph.tensor_index[name]]), name
+        if len(names) > LARGEST:
+            yield verb, "", f"and {len(names) - LARGEST:,} more"
     if node.workspace_bytes:
         yield "  workspace", format_bytes(node.workspace_bytes), ""
 

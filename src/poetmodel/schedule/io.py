@@ -218,6 +218,8 @@ def faults_of(error: ValidationError, *, kind: str) -> list[str]:
         where = place(fault["loc"]) or "document"
         if fault["type"] == "extra_forbidden":
             faults.append(f"{where}: unknown key; accepted are the keys of a {kind} file")
+        elif fault["type"] == "model_type":
+            faults.append(f"{where}: expected an object, got {shown(fault['input'])}")
         elif fault["type"] == "missing":
             faults.append(f"{where}: missing")
         else:
