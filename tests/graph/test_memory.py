@@ -15,7 +15,6 @@ from poetmodel.graph import (
     floor,
     inference_profile,
     operation,
-    working_set_bytes,
 )
 from strategies import graphs
 
@@ -58,7 +57,7 @@ def test_tensors_without_users_go_at_once() -> None:
 
 def test_working_set_counts_inputs_outputs_and_workspace(chain4: Graph) -> None:
     """The working set of a step is what it reads, makes and works with."""
-    assert [working_set_bytes(chain4, k) for k in range(4)] == [4, 6, 6, 8]
+    assert chain4.step_bytes == (4, 6, 6, 8)
 
 
 def test_floor_is_the_largest_working_set(chain4: Graph) -> None:
@@ -75,7 +74,7 @@ def test_floor_is_at_most_the_peak(graph: Graph) -> None:
     profile = checkpoint_all_profile(graph)
     assert len(profile) == len(graph.nodes)
     for k, live in enumerate(profile):
-        assert working_set_bytes(graph, k) <= live
+        assert graph.step_bytes[k] <= live
     assert floor(graph).bytes <= checkpoint_all_peak_bytes(graph) == max(profile)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poetmodel.errors import GraphError
-from poetmodel.graph import Graph, Node, checkpoint_all_peak_bytes, paper, working_set_bytes
+from poetmodel.graph import Graph, Node, checkpoint_all_peak_bytes, paper
 
 NODES = {
     "paper/bert": 195,
@@ -198,7 +198,7 @@ def test_forward_floor_is_where_the_published_sweeps_start(
 ) -> None:
     """The published budget sweeps start at the largest forward working set, to three digits."""
     graph = paper.MODELS[name]()
-    largest = max(working_set_bytes(graph, k) for k in forward(graph))
+    largest = max(graph.step_bytes[k] for k in forward(graph))
     assert largest == pytest.approx(published_bytes, rel=1e-3)
 
 

@@ -22,15 +22,17 @@ from poetmodel.torch.pages import (  # noqa: E402
     checksum,
     slots_of,
 )
-from poetmodel.torch.units import Layout, Storage  # noqa: E402
+from poetmodel.torch.units import Layout, TensorStorage  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
-def storage(index: int, rows: int) -> Storage:
+def storage(index: int, rows: int) -> TensorStorage:
     """Return a matrix of so many rows of 5 floats, transposed in its memory."""
     layout = Layout(position=None, dtype=torch.float32, shape=(5, rows), stride=(1, 5), offset=0)
-    return Storage(index=index, name=f"t{index}", unit=index, bytes=20 * rows, layouts=(layout,))
+    return TensorStorage(
+        index=index, name=f"t{index}", unit=index, bytes=20 * rows, layouts=(layout,)
+    )
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def test_several_tensors_of_one_storage_come_back_together(tmp_path: Path) -> No
     both = (*first.layouts, Layout(
         position=1, dtype=torch.float32, shape=(5,), stride=(1,), offset=15
     ))  # fmt: skip
-    shared = Storage(index=0, name="t", unit=0, bytes=80, layouts=both)
+    shared = TensorStorage(index=0, name="t", unit=0, bytes=80, layouts=both)
     _, (whole, row) = blank(PageFile(tmp_path, slots_of([shared])).slots[0])
     whole.fill_(1.0)
     assert row.tolist() == [1.0] * 5

@@ -7,7 +7,6 @@ from poetmodel.graph.memory import (
     checkpoint_all_profile,
     floor,
     inference_profile,
-    working_set_bytes,
 )
 from poetmodel.graph.structure import Graph, Node, Phase, Tensor, operation
 
@@ -23,5 +22,4 @@ __all__ = [
     "floor",
     "inference_profile",
     "operation",
-    "working_set_bytes",
 ]

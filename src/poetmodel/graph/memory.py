@@ -23,11 +23,6 @@ class Floor:
     """The operation whose step it is (the first, where several tie)."""
 
 
-def working_set_bytes(graph: Graph, k: int) -> int:
-    """Return inputs, outputs and workspace of node `k` together [B]."""
-    return graph.step_bytes[k]
-
-
 def floor(graph: Graph) -> Floor:
     """Return the largest working set of one step and the node that sets it.
 

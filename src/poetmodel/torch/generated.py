@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from poetmodel.plan import Program
     from poetmodel.torch.pages import Pages
     from poetmodel.torch.tracing import Trace
-    from poetmodel.torch.units import Emission, Reading, Storage, Unit
+    from poetmodel.torch.units import Emission, Reading, TensorStorage, Unit
 
     Emit = Callable[[int, "torch.Tensor"], None]
     Function = Callable[[Sequence[Any], Emit, Pages], Sequence[torch.Tensor]]
@@ -239,7 +239,7 @@ class _Writer:
         self.constants[name] = value
         return name
 
-    def _names(self, storage: Storage) -> tuple[str, ...]:
+    def _names(self, storage: TensorStorage) -> tuple[str, ...]:
         """Return the names of the tensors in a storage."""
         if len(storage.layouts) == 1:
             return (f"t{storage.index}",)

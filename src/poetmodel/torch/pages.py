@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from poetmodel.torch.units import Layout, Storage
+    from poetmodel.torch.units import Layout, TensorStorage
 
 ALIGNMENT_BYTES: Final = 4096
 """Every page begins at a multiple of this, so that the copies of one never hold part of another."""
@@ -76,7 +76,7 @@ class Pages(Protocol):
         """Return when the transfer of a storage is done."""
 
 
-def slots_of(storages: Iterable[Storage]) -> dict[int, Slot]:
+def slots_of(storages: Iterable[TensorStorage]) -> dict[int, Slot]:
     """Return a place in the file for each storage, by its number."""
     slots: dict[int, Slot] = {}
     offset = 0

@@ -48,7 +48,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class TensorStorage:
     """A tensor of the training graph: one piece of memory that a unit makes."""
 
     index: int
@@ -115,7 +115,7 @@ class Units:
 
     units: tuple[Unit, ...]
     """In the order of execution."""
-    storages: tuple[Storage, ...]
+    storages: tuple[TensorStorage, ...]
     """In the order of their units."""
     emissions: tuple[Emission, ...]
     """One per result, in the order of the results."""
@@ -151,7 +151,7 @@ def find_units(joint: Joint) -> Units:
     made = _observe(joint)
     labelled = labels(joint, tuple(made))
     numbers = {node: index for index, node in enumerate(made)}
-    storages: list[Storage] = []
+    storages: list[TensorStorage] = []
     direct: dict[fx.Node, tuple[int, int]] = {}
     outputs: list[tuple[int, ...]] = []
     for node, facts in made.items():
@@ -162,7 +162,7 @@ def find_units(joint: Joint) -> Units:
                 for reader in _standing_for(node, layout.position):
                     direct[reader] = (len(storages), place)
             storages.append(
-                Storage(
+                TensorStorage(
                     index=len(storages),
                     name=name,
                     unit=numbers[node],
@@ -319,7 +319,7 @@ class _Tracer:
             raise CaptureError(msg)
 
 
-def _emission(result: Result, tracer: _Tracer, storages: list[Storage]) -> Emission:
+def _emission(result: Result, tracer: _Tracer, storages: list[TensorStorage]) -> Emission:
     reads = tracer.reading((result.node,))
     makers = [storages[index].unit for index in reads.storages]
     return Emission(result=result, reads=reads, after=max(makers, default=None))

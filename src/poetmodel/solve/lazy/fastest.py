@@ -26,7 +26,7 @@ MARGIN: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class FastestResult:
     """What was found out."""
 
     outcome: Outcome
@@ -48,7 +48,9 @@ def has_fastest(problem: Problem) -> bool:
     )
 
 
-def find_fastest(problem: Problem, request: Request, bound: float, attempt: Attempt) -> Verdict:
+def find_fastest(
+    problem: Problem, request: Request, bound: float, attempt: Attempt
+) -> FastestResult:
     """Minimize the time within all other limits, until that decides whether the deadline holds.
 
     Parameters
@@ -64,7 +66,7 @@ def find_fastest(problem: Problem, request: Request, bound: float, attempt: Atte
 
     Returns
     -------
-    Verdict
+    FastestResult
         A valid schedule, a proof that there is none, or neither.
 
     Raises
@@ -96,7 +98,7 @@ def find_fastest(problem: Problem, request: Request, bound: float, attempt: Atte
         outcome = attempt(fastest, within, begin, ceiling)
     fastest_yet = outcome.candidate
     start = None if fastest_yet is None else accepted(problem, fastest_yet.schedule)
-    return Verdict(
+    return FastestResult(
         outcome=outcome,
         start=start,
         infeasible=start is None and (outcome.infeasible or outcome.bound >= ceiling),
