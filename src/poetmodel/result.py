@@ -198,9 +198,9 @@ class SolveResult:
     @property
     def bound_j(self) -> float | None:
         """Proven lower bound on the energy of every schedule of the problem [J]."""
-        if self.simulation is None:
+        if self.energy_j is None:
             return None
-        return self.baseline_energy_j + self.overhead_bound_j
+        return min(self.baseline_energy_j + self.overhead_bound_j, self.energy_j)
 
     @property
     def gap(self) -> float | None:
@@ -318,7 +318,8 @@ class SolveResult:
             return None
         if self.problem.minimize == Quantity.ENERGY:
             return self.bound_j
-        return max(unavoidable(self.problem), self.objective_bound or 0.0)
+        bound = max(unavoidable(self.problem), self.objective_bound or 0.0)
+        return min(bound, measured(self.problem, self.simulation))
 
     def _figures(self) -> dict[str, float | None]:
         simulation = self.simulation

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from instances import seeded
+from poetmodel.device import Costs
 from poetmodel.errors import BackendError
-from poetmodel.result import SolveResult, Status, Termination
+from poetmodel.problem import Problem
+from poetmodel.result import SolveResult, Status, Termination, unavoidable
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solve.outcome import (
     EQUAL,
@@ -22,9 +25,6 @@ from poetmodel.solve.outcome import (
 )
 from poetmodel.solve.request import Request
 from worked import skip_graph, skip_problem
-
-if TYPE_CHECKING:
-    from poetmodel.problem import Problem
 
 RECOMPUTED = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)), S_RAM=((1, 0), (2, 1), (3, 2)))
 """`a` is recomputed for its last use: 1 J, 1 s, 12 bytes."""
@@ -168,6 +168,30 @@ def test_optimal_means_the_gap_asked_for(asked: float, status: Status) -> None:
     result = finished(skip_problem(), gap=asked, candidate=candidate, bound=1.0)
     assert (result.status, result.gap) == (status, 0.5)
     assert (result.overhead_bound_j, result.bound_j) == (1.0, 11.0)
+
+
+@pytest.mark.parametrize("minimize", ["energy", "time"])
+def test_no_bound_is_above_its_value_in_the_last_digit(minimize: str) -> None:
+    """Figures are sums in another order than baseline plus bound: the bound is never the larger."""
+    rng = seeded(minimize)
+    rounded = 0
+    for _ in range(40):
+        graph = skip_graph(workspace=True)
+        costs = Costs.from_arrays(
+            graph,
+            compute_time_s=[rng.random() for _ in graph.nodes],
+            compute_energy_j=[rng.random() for _ in graph.nodes],
+        )
+        problem = Problem(graph, costs, ram=12, minimize=minimize)
+        candidate = judge(problem, RECOMPUTED)
+        result = finished(problem, candidate=candidate, bound=candidate.value)
+        value, bound = result.objective_value or 0.0, result.objective_bound or 0.0
+        rounded += value < unavoidable(problem) + candidate.value
+        assert unavoidable(problem) < bound <= value
+        stated = result.to_dict()
+        assert stated["objective"]["bound"] <= stated["objective"]["value"]
+        assert stated["bound_j"] <= stated["energy_j"]
+    assert rounded, "no sum was rounded"
 
 
 def test_a_solver_that_ends_with_less_than_asked_has_stalled() -> None:

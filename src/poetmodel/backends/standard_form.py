@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.backends.sparse import csr_array, vstack
 from poetmodel.errors import BackendError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import ArrayLike, NDArray
+
+    from poetmodel.backends.sparse import csr_array
 
 MINIMIZE: Final = 1
 """The smaller objective is the better one."""
@@ -135,6 +136,8 @@ class StandardForm:
         >>> form.value([0.0, 1.0])
         2.0
         """
+        from poetmodel.backends.sparse import csr_array
+
         costs = np.array(objective, dtype=np.float64).reshape(-1)
         coefficients = csr_array(matrix, dtype=np.float64, copy=True)
         coefficients.sum_duplicates()
@@ -221,6 +224,8 @@ class StandardForm:
         names : sequence of str
             What they are called.
         """
+        from poetmodel.backends.sparse import csr_array, vstack
+
         block = matrix.copy()
         block.sum_duplicates()
         return replace(

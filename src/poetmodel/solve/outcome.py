@@ -201,6 +201,7 @@ def finish(
         bound = settle(problem, candidate, outcome.bound)
     gap = relative_gap(candidate.value, bound) if own is None else own.gap
     proved = not candidate.violations and gap <= request.gap
+    whole = min(unavoidable(problem) + bound, measured(problem, candidate.simulation))
     return replace(
         blank,
         status=Status.OPTIMAL if proved else Status.FEASIBLE,
@@ -208,7 +209,7 @@ def finish(
         schedule=candidate.schedule,
         simulation=candidate.simulation,
         violations=candidate.violations,
-        objective_bound=unavoidable(problem) + bound if own is None else None,
+        objective_bound=whole if own is None else None,
         own_objective=own,
         verify_s=candidate.verify_s,
         overhead_bound_j=bound if problem.minimize == Quantity.ENERGY else 0.0,
