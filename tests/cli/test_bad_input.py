@@ -36,7 +36,8 @@ def check(out: Path, arguments: list[object], *fragments: str, status: int = 2) 
     assert "Traceback" not in outcome.err
     lines = outcome.err.splitlines()
     assert lines
-    assert all(line.startswith(("error: ", "and ")) for line in lines)
+    assert lines[0].startswith("error: ")
+    assert all(line.startswith(("error: ", "hint: ", "and ")) for line in lines)
     for fragment in fragments:
         assert fragment in outcome.err
     assert out.read_bytes() == PRECIOUS
