@@ -1,6 +1,6 @@
-"""What a schedule breaks and how much RAM it takes, stated without walking it.
+"""What a schedule breaks and how much RAM it takes, stated without executing it.
 
-The judge steps through a schedule with a state. Here each rule is one condition over the relations,
+The simulator executes a schedule with a state. Here each rule is one condition over the relations,
 and the RAM of each step one sum over them, so that the two can be held against each other. With
 
     have(t, i) = S_RAM[t,i] or M_in[t,i] or R[t,node(i)]

@@ -1,6 +1,6 @@
 """The best schedule of a small problem by exhaustive search, from the rules of execution alone.
 
-It shares no code with the judge, the formulations or the planner. Best-first search over the steps
+It shares no code with simulator, formulations and planner. Best-first search over the steps
 ``(t, k)`` of the stages: a state is the next step, the tensors in RAM and the tensors on storage;
 at a step the search tries every combination of computing, paging in and out and letting go.
 

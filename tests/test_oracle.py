@@ -1,4 +1,4 @@
-"""The exhaustive oracle against a dumber search: every relation there is, put before the judge."""
+"""The exhaustive oracle against a dumber search: every relation there is, simulated."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _every_subset(pairs: list[tuple[int, int]]) -> list[tuple[tuple[int, int], .
 
 
 def outcomes(graph: Graph, costs: Costs, **choices: bool) -> list[Outcome]:
-    """Return what every valid schedule of a graph does, as the judge says, each outcome once."""
+    """Return the simulated outcomes of all valid schedules of a graph, each once."""
     found: dict[str, Outcome] = {}
     for schedule in every_schedule(graph, **choices):
         if not simulate(graph, None, schedule).valid:
@@ -163,7 +163,7 @@ def test_oracle_equals_trying_every_relation_often(family: str, count: int) -> N
 
 
 def _roomy_graph(rng: random.Random, n: tuple[int, int], **choices: bool) -> Graph:
-    """Draw graphs until one can do with less RAM than checkpoint-all takes."""
+    """Draw graphs until one can do with less RAM than keep-all takes."""
     while True:
         graph = random_graph(rng, n, **choices)
         if len(graph.tensors) <= 4 and checkpoint_all_peak_bytes(graph) > floor(graph).bytes:
@@ -171,8 +171,8 @@ def _roomy_graph(rng: random.Random, n: tuple[int, int], **choices: bool) -> Gra
 
 
 @pytest.mark.parametrize("minimize", QUANTITIES)
-def test_oracle_schedules_pass_the_judge(minimize: str) -> None:
-    """What the oracle returns is valid, and the judge gives it the value that the oracle claims."""
+def test_oracle_schedules_pass_the_verifier(minimize: str) -> None:
+    """What the oracle returns is valid, and its simulated value is the one claimed."""
     checked = 0
     for seed in range(150):
         rng = seeded(f"judge/{minimize}/{seed}")

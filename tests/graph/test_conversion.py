@@ -144,7 +144,7 @@ def test_edges_say_which_of_several_outputs_is_read() -> None:
 
 
 def test_a_cycle_is_named() -> None:
-    """A cycle is an error that walks through it, with or without an index."""
+    """A cycle is an error that names its nodes, with or without an index."""
     digraph = plain(("a", "b"), ("b", "c"), ("c", "a"))
     with pytest.raises(GraphError, match="cycle: a -> b -> c -> a"):
         from_networkx(digraph)
@@ -173,7 +173,7 @@ def test_an_index_must_be_an_execution_order(indices: dict[str, Any], message: s
 
 
 def test_inputs_and_edges_must_agree(norm: Graph) -> None:
-    """Where a digraph says both, an edge added or taken away must be told to the inputs."""
+    """Where a digraph says both, an edge added or taken away must be said in the inputs."""
     digraph = norm.to_networkx()
     digraph.remove_edge("x", "use")
     with pytest.raises(GraphError, match="node 'use': inputs name 'x', but no edge brings it"):

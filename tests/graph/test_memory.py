@@ -1,4 +1,4 @@
-"""The checkpoint-all peak, the floor and the articulation points."""
+"""The keep-all peak, the minimum RAM and the articulation points."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_floor_is_at_most_the_peak(graph: Graph) -> None:
 
 
 @given(graphs())
-def test_profile_agrees_with_a_walk(graph: Graph) -> None:
+def test_profile_agrees_with_a_simulation(graph: Graph) -> None:
     """The profile is what one gets by keeping a set of live tensors."""
     live: set[int] = set()
     expected = []

@@ -223,7 +223,7 @@ def test_inputs_must_come_earlier() -> None:
 
 
 def test_a_cycle_is_named() -> None:
-    """A cycle is a fault that walks through it; a node that reads itself is one too."""
+    """A cycle is a fault that names its nodes; a node that reads itself is one too."""
     faults = faults_of(
         operation("a", output_bytes=1, inputs=["c"]),
         operation("b", output_bytes=1, inputs=["a"]),

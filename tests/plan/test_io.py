@@ -1,4 +1,4 @@
-"""Plan files: what is written is read again, and what is wrong is told."""
+"""Plan files: what is written is read again, and what is wrong is reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 
 def test_file_has_the_keys_of_the_contract() -> None:
-    """All keys, in order, with the judge's figures."""
+    """All keys, in order, with the simulator's figures."""
     found = document()
     assert list(found) == [
         "format",

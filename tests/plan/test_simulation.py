@@ -1,4 +1,4 @@
-"""The judge of plans, against figures worked out by hand, a second walk, and the schedule's."""
+"""The simulator of plans against figures worked out by hand, a second one, and the schedule's."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_idle_power_is_drawn_over_the_makespan() -> None:
     assert check_plan(graph, costs, blocking).energy_j == 10.75 + 44
 
 
-def test_without_costs_memory_is_judged() -> None:
+def test_without_costs_memory_is_checked() -> None:
     """No costs, no times; peak and order all the same."""
     check = check_plan(skip_graph(), None, plan(PAGED))
     assert (check.valid, check.peak_ram_bytes) == (True, 12)
@@ -204,7 +204,7 @@ def test_blocking_plan_has_the_figures_of_its_schedule(seed: int) -> None:
     assert check.aux_used_bytes == simulation.aux_used_bytes
 
 
-def second_walk(graph: Graph, costs: Costs, plan: Plan) -> tuple[bool, float, float, int]:
+def second_simulation(graph: Graph, costs: Costs, plan: Plan) -> tuple[bool, float, float, int]:
     """Walk a plan as the contract's table says: valid, makespan, stall, peak; stops when broken."""
     table, size, dma = costs.table(graph), graph.tensor_bytes, plan.mode == StorageMode.DMA
     core = bus = stall = 0.0
@@ -251,15 +251,15 @@ def second_walk(graph: Graph, costs: Costs, plan: Plan) -> tuple[bool, float, fl
 
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
-def test_agrees_with_a_second_walk(mode: str) -> None:
-    """Plans, and plans with one instruction altered, are judged as a plain walk judges them."""
+def test_agrees_with_a_second_simulation(mode: str) -> None:
+    """Plans, and plans with one instruction altered, have the figures of a second simulation."""
     verdicts = {True: 0, False: 0}
     for seed in range(80):
         rng = seeded(f"walk/{mode}/{seed}")
         graph, costs, made = random_plan(rng, mode)
         for case in (made, *(altered(rng, graph, made) for _ in range(6))):
             check = check_plan(graph, costs, case, aux_bytes=2**53)
-            valid, makespan_s, stall_s, peak_bytes = second_walk(graph, costs, case)
+            valid, makespan_s, stall_s, peak_bytes = second_simulation(graph, costs, case)
             assert check.valid == valid, (seed, case.program, check.violations)
             verdicts[valid] += 1
             if valid:
@@ -271,6 +271,6 @@ def test_agrees_with_a_second_walk(mode: str) -> None:
 
 
 def test_public_names() -> None:
-    """The judge and the plan are among the package's names."""
+    """The simulator and the plan are among the package's names."""
     assert pm.check_plan is check_plan
     assert pm.Plan is Plan

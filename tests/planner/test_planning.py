@@ -67,7 +67,7 @@ def test_blocking_plans_have_the_figures_of_the_schedule() -> None:
 
 
 def test_dma_plans_are_valid_and_keep_the_budget() -> None:
-    """The judge finds nothing in a DMA plan, within every budget that the schedule keeps."""
+    """No DMA plan has a violation, within any budget that the schedule keeps."""
     for case in cases():
         plan = case.plan("dma")
         check = check_plan(case.graph, case.costs, plan)

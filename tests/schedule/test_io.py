@@ -292,7 +292,7 @@ def test_every_truncation_is_refused(full: dict[str, Any]) -> None:
             parse_document(text[:length], source="x.json")
 
 
-def test_huge_indices_are_read_and_left_to_the_judge(bare: dict[str, Any]) -> None:
+def test_huge_indices_are_read_and_left_to_the_simulator(bare: dict[str, Any]) -> None:
     """An index beyond every graph is a violation, not a crash."""
     bare["M_out"] = [[10**30, 10**30]]
     assert parse(bare).M_out == ((10**30, 10**30),)

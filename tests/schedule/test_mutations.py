@@ -1,4 +1,4 @@
-"""Change any one entry of a valid schedule: the judge objects, or figures change as they must."""
+"""Change any one entry of a valid schedule: a violation, or figures change as they must."""
 
 from __future__ import annotations
 

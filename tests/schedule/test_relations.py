@@ -1,4 +1,4 @@
-"""Schedules as values: order, identity, and the checkpoint-all schedule."""
+"""Schedules as values: order, identity, and the keep-all schedule."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_checkpoint_all_keeps_to_the_last_use(skip: Graph) -> None:
 @given(graph=graphs(on_aux=True), data=st.data())
 @settings(deadline=None)
 def test_order_of_pairs_means_nothing(graph: Graph, data: st.DataObject) -> None:
-    """A schedule is a set of entries: shuffled relations are the same schedule to the judge."""
+    """A schedule is a set of entries: shuffled relations are the same schedule to the simulator."""
     schedule = checkpoint_all(graph)
     shuffled = Schedule(
         **{name: tuple(data.draw(st.permutations(getattr(schedule, name)))) for name in RELATIONS}

@@ -1,4 +1,4 @@
-"""The walk: hand-computed curves, every rule, times and energies, and a second opinion."""
+"""The simulator: hand-computed curves, every rule, times and energies, and a second opinion."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_storage_used_counts_each_tensor_once(chain: Graph) -> None:
     assert run.written_bytes == 70
 
 
-def test_graph_of_one_node_is_walked() -> None:
+def test_graph_of_one_node_is_simulated() -> None:
     """One node: one stage, one point."""
     run = simulate(make(op("only", 3, workspace_bytes=2)), None, Schedule(R=((0, 0),)))
     assert run.violations == ()
@@ -434,7 +434,7 @@ def test_meaning_follows_the_storage_mode(
 
 
 def test_no_costs_no_figures(chain: Graph, busy: Schedule) -> None:
-    """Without costs memory and validity are judged and the rest is absent, not 0."""
+    """Without costs memory and validity are checked and the rest is absent, not 0."""
     run = simulate(chain, None, busy)
     assert run.valid
     assert (run.compute_s, run.transfer_s, run.time_s) == (None, None, None)
@@ -450,7 +450,7 @@ def test_paging_without_storage_is_a_violation(chain: Graph, busy: Schedule) -> 
 
 
 def test_costs_of_another_graph_are_refused(chain: Graph, skip: Graph) -> None:
-    """Costs must name the nodes of the graph that is judged."""
+    """Costs must name the nodes of the graph that is simulated."""
     with pytest.raises(CostError, match="no compute costs for 'a', 'b', 'c', 'd'"):
         simulate(chain, costs_of(skip), checkpoint_all(chain))
 
@@ -469,8 +469,10 @@ SEEDS = st.integers(min_value=0, max_value=2**32)
 
 @given(graph=graphs(on_aux=True), seed=SEEDS, data=st.data())
 @settings(deadline=None)
-def test_walk_agrees_with_the_closed_form(graph: Graph, seed: int, data: st.DataObject) -> None:
-    """Of any valid schedule the walk finds the sums that the closed form states."""
+def test_simulator_agrees_with_the_closed_form(
+    graph: Graph, seed: int, data: st.DataObject
+) -> None:
+    """Of any valid schedule the simulator finds the sums that the closed form states."""
     schedule = random_schedule(seeded(seed), graph)
     costs = data.draw(costs_for(graph))
     run = simulate(graph, costs, schedule)
@@ -489,10 +491,10 @@ def test_walk_agrees_with_the_closed_form(graph: Graph, seed: int, data: st.Data
 
 @given(graph=graphs(on_aux=True), seed=SEEDS, data=st.data())
 @settings(deadline=None)
-def test_walk_objects_exactly_where_a_rule_is_broken(
+def test_simulator_objects_exactly_where_a_rule_is_broken(
     graph: Graph, seed: int, data: st.DataObject
 ) -> None:
-    """Of any pairs at all, the walk objects if and only if a rule of the closed form is broken."""
+    """Of any pairs, the simulator objects if and only if a rule of the closed form is broken."""
     schedule = random_schedule(seeded(seed), graph)
     n, m = len(graph.nodes), len(graph.tensors)
     changes = {}
@@ -524,7 +526,7 @@ def test_no_valid_schedule_is_below_the_floor(graph: Graph, seed: int) -> None:
 @given(graph=graphs(on_aux=True))
 @settings(deadline=None)
 def test_checkpoint_all_has_the_profile_of_the_graph(graph: Graph) -> None:
-    """Every node once, tensors to their last use: the walk finds the graph's own profile."""
+    """Every node once, tensors to their last use: the simulator finds the graph's own profile."""
     run = simulate(graph, None, checkpoint_all(graph))
     assert run.violations == ()
     assert tuple(point.ram_bytes for point in run.curve) == checkpoint_all_profile(graph)
@@ -563,7 +565,7 @@ def deep(layers: int) -> Graph:
     return make(*forward, *backward)
 
 
-def test_schedule_of_500_nodes_is_judged() -> None:
+def test_schedule_of_500_nodes_is_simulated() -> None:
     """Keeping all, and recomputing a whole forward pass for every backward step, at 500 nodes."""
     graph = deep(250)
     kept = simulate(graph, None, checkpoint_all(graph))

@@ -115,7 +115,7 @@ def test_valid_schedule_has_no_violations(graph: Graph, costs: Costs, paged: Sch
         ({"energy_budget": 10.0}, None),
     ],
 )
-def test_each_limit_is_judged(
+def test_each_limit_is_verified(
     graph: Graph, costs: Costs, paged: Schedule, limits: dict[str, Any], violation: str | None
 ) -> None:
     """A limit is kept up to its very value; beyond it the violation says both figures."""
@@ -201,10 +201,10 @@ def test_storage_limit_counts_each_tensor_once(graph: Graph, costs: Costs, paged
     assert verify(Problem(graph, costs, ram=100, aux_bytes=8), twice).valid
 
 
-def test_violations_of_the_walk_come_with_those_of_the_limits(
+def test_violations_of_the_simulation_come_with_those_of_the_limits(
     graph: Graph, costs: Costs, paged: Schedule
 ) -> None:
-    """The judge reports everything, not the first of it."""
+    """The verifier reports everything, not the first of it."""
     problem = Problem(
         graph, costs, ram=16, deadline=1.0, aux_bytes=1, energy_budget=1.0, paging=False
     )
@@ -216,7 +216,7 @@ def test_violations_of_the_walk_come_with_those_of_the_limits(
 
 
 def test_schedule_of_another_graph_is_refused(graph: Graph, costs: Costs) -> None:
-    """A schedule that names another graph is not judged at all; the error names both."""
+    """A schedule that names another graph is not verified at all; the error names both."""
     other = replace(graph, name="other")
     schedule = checkpoint_all(other)
     with pytest.raises(ScheduleError, match=r"made for graph 'other' .*not for this 'skip'"):
@@ -228,7 +228,7 @@ def test_schedule_of_another_graph_is_refused(graph: Graph, costs: Costs) -> Non
 
 
 def test_overlap_deadline_takes_a_makespan(graph: Graph, costs: Costs, paged: Schedule) -> None:
-    """A deadline that a plan must keep is not judged by serial time behind the user's back."""
+    """A deadline that a plan must keep is not measured by serial time behind the user's back."""
     problem = Problem(graph, costs, ram=100, deadline=10, deadline_counts="overlap")
     with pytest.raises(InputError, match="held against a plan"):
         verify(problem, paged)
@@ -239,12 +239,12 @@ def test_overlap_deadline_takes_a_makespan(graph: Graph, costs: Costs, paged: Sc
     assert verify(Problem(graph, costs, ram=100, deadline_counts="overlap"), paged).valid
 
 
-def test_stand_in_is_judged_by_its_sums(graph: Graph, costs: Costs, paged: Schedule) -> None:
+def test_surrogate_is_verified_by_its_sums(graph: Graph, costs: Costs, paged: Schedule) -> None:
     """Compute plus half of the transfers, and the transfers alone, each against the deadline."""
-    walk = verify(Problem(graph, costs, ram=100), paged).simulation
-    assert walk.compute_s is not None
-    assert walk.transfer_s is not None
-    half = walk.compute_s + walk.transfer_s / 2
+    simulation = verify(Problem(graph, costs, ram=100), paged).simulation
+    assert simulation.compute_s is not None
+    assert simulation.transfer_s is not None
+    half = simulation.compute_s + simulation.transfer_s / 2
     problem = Problem(graph, costs, ram=100, deadline=half, deadline_counts="overlap")
     assert verify(problem.stand_in(0.5), paged).valid
     assert not verify(problem.stand_in(0.75), paged).valid
@@ -330,8 +330,8 @@ def test_overhead_is_compared_at_the_scale_of_the_energy(graph: Graph, costs: Co
 
 @given(seed=st.integers(min_value=0, max_value=2**32))
 @settings(deadline=None)
-def test_verdict_is_the_walk_plus_the_limits(seed: int) -> None:
-    """A valid walk is valid for a problem if and only if every figure keeps its limit."""
+def test_verdict_is_the_simulation_plus_the_limits(seed: int) -> None:
+    """A valid simulation is valid for a problem if and only if every figure keeps its limit."""
     rng = seeded(seed)
     problem = random_instance(rng, (2, 6))
     schedule = random_schedule(rng, problem.graph)
