@@ -12,7 +12,6 @@ from poetmodel.baselines import run
 from poetmodel.bench import Settings, grid, measurement
 from poetmodel.bench.measurement import measure
 from poetmodel.errors import BackendUnavailableError, LicenceError, PoetModelError
-from poetmodel.result import Termination
 from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
@@ -102,7 +101,8 @@ def test_model_that_the_licence_refuses_is_refused_though_time_ran_out_before(
 ) -> None:
     """Where the limit passed before the solver was called, the licence is asked afterwards.
 
-    The schedule of such a cell is the start's, whether the model had been stated by then or not.
+    The schedule of such a cell is the start's, whether the model had been stated by then or not;
+    how long the rest of the solve took does not matter.
     """
     asked: list[dict[str, int]] = []
 
@@ -110,18 +110,21 @@ def test_model_that_the_licence_refuses_is_refused_though_time_ran_out_before(
         asked.append(sizes)
         return LicenceError("too large")
 
-    def never_begun(*arguments: Any, **options: Any) -> Any:
-        found = run(*arguments, **options)
-        statistics = found.statistics if stated else {}
-        ended = Termination.TIME_LIMIT
-        return replace(found, solve_s=0.0, termination=ended, statistics=statistics)
+    def too_late(*arguments: Any, **options: Any) -> Any:
+        if stated:
+            monkeypatch.setattr("poetmodel.solve.direct._run", lambda *_: None)
+            return run(*arguments, **options)
+        return run(*arguments, **options | {"time_limit": 1e-6})
 
     cell = replace(_cell("optimal"), formulation="compact")
-    sizes = measure(cell.to_dict())["statistics"]
+    taken = measure(cell.to_dict())
+    assert taken["status"] == "optimal"
     monkeypatch.setattr("poetmodel.backends.trial.refusal", refusal)
-    monkeypatch.setattr(measurement, "run", never_begun)
+    assert measure(cell.to_dict())["status"] == "optimal"
+    assert asked == []
+    monkeypatch.setattr(measurement, "run", too_late)
     record = measure(cell.to_dict())
-    assert asked[-1] == {"columns": sizes["columns"], "rows": sizes["rows"]}
+    assert asked[-1] == {name: taken["statistics"][name] for name in ("columns", "rows")}
     assert (record["status"], record["reason"]) == ("refused", "too large")
     assert record["result"] is None
     assert record["schedule"] is None

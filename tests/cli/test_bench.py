@@ -96,6 +96,14 @@ def test_time_limit_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert {cell["time_limit_s"] for cell in done.json["cells"]} == {2.5}
 
 
+def test_quiet_figure_leaves_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As everywhere, --quiet prints no table; the folder has what it would say."""
+    monkeypatch.setattr(bench, "sweep", here)
+    done = invoke("bench", "small", "--quick", "--out", tmp_path, "--quiet")
+    assert (done.status, done.out, done.err) == (0, "", "")
+    assert (tmp_path / "cells.csv").exists()
+
+
 def test_failed_cells_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell that ended without an answer makes the status 1."""
     monkeypatch.setattr(

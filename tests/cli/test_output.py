@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from typer.main import get_command
 
 from commands import chain, invoke, write_graph
 from poetmodel.cli.application import app
@@ -81,11 +82,21 @@ def test_every_command_can_be_quiet(command: str) -> None:
     assert "Print nothing but errors" in text
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_all_of_what_is_written(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No word of a help text is taken for markup, which rich leaves out."""
+    monkeypatch.setenv("COLUMNS", "2000")
+    out = " ".join(invoke(command, "--help").out.split())
+    for parameter in get_command(app).commands[command].params:
+        assert " ".join((parameter.help or "").split()) in out
+
+
 def test_quiet_commands_print_nothing(chain_file: Path, board_file: Path, tmp_path: Path) -> None:
     """No table, no warning and no note; files are written, JSON is printed, errors are told."""
     schedule = tmp_path / "chain.schedule.json"
     given = ("--graph", chain_file)
     solve = ("solve", *given, "--device", board_file, "--ram", 350, "--out", schedule)
+    sweep = ("--devices", "rpi4b", "--ram", "80%", "--methods", "lru-paging")
     for arguments in (
         solve,
         ("verify", schedule, *given),
@@ -100,10 +111,12 @@ def test_quiet_commands_print_nothing(chain_file: Path, board_file: Path, tmp_pa
         ("models",),
         ("devices", "rpi4b"),
         ("doctor",),
+        ("sweep", "mlp", *sweep, "--out", tmp_path / "sweep"),
     ):
         outcome = invoke(*arguments, "--quiet")
         assert (outcome.status, outcome.out, outcome.err) == (0, "", ""), arguments
     assert schedule.exists()
+    assert (tmp_path / "sweep" / "cells.csv").exists()
     assert json.loads(invoke("models", "--quiet", "--json").out)
     assert invoke("models", "nope", "--quiet").err.startswith("error: ")
     assert invoke("models").out

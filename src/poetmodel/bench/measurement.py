@@ -139,7 +139,9 @@ def _raise_refusal(cell: Cell, result: SolveResult) -> None:
 
     The schedule of such a cell is not the solver's, which would not have taken the model.
     """
-    if cell.backend is None or cell.formulation is None or result.solve_s > 0:
+    # A result has the versions of its solver once that was called.
+    called = bool(result.versions.keys() - {"poetmodel"})
+    if cell.backend is None or cell.formulation is None or called:
         return
     from poetmodel.backends.trial import LICENCE_SIZE, refusal
 

@@ -44,7 +44,7 @@ BatchOption = Annotated[
     _size_option("--batch", "Samples of a step, where the network comes along. Default: 1."),
 ]
 ImageOption = Annotated[
-    int | None, _size_option("--image", "Side of its square images [pixels], where it takes some.")
+    int | None, _size_option("--image", "Side of its square images in pixels, where it takes some.")
 ]
 SequenceOption = Annotated[
     int | None, _size_option("--sequence", "Tokens of a sample, where it takes sequences.")

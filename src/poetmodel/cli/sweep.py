@@ -60,7 +60,7 @@ BatchesOption = Annotated[
     str | None, _listed("--batch", "N,...", "Batch sizes, where networks come along.", options.WHAT)
 ]
 ImagesOption = Annotated[
-    str | None, _listed("--image", "N,...", "Sides of square images [pixels].", options.WHAT)
+    str | None, _listed("--image", "N,...", "Sides of square images in pixels.", options.WHAT)
 ]
 SequencesOption = Annotated[
     str | None, _listed("--sequence", "N,...", "Tokens of a sample.", options.WHAT)
