@@ -27,6 +27,8 @@ from poetmodel.solve import solve
 from poetmodel.solve.outcome import judge
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from poetmodel.result import SolveResult
     from poetmodel.solve.progress import SolveProgress
 
@@ -133,8 +135,8 @@ def test_the_instances_reach_every_scale_and_limit() -> None:
     assert min(seen.values()) > 10, seen
 
 
-def graph_of(*nodes: tuple[str, int | tuple[int, ...], int]) -> Graph:
-    """Return a graph of (inputs, bytes of the outputs, workspace); node ``v0`` comes from storage.
+def graph_of(*nodes: tuple[str, int | tuple[int, ...], int], on_aux: bool = True) -> Graph:
+    """Return a graph of (inputs, bytes of the outputs, workspace); ``v0`` may come from storage.
 
     Second outputs are called ``v1.b``.
     """
@@ -151,7 +153,7 @@ def graph_of(*nodes: tuple[str, int | tuple[int, ...], int]) -> Graph:
                 inputs=tuple(inputs.split()),
                 outputs=tensors,
                 workspace_bytes=workspace,
-                on_aux=not k,
+                on_aux=on_aux and not k,
             )
         )
     return Graph(name="scales", nodes=tuple(made))
@@ -201,11 +203,56 @@ def one_byte_of_terabytes() -> Problem:
     return Problem(graph, costs, ram=318633042095805, deadline="15.6s", deadline_counts="serial")
 
 
+def one_byte_written() -> Problem:
+    """Return a problem among whose tensors of terabytes one of 1 B may be paged out in vain."""
+    graph = graph_of(
+        ("", 396078334283, 0),
+        ("v0", 1, 507871058122),
+        ("v1 v0", 414279641661, 0),
+        ("v1", 786375951067, 0),
+        ("v0", 359308566247, 0),
+        ("v2 v1 v3", 33969439072, 0),
+        on_aux=False,
+    )
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[1] * 6,
+        compute_energy_j=[1] * 6,
+        page_in=[(1, 1)] * 6,
+        page_out=[(1, 1)] * 6,
+    )
+    return Problem(graph, costs, ram=1263257958651, minimize="writes")
+
+
+def bytes_below_the_peak(missing: int) -> Problem:
+    """Return a problem that misses these bytes of the 172 TB that every tensor together takes."""
+    graph = graph_of(
+        ("", 1, 0),
+        ("v0", (7, 32434333559732), 0),
+        ("v1.b", 127467292596718, 0),
+        ("v0", 11717955144366, 0),
+        ("v1.b v1 v2", (1, 7), 0),
+        ("v4.b", 137628490222182, 0),
+        on_aux=False,
+    )
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[2, 0.1, 0.1, 0.1, 1, 2],
+        compute_energy_j=[2, 2, 2, 7, 2, 1],
+        page_in=[(0.2, 0.2), (0.2, 3), *[(0.2, 0.2)] * 4, (0.2, 0.2), (1, 0.2)],
+        page_out=[(0.2, 1), (1, 3), (0.2, 1), (0.2, 3), *[(0.2, 0.2)] * 4],
+    )
+    return Problem(graph, costs, ram=171619581300824 - missing)
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("way", WAYS)
-def test_the_least_bytes_written_beside_large_tensors(way: str, name: str) -> None:
-    """Seven bytes are below a tolerance in units of 700 MB: none is the proved optimum."""
-    problem = small_beside_large()
+@pytest.mark.parametrize("made", [small_beside_large, one_byte_written])
+def test_the_least_bytes_written_beside_large_tensors(
+    made: Callable[[], Problem], way: str, name: str
+) -> None:
+    """A few bytes are below a tolerance in units of 700 MB or 1 TB: none is the proved optimum."""
+    problem = made()
     assert fault(problem, way, name, 1e-4) == ""
     assert answer(problem, way, name, 1e-4).objective_value == 0
 
@@ -215,6 +262,19 @@ def test_the_least_bytes_written_beside_large_tensors(way: str, name: str) -> No
 def test_one_byte_too_many_leads_to_a_cut(way: str, name: str) -> None:
     """A peak 1 B above 318 TB, which no floating-point row shows, ends in the right schedule."""
     assert fault(one_byte_of_terabytes(), way, name, 0.0) == ""
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("missing", "energy_j"), [(0, 16.0), (1, 17.2), (8, 17.2)])
+def test_keeping_all_is_ruled_out_by_one_byte(
+    missing: int, energy_j: float, way: str, name: str
+) -> None:
+    """With 1 B less than the peak of keep-all, of 172 TB, something is paged: proved, at 17.2 J."""
+    problem = bytes_below_the_peak(missing)
+    assert fault(problem, way, name, 1e-4) == ""
+    result = answer(problem, way, name, 1e-4)
+    assert (result.status, result.energy_j) == (Status.OPTIMAL, pytest.approx(energy_j, rel=1e-9))
 
 
 def transfers(time_s: float, energy_j: float, **limits: object) -> Problem:
