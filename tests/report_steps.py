@@ -39,6 +39,7 @@ def certificate(**changes: Any) -> dict[str, Any]:
         "plan_time_s": 0.2,
         "plan_device": None,
         "eager_time_s": 0.125,
+        "threads": 1,
         "equal": True,
         "within_budget": True,
         **changes,
