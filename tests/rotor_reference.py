@@ -11,7 +11,7 @@ from functools import cache
 from math import inf
 from typing import TYPE_CHECKING
 
-from poetmodel.baselines.assembly import assemble
+from poetmodel.baselines.engine import Execution
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.plan.program import Instruction, Op
 
@@ -169,7 +169,13 @@ class Rotor:
         if self.cost(m, 0, last)[0] == inf:
             return None
         sample = self._compute("x")
-        return assemble(self.graph, (sample, *self._events(m, 0, last)))
+        execution = Execution(self.graph)
+        for op, index in (sample, *self._events(m, 0, last)):
+            if op == Op.COMPUTE:
+                execution.compute(index)
+            elif index in execution.ram:
+                execution.free(index)
+        return execution.schedule()
 
     def _events(self, m: int, s: int, t: int) -> Iterator[Instruction]:
         cut = None if s == t else self.cost(m, s, t)[1]

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from baseline_checks import valid_or_refused
 from chains import chain_costs, random_training_graph, training_chain
 from instances import random_instances, seeded
-from poetmodel.baselines import dtr_runtime, run
-from poetmodel.baselines.dtr import dtr, dtr_paging
-from poetmodel.baselines.dtr_runtime import Runtime
+from poetmodel.baselines import run
+from poetmodel.baselines.dtr import Runtime, dtr, dtr_paging
 from poetmodel.baselines.dtr_scores import HEURISTICS
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, MethodNotApplicableError
@@ -435,6 +434,6 @@ def test_run_that_thrashes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = training_chain([2] + [2] * 60, reads_own=False)
     problem = Problem(graph, chain_costs(graph), ram=9)
     assert len(dtr(problem).R) > 13 * len(graph.nodes)
-    monkeypatch.setattr(dtr_runtime, "THRASHING", 10)
+    monkeypatch.setattr("poetmodel.baselines.dtr.THRASHING", 10)
     with pytest.raises(MethodNotApplicableError, match="it thrashes: 10 passes of computing"):
         dtr(problem)

@@ -8,8 +8,8 @@ import pytest
 
 from chains import chain_costs, random_training_graph, training_chain
 from instances import seeded
+from poetmodel.baselines.engine import begin_of_backward, droppable
 from poetmodel.baselines.min_cut import min_cut, saved_tensors
-from poetmodel.baselines.realization import begin_of_backward, droppable
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem

@@ -8,8 +8,7 @@ import pytest
 
 from chains import chain_costs, random_training_graph, training_chain
 from instances import seeded
-from poetmodel.baselines.realization import recompute_once
-from poetmodel.baselines.segments import chen_greedy, chen_sqrt, keep_all
+from poetmodel.baselines.segments import chen_greedy, chen_sqrt, keep_all, recompute_once
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.problem import Problem

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from baseline_checks import valid_or_refused
 from instances import random_instances
-from poetmodel.baselines.planned import carry_out, gaps_of, loads_of
+from poetmodel.baselines.paging import execute_gaps, gaps_of, loads_of
 from poetmodel.baselines.swap_advisor import _Search, swap_advisor
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
@@ -85,7 +85,7 @@ def _least_overhead_j(problem: Problem) -> float:
         simulation = simulate(
             problem.graph,
             problem.costs,
-            carry_out(problem, plan),
+            execute_gaps(problem, plan),
             deadline_counts=problem.deadline_counts,
         )
         if simulation.peak_ram_bytes <= problem.usable_ram_bytes:

@@ -6,7 +6,13 @@ import math
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from poetmodel.baselines.planned import carry_out, fitting, gaps_of, loads_of
+from poetmodel.baselines.paging import (
+    StorageSpace,
+    execute_gaps,
+    gaps_of,
+    loads_of,
+    within_budget,
+)
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import simulate
 from poetmodel.time_limit import check_time_limit
@@ -16,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from poetmodel.baselines.planned import Gap
+    from poetmodel.baselines.paging import Gap
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 
@@ -83,11 +89,7 @@ class _Capuchin:
         """What each stage is above the budget by the plan so far, shape (stages,) [B]."""
         self.pages: dict[Gap, bool] = {}
         """The plan: gaps out of RAM, true where the tensor is swapped."""
-        self.on_aux = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
-        self.stored = set(self.on_aux) if problem.can_page else set()
-        limit = problem.aux_limit_bytes
-        self.room_bytes = math.inf if limit is None else limit
-        """Storage that is left [B]."""
+        self.storage = StorageSpace(problem)
         ends = list(accumulate(problem.table.compute_time_s))
         self.end_s = ends
         self.start_s = [0.0, *ends[:-1]]
@@ -96,9 +98,9 @@ class _Capuchin:
         self._swap_what_is_hidden()
         while True:
             self._choose_until_it_fits()
-            schedule = carry_out(self.problem, self.pages)
+            schedule = execute_gaps(self.problem, self.pages)
             if not self._repair(schedule):
-                return fitting(self.problem, schedule)
+                return within_budget(self.problem, schedule)
 
     # -- choosing -------------------------------------------------------------------------------
 
@@ -110,7 +112,7 @@ class _Capuchin:
             check_time_limit()
             if free[gap] < 0 or self.excess.max() <= 0:
                 break
-            if self._is_crowded(gap) and self._can_swap(gap):
+            if self._is_crowded(gap) and self.storage.takes(gap.tensor):
                 self._take(gap, page=True)
 
     def _choose_until_it_fits(self) -> None:
@@ -120,7 +122,11 @@ class _Capuchin:
                 check_time_limit()
                 if gap in self.pages or not self._is_crowded(gap):
                     continue
-                swap_s = max(0.0, -self._free_time_s(gap)) if self._can_swap(gap) else math.inf
+                swap_s = (
+                    max(0.0, -self._free_time_s(gap))
+                    if self.storage.takes(gap.tensor)
+                    else math.inf
+                )
                 overhead_s = swap_s
                 if swap_s > 0:
                     overhead_s = min(swap_s, self._recompute_s(gap))
@@ -142,22 +148,16 @@ class _Capuchin:
     def _is_crowded(self, gap: Gap) -> bool:
         return bool(self.excess[gap.before + 1 : gap.after].max() > 0)
 
-    def _can_swap(self, gap: Gap) -> bool:
-        if gap.tensor in self.stored:
-            return True
-        return self.problem.can_page and self.sizes[gap.tensor] <= self.room_bytes
-
     def _take(self, gap: Gap, *, page: bool) -> None:
         if gap not in self.pages:
             self.excess[gap.before + 1 : gap.after] -= self.sizes[gap.tensor]
         self.pages[gap] = page
-        if page and gap.tensor not in self.stored:
-            self.stored.add(gap.tensor)
-            self.room_bytes -= self.sizes[gap.tensor]
+        if page:
+            self.storage.write(gap.tensor)
 
     def _free_time_s(self, gap: Gap) -> float:
         table = self.problem.table
-        out_s = 0.0 if gap.tensor in self.on_aux else table.page_out_time_s[gap.tensor]
+        out_s = 0.0 if gap.tensor in self.storage.on_aux else table.page_out_time_s[gap.tensor]
         back_s = self.start_s[gap.after] - table.page_in_time_s[gap.tensor]
         return back_s - (self.end_s[gap.before] + out_s)
 
@@ -180,7 +180,7 @@ class _Capuchin:
                 if p in met or self._is_in_ram(p, t):
                     continue
                 met.add(p)
-                if p in self.stored:
+                if p in self.storage.stored:
                     total_s += problem.table.page_in_time_s[p]
                 else:
                     wanted.append(p)
@@ -206,7 +206,7 @@ class _Capuchin:
         over = {t: peak - usable for t, peak in peaks.items() if peak > usable}
         for t, over_bytes in over.items():
             again = [gap for gap, page in self.pages.items() if gap.after == t and not page]
-            swappable = next((gap for gap in again if self._can_swap(gap)), None)
+            swappable = next((gap for gap in again if self.storage.takes(gap.tensor)), None)
             if swappable is not None:
                 self._take(swappable, page=True)
             else:

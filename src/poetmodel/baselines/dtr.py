@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.baselines.assembly import fitted
-from poetmodel.baselines.dtr_runtime import Runtime
 from poetmodel.baselines.dtr_scores import HEURISTICS, Scores
-from poetmodel.baselines.execution import Execution
-from poetmodel.errors import InputError
-from poetmodel.problem import DeadlineCounts, Quantity
+from poetmodel.baselines.engine import Execution, StagedExecution, fitted, last_needs
+from poetmodel.baselines.paging import StorageSpace, transfer_costs
+from poetmodel.errors import InputError, MethodNotApplicableError
+from poetmodel.problem import Quantity
 from poetmodel.time_limit import check_time_limit
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 
+THRASHING: Final = 50
+"""A run that computes for as many passes is given up."""
 LIVENESS: Final = "liveness"
 """The variant that knows what each stage needs; by the score ``full``."""
 
@@ -97,7 +100,7 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
         msg = f"heuristic {heuristic!r}: expected one of {', '.join((*HEURISTICS, LIVENESS))}"
         raise InputError(msg)
     if liveness:
-        return _Dtr(problem, heuristic).run()
+        return _Liveness(problem, heuristic).run()
     return fitted(problem, lambda ram_bytes: Runtime(problem, heuristic, ram_bytes).run())
 
 
@@ -128,36 +131,145 @@ def dtr_paging(problem: Problem) -> Schedule:
     again goes to storage, as long as that has room; what is on storage is paged in when it is
     needed, and is no part of any neighbourhood.
     """
-    return _DtrPaging(problem).run()
+    return _Paging(problem).run()
 
 
-class _Dtr(Execution):
-    def __init__(self, problem: Problem, heuristic: str) -> None:
-        super().__init__(problem)
-        self.scores = Scores(self.graph, self._node_costs(), heuristic, nodes_once=True)
+class Runtime(Execution):
+    """The runtime of the paper's simulator (simrd's ``RuntimeV2Eager``), within some RAM.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is executed.
+    heuristic : str
+        The score that names the tensor to evict.
+    ram_bytes : int
+        RAM that tensors and workspace may fill [B].
+
+    Notes
+    -----
+    Nodes run in graph order. A node's inputs that are in RAM are locked, the others recomputed one
+    after the other, each in the same way, and locked; then room is made for all its outputs. A
+    tensor leaves when its last reader has run. One that is recomputed after that stays until its
+    score is the least: the runtime does not know which node will read it again. What may not be
+    recomputed is never evicted, and leaves when nothing can need it any more.
+    """
+
+    def __init__(self, problem: Problem, heuristic: str, ram_bytes: int) -> None:
+        graph, times = problem.graph, problem.table.compute_time_s
+        super().__init__(graph, ram_bytes)
+        self.compute_time_s = times
+        self.scores = Scores(graph, times, heuristic, nodes_once=False)
+        self.locks: Counter[int] = Counter()
+        again = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
+        self.pinned = set(range(len(graph.tensors))) - again
+        needs = last_needs(graph, again)
+        self.leaving: list[list[int]] = [[] for _ in graph.nodes]
+        """The tensors that leave after each node's first computation."""
+        for i, users in enumerate(graph.users_of):
+            end = users[-1] if users else graph.node_of[i]
+            self.leaving[needs[i] if i in self.pinned else end].append(i)
+        self.limit_s = THRASHING * sum(times)
+
+    def run(self) -> Schedule:
+        """Execute the training step and return it as a schedule.
+
+        Raises
+        ------
+        MethodNotApplicableError
+            If a step does not fit and all tensors are locked, or the run thrashes.
+        """
+        for k in range(len(self.graph.nodes)):
+            self._compute_with_inputs(k)
+            for i in self.graph.outputs_of[k]:
+                self.scores.use(i)
+            for i in self.leaving[k]:
+                if i in self.ram:
+                    self.evict(i)
+        return self.schedule()
+
+    def compute(self, k: int) -> None:
+        """Compute node `k`, whose inputs are locked, and unlock them."""
+        node = self.graph.nodes[k]
+        self.make_room(node.output_bytes + node.workspace_bytes, k)
+        self.scores.clock_s += self.compute_time_s[k]
+        if self.scores.clock_s > self.limit_s:
+            msg = (
+                f"it thrashes: {THRASHING} passes of computing do not end the step within "
+                f"{format_bytes(int(self.limit_bytes))}"
+            )
+            raise MethodNotApplicableError(msg)
+        super().compute(k)
+        for i in self.graph.outputs_of[k]:
+            self.scores.recover(i)
+        for i in self.graph.inputs_of[k]:
+            self.locks[i] -= 1
+
+    def victim(self, k: int) -> int | None:  # noqa: ARG002 - what node `k` reads is locked
+        """Return the tensor of the least score that is neither locked nor pinned."""
+        may_leave = (
+            i for i in sorted(self.ram) if self.sizes[i] and not (self.locks[i] or i in self.pinned)
+        )
+        return min(may_leave, key=self.scores.score, default=None)
+
+    def evict(self, i: int) -> None:
+        """Free tensor `i` and count it as evicted, unless nothing can need it any more."""
+        super().evict(i)
+        if i not in self.pinned:
+            self.scores.evict(i)
+
+    def _compute_with_inputs(self, k: int) -> None:
+        pending = [self._request(k)]
+        while pending:
+            check_time_limit()
+            node, missing = pending[-1]
+            while missing and missing[0] in self.ram:
+                self.locks[missing.pop(0)] += 1
+            if missing:
+                pending.append(self._request(self.graph.node_of[missing[0]]))
+            else:
+                self.compute(node)
+                pending.pop()
+
+    def _request(self, k: int) -> tuple[int, list[int]]:
+        """Lock the inputs of node `k` that are in RAM; return the node and the other inputs."""
+        inputs = self.graph.inputs_of[k]
+        for i in inputs:
+            self.scores.use(i)
+            self.locks[i] += i in self.ram
+        return k, [i for i in inputs if i not in self.ram]
+
+
+class _Liveness(StagedExecution):
+    def __init__(
+        self, problem: Problem, heuristic: str, node_costs: Sequence[float] | None = None
+    ) -> None:
+        super().__init__(problem.graph, problem.usable_ram_bytes)
+        self.problem = problem
+        costs = problem.table.compute_time_s if node_costs is None else node_costs
+        self.scores = Scores(self.graph, costs, heuristic, nodes_once=True)
         self.pinned: set[int] = set()
-        """In RAM without a further user, because it cannot be made again."""
-
-    def _node_costs(self) -> Sequence[float]:
-        return self.problem.table.compute_time_s
+        """In RAM without a further user, because it cannot be recomputed."""
 
     # -- what leaves RAM --------------------------------------------------------------------------
 
-    def choose(self, candidates: Sequence[int]) -> int | None:
-        again = self._can_be_made()
-        return min((i for i in candidates if again(i)), key=self.scores.score, default=None)
+    def victim(self, k: int) -> int | None:
+        again = self._recomputability()
+        recomputable = (i for i in self.candidates(k) if again(i))
+        return min(recomputable, key=self.scores.score, default=None)
 
-    def keeps(self, i: int) -> bool:
+    def retains(self, i: int) -> bool:
         if self.is_awaited(i):
             return True
-        if self._can_be_made()(i):
+        if self._recomputability()(i):
             return False
         if self._is_needed(i):
             self.pinned.add(i)
             return True
         return False
 
-    def on_compute(self, k: int) -> None:
+    def compute(self, k: int) -> None:
+        super().compute(k)
         for i in self.graph.inputs_of[k]:
             self.scores.use(i)
         self.scores.clock_s += self.problem.table.compute_time_s[k]
@@ -166,23 +278,24 @@ class _Dtr(Execution):
             self._is_back(i)
         self._unpin()
 
-    def on_leave(self, i: int) -> None:
+    def evict(self, i: int) -> None:
+        super().evict(i)
         self.pinned.discard(i)
-        if self.graph.users_of[i] and self._can_be_made()(i):
-            self.scores.evict(i)  # anything else is gone: nobody needs it again
+        if self.graph.users_of[i] and self._recomputability()(i):
+            self.scores.evict(i)  # no node needs any other tensor again
 
     def _is_back(self, i: int) -> None:
         self.scores.recover(i)
 
     def _unpin(self) -> None:
-        """Let go what was pinned for evicted tensors that are back."""
+        """Evict what was pinned for evicted tensors that are back."""
         for i in sorted(self.pinned):
             if self._last_read.get(i, -1) < 0 and not self._is_needed(i):
-                self.let_go(i)
+                self.evict(i)
 
-    # -- what can be had again --------------------------------------------------------------------
+    # -- what can be recomputed -------------------------------------------------------------------
 
-    def _can_be_made(self) -> Callable[[int], bool]:
+    def _recomputability(self) -> Callable[[int], bool]:
         """Return a test whether a tensor can be recomputed from what is in RAM now."""
         known: dict[int, bool] = {}
         graph, problem = self.graph, self.problem
@@ -196,7 +309,7 @@ class _Dtr(Execution):
                     todo.pop()
                     continue
                 k = graph.node_of[u]
-                missing = [p for p in graph.inputs_of[k] if not self._is_at_hand(p)]
+                missing = [p for p in graph.inputs_of[k] if not self._is_available(p)]
                 if not problem.may_recompute(k):
                     known[u] = False
                 elif unknown := [p for p in missing if p not in known]:
@@ -209,38 +322,30 @@ class _Dtr(Execution):
 
         return test
 
-    def _is_at_hand(self, p: int) -> bool:
+    def _is_available(self, p: int) -> bool:
         """Return whether tensor `p` need not be recomputed when it is read."""
         return p in self.ram
 
     def _is_needed(self, i: int) -> bool:
-        """Return whether an evicted tensor with a further user is made from tensor `i`."""
+        """Return whether an evicted tensor with a further user is computed from tensor `i`."""
         return any(self.is_awaited(u) for u in self.scores.evicted_after(i))
 
 
-class _DtrPaging(_Dtr):
+class _Paging(_Liveness):
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem, "full")
-        graph = problem.graph
-        self.stored: set[int] = set()
-        """With a copy on storage."""
-        if problem.can_page:
-            self.stored = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
+        by_energy = problem.minimize != Quantity.TIME
+        nodes = range(len(problem.graph.nodes))
+        charges = [problem.compute_charge_j(k) for k in nodes] if by_energy else None
+        super().__init__(problem, "full", charges)
+        self.storage = StorageSpace(problem)
+        self.page_in_cost, self.page_out_cost = transfer_costs(problem)
         self.away: set[int] = set()
-        """Not in RAM, and to be paged in if needed."""
-        self.room_bytes = math.inf if problem.aux_limit_bytes is None else problem.aux_limit_bytes
-        """Storage that is left [B]."""
+        """Not in RAM, and paged in if needed."""
 
-    def _node_costs(self) -> Sequence[float]:
-        problem = self.problem
-        if problem.minimize == Quantity.TIME:
-            return problem.table.compute_time_s
-        return [problem.compute_charge_j(k) for k in range(len(problem.graph.nodes))]
-
-    def choose(self, candidates: Sequence[int]) -> int | None:
-        again = self._can_be_made()
+    def victim(self, k: int) -> int | None:
+        again = self._recomputability()
         best: tuple[float, int, bool] | None = None
-        for i in candidates:
+        for i in self.candidates(k):
             recompute = self._neighbourhood_cost(i) if again(i) else math.inf
             transfer = self._transfer_cost(i)
             cost = min(recompute, transfer)
@@ -252,31 +357,31 @@ class _DtrPaging(_Dtr):
         _, victim, pages = best
         if pages:
             self.away.add(victim)
-            if victim not in self.stored:
-                self.stored.add(victim)
-                self.room_bytes -= self.sizes[victim]
+            self.storage.write(victim)
         return victim
 
-    def fetches(self, i: int) -> bool:
+    def pages_in(self, i: int) -> bool:
         return i in self.away
 
-    def on_page_in(self, i: int) -> None:
+    def page_in(self, i: int) -> None:
+        super().page_in(i)
         self.scores.use(i)
         self._is_back(i)
 
-    def on_leave(self, i: int) -> None:
-        if i in self.stored and not self.is_awaited(i):
+    def evict(self, i: int) -> None:
+        if i in self.storage.stored and not self.is_awaited(i):
             self.away.add(i)
         if i in self.away:
+            self.free(i)
             self.pinned.discard(i)
         else:
-            super().on_leave(i)
+            super().evict(i)
 
     def _is_back(self, i: int) -> None:
         self.away.discard(i)
         super()._is_back(i)
 
-    def _is_at_hand(self, p: int) -> bool:
+    def _is_available(self, p: int) -> bool:
         return p in self.ram or p in self.away
 
     def _neighbourhood_cost(self, i: int) -> float:
@@ -286,28 +391,11 @@ class _DtrPaging(_Dtr):
             for p in self.graph.inputs_of[self.graph.node_of[u]]
             if p in self.away
         }
-        return self.scores.neighbourhood_cost(i) + sum(self._page_in_cost(p) for p in read)
+        return self.scores.neighbourhood_cost(i) + sum(self.page_in_cost(p) for p in read)
 
     def _transfer_cost(self, i: int) -> float:
-        """Return what it costs to have tensor `i` out and in again, infinite where it can't be."""
-        if i in self.stored:
-            return self._page_in_cost(i)
-        if not self.problem.can_page or self.sizes[i] > self.room_bytes:
+        """Return the cost of paging tensor `i` out and in, infinite without space for it."""
+        if not self.storage.takes(i):
             return math.inf
-        return self._page_in_cost(i) + self._page_out_cost(i)
-
-    def _page_in_cost(self, i: int) -> float:
-        problem = self.problem
-        if problem.minimize != Quantity.TIME:
-            return problem.page_in_charge_j(i)
-        return problem.table.page_in_time_s[i] if self._transfers_count else 0.0
-
-    def _page_out_cost(self, i: int) -> float:
-        problem = self.problem
-        if problem.minimize != Quantity.TIME:
-            return problem.page_out_charge_j(i)
-        return problem.table.page_out_time_s[i] if self._transfers_count else 0.0
-
-    @property
-    def _transfers_count(self) -> bool:
-        return self.problem.deadline_counts != DeadlineCounts.COMPUTE
+        page_out = 0.0 if i in self.storage.stored else self.page_out_cost(i)
+        return self.page_in_cost(i) + page_out

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.baselines.realization import begin_of_backward, droppable, recompute_once
+from poetmodel.baselines.engine import begin_of_backward, droppable
+from poetmodel.baselines.segments import recompute_once
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import simulate
 

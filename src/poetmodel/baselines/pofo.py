@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.baselines.assembly import fitted
-from poetmodel.baselines.chain import Chain
-from poetmodel.baselines.chain_memory import ChainMemory
-from poetmodel.baselines.realization import begin_of_backward, last_forward_uses, realize
+from poetmodel.baselines.chain import Chain, ChainMemory
+from poetmodel.baselines.engine import begin_of_backward, fitted, last_forward_uses, retain
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.time_limit import check_time_limit
 
@@ -370,7 +368,7 @@ def schedule_of(chain: Chain, actions: Sequence[Action]) -> Schedule:
             run |= step.tape
         elif step.backward:
             run = set()
-    return realize(
+    return retain(
         graph,
         keep=lambda t, i: i in by_action[Action.KEEP] or t < last[i] or t >= begin,
         demand=lambda t: demanded.get(t, ()),

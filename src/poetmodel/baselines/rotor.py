@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.baselines.chain import Chain
-from poetmodel.baselines.chain_memory import ChainMemory
+from poetmodel.baselines.chain import Chain, ChainMemory
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import simulate
 from poetmodel.time_limit import check_time_limit

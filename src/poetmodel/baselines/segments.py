@@ -6,17 +6,13 @@ from itertools import pairwise
 from math import isqrt
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.baselines.realization import (
-    begin_of_backward,
-    droppable,
-    recompute_once,
-)
+from poetmodel.baselines.engine import begin_of_backward, droppable, last_forward_uses, retain
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Phase, articulation_points
 from poetmodel.schedule import checkpoint_all, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
@@ -111,6 +107,44 @@ def chen_greedy(problem: Problem) -> Schedule:
         for threshold in _thresholds(graph)
     )
     return _cheapest(problem, plans)
+
+
+def recompute_once(
+    graph: Graph, saved: Collection[int], groups: Collection[range] = ()
+) -> Schedule:
+    """Return the schedule that saves some tensors and recomputes the others when they are read.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    saved : collection of int
+        Tensors that stay from the forward to the backward pass.
+    groups : collection of range, optional
+        Ranges of nodes that are recomputed together. When one of their tensors is missing, all that
+        will still be read are recomputed.
+
+    Returns
+    -------
+    Schedule
+        Every node is recomputed at most once: what is recomputed, and what is saved, stays until
+        nothing more is computed from it.
+    """
+    begin, last = begin_of_backward(graph), last_forward_uses(graph)
+    final = tuple(users[-1] if users else -1 for users in graph.users_of)
+    group_of = {k: group for group in groups for k in group}
+    stays = set(saved)
+
+    def keep(t: int, i: int) -> bool:
+        return i in stays or t < last[i] or t >= begin
+
+    def demand(t: int) -> Iterable[int]:
+        read = [group_of.get(graph.node_of[i]) for i in graph.inputs_of[t] if i not in stays]
+        for group in read if t >= begin else ():
+            for k in group or ():
+                yield from (i for i in graph.outputs_of[k] if final[i] >= t)
+
+    return retain(graph, keep, demand)
 
 
 def _candidates(graph: Graph) -> tuple[Sequence[int], ...]:

@@ -6,17 +6,21 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.baselines.planned import carry_out, fitting, gaps_of, loads_of
+from poetmodel.baselines.paging import (
+    execute_gaps,
+    gaps_of,
+    loads_of,
+    transfer_costs,
+    within_budget,
+)
 from poetmodel.errors import MethodNotApplicableError
-from poetmodel.problem import DeadlineCounts, Quantity
+from poetmodel.problem import Quantity
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
-    from poetmodel.baselines.planned import Gap
+    from poetmodel.baselines.paging import Gap
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 
@@ -75,12 +79,12 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     """
     load = loads_of(problem.graph)
     if (load <= problem.usable_ram_bytes).all():
-        return carry_out(problem, {})
+        return execute_gaps(problem, {})
     if not problem.can_page:
         msg = "it swaps tensors, and the problem allows no paging"
         raise MethodNotApplicableError(msg)
     chosen = _Search(problem, load, seed).run()
-    return fitting(problem, carry_out(problem, dict.fromkeys(chosen, True)))
+    return within_budget(problem, execute_gaps(problem, dict.fromkeys(chosen, True)))
 
 
 class _Search:
@@ -111,7 +115,9 @@ class _Search:
 
     def _price(self, tensors: list[int]) -> None:
         problem = self.problem
-        cost_in, cost_out = _charges(problem)
+        cost_in, cost_out = transfer_costs(problem)
+        if problem.minimize == Quantity.WRITES:
+            cost_in, cost_out = (lambda _: 0.0), problem.graph.tensor_bytes.__getitem__
         on_aux = [problem.graph.nodes[problem.graph.node_of[i]].on_aux for i in tensors]
         self.cost_in = np.array([cost_in(i) for i in tensors])
         self.tensor = np.unique(tensors, return_inverse=True)[1]
@@ -181,15 +187,3 @@ class _Search:
                 span += self.sizes[place]
                 mask[place] = False
         return mask
-
-
-def _charges(problem: Problem) -> tuple[Callable[[int], float], Callable[[int], float]]:
-    """Return what a page-in and a page-out of a tensor add to what the problem minimizes."""
-    table, sizes = problem.table, problem.graph.tensor_bytes
-    if problem.minimize == Quantity.WRITES:
-        return lambda _: 0.0, lambda i: float(sizes[i])
-    if problem.minimize == Quantity.TIME:
-        if problem.deadline_counts == DeadlineCounts.COMPUTE:
-            return lambda _: 0.0, lambda _: 0.0
-        return lambda i: table.page_in_time_s[i], lambda i: table.page_out_time_s[i]
-    return problem.page_in_charge_j, problem.page_out_charge_j

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poetmodel.baselines.cost_sets import CostSets
+from poetmodel.baselines.dtr_scores import CostSets
 
 
 def test_sets_join_through_a_common_neighbour() -> None:

@@ -1,0 +1,392 @@
+"""The engine of the baselines: it executes one training step as a method decides.
+
+A method that evicts as it goes derives from `StagedExecution`. A runtime that recomputes in its own
+order derives from `Execution`. A method that knows beforehand what stays in RAM gives its rule to
+`retain`. The result is a schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.graph import Phase
+from poetmodel.schedule import GraphIdentity, paged_at_once, simulate
+from poetmodel.solve.trimming import trim
+from poetmodel.time_limit import check_time_limit
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+
+FORWARD: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
+"""Phases of the forward pass; later nodes read what it saved."""
+ATTEMPTS: Final = 24
+"""How often `fitted` runs a method, each time with less RAM to fill."""
+
+
+class Execution:
+    """What is in RAM, and what every stage has computed, kept and paged in.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    limit_bytes : float, optional
+        RAM that tensors and workspaces may fill [B].
+
+    Notes
+    -----
+    The first computations come in graph order, each in its own stage. Within a stage a schedule
+    knows no order but that of the nodes. A node that a stage computes twice is computed once by the
+    schedule, and its outputs stay in RAM between their uses there. A tensor that a stage frees
+    before any use is not in RAM when the stage begins. A tensor that is paged in is paged out right
+    after its first computation.
+    """
+
+    def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
+        self.graph = graph
+        self.limit_bytes = limit_bytes
+        self.sizes = graph.tensor_bytes
+        self.stage = -1
+        self.ram: set[int] = set()
+        self.ram_bytes = 0
+        self._computed: list[set[int]] = []
+        self._kept: list[set[int]] = []
+        self._paged: list[set[int]] = []
+        self._used: set[int] = set()
+        """Tensors that the stage has read or computed."""
+
+    def begin_stage(self) -> None:
+        """Begin the next stage with the tensors that are in RAM."""
+        self.stage += 1
+        self._computed.append(set())
+        self._kept.append(set(self.ram))
+        self._paged.append(set())
+        self._used = set()
+
+    def compute(self, k: int) -> None:
+        """Compute node `k`, in the next stage if the node of the current one is computed."""
+        if self._stage_is_over:
+            self.begin_stage()
+        outputs, used, kept = self.graph.outputs_of[k], self._used, self._kept[-1]
+        self._computed[-1].add(k)
+        used.update(self.graph.inputs_of[k])
+        for i in outputs:
+            if i in kept and i not in used:
+                kept.remove(i)
+        used.update(outputs)
+        self._add(outputs)
+
+    def page_in(self, i: int) -> None:
+        """Page tensor `i` in, in the next stage if the node of the current one is computed."""
+        if self._stage_is_over:
+            self.begin_stage()
+        if i not in self._kept[-1] and self.graph.node_of[i] not in self._computed[-1]:
+            self._paged[-1].add(i)
+        self._add((i,))
+
+    def free(self, i: int) -> None:
+        """Free tensor `i`, which is in RAM."""
+        self.ram.remove(i)
+        self.ram_bytes -= self.sizes[i]
+        if i not in self._used:
+            self._kept[-1].discard(i)
+
+    def evict(self, i: int) -> None:
+        """Free tensor `i` by decision of the method, which takes note of it here."""
+        self.free(i)
+
+    def victim(self, k: int) -> int | None:  # noqa: ARG002 - the answer of a method without any
+        """Return the tensor to evict so that node `k` fits, None if no tensor may leave RAM."""
+        return None
+
+    def make_room(self, demand_bytes: int, k: int) -> None:
+        """Evict tensors until so many bytes more fit at node `k`.
+
+        Raises
+        ------
+        MethodNotApplicableError
+            If no tensor may leave RAM.
+        """
+        while self.ram_bytes + demand_bytes > self.limit_bytes:
+            check_time_limit()
+            victim = self.victim(k)
+            if victim is None:
+                msg = (
+                    f"the step {self._name(k)} takes {format_bytes(demand_bytes)} more, "
+                    f"{format_bytes(self.ram_bytes)} of {format_bytes(int(self.limit_bytes))} are "
+                    "in use, and no tensor may leave RAM"
+                )
+                raise MethodNotApplicableError(msg)
+            self.evict(victim)
+
+    def schedule(self) -> Schedule:
+        """Return the stages so far as a schedule."""
+        return paged_at_once(
+            self.graph,
+            R=map(sorted, self._computed),
+            S_RAM=map(sorted, self._kept),
+            M_in=[sorted(tensors) for tensors in self._paged],
+            identity=GraphIdentity.of(self.graph),
+        )
+
+    @property
+    def _stage_is_over(self) -> bool:
+        return self.stage < 0 or self.stage in self._computed[-1]
+
+    def _name(self, k: int) -> str:
+        return repr(self.graph.nodes[k].name)
+
+    def _add(self, tensors: Iterable[int]) -> None:
+        for i in tensors:
+            if i not in self.ram:
+                self.ram.add(i)
+                self.ram_bytes += self.sizes[i]
+
+
+class StagedExecution(Execution):
+    """An execution that computes or pages in, stage by stage, what is missing in RAM.
+
+    Notes
+    -----
+    A stage computes in graph order, each node once, as a schedule does. So a tensor that a later
+    step of the stage reads is never evicted before that step.
+    """
+
+    def __init__(self, graph: Graph, limit_bytes: float = math.inf) -> None:
+        super().__init__(graph, limit_bytes)
+        self._last_read: dict[int, int] = {}
+        """The last step of the stage that reads each tensor."""
+
+    # -- what a method decides ------------------------------------------------------------------
+
+    def pages_in(self, i: int) -> bool:  # noqa: ARG002 - the answer of a method without storage
+        """Return whether tensor `i`, which is not in RAM, is paged in; else it is recomputed."""
+        return False
+
+    def retains(self, i: int) -> bool:
+        """Return whether tensor `i` stays in RAM after its last reader in the stage.
+
+        By default it stays as long as a later stage reads it for its own node.
+        """
+        return self.is_awaited(i)
+
+    def demanded(self) -> Iterable[int]:
+        """Return the tensors that the stage needs in RAM besides the inputs of its node."""
+        return ()
+
+    # -- the stages -----------------------------------------------------------------------------
+
+    def is_awaited(self, i: int) -> bool:
+        """Return whether the node of a later stage reads tensor `i`."""
+        users = self.graph.users_of[i]
+        return bool(users) and users[-1] > self.stage
+
+    def candidates(self, k: int) -> list[int]:
+        """Return the tensors of more than 0 bytes that no step of the stage from `k` on reads."""
+        return [i for i in sorted(self.ram) if self.sizes[i] and self._last_read.get(i, -1) < k]
+
+    def run(self) -> Schedule:
+        """Execute all stages and return the schedule.
+
+        Raises
+        ------
+        MethodNotApplicableError
+            If a step does not fit in RAM and no tensor may leave.
+        """
+        for _ in self.graph.nodes:
+            check_time_limit()
+            self.begin_stage()
+            self._execute()
+        return self.schedule()
+
+    def _execute(self) -> None:
+        graph = self.graph
+        computed, paged = self._missing()
+        for k in computed:  # what is recomputed anyway need not be in RAM before
+            for i in self.ram.intersection(graph.outputs_of[k]):
+                self.free(i)
+        self._last_read = {i: k for k in sorted(computed) for i in graph.inputs_of[k]}
+        for k in sorted(computed.union(graph.node_of[i] for i in paged)):
+            for i in graph.outputs_of[k]:
+                if i in paged:
+                    self.make_room(self.sizes[i], k)
+                    self.page_in(i)
+            if paged:
+                self._used.update(graph.outputs_of[k])  # a stage keeps them up to this step
+            if k in computed:
+                self.make_room(graph.nodes[k].output_bytes + graph.nodes[k].workspace_bytes, k)
+                self.compute(k)
+            for i in (*graph.inputs_of[k], *graph.outputs_of[k]):
+                if i in self.ram and self._last_read.get(i, -1) <= k and not self.retains(i):
+                    self.evict(i)
+
+    def _missing(self) -> tuple[set[int], set[int]]:
+        """Return the nodes to compute in the stage, and the tensors to page in."""
+        graph = self.graph
+        computed, paged = {self.stage}, set[int]()
+        wanted = [*graph.inputs_of[self.stage], *self.demanded()]
+        while wanted:
+            i = wanted.pop()
+            k = graph.node_of[i]
+            if i in self.ram or i in paged or k in computed:
+                continue
+            if self.pages_in(i):
+                paged.add(i)
+            else:
+                computed.add(k)
+                wanted.extend(graph.inputs_of[k])
+        return computed, {i for i in paged if graph.node_of[i] not in computed}
+
+    def _name(self, k: int) -> str:
+        return f"{super()._name(k)} on the way to {super()._name(self.stage)}"
+
+
+def retain(
+    graph: Graph,
+    keep: Callable[[int, int], bool],
+    demand: Callable[[int], Iterable[int]] = lambda _: (),
+    *,
+    stored: Collection[int] = (),
+) -> Schedule:
+    """Return the schedule that retains what a rule says and recomputes what is missing.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    keep : callable
+        From a stage and a tensor of a recomputable node of the forward pass to whether the tensor
+        stays in RAM after that stage. Tensors of other nodes stay while they may be needed.
+    demand : callable, optional
+        From a stage to the tensors that must be in RAM in it besides what its node reads.
+    stored : collection of int, optional
+        Tensors that are paged out at their first computation, and paged in where they are missing.
+
+    Returns
+    -------
+    Schedule
+        Valid by the rules of execution. In each stage all that is missing is recomputed once, or
+        paged in; keeps and transfers that serve nothing are removed.
+    """
+    return trim(graph, _Retention(graph, keep, demand, stored).run())
+
+
+class _Retention(StagedExecution):
+    def __init__(
+        self,
+        graph: Graph,
+        keep: Callable[[int, int], bool],
+        demand: Callable[[int], Iterable[int]],
+        stored: Collection[int],
+    ) -> None:
+        super().__init__(graph)
+        self.keep, self.demand, self.stored = keep, demand, stored
+        self.droppable = droppable(graph)
+        self.until = last_needs(graph, self.droppable)
+
+    def begin_stage(self) -> None:
+        t, until, ruled, keep = self.stage, self.until, self.droppable, self.keep
+        for i in list(self.ram):
+            if until[i] <= t or (i in ruled and not keep(t, i)):
+                self.free(i)
+        super().begin_stage()
+
+    def pages_in(self, i: int) -> bool:
+        return i in self.stored
+
+    def demanded(self) -> Iterable[int]:
+        return self.demand(self.stage)
+
+    def _execute(self) -> None:
+        computed, paged = self._missing()
+        for i in paged:
+            self.page_in(i)
+        for k in sorted(computed):
+            self.compute(k)
+
+
+def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
+    """Return the schedule of a method that may fill as much RAM as keeps the budget.
+
+    Parameters
+    ----------
+    problem : Problem
+        Gives the graph and the budget.
+    run : callable
+        The method: from the RAM that it may fill [B] to a schedule. It raises
+        `MethodNotApplicableError` where that is too little for it.
+
+    Raises
+    ------
+    MethodNotApplicableError
+        If no attempt keeps the budget; with the method's own reason where the first one has any.
+
+    Notes
+    -----
+    The stages of a schedule are coarser than the steps of a method, so the simulator may count
+    more RAM than the method did. Each attempt gets less RAM by the excess of the one before.
+    """
+    usable = fill = problem.usable_ram_bytes
+    peak = 0
+    for _ in range(ATTEMPTS):
+        try:
+            schedule = run(fill)
+        except MethodNotApplicableError:
+            if not peak:
+                raise
+            break
+        peak = simulate(problem.graph, None, schedule).peak_ram_bytes
+        if peak <= usable:
+            return schedule
+        fill -= peak - usable
+        if fill <= 0:
+            break
+    needs = f"; its schedule needs {peak:,} B" if peak > usable else ""
+    msg = f"it cannot keep within the {usable:,} B that tensors may use{needs}"
+    raise MethodNotApplicableError(msg)
+
+
+# -- what methods ask of a graph ------------------------------------------------------------------
+
+
+def droppable(graph: Graph) -> frozenset[int]:
+    """Return the outputs of recomputable forward nodes, samples aside."""
+    return frozenset(
+        i
+        for i, k in enumerate(graph.node_of)
+        if graph.nodes[k].recomputable
+        and not graph.nodes[k].on_aux
+        and graph.nodes[k].phase in FORWARD - {Phase.INPUT}
+    )
+
+
+def last_forward_uses(graph: Graph) -> tuple[int, ...]:
+    """Return for each tensor the last node of the forward pass that reads it, or its own node."""
+    return tuple(
+        max((k for k in users if graph.nodes[k].phase in FORWARD), default=graph.node_of[i])
+        for i, users in enumerate(graph.users_of)
+    )
+
+
+def begin_of_backward(graph: Graph) -> int:
+    """Return the first node after the forward pass; the number of nodes where there is none."""
+    phases = (k for k, node in enumerate(graph.nodes) if node.phase not in FORWARD)
+    return next(phases, len(graph.nodes))
+
+
+def last_needs(graph: Graph, recomputable: Collection[int]) -> list[int]:
+    """Return for each tensor the last stage that may read it, if these may be recomputed."""
+    again = {graph.node_of[i] for i in recomputable}
+    until = list(graph.node_of)
+    for i in range(len(until) - 1, -1, -1):
+        for k in graph.users_of[i]:
+            outputs = graph.outputs_of[k] if k in again else ()
+            until[i] = max(until[i], k, *(until[j] for j in outputs))
+    return until

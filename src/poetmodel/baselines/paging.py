@@ -1,0 +1,268 @@
+"""Methods that page: `lru_paging`, `offload_all`, and what all of them share.
+
+A *gap* is a tensor between two uses that are not in adjacent stages. A method that decides
+beforehand chooses the gaps in which a tensor is out of RAM.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetmodel.baselines.engine import FORWARD, StagedExecution
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.problem import DeadlineCounts, Quantity
+from poetmodel.schedule import simulate
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+
+
+def lru_paging(problem: Problem) -> Schedule:
+    """Page out the least recently used tensor whenever RAM is short, page in what is read.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to schedule. Nothing is recomputed.
+
+    Returns
+    -------
+    Schedule
+        Within the RAM budget and the storage limit.
+
+    Raises
+    ------
+    MethodNotApplicableError
+        If a step does not fit and no tensor can be paged out.
+
+    Notes
+    -----
+    A tensor is used when a node computes or reads it; among those of the same step the lowest
+    number goes first. Tensors do not change, so each is written once. Evicted again it is dropped,
+    as a clean page is. Tensors without a further user are freed at once, those of 0 bytes stay.
+    Takes O(n) evictions of O(n) candidates.
+
+    References
+    ----------
+    Denning: Virtual Memory. ACM Computing Surveys 2(3), 1970, doi 10.1145/356571.356573: demand
+    paging and least recently used replacement, here with tensors in place of pages.
+    """
+    return _LeastRecentlyUsed(problem).run()
+
+
+def offload_all(problem: Problem) -> Schedule:
+    """Page out every tensor that is saved for the backward pass, page it in at each use there.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to schedule. Nothing is recomputed.
+
+    Returns
+    -------
+    Schedule
+        Within the RAM budget.
+
+    Raises
+    ------
+    MethodNotApplicableError
+        If nothing can be paged, if the graph has no backward pass, or if that is not enough for
+        the budget.
+
+    Notes
+    -----
+    Saved is what input, forward and loss nodes compute and backward or update nodes read. It stays
+    in RAM until its last use before the backward pass. It is paged in for each node that reads it
+    there, and stays no longer than the next node if that one reads it too. The method looks at no
+    budget. Gradients stay in RAM from the first to the last use, as do tensors of 0 bytes. Samples
+    that lie on storage from the start are not written. Takes linear time.
+
+    References
+    ----------
+    Rhu, Gimelshein, Clemons, Zulfiqar, Keckler: vDNN. MICRO 2016, section 3, policy "vDNN-all";
+    ``torch.autograd.graph.save_on_cpu`` does the same with what autograd saves.
+    """
+    graph = problem.graph
+    if not problem.can_page:
+        msg = "it pages every saved tensor out, and the problem allows no paging"
+        raise MethodNotApplicableError(msg)
+    forward = [node.phase in FORWARD for node in graph.nodes]
+    if all(forward):
+        msg = "it pages what the backward pass reads, and the graph has no backward nodes"
+        raise MethodNotApplicableError(msg)
+    saved = {
+        gap: True
+        for gap in gaps_of(graph)
+        if graph.tensor_bytes[gap.tensor]
+        and forward[graph.node_of[gap.tensor]]
+        and not forward[gap.after]
+    }
+    return within_budget(problem, execute_gaps(problem, saved))
+
+
+class StorageSpace:
+    """Which tensors have a copy on storage, and how much space is left there."""
+
+    def __init__(self, problem: Problem) -> None:
+        graph = problem.graph
+        self.sizes = graph.tensor_bytes
+        self.can_page = problem.can_page
+        self.on_aux = frozenset(i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux)
+        self.stored = set(self.on_aux) if problem.can_page else set[int]()
+        limit = problem.aux_limit_bytes
+        self.left_bytes = math.inf if limit is None else limit
+
+    def takes(self, i: int) -> bool:
+        """Return whether tensor `i` has a copy on storage, or space for one."""
+        return i in self.stored or (self.can_page and self.sizes[i] <= self.left_bytes)
+
+    def write(self, i: int) -> None:
+        """Write tensor `i`, unless it has a copy."""
+        if i not in self.stored:
+            self.stored.add(i)
+            self.left_bytes -= self.sizes[i]
+
+
+def transfer_costs(problem: Problem) -> tuple[Callable[[int], float], Callable[[int], float]]:
+    """Return what a page-in and a page-out of a tensor cost: energy, or time if that is minimized.
+
+    Time in the deadline's meaning: none where it counts compute only.
+    """
+    if problem.minimize != Quantity.TIME:
+        return problem.page_in_charge_j, problem.page_out_charge_j
+    if problem.deadline_counts == DeadlineCounts.COMPUTE:
+        return lambda _: 0.0, lambda _: 0.0
+    table = problem.table
+    return lambda i: table.page_in_time_s[i], lambda i: table.page_out_time_s[i]
+
+
+class _LeastRecentlyUsed(StagedExecution):
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.graph, problem.usable_ram_bytes)
+        self.storage = StorageSpace(problem)
+        self.steps = 0
+        self.last_use = [0] * len(self.sizes)
+
+    def victim(self, k: int) -> int | None:
+        can_go = [i for i in self.candidates(k) if self.storage.takes(i)]
+        victim = min(can_go, key=lambda i: self.last_use[i], default=None)
+        if victim is not None:
+            self.storage.write(victim)
+        return victim
+
+    def pages_in(self, i: int) -> bool:
+        return i in self.storage.stored
+
+    def compute(self, k: int) -> None:
+        super().compute(k)
+        self.steps += 1
+        for i in (*self.graph.inputs_of[k], *self.graph.outputs_of[k]):
+            self.last_use[i] = self.steps
+
+
+# -- methods that decide beforehand ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A tensor between two uses that are not in adjacent stages."""
+
+    tensor: int
+    before: int
+    """The node that computes or reads it before the gap."""
+    after: int
+    """The next node that reads it."""
+
+
+def gaps_of(graph: Graph) -> list[Gap]:
+    """Return every gap of a graph, by tensor and stage."""
+    found: list[Gap] = []
+    for i, users in enumerate(graph.users_of):
+        ends = (graph.node_of[i], *users)
+        found.extend(Gap(i, a, b) for a, b in pairwise(ends) if b > a + 1)
+    return found
+
+
+def loads_of(graph: Graph) -> NDArray[np.int64]:
+    """Return for each stage what RAM holds while its node is computed and no gap is used.
+
+    Returns
+    -------
+    ndarray of int64, shape (n_nodes,) [B]
+        The working set of the node and all tensors in a gap. A tensor that is out of RAM in a gap
+        takes its bytes off the stages ``before + 1`` to ``after - 1``.
+    """
+    load = np.array(graph.step_bytes, dtype=np.int64)
+    for gap in gaps_of(graph):
+        load[gap.before + 1 : gap.after] += graph.tensor_bytes[gap.tensor]
+    return load
+
+
+def execute_gaps(problem: Problem, pages: Mapping[Gap, bool]) -> Schedule:
+    """Return the schedule in which tensors are out of RAM in some gaps, whatever RAM that takes.
+
+    Parameters
+    ----------
+    problem : Problem
+        Gives the graph.
+    pages : mapping of Gap to bool
+        The gaps in which a tensor is out of RAM; true where it is paged in after it, false where it
+        is recomputed. For a recomputation, inputs on storage are paged in and all others
+        recomputed, as far back as needed.
+    """
+    return _GapExecution(problem, pages).run()
+
+
+class _GapExecution(StagedExecution):
+    def __init__(self, problem: Problem, pages: Mapping[Gap, bool]) -> None:
+        super().__init__(problem.graph)
+        self.out_after: dict[tuple[int, int], bool] = {
+            (gap.tensor, gap.before): page for gap, page in pages.items()
+        }
+        self.last_use = list(problem.graph.node_of)
+        """The last node that has used each tensor in its own stage."""
+        self.stored = {gap.tensor for gap, page in pages.items() if page}
+        self.stored |= StorageSpace(problem).stored
+
+    def pages_in(self, i: int) -> bool:
+        return self.out_after.get((i, self.last_use[i]), i in self.stored)
+
+    def retains(self, i: int) -> bool:
+        return self.is_awaited(i) and (i, self.last_use[i]) not in self.out_after
+
+    def compute(self, k: int) -> None:
+        super().compute(k)
+        if k == self.stage:
+            for i in self.graph.inputs_of[k]:
+                self.last_use[i] = k
+
+
+def within_budget(problem: Problem, schedule: Schedule) -> Schedule:
+    """Return a schedule that keeps the RAM budget.
+
+    Raises
+    ------
+    MethodNotApplicableError
+        If it does not.
+    """
+    usable = problem.usable_ram_bytes
+    peak = simulate(problem.graph, None, schedule).peak
+    if peak.ram_bytes > usable:
+        msg = (
+            f"its schedule needs {format_bytes(peak.ram_bytes)} at "
+            f"{problem.graph.nodes[peak.node].name!r}, and tensors may use {format_bytes(usable)}"
+        )
+        raise MethodNotApplicableError(msg)
+    return schedule

@@ -1,0 +1,155 @@
+"""Whatever a method executes, in any order, becomes a valid schedule of the same computations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chains import chain_costs, training_chain
+from instances import random_graph, seeded
+from poetmodel.baselines.engine import Execution, fitted
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.problem import Problem
+from poetmodel.schedule import checkpoint_all, simulate
+
+if TYPE_CHECKING:
+    import random
+
+    from poetmodel.graph import Graph
+
+
+class Wanderer(Execution):
+    """Computes a graph on demand; frees tensors at random in between."""
+
+    def __init__(self, rng: random.Random, graph: Graph) -> None:
+        super().__init__(graph)
+        self.rng = rng
+        self.done: list[int] = []
+
+    def run(self) -> None:
+        """Do all nodes in order."""
+        for k in range(len(self.graph.nodes)):
+            self.supply(k, frozenset())
+            self.lose_some(frozenset(), 0.2)
+
+    def supply(self, k: int, needed: frozenset[int]) -> None:
+        """Compute a node, whatever it takes; what is needed stays."""
+        pinned = needed | set(self.graph.inputs_of[k])
+        for i in self.graph.inputs_of[k]:
+            if i not in self.ram:
+                self.fetch(i, pinned)
+        self.lose_some(pinned, 0.3)
+        self.compute(k)
+        self.done.append(k)
+
+    def fetch(self, i: int, needed: frozenset[int]) -> None:
+        """Page a tensor in or recompute it."""
+        k = self.graph.node_of[i]
+        if not self.graph.nodes[k].recomputable or self.rng.random() < 0.4:
+            self.page_in(i)
+        else:
+            self.supply(k, needed)
+
+    def lose_some(self, pinned: frozenset[int], chance: float) -> None:
+        """Free some tensors."""
+        for i in sorted(self.ram - pinned):
+            if self.rng.random() < chance:
+                self.free(i)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_recorded_schedules_are_valid(seed: int) -> None:
+    """Whatever is freed, paged in and recomputed on demand, the simulator finds no violation."""
+    rng = seeded(f"trace/{seed}")
+    graph = random_graph(rng, (3, 9))
+    wanderer = Wanderer(rng, graph)
+    wanderer.run()
+    schedule = wanderer.schedule()
+    assert simulate(graph, None, schedule).violations == ()
+    assert {k for _, k in schedule.R} == set(wanderer.done)
+    assert len(schedule.R) <= len(wanderer.done)
+
+
+def test_keeping_everything_is_keep_all() -> None:
+    """Computations alone, with frees at last uses or without any, compute every node once."""
+    graph = training_chain([2, 3, 1])
+    plain, freeing = Execution(graph), Execution(graph)
+    for k in range(len(graph.nodes)):
+        plain.compute(k)
+        freeing.compute(k)
+        for i in sorted(i for i in freeing.ram if max(graph.users_of[i], default=0) <= k):
+            freeing.free(i)
+    assert plain.schedule().R == checkpoint_all(graph).R
+    assert freeing.schedule() == checkpoint_all(graph)
+
+
+def test_free_before_any_use_ends_with_the_stage_before() -> None:
+    """A tensor freed to make room is not in RAM when the stage begins; it is on storage until then.
+
+    x, f1, f2: f1 is freed after f2 is there, and paged in for the gradient of f2.
+    """
+    graph = training_chain([1, 1, 1], loss=False)
+    f1, g2 = graph.tensor_index["f1"], graph.node_index["g2"]
+    execution = Execution(graph)
+    for k in (0, 1, 2):
+        execution.compute(k)
+    execution.free(f1)
+    execution.page_in(f1)
+    for k in (3, 4):
+        execution.compute(k)
+    schedule = execution.schedule()
+    assert (schedule.M_out, schedule.M_in) == (((1, f1),), ((g2, f1),))
+    assert ((2, f1), (g2, f1)) == schedule.S_AUX
+    assert (g2, f1) not in schedule.S_RAM
+    assert simulate(graph, None, schedule).valid
+
+
+def test_free_in_the_midst_of_a_stage_is_one_before_it() -> None:
+    """A tensor that a stage frees unread, after recomputing something, does not begin with it."""
+    graph = training_chain([1, 1, 1], loss=False)
+    f1, f2 = graph.tensor_index["f1"], graph.tensor_index["f2"]
+    execution = Execution(graph)
+    for k in (0, 1, 2, 3):
+        execution.compute(k)
+    execution.free(f1)
+    execution.compute(1)
+    execution.free(f2)
+    execution.compute(4)
+    schedule = execution.schedule()
+    assert (4, 1) in schedule.R
+    assert {i for t, i in schedule.S_RAM if t == 4} == {0, graph.tensor_index["g2"]}
+    assert simulate(graph, None, schedule).valid
+
+
+def test_room_is_made_by_evictions_and_refused_without_a_victim() -> None:
+    """The step and the bytes are in the reason; RAM is counted with every compute and free."""
+    execution = Execution(training_chain([4, 3, 1]), limit_bytes=9)
+    execution.compute(0)
+    execution.compute(1)
+    assert execution.ram_bytes == 7
+    execution.make_room(2, 2)
+    with pytest.raises(MethodNotApplicableError, match="the step 'f2' takes 3 B more, 7 B of 9 B"):
+        execution.make_room(3, 2)
+    execution.evict(0)
+    execution.make_room(3, 2)
+    assert execution.ram_bytes == 3
+
+
+def test_fitted_gives_a_method_less_until_the_budget_is_kept() -> None:
+    """A method that takes two bytes too much gets two bytes less."""
+    graph = training_chain([1] * 5)
+    costs = chain_costs(graph)
+    peak = simulate(graph, None, checkpoint_all(graph)).peak_ram_bytes
+    tight = Problem(graph, costs, ram=peak - 2)
+    given = []
+
+    def run(ram_bytes: int) -> object:
+        given.append(ram_bytes)
+        return checkpoint_all(graph)
+
+    with pytest.raises(MethodNotApplicableError, match=f"needs {peak} B"):
+        fitted(tight, run)  # type: ignore[arg-type]
+    assert given[:3] == [peak - 2, peak - 4, peak - 6]
+    loose = Problem(graph, costs, ram=peak)
+    assert fitted(loose, run) == checkpoint_all(graph)  # type: ignore[arg-type]

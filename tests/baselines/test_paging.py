@@ -1,0 +1,259 @@
+"""Methods that page: gaps and their loads, demand paging, offloading."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from baseline_checks import valid_or_refused
+from instances import random_instances
+from poetmodel.baselines.paging import (
+    Gap,
+    execute_gaps,
+    gaps_of,
+    loads_of,
+    lru_paging,
+    offload_all,
+    within_budget,
+)
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.graph import Graph, floor, operation
+from poetmodel.graph.catalogue import load_model
+from poetmodel.problem import Problem
+from poetmodel.schedule import checkpoint_all, simulate
+from strategies import graphs
+from worked import comb_graph, even_costs, skip_graph, skip_problem
+
+
+def test_gaps_and_loads_worked_by_hand() -> None:
+    """Only `a` is unused for a stage or more; in the one of `c` it makes the peak."""
+    graph = skip_graph()
+    assert gaps_of(graph) == [Gap(0, 1, 3)]
+    assert loads_of(graph).tolist() == [4, 10, 15, 12]
+
+
+def test_a_plan_without_gaps_is_keep_all() -> None:
+    """What never leaves is kept to its last use."""
+    for problem in random_instances(40, (3, 8), seed=41):
+        assert execute_gaps(problem, {}) == checkpoint_all(problem.graph)
+
+
+@pytest.mark.parametrize("page", [True, False])
+def test_a_gap_is_paged_or_recomputed(page: bool) -> None:
+    """The tensor is out of RAM in the gap, and comes back in the way that the plan says."""
+    schedule = execute_gaps(skip_problem(), {Gap(0, 1, 3): page})
+    assert (2, 0) not in schedule.S_RAM
+    assert schedule.M_in == (((3, 0),) if page else ())
+    assert ((3, 0) in schedule.R) is not page
+
+
+def test_loads_are_those_of_the_simulator() -> None:
+    """With every gap on storage each stage holds its working set: the peak is the minimum RAM."""
+    for problem in random_instances(40, (3, 8), seed=42, zero_bytes=False):
+        graph = problem.graph
+        schedule = execute_gaps(problem, dict.fromkeys(gaps_of(graph), True))
+        assert simulate(graph, None, schedule).peak_ram_bytes == floor(graph).bytes
+        points = simulate(graph, None, checkpoint_all(graph)).curve
+        assert [point.ram_bytes for point in points] == loads_of(graph).tolist()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """The reason names the peak, its node and the budget."""
+    graph = skip_graph()
+    schedule = checkpoint_all(graph)
+    assert within_budget(Problem(graph, even_costs(graph), ram=15), schedule) is schedule
+    with pytest.raises(MethodNotApplicableError, match="needs 15 B at 'c', and tensors may use 14"):
+        within_budget(Problem(graph, even_costs(graph), ram=14), schedule)
+
+
+# -- demand paging ---------------------------------------------------------------------------------
+
+
+def _trace_graph() -> Graph:
+    """Make a graph whose evictions in 8 bytes are worked by hand.
+
+    ====  =====  =======  ===================================================================
+    node  bytes  reads    in 8 bytes
+    ====  =====  =======  ===================================================================
+    a     2
+    b     2
+    c     2      a
+    d     3               6 + 3: `b` goes, used in step 2; `a` was read in step 3
+    e     1      a b      `b` comes: 7 + 2, `c` goes (step 3; `d` is of step 4); 7 + 1
+    f     1      c d e    `c` comes: 4 + 2; 6 + 1
+    ====  =====  =======  ===================================================================
+    """
+    return Graph(
+        name="trace",
+        nodes=(
+            operation("a", output_bytes=2),
+            operation("b", output_bytes=2),
+            operation("c", output_bytes=2, inputs=("a",)),
+            operation("d", output_bytes=3),
+            operation("e", output_bytes=1, inputs=("a", "b")),
+            operation("f", output_bytes=1, inputs=("c", "d", "e")),
+        ),
+    )
+
+
+def test_lru_hand_trace() -> None:
+    """What was used longest ago goes, comes back when read, and the peak is the budget."""
+    graph = _trace_graph()
+    schedule = lru_paging(Problem(graph, even_costs(graph), ram=8))
+    assert schedule.M_in == ((4, 1), (5, 2))
+    assert schedule.M_out == ((1, 1), (2, 2))
+    assert schedule.S_RAM == (
+        (1, 0),
+        (2, 0),
+        (2, 1),
+        (3, 0),
+        (3, 2),
+        (4, 0),
+        (4, 3),
+        (5, 3),
+        (5, 4),
+    )
+    assert all(t == k for t, k in schedule.R)
+    assert simulate(graph, None, schedule).peak_ram_bytes == 8
+
+
+def test_lru_storage_limit_counts_all_that_was_written() -> None:
+    """The trace writes two tensors of 2 bytes: 4 bytes of storage are enough, 3 are not."""
+    graph = _trace_graph()
+    assert lru_paging(Problem(graph, even_costs(graph), ram=8, aux_bytes=4)).M_in
+    with pytest.raises(MethodNotApplicableError, match="the step 'b' on the way to 'e'"):
+        lru_paging(Problem(graph, even_costs(graph), ram=8, aux_bytes=3))
+
+
+def test_lru_nothing_is_paged_at_full_ram() -> None:
+    """At the checkpoint-all peak the schedule is checkpoint-all, with or without storage."""
+    problem = skip_problem(ram="100%", paging=False)
+    assert lru_paging(problem) == checkpoint_all(problem.graph)
+
+
+def test_lru_schedules_keep_the_budget_or_are_refused() -> None:
+    """Whatever the graph, the schedule is valid, within RAM and storage, or there is a reason."""
+    paged = 0
+    for problem in random_instances(300, (3, 9), seed=61, resident=True, below_floor=True):
+        schedule = valid_or_refused(lru_paging, problem)
+        if schedule is not None:
+            paged += bool(schedule.M_in)
+            sizes, limit = problem.graph.tensor_bytes, problem.aux_limit_bytes
+            assert limit is None or sum(sizes[i] for _, i in schedule.M_out) <= limit
+            assert all(t == k for t, k in schedule.R)
+    assert paged > 20
+
+
+@settings(max_examples=40)
+@given(graph=graphs(max_nodes=10, on_aux=True))
+def test_minimum_ram_is_enough_for_lru(graph: Graph) -> None:
+    """With storage a budget of the largest working set is always kept, the same way each time."""
+    problem = Problem(graph, even_costs(graph), ram=max(1, floor(graph).bytes))
+    assert valid_or_refused(lru_paging, problem) == lru_paging(problem)
+
+
+def test_lru_samples_on_storage_need_no_page_out() -> None:
+    """A tensor that lies on storage from the start is dropped and paged in."""
+    graph = skip_graph(on_aux=True)
+    schedule = lru_paging(Problem(graph, even_costs(graph), ram=13, aux_bytes=0))
+    assert (schedule.M_out, schedule.M_in) == ((), ((3, 0),))
+
+
+def test_lru_refused_without_room_on_storage() -> None:
+    """With 3 bytes of storage for the 4 of `a`, or none at all, the step `c` does not fit."""
+    for limits in ({"aux_bytes": 3}, {"paging": False}):
+        with pytest.raises(MethodNotApplicableError, match="the step 'c'"):
+            lru_paging(skip_problem(**limits))
+
+
+# -- offloading ------------------------------------------------------------------------------------
+
+
+def test_offload_hand_trace() -> None:
+    """Of three forward tensors two wait for their backward node, on storage; peak 4 + 4."""
+    graph = comb_graph(3)
+    schedule = offload_all(Problem(graph, even_costs(graph), ram=8))
+    assert schedule.M_out == ((0, 0), (1, 1))
+    assert schedule.M_in == ((4, 1), (5, 0))
+    assert schedule.S_RAM == ((1, 0), (2, 1), (3, 2), (4, 3), (5, 4))
+    assert simulate(graph, None, schedule).peak_ram_bytes == 8
+
+
+def test_a_tensor_comes_in_for_each_of_its_readers() -> None:
+    """Read by two backward nodes that are no neighbours, it comes in twice and is written once."""
+    graph = Graph(
+        name="twice",
+        nodes=(
+            operation("f", output_bytes=4),
+            operation("loss", output_bytes=1, phase="loss"),
+            operation("g", output_bytes=1, phase="backward", inputs=("f", "loss")),
+            operation("h", output_bytes=1, phase="backward", inputs=("g",)),
+            operation("w", output_bytes=1, phase="update", inputs=("f", "h")),
+        ),
+    )
+    schedule = offload_all(Problem(graph, even_costs(graph), ram=8))
+    assert schedule.M_out == ((0, 0),)
+    assert schedule.M_in == ((2, 0), (4, 0))
+
+
+def test_offload_budget_is_not_bent() -> None:
+    """What the forward pass itself holds is not moved: where that is too much, it says how much."""
+    graph = Graph(
+        name="residual",
+        nodes=(
+            operation("a", output_bytes=4),
+            operation("b", output_bytes=4, inputs=("a",)),
+            operation("c", output_bytes=4, inputs=("b",)),
+            operation("d", output_bytes=1, inputs=("a", "c")),
+            operation("g", output_bytes=1, phase="backward", inputs=("d",)),
+        ),
+    )
+    costs = even_costs(graph)
+    assert offload_all(Problem(graph, costs, ram=12)).M_in == ()
+    with pytest.raises(MethodNotApplicableError, match="needs 12 B at 'c', and tensors may use 11"):
+        offload_all(Problem(graph, costs, ram=11))
+
+
+def test_offload_does_not_apply_without_storage_or_backward_pass() -> None:
+    """Each of the two reasons is said."""
+    graph = comb_graph(3)
+    with pytest.raises(MethodNotApplicableError, match="allows no paging"):
+        offload_all(Problem(graph, even_costs(graph), ram="100%", paging=False))
+    with pytest.raises(MethodNotApplicableError, match="no backward nodes"):
+        offload_all(skip_problem())
+
+
+def test_offload_schedules_keep_the_budget_or_are_refused() -> None:
+    """On random graphs whose second half is a backward pass: valid and within RAM, or a reason."""
+    paged = 0
+    for problem in random_instances(200, (4, 9), seed=71, resident=True):
+        nodes = problem.graph.nodes
+        half = len(nodes) // 2
+        halves = (*nodes[:half], *(replace(node, phase="backward") for node in nodes[half:]))
+        graph = replace(problem.graph, nodes=halves)
+        costs = even_costs(graph)
+        schedule = valid_or_refused(
+            offload_all, Problem(graph, costs, ram=problem.ram_budget_bytes, paging=problem.paging)
+        )
+        paged += schedule is not None and bool(schedule.M_in)
+    assert paged > 20
+
+
+def test_all_saved_tensors_of_a_network_go_out() -> None:
+    """In a real training graph everything the backward pass reads later is paged, once out."""
+    graph = load_model("mlp")
+    schedule = offload_all(Problem(graph, even_costs(graph), ram="100%"))
+    phases = [node.phase for node in graph.nodes]
+    late = {
+        i
+        for i, users in enumerate(graph.users_of)
+        for k in users
+        if graph.tensor_bytes[i]
+        and phases[graph.node_of[i]] in ("input", "forward", "loss")
+        and phases[k] in ("backward", "update")
+        and all(u >= k or k - u > 1 for u in (graph.node_of[i], *users))
+    }
+    assert {i for _, i in schedule.M_in} == late
+    assert late
