@@ -87,6 +87,8 @@ def test_rows_of_a_graph_by_hand() -> None:
     x = np.full(relaxation.form.n_columns, 0.6)
     assert separate_rounded(rounded_rows(relaxation), x, 0.45) == []
     assert len(separate_rounded(rounded_rows(relaxation), x, 0.35)) == 2
+    looks = iter([False, True])  # the time is over after the first row
+    assert len(rounded_rows(relaxation, lambda: next(looks))) == 1
 
 
 def test_with_the_peak_minimized_there_are_none() -> None:

@@ -47,7 +47,7 @@ class LinearAnswer:
 
 def tighten(session: Session, relaxation: Relaxation) -> LinearAnswer:
     """Solve a linear relaxation and add cuts while that raises its value."""
-    rounded = rounded_rows(relaxation)
+    rounded = rounded_rows(relaxation, session.done)
     idle = 0
     answer = LinearAnswer(None, float("-inf"))
     for turn in range(CUT_ROUNDS):

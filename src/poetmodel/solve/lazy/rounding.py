@@ -10,7 +10,7 @@ from poetmodel.problem import Quantity
 from poetmodel.solve.lazy.relaxation import Cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -20,18 +20,20 @@ MOST_SUMS: Final = 1 << 20
 """Most sums that are told apart, in greatest common divisors; beyond them only those count."""
 
 
-def rounded_rows(relaxation: Relaxation) -> list[Cut]:
+def rounded_rows(relaxation: Relaxation, done: Callable[[], bool] = lambda: False) -> list[Cut]:
     """Return what the enforced stage rows say of their tensors from each size on.
 
     Parameters
     ----------
     relaxation : Relaxation
         The relaxation.
+    done : callable
+        Says when the time is over: the rows of hundreds of large tensors take seconds.
 
     Returns
     -------
     list of Cut
-        Without an origin: a finer relaxation has its own.
+        Those found before `done`, without an origin: a finer relaxation has its own.
 
     Notes
     -----
@@ -43,10 +45,11 @@ def rounded_rows(relaxation: Relaxation) -> list[Cut]:
     """
     if relaxation.problem.minimize == Quantity.RAM:
         return []
-    return [cut for q in sorted(relaxation.grouping.stage_rows) for cut in _of_stage(relaxation, q)]
+    stages = sorted(relaxation.grouping.stage_rows)
+    return [cut for q in stages for cut in _of_stage(relaxation, q, done)]
 
 
-def _of_stage(relaxation: Relaxation, q: int) -> Iterator[Cut]:
+def _of_stage(relaxation: Relaxation, q: int, done: Callable[[], bool]) -> Iterator[Cut]:
     graph = relaxation.problem.graph
     own = {*graph.inputs_of[q], *graph.outputs_of[q]}
     limit = relaxation.problem.usable_ram_bytes - graph.nodes[q].workspace_bytes
@@ -60,6 +63,8 @@ def _of_stage(relaxation: Relaxation, q: int) -> Iterator[Cut]:
         last_of_size = end == len(row) or row[end][0] < size
         if total <= limit or not last_of_size:
             continue
+        if done():
+            return
         right = largest_sum([bytes_ for bytes_, _ in row[:end]], limit)
         if right < limit:
             scale = row[0][0]
