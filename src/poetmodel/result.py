@@ -1,4 +1,4 @@
-"""What a solve ends with: why it stopped, what it holds, and how good that is."""
+"""The result of a solve: a schedule, why the solve stopped, and what was proven."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class Status(StrEnum):
-    """What may be claimed of a result; each claim was proved."""
+    """What a result claims; each claim is proven."""
 
     OPTIMAL = "optimal"
-    """A valid schedule whose gap is at most the one asked for."""
+    """A valid schedule, proven optimal within the gap tolerance."""
     FEASIBLE = "feasible"
-    """A schedule with a larger gap, or one that the judge rejects (see `violations`)."""
+    """A schedule whose gap is above the tolerance, or that the verifier rejects (`violations`)."""
     INFEASIBLE = "infeasible"
-    """Proved: no schedule keeps the limits."""
+    """Proven: no schedule keeps all limits."""
     UNKNOWN = "unknown"
     """No schedule was found, and none was ruled out."""
 
@@ -41,31 +41,31 @@ class Termination(StrEnum):
     """Why a solve stopped. Says nothing about what it found."""
 
     PROVED = "proved"
-    """Gap at most the requested one, or infeasibility proved."""
+    """The gap is within the tolerance, or the problem is proven infeasible."""
     TIME_LIMIT = "time_limit"
     """The wall-clock limit was reached."""
     INTERRUPTED = "interrupted"
     """The user or a callback asked to stop."""
     STALLED = "stalled"
-    """The solver ended by itself with a larger gap than asked."""
+    """The solver stopped by itself with a gap above the tolerance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnObjective:
-    """What a model optimises in place of what its problem minimizes."""
+    """An objective of a model that replaces what its problem minimizes."""
 
     name: str
     """The name of the Pyomo objective."""
     sense: str
     """``minimize`` or ``maximize``."""
     value: float
-    """Its value at the schedule that was found."""
+    """Its value at the schedule found."""
     bound: float | None
-    """Proven: no solution of the model has a better value; None where nothing is proved."""
+    """Proven bound: no solution of the model has a better value; None where nothing is proven."""
 
     @property
     def gap(self) -> float:
-        """How far the value may be from the best one, as a fraction of it; 1 without a bound."""
+        """(value - bound) / value, as a fraction from 0; 1 without a bound."""
         if self.bound is None:
             return 1.0
         missing = self.value - self.bound if self.sense == "minimize" else self.bound - self.value
@@ -74,44 +74,44 @@ class OwnObjective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveResult:
-    """A schedule with its proof, or why there is none.
+    """A schedule with its proven bound, or the reason why there is none.
 
     Figures are the simulator's, never the solver's; without a schedule they are None.
     """
 
     problem: Problem
-    """What was asked."""
+    """The problem."""
     status: Status
-    """What may be claimed."""
+    """What is claimed."""
     termination: Termination
     """Why the solve stopped."""
     schedule: Schedule | None = None
-    """The best schedule found."""
+    """The best schedule found, the incumbent."""
     simulation: Simulation | None = None
-    """What the judge found it to do."""
+    """What the schedule does, as simulated."""
     violations: tuple[str, ...] = ()
-    """What the judge objects to; only schedules of ``paper`` may have any."""
+    """Rules and limits that the schedule breaks; only those of ``paper`` may break any."""
     objective_bound: float | None = None
     """Proven lower bound on the minimized quantity, in its own unit."""
     own_objective: OwnObjective | None = None
-    """What a model optimised that states another objective than its problem; status, `summary`
-    and the objective of the file speak of it. None for all others."""
+    """The objective of a model that has another one than its problem. Status, `summary` and the
+    objective of the file then refer to it."""
     overhead_bound_j: float = 0.0
-    """Proven lower bound on the energy beyond the baseline [J]."""
+    """Proven lower bound on the overhead, the energy beyond the baseline [J]."""
     reason: str = ""
-    """In words why there is no schedule, where there is none."""
+    """Why there is no schedule, in words."""
     formulation: str = ""
-    """The formulation that was solved."""
+    """Name of the formulation."""
     reduction: str = ""
-    """In words how the formulation reduced the graph, where it could not state it as it is."""
+    """How the formulation reduced a graph that it could not state as it is, in words."""
     backend: str = ""
-    """The back end that solved it."""
+    """Name of the back end."""
     method: str = "optimal"
-    """How the schedule was made."""
+    """Name of the method."""
     time_limit_s: float | None = None
-    """The limit given [s]."""
+    """Time limit [s]."""
     requested_gap: float = 0.0
-    """The gap asked for."""
+    """Gap tolerance, as a fraction."""
     build_s: float = 0.0
     """Time to build and compile models [s]."""
     solve_s: float = 0.0
@@ -142,22 +142,22 @@ class SolveResult:
 
     @property
     def peak_ram_bytes(self) -> int | None:
-        """Highest RAM use, without what is resident [B]."""
+        """Highest RAM use, without resident bytes [B]."""
         return self.simulation.peak_ram_bytes if self.simulation is not None else None
 
     @property
     def written_bytes(self) -> int | None:
-        """Bytes paged out, each time counted [B]."""
+        """Bytes paged out, every transfer counted [B]."""
         return self.simulation.written_bytes if self.simulation is not None else None
 
     @property
     def read_bytes(self) -> int | None:
-        """Bytes paged in, each time counted [B]."""
+        """Bytes paged in, every transfer counted [B]."""
         return self.simulation.read_bytes if self.simulation is not None else None
 
     @property
     def aux_used_bytes(self) -> int | None:
-        """Storage used: all tensors ever paged out together [B]."""
+        """Storage used: the sizes of all tensors that are paged out [B]."""
         return self.simulation.aux_used_bytes if self.simulation is not None else None
 
     @property
@@ -172,7 +172,7 @@ class SolveResult:
 
     @property
     def makespan_s(self) -> float | None:
-        """Time of one step from begin to end [s]."""
+        """Time of one step from start to end [s]."""
         return self.simulation.makespan_s if self.simulation is not None else None
 
     @property
@@ -192,7 +192,7 @@ class SolveResult:
 
     @property
     def baseline_energy_j(self) -> float:
-        """Energy of one computation of every node [J]."""
+        """Energy of a single pass: every node computed once [J]."""
         return self.problem.baseline_energy_j
 
     @property
@@ -204,21 +204,21 @@ class SolveResult:
 
     @property
     def gap(self) -> float | None:
-        """How far the energy overhead may be from the least possible one, as a fraction of it."""
+        """(overhead - bound on the overhead) / overhead, as a fraction."""
         if self.overhead_j is None:
             return None
         return relative_gap(self.overhead_j, self.overhead_bound_j)
 
     @property
     def objective_value(self) -> float | None:
-        """The minimized quantity, in its own unit; with an objective of one's own its value."""
+        """The minimized quantity, in its own unit, or the value of `own_objective`."""
         if self.own_objective is not None:
             return self.own_objective.value
         return None if self.simulation is None else measured(self.problem, self.simulation)
 
     @property
     def objective_gap(self) -> float | None:
-        """Gap of the minimized quantity, beyond what every schedule pays (see `unavoidable`)."""
+        """Gap of the minimized quantity, without what every schedule pays (see `unavoidable`)."""
         if self.objective_value is None:
             return None
         if self.own_objective is not None:
@@ -239,13 +239,13 @@ class SolveResult:
         )
 
     def require_schedule(self) -> Schedule:
-        """Return the schedule, or raise `NoScheduleError` that carries this result."""
+        """Return the schedule; raise `NoScheduleError` with this result if there is none."""
         if self.schedule is None:
             raise NoScheduleError(self)
         return self.schedule
 
     def summary(self) -> str:
-        """Return the outcome in one sentence."""
+        """Return the result in one sentence."""
         if self.schedule is None:
             return f"{self.status}: {self.reason or 'no schedule was found'}"
         gap = self.objective_gap if self.objective_gap is not None else 0.0
@@ -258,7 +258,7 @@ class SolveResult:
             figures += f"; energy {self.energy_j:.6g} J"
         text = f"{self.status}: {figures}"
         if self.violations:
-            text += f"; rejected by the judge: {'; '.join(self.violations)}"
+            text += f"; rejected by the verifier: {'; '.join(self.violations)}"
         return text
 
     def to_dict(self) -> dict[str, Any]:
@@ -362,8 +362,8 @@ def measured(problem: Problem, simulation: Simulation) -> float:
 def unavoidable(problem: Problem) -> float:
     """Return the part of the minimized quantity that every schedule pays, in its own unit.
 
-    One computation of every node costs the baseline energy, or the time of one pass; RAM and writes
-    have no such part. Gaps are fractions of what is beyond it.
+    A single pass costs the baseline energy and takes the pass time. RAM and writes have no such
+    part. A gap is a fraction of what lies above it.
     """
     if problem.minimize == Quantity.ENERGY:
         return problem.baseline_energy_j

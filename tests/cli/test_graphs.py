@@ -131,7 +131,7 @@ def test_wrong_size_is_refused(files: dict[str, Path]) -> None:
     for sizes in (("--graph", "mlp"), ("--batch", "4"), ("--graph", "mlp", "--batch", "4")):
         ended = invoke("verify", files["batch"], *sizes)
         assert (ended.status, ended.out) == (2, "")
-        assert "was made for another 'mlp'" in ended.err
+        assert "is for another 'mlp'" in ended.err
         assert "--batch" in ended.err
 
 

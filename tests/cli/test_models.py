@@ -36,7 +36,7 @@ def test_one_model_is_described() -> None:
     """For people there are the description and the table of inspect."""
     outcome = invoke("models", "resnet18-cifar")
     assert outcome.out.startswith(describe_model("resnet18-cifar"))
-    assert "checkpoint-all" in outcome.out
+    assert "keep-all" in outcome.out
 
 
 def test_unknown_model_exits_2() -> None:

@@ -43,7 +43,7 @@ def test_peak_and_resident_bytes_count_together(
     ("peak", "resident", "blamed"),
     [
         (20, 0, "the peak alone is too much"),
-        (4, 20, "what is resident is too much by itself"),
+        (4, 20, "the resident bytes alone are too much"),
         (20, 20, "each alone is too much"),
         (6, 6, "together they are too much"),
     ],

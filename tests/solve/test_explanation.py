@@ -78,8 +78,8 @@ def changed(problem: Problem, change: Change, amount: float) -> Problem:
         (
             {"ram": 11, "deadline": 9},
             [
-                "deadline 9 s: one computation of every node already takes 10 s, without any "
-                "transfer; no schedule is quicker than that",
+                "deadline 9 s: a single pass over all nodes already takes 10 s, without any "
+                "transfer; no schedule is faster",
                 "no single limit is enough to change: at least two must give way",
             ],
         ),

@@ -284,22 +284,22 @@ def test_a_user_s_own_variables_need_values_before_a_start_counts() -> None:
     [
         (
             {"ram": 11},
-            "RAM budget 11 B: step 'd' alone needs the floor of 12 B for a (4 B), c (5 B), d (3 B)",
+            "RAM budget 11 B: the minimum RAM is 12 B, which step 'd' needs for "
+            "a (4 B), c (5 B), d (3 B)",
         ),
         (
             {"deadline": 9},
-            "deadline 9 s: one computation of every node already takes 10 s, without any transfer; "
-            "no schedule is quicker than that",
+            "deadline 9 s: a single pass over all nodes already takes 10 s, without any transfer; "
+            "no schedule is faster",
         ),
         (
             {"deadline": 9, "deadline_counts": "compute"},
-            "deadline 9 s: one computation of every node already takes 10 s; "
-            "no schedule is quicker than that",
+            "deadline 9 s: a single pass over all nodes already takes 10 s; no schedule is faster",
         ),
         (
             {"energy_budget": 9.5},
-            "energy budget 9.5 J: one computation of every node already takes 10 J; "
-            "no schedule needs less than that",
+            "energy budget 9.5 J: a single pass over all nodes already takes 10 J; "
+            "no schedule needs less",
         ),
     ],
 )
@@ -320,7 +320,7 @@ def test_resident_bytes_are_part_of_the_words() -> None:
     result = solve(Problem(graph, even_costs(graph), ram=105, count_parameters=True))
     assert result.status == Status.INFEASIBLE
     assert "of which parameters, gradients and optimizer take 100 B" in result.reason
-    assert result.reason.endswith(", 112 B together with them")
+    assert result.reason.endswith("; 112 B with the parameters, gradients and optimizer")
 
 
 @pytest.mark.parametrize("formulation", EXACT)

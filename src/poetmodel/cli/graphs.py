@@ -1,4 +1,4 @@
-"""Which graph a command is about: a network that comes along, in sizes of its input, or a file."""
+"""The graph of a command: a built-in network, for some size of its input, or a file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from poetmodel.schedule import GraphIdentity
 
 MAX_SIZE: Final = 1_000_000
-"""Largest size of a network's input that may be asked for."""
+"""Largest size of a network's input that can be requested."""
 
 
 def size(text: str | int) -> int:
-    """Return a size of a network's input, as an option states it."""
+    """Return the size of a network's input that an option states."""
     return whole_number(text, MAX_SIZE)
 
 
@@ -41,13 +41,14 @@ def _size_option(option: str, text: str) -> Any:
 
 BatchOption = Annotated[
     int | None,
-    _size_option("--batch", "Samples of a step, where the network comes along. Default: 1."),
+    _size_option("--batch", "Samples of a step, for built-in networks. Default: 1."),
 ]
 ImageOption = Annotated[
-    int | None, _size_option("--image", "Side of its square images in pixels, where it takes some.")
+    int | None,
+    _size_option("--image", "Side of square images in pixels, for built-in networks."),
 ]
 SequenceOption = Annotated[
-    int | None, _size_option("--sequence", "Tokens of a sample, where it takes sequences.")
+    int | None, _size_option("--sequence", "Tokens of a sample, for built-in networks.")
 ]
 GraphOption = Annotated[
     str | None,
@@ -55,8 +56,8 @@ GraphOption = Annotated[
         "--graph",
         metavar="FILE|MODEL",
         autocompletion=completion.one(completion.models),
-        help="The graph that it was made for: a file, or a network that comes along. Default: the "
-        "network of the name in the file.",
+        help="The graph that the schedule is for: a file, or a built-in network. Default: the "
+        "built-in network that the file names.",
         rich_help_panel=WHAT,
         show_default=False,
     ),
@@ -65,12 +66,12 @@ GraphOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedGraph:
-    """A graph, and the words that name it on the command line."""
+    """A graph and how the command line names it."""
 
     graph: Graph
     """The graph."""
     name: str
-    """A network that comes along, or a file."""
+    """A built-in network, or a file."""
     shape: InputShape = OWN_SHAPE
     """Sizes of the network's input."""
 
@@ -81,11 +82,11 @@ def read_graph(model: str | None, graph: str | None, shape: InputShape = OWN_SHA
     Parameters
     ----------
     model : str, optional
-        Name of a shipped model, or a graph file.
+        Name of a built-in network, or a graph file.
     graph : str, optional
         A graph file.
     shape : InputShape
-        Sizes of the input of a shipped model.
+        Sizes of the input of a built-in network.
 
     Raises
     ------
@@ -93,7 +94,7 @@ def read_graph(model: str | None, graph: str | None, shape: InputShape = OWN_SHA
         If both or neither are given, or the graph cannot be read.
     """
     if model is not None and graph is not None:
-        msg = f"MODEL {model!r} and --graph {graph!r} exclude each other: give one of them"
+        msg = f"MODEL {model!r} and --graph {graph!r} exclude each other: give only one"
         raise InputError(msg)
     if graph is not None:
         return load_file(graph, shape)
@@ -109,7 +110,7 @@ def read_graph(model: str | None, graph: str | None, shape: InputShape = OWN_SHA
 def graph_of(
     graph: str | None, shape: InputShape, identity: GraphIdentity | None, *, source: str
 ) -> NamedGraph:
-    """Return the graph that a file was made for: as given, else the shipped model of its name.
+    """Return the graph of a schedule or plan: the given one, or else the built-in one of its name.
 
     Parameters
     ----------
@@ -118,14 +119,14 @@ def graph_of(
     shape : InputShape
         Sizes of the input, as given.
     identity : GraphIdentity
-        What the file says of its graph.
+        What the file says about its graph.
     source : str
         The file.
 
     Raises
     ------
     InputError
-        If none is given, and no shipped model is the one that the file was made for.
+        If no graph is given and no built-in network is the graph of the file.
     """
     if graph is not None:
         made = read_model_or_file(graph, shape)
@@ -134,7 +135,7 @@ def graph_of(
         return NamedGraph(graph=made, name=graph, shape=shape)
     if identity is None or identity.name not in model_names():
         name = "" if identity is None else f", {identity.name!r}"
-        msg = f"no graph: give --graph FILE|MODEL, the graph that {source} was made for{name}"
+        msg = f"no graph: give --graph FILE|MODEL, the graph that {source} is for{name}"
         raise InputError(msg)
     if shape.given:
         return graph_of(identity.name, shape, identity, source=source)
@@ -146,19 +147,18 @@ def graph_of(
 
 def _of_other_sizes(identity: GraphIdentity, source: str) -> str:
     return (
-        f"{source}: was made for another {identity.name!r} (sha256 {identity.sha256[:12]}...) than "
-        "this network that comes along; give the sizes that it was made for with --batch, --image "
-        "or --sequence, or --graph FILE"
+        f"{source}: is for another {identity.name!r} (sha256 {identity.sha256[:12]}...) than the "
+        "built-in network; give its sizes with --batch, --image or --sequence, or give --graph FILE"
     )
 
 
 def graph_of_code(graph: str | None, shape: InputShape, data: bytes, *, source: str) -> Graph:
-    """Return the graph of a coded plan: as given, else the shipped model of its fingerprint.
+    """Return the graph of a binary plan: the given one, or the built-in one of its fingerprint.
 
     Raises
     ------
     InputError
-        If none is given, and no shipped model has the fingerprint.
+        If no graph is given and no built-in network has the fingerprint.
     """
     if graph is not None:
         return read_model_or_file(graph, shape)
@@ -173,7 +173,7 @@ def graph_of_code(graph: str | None, shape: InputShape, data: bytes, *, source: 
         if made.sha256.startswith(sha256):
             return made
     msg = (
-        f"no graph: {source} was made for none that comes along (sha256 {sha256}...); give --graph "
+        f"no graph: {source} is for no built-in network (sha256 {sha256}...); give --graph "
         "FILE|MODEL, or its sizes with --batch, --image or --sequence"
     )
     raise InputError(msg)

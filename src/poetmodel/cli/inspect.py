@@ -1,4 +1,4 @@
-"""``poetmodel inspect``: what a graph needs before anything is decided."""
+"""``poetmodel inspect``: the size of a graph and the RAM that it needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EPILOG: Final = "Example: poetmodel inspect resnet18-cifar"
 
 LARGEST: Final = 8
-"""Number of tensors that are listed."""
+"""Most tensors in a list."""
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +39,7 @@ def inspect(
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
-    """Show the size of a graph, its memory peak and its floor."""
+    """Show the size of a graph, its keep-all peak and its minimum RAM."""
     training_graph = graphs.read_graph(
         model, graph, InputShape(batch=batch, image=image, sequence=sequence)
     )
@@ -50,7 +50,7 @@ def inspect(
 
 
 def as_dict(graph: Graph) -> dict[str, Any]:
-    """Return what is known of a graph as plain values; what its file does not say is None."""
+    """Return the facts of a graph as plain values, None where its file does not state them."""
     from poetmodel.graph import checkpoint_all_profile, floor, inference_profile
 
     lowest, profile = floor(graph), checkpoint_all_profile(graph)
@@ -82,13 +82,13 @@ def as_dict(graph: Graph) -> dict[str, Any]:
 
 
 def tables(graph: Graph) -> tuple[RenderableType, ...]:
-    """Return the tables that tell people about a graph."""
+    """Return the tables about a graph, for people."""
     size = figures(graph.name, _figures(graph, as_dict(graph)))
     return (size, "", _largest_tensors(graph)) if graph.tensors else (size,)
 
 
 def _phases(graph: Graph) -> dict[str, dict[str, int]]:
-    """Return nodes, bytes of outputs and FLOP of each phase that occurs, in execution order."""
+    """Return the nodes, output bytes and FLOP of each phase of a graph, in execution order."""
     phases: dict[str, dict[str, int]] = {}
     for node in graph.nodes:
         entry = phases.setdefault(str(node.phase), {"nodes": 0, "output_bytes": 0, "flops": 0})
@@ -107,7 +107,7 @@ def _figures(graph: Graph, facts: dict[str, Any]) -> Iterator[tuple[str, str, st
             f"{entry['nodes']:,}",
             f"{format_bytes(entry['output_bytes'])} of outputs, {count(entry['flops'])}FLOP",
         )
-    yield "FLOP", count(facts["flops"]), "one computation of every node"
+    yield "FLOP", count(facts["flops"]), "of a single pass: every node computed once"
     yield "forward MACs", count(facts["forward_macs"]), "convolutions and matrix products"
     yield "parameters", count(facts["parameters"]), ""
     kinds = ", ".join(
@@ -116,18 +116,18 @@ def _figures(graph: Graph, facts: dict[str, Any]) -> Iterator[tuple[str, str, st
     yield "resident RAM", format_bytes(graph.total_resident_bytes), kinds
     peak_bytes = facts["checkpoint_all_peak_bytes"]
     yield (
-        "checkpoint-all",
+        "keep-all",
         format_bytes(peak_bytes),
-        f"peak when everything is kept, at {facts['checkpoint_all_peak_node']}",
+        f"peak if every tensor is kept until its last use, at {facts['checkpoint_all_peak_node']}",
     )
     yield "inference", *_inference(facts)
-    share = f", {facts['floor_bytes'] / peak_bytes:.1%} of the peak" if peak_bytes else ""
-    yield "floor", format_bytes(facts["floor_bytes"]), f"no schedule needs less{share}"
-    yield "  set by", "", facts["floor_node"]
+    share = f", {facts['floor_bytes'] / peak_bytes:.1%} of the keep-all peak" if peak_bytes else ""
+    yield "minimum RAM", format_bytes(facts["floor_bytes"]), f"no schedule needs less{share}"
+    yield "  needed by", "", facts["floor_node"]
     node = graph.nodes[graph.node_index[facts["floor_node"]]]
     for verb, names in (
         ("  reads", facts["floor_inputs"]),
-        ("  makes", [tensor.name for tensor in node.outputs]),
+        ("  writes", [tensor.name for tensor in node.outputs]),
     ):
         for name in names[:LARGEST]:
             yield verb, format_bytes(graph.tensor_bytes[graph.tensor_index[name]]), name
@@ -138,11 +138,13 @@ def _figures(graph: Graph, facts: dict[str, Any]) -> Iterator[tuple[str, str, st
 
 
 def _inference(facts: dict[str, Any]) -> tuple[str, str]:
-    """Return the peak of the forward pass alone, and how many times it training takes."""
+    """Return the peak of the forward pass alone, and how many times as much training takes."""
     inference_bytes, peak_bytes = facts["inference_peak_bytes"], facts["checkpoint_all_peak_bytes"]
     if inference_bytes is None:
-        return "unknown", "the phases do not tell the forward pass from the rest"
-    times = f"; training takes {peak_bytes / inference_bytes:.3g} times" if inference_bytes else ""
+        return "unknown", "the phases of the nodes do not mark the forward pass"
+    times = ""
+    if inference_bytes:
+        times = f"; training takes {peak_bytes / inference_bytes:.3g} times as much"
     return (
         format_bytes(inference_bytes),
         f"peak of the forward pass alone, at {facts['inference_peak_node']}{times}",

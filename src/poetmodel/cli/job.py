@@ -28,7 +28,7 @@ SamplesOption = Annotated[
     typer.Option(
         "--samples",
         metavar="COUNT",
-        help="Samples to train on, every epoch counted; a step takes one batch of the graph.",
+        help="Samples to train on, over all epochs. A step takes one batch of the graph.",
         rich_help_panel=PANEL,
         show_default=False,
     ),
@@ -38,7 +38,7 @@ WithinOption = Annotated[
     typer.Option(
         "--within",
         metavar="TIME",
-        help="Time for all samples, such as 6h: gives the deadline of a step.",
+        help="Time for all samples, such as 6h. It sets the deadline of a step.",
         rich_help_panel=PANEL,
         show_default=False,
     ),
@@ -48,14 +48,14 @@ BatteryOption = Annotated[
     typer.Option(
         "--battery",
         metavar="ENERGY",
-        help="Energy for all samples, such as 1.2Wh: gives the energy budget of a step.",
+        help="Energy for all samples, such as 1.2Wh. It sets the energy budget of a step.",
         rich_help_panel=PANEL,
         show_default=False,
     ),
 ]
 
 QUESTION_SHARE: Final = 0.25
-"""Most of the solve's time limit for the question which limits bind, for each limit."""
+"""Largest part of the time limit to find out, for each limit, whether the step is at it."""
 
 
 def read_job(
@@ -71,16 +71,16 @@ def read_job(
     Raises
     ------
     InputError
-        If samples are missing, or an option states the same limit in another way.
+        If samples are missing, or two options state the same limit.
     """
     faults = []
     if samples is None and (within is not None or battery is not None):
-        faults.append("samples: --within and --battery need --samples COUNT, to split them up")
+        faults.append("samples: --within and --battery limit a whole job: give its --samples COUNT")
     if within is not None and deadline is not None:
-        faults.append("within: it gives the deadline of a step; leave out --deadline, or --within")
+        faults.append("within: it sets the deadline of a step; leave out --deadline or --within")
     if battery is not None and energy_budget is not None:
         faults.append(
-            "battery: it gives the energy budget of a step; leave out --energy-budget, or --battery"
+            "battery: it sets the energy budget of a step; leave out --energy-budget or --battery"
         )
     if faults:
         raise InputError(faults)
@@ -90,7 +90,7 @@ def read_job(
 def limits_of_a_step(
     job: Job | None, graph: Graph, *, deadline: str | None, energy_budget: str | None
 ) -> tuple[str | float | None, str | float | None]:
-    """Return deadline and energy budget of a step: the job's, or else those of the options."""
+    """Return the deadline and the energy budget of a step, from the job or from the options."""
     if job is None:
         return deadline, energy_budget
     deadline_s, budget_j = job.deadline_s(graph), job.energy_budget_j(graph)
@@ -101,7 +101,7 @@ def limits_of_a_step(
 
 
 def answer(job: Job, result: SolveResult) -> Reply:
-    """Find out which limits of a solved step bind."""
+    """Find out which limits a solved step is at."""
     from poetmodel.solve.binding import binding_limits
 
     limit_s = QUESTION_SHARE * (result.time_limit_s or 1.0)
@@ -110,14 +110,14 @@ def answer(job: Job, result: SolveResult) -> Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer on a job: how long and how much it takes, and which limits bind."""
+    """The answer on a job: its time, its energy, and the limits that its steps are at."""
 
     job: Job
-    """What was asked."""
+    """The job."""
     result: SolveResult
     """One step of it."""
     limits: tuple[LimitAnswer, ...]
-    """Which limits of the step bind."""
+    """For each limit, whether the step is at it."""
 
     @property
     def steps(self) -> int:
@@ -137,7 +137,7 @@ class Reply:
         return None if simulation is None else self.steps * (simulation.energy_j or 0.0)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the answer as plain values, SI."""
+        """Return the answer as plain values in SI units."""
         return {
             "samples": self.job.samples,
             "steps": self.steps,
@@ -158,7 +158,7 @@ class Reply:
         }
 
     def table(self) -> Table:
-        """Make the table for a job whose step has a schedule."""
+        """Make the table of a job whose step has a schedule."""
         size = self.result.problem.graph.batch_size
         batch = "one sample each" if size == 1 else f"batches of {size}"
         job = self.job
@@ -184,11 +184,11 @@ class Reply:
         remark = f"{used}{form(limit.allowed)} a step"
         if limit.binding == "binds" and limit.without is not None:
             minimized = str(self.result.problem.minimize)
-            remark += f"; without it {minimized} {_AMOUNTS[minimized](limit.without)}"
+            remark += f"; without this limit: {minimized} {_AMOUNTS[minimized](limit.without)}"
         return _NAMES[limit.limit], _WORDS[limit.binding], remark
 
     def sentences(self) -> Iterator[str]:
-        """Yield what stands in the way of a step that has no schedule."""
+        """Yield why a step has no schedule, in sentences."""
         graph = self.result.problem.graph
         amounts = []
         if self.job.within_s is not None:
@@ -199,9 +199,9 @@ class Reply:
             yield f"each of the {self.steps:,} steps may take {' and '.join(amounts)}"
         for limit in self.limits:
             if limit.binding == "binds":
-                yield f"the {_NAMES[limit.limit]} is in the way: without it there is a schedule"
+                yield f"without the {_NAMES[limit.limit]} there is a schedule"
             elif limit.binding == "impossible":
-                yield f"the {_NAMES[limit.limit]} by itself is too little for any schedule"
+                yield f"no schedule keeps the {_NAMES[limit.limit]}, even without the other limits"
 
 
 def _share(
@@ -214,10 +214,10 @@ def _share(
 
 _NAMES: Final = {"ram": "RAM budget", "time": "deadline", "energy": "energy budget"}
 _WORDS: Final = {
-    "binds": "binds",
-    "slack": "does not bind",
-    "impossible": "too little",
-    "open": "not decided in time",
+    "binds": "at its limit",
+    "slack": "not at its limit",
+    "impossible": "too small",
+    "open": "not known in time",
 }
 _FORMS: Final[Mapping[str, Callable[[float], str]]] = {
     "ram": format_bytes,

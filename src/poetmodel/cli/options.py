@@ -1,4 +1,4 @@
-"""The options that commands share, and how graphs and costs are read from them."""
+"""The options that commands share, and how costs are read from them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ HOW: Final = "How to solve"
 OUTPUT: Final = "Output"
 
 MAX_THREADS: Final = 1024
-"""Most threads that may be asked for."""
+"""Most threads that can be requested."""
 
 
 class Backend(StrEnum):
     """The solvers that ``--backend`` names."""
 
     HIGHS = "highs"
-    """HiGHS, which comes along."""
+    """HiGHS, which is built in."""
     SCIP = "scip"
     """SCIP, with ``poetmodel[scip]``."""
     GUROBI = "gurobi"
@@ -45,11 +45,11 @@ class Formulation(StrEnum):
     """The formulations that ``--formulation`` names."""
 
     LAZY = "lazy"
-    """Exact, small models in rounds."""
+    """Exact; solves a small relaxation and adds rows until its answer is valid."""
     COMPACT = "compact"
-    """Exact, one model."""
+    """Exact; one model."""
     PAPER = "paper"
-    """Algorithm 1 of the paper as published, which is looser than the rules of execution."""
+    """Algorithm 1 of the paper as published; its schedules may break the rules of execution."""
 
 
 def _number_of_seconds(text: str | float) -> float:
@@ -99,7 +99,7 @@ ModelArgument = Annotated[
     typer.Argument(
         metavar="MODEL",
         autocompletion=completion.one(completion.models),
-        help="A network that comes along (see 'poetmodel models'), or a graph file.",
+        help="A built-in network (see 'poetmodel models'), or a graph file.",
         show_default=False,
     ),
 ]
@@ -119,7 +119,7 @@ DeviceOption = Annotated[
         "--device",
         metavar="NAME|FILE",
         autocompletion=completion.one(completion.devices),
-        help="A device that comes along (see 'poetmodel devices'), or a device file, *.toml.",
+        help="A built-in device (see 'poetmodel devices'), or a device file, *.toml.",
         rich_help_panel=WHAT,
         show_default=False,
     ),
@@ -129,7 +129,7 @@ ProfileOption = Annotated[
     typer.Option(
         "--profile",
         metavar="FILE",
-        help="Measured costs, *.csv; they replace the device's estimates.",
+        help="Measured costs, *.csv. They replace the device's estimates.",
         rich_help_panel=WHAT,
         show_default=False,
     ),
@@ -139,7 +139,7 @@ RamOption = Annotated[
     typer.Option(
         "--ram",
         metavar="SIZE",
-        help="RAM budget: 256KiB, 1.5MB, or 50% of the checkpoint-all peak. Default: the device's.",
+        help="RAM budget: 256KiB, 1.5MB, or 50% of the keep-all peak. Default: the device's.",
         rich_help_panel=LIMITS,
         show_default=False,
     ),
@@ -149,7 +149,7 @@ AuxOption = Annotated[
     typer.Option(
         "--aux",
         metavar="SIZE",
-        help="Auxiliary storage for paged tensors. Default: the device's, else unlimited.",
+        help="Storage for paged tensors. Default: the device's, else unlimited.",
         rich_help_panel=LIMITS,
         show_default=False,
     ),
@@ -159,7 +159,7 @@ DeadlineOption = Annotated[
     typer.Option(
         "--deadline",
         metavar="TIME",
-        help="Time limit of a step: 1.5s, 20ms, or 110% of one computation of every node.",
+        help="Time limit of a step: 1.5s, 20ms, or 110% of a single pass over all nodes.",
         rich_help_panel=LIMITS,
         show_default=False,
     ),
@@ -168,7 +168,7 @@ DeadlineCountsOption = Annotated[
     DeadlineCounts | None,
     typer.Option(
         "--deadline-counts",
-        help="Which time counts. Default: by the device's storage mode, else serial.",
+        help="Which time the deadline limits. Default: by the device's storage mode, else serial.",
         rich_help_panel=LIMITS,
         show_default=False,
     ),
@@ -189,17 +189,17 @@ MinimizeOption = Annotated[
 ]
 NoPagingOption = Annotated[
     bool,
-    typer.Option("--no-paging", help="Page nothing, only recompute.", rich_help_panel=LIMITS),
+    typer.Option("--no-paging", help="Do not page, only recompute.", rich_help_panel=LIMITS),
 ]
 NoRecomputeOption = Annotated[
     bool,
-    typer.Option("--no-recompute", help="Recompute nothing, only page.", rich_help_panel=LIMITS),
+    typer.Option("--no-recompute", help="Do not recompute, only page.", rich_help_panel=LIMITS),
 ]
 CountParametersOption = Annotated[
     bool,
     typer.Option(
         "--count-parameters",
-        help="Let parameters, gradients and optimizer state take room in the RAM budget.",
+        help="Count parameters, gradients and optimizer state in the RAM budget.",
         rich_help_panel=LIMITS,
     ),
 ]
@@ -210,7 +210,7 @@ MethodOption = Annotated[
         metavar="NAME",
         autocompletion=completion.one(completion.methods),
         parser=_method_name,
-        help="How to make the schedule: optimal, or a method to compare it with, such as "
+        help="How to find the schedule: optimal, or an earlier method to compare with, such as "
         "checkpoint-all, chen-sqrt, rotor or dtr.",
         rich_help_panel=HOW,
     ),
@@ -219,13 +219,13 @@ FormulationOption = Annotated[
     Formulation | None,
     typer.Option(
         "--formulation",
-        help="How to solve it. Default: lazy.",
+        help="The formulation to solve. Default: lazy.",
         rich_help_panel=HOW,
         show_default=False,
     ),
 ]
 BackendOption = Annotated[
-    Backend, typer.Option("--backend", help="Which solver.", rich_help_panel=HOW)
+    Backend, typer.Option("--backend", help="The solver.", rich_help_panel=HOW)
 ]
 TimeLimitOption = Annotated[
     float,
@@ -233,7 +233,7 @@ TimeLimitOption = Annotated[
         "--time-limit",
         metavar="SECONDS",
         parser=_number_of_seconds,
-        help="Wall time, building included.",
+        help="Wall-clock limit in seconds, for building and solving.",
         rich_help_panel=HOW,
     ),
 ]
@@ -243,7 +243,7 @@ GapOption = Annotated[
         "--gap",
         metavar="FRACTION",
         parser=_fraction,
-        help="Stop when the proven gap, as a fraction of the overhead, is at most this.",
+        help="Gap tolerance, as a fraction of the overhead: stop when the gap is at most this.",
         rich_help_panel=HOW,
     ),
 ]
@@ -253,7 +253,7 @@ ThreadsOption = Annotated[
         "--threads",
         metavar="N",
         parser=_count,
-        help="Threads to use; with 2, `lazy` searches for schedules beside the proof.",
+        help="Threads. With 2 or more, `lazy` runs a primal worker beside the proof.",
         rich_help_panel=HOW,
     ),
 ]
@@ -262,7 +262,7 @@ OutOption = Annotated[
     typer.Option(
         "--out",
         metavar="FILE",
-        help="Write the schedule file, *.schedule.json, where a schedule was found.",
+        help="Write the schedule to this file, *.schedule.json.",
         rich_help_panel=OUTPUT,
         show_default=False,
     ),
@@ -287,7 +287,7 @@ VerboseOption = Annotated[
 
 
 def read_device(device: str | None) -> Device | None:
-    """Return the device of a ``--device`` option: a shipped one, or a file."""
+    """Return the device of a ``--device`` option: a built-in one, or that of a file."""
     if device is None:
         return None
     from poetmodel.device.io import load_device
@@ -296,7 +296,7 @@ def read_device(device: str | None) -> Device | None:
 
 
 def read_costs(graph: Graph, device: Device | None, profile: str | None) -> Costs:
-    """Return measured costs where there is a profile, else the device's estimates.
+    """Return the measured costs of a profile, or else the estimates of a device.
 
     Raises
     ------
@@ -319,14 +319,14 @@ def read_costs(graph: Graph, device: Device | None, profile: str | None) -> Cost
 
 
 def device_warnings(device: Device) -> tuple[str, ...]:
-    """Return what looks wrong about a device, one sentence each."""
+    """Return what looks wrong about a device, in sentences."""
     from poetmodel.device.sanity import sanity_warnings
 
     return tuple(f"device {device.key or device.name}: {text}" for text in sanity_warnings(device))
 
 
 def check_output(out: Path | None, *, inputs: Iterable[str | None], option: str = "--out") -> None:
-    """Raise unless `out`, the file of an option, can be written and is none that is read.
+    """Raise unless the file `out` of an option can be written and is not an input.
 
     Raises
     ------

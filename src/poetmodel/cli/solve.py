@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 EPILOG: Final = "Example: poetmodel solve mlp --device mkr1000 --ram 70% --out mlp.json"
 
 MIN_NODES: Final = 2
-"""Fewest nodes for which there is anything to decide."""
+"""Fewest nodes that leave anything to decide."""
 
 TOO_EARLY: Final = "interrupted before a schedule was found"
-"""What Ctrl-C leaves where there is nothing to keep."""
+"""The message of Ctrl-C before there is a schedule."""
 
 
 def register(app: typer.Typer) -> None:
@@ -130,7 +130,7 @@ def solve(  # noqa: PLR0913 - one parameter per option
         if error.result is None:
             raise
         result = error.result
-    except KeyboardInterrupt:  # before or after the search, which takes care of it itself
+    except KeyboardInterrupt:  # before or after the search, which handles its own
         result = _interrupted(problem, method, time_limit=time_limit, gap=gap)
     if verbose and result.log:
         print(result.log.rstrip(), file=sys.stderr)
@@ -157,7 +157,7 @@ def _large_enough(graph: Graph) -> Graph:
 
 
 def _interrupted(problem: Problem, method: str, *, time_limit: float, gap: float) -> SolveResult:
-    """Return what is known where Ctrl-C came outside of the search: nothing."""
+    """Return the result of Ctrl-C outside of the search: no schedule."""
     from poetmodel.result import SolveResult, Termination
     from poetmodel.result import Status as Outcome
 
@@ -173,7 +173,7 @@ def _interrupted(problem: Problem, method: str, *, time_limit: float, gap: float
 
 
 def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
-    """Return why a problem that is proved infeasible is, and what would do instead."""
+    """Return why a problem is infeasible and which changes would help; None for other results."""
     from poetmodel.result import Status as Outcome
 
     if result.status != Outcome.INFEASIBLE or result.method != DEFAULT:
@@ -183,7 +183,7 @@ def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
     limit_s = SHARE * (result.time_limit_s or 1.0)
     try:
         return explain_infeasible(result, time_limit=limit_s, threads=threads)
-    except KeyboardInterrupt:  # the answer is known, and stays
+    except KeyboardInterrupt:  # the result is known and stays
         return None
 
 
@@ -196,7 +196,7 @@ def _deliver(
     json: bool,
     waiting: Waiting,
 ) -> None:
-    """Write the file and print the result; a file that cannot be written does not hide it."""
+    """Write the file and print the result, also where the file cannot be written."""
     unwritten: InputError | None = None
     if out is not None and result.schedule is not None:
         try:
@@ -222,7 +222,7 @@ def _deliver(
 
 
 def _status(result: SolveResult, explanation: Explanation | None) -> Status:
-    """Return the exit status of a result, with its reason on stderr where it is not a success."""
+    """Return the exit status of a result; print its reason on stderr unless it is a success."""
     from poetmodel.result import Status as Outcome
     from poetmodel.result import Termination
 

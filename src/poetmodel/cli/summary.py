@@ -1,4 +1,4 @@
-"""The table that tells people what a solve found."""
+"""The table of what a solve found, for people."""
 
 from __future__ import annotations
 
@@ -25,51 +25,51 @@ if TYPE_CHECKING:
 Row = tuple[str, str, str]
 
 LEAST_SHOWN_S: Final = 1e-3
-"""Parts of the time taken that are shorter are not listed."""
+"""Shorter parts of the time taken are not listed."""
 
 MEANINGS: Final = {
     DeadlineCounts.COMPUTE: "compute time alone",
     DeadlineCounts.SERIAL: "compute plus transfer time",
-    DeadlineCounts.OVERLAP: "the makespan with transfers beside the computing",
+    DeadlineCounts.OVERLAP: "the makespan, where transfers overlap computation",
 }
 """What the deadline counts, in words."""
 
 STOPPED: Final = {
-    Termination.PROVED: "the gap asked for is proved",
-    Termination.TIME_LIMIT: "stopped by the time limit before the gap asked for was proved",
+    Termination.PROVED: "proven optimal within the gap tolerance",
+    Termination.TIME_LIMIT: "stopped at the time limit, with a gap above the tolerance",
     Termination.INTERRUPTED: "interrupted; this is the best schedule found so far",
-    Termination.STALLED: "the solver ended before the gap asked for was proved",
+    Termination.STALLED: "the solver stopped with a gap above the tolerance",
 }
 """Why a solve with a schedule stopped, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Treatment:
-    """How many tensors a schedule makes anew, moves and keeps, and their bytes."""
+    """How many tensors a schedule recomputes, pages and keeps, and their bytes."""
 
     recomputed: int
     """Recomputations of nodes."""
     recomputed_bytes: int
-    """What they make anew [B]."""
+    """Outputs of these recomputations [B]."""
     paged_out: int
     """Transfers to storage."""
     paged_in: int
     """Transfers from storage."""
     kept: int
-    """Tensors with users that stay in RAM to their last use: computed once, never paged."""
+    """Tensors that are read, computed once and never paged: they stay in RAM to their last use."""
     kept_bytes: int
     """All of them together [B]."""
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule) -> Treatment:
-        """Count what a valid schedule does to the tensors of its graph."""
+        """Count what a valid schedule does with the tensors of its graph."""
         again = [k for t, k in schedule.R if k < t]
         paged = {i for _, i in (*schedule.M_in, *schedule.M_out)}
-        made_anew = set(again)
+        recomputed = set(again)
         kept = [
             i
             for i, users in enumerate(graph.users_of)
-            if users and i not in paged and graph.node_of[i] not in made_anew
+            if users and i not in paged and graph.node_of[i] not in recomputed
         ]
         return cls(
             recomputed=len(again),
@@ -82,7 +82,7 @@ class Treatment:
 
 
 def result_table(result: SolveResult, waiting: Waiting | None = None) -> Table:
-    """Make the table of a result that has a schedule, with the time waited where that is known."""
+    """Make the table of a result that has a schedule; `waiting` adds the time since the call."""
     schedule, simulation = result.require_schedule(), result.simulation
     problem = result.problem
     device = problem.costs.device
@@ -99,15 +99,17 @@ def result_table(result: SolveResult, waiting: Waiting | None = None) -> Table:
 
 
 def _proof(result: SolveResult) -> Iterator[Row]:
-    reason = "the judge rejects it, see below" if result.violations else STOPPED[result.termination]
+    reason = STOPPED[result.termination]
+    if result.violations:
+        reason = "rejected by the verifier, see below"
     if not result.backend and result.termination == Termination.STALLED:
-        reason = f"method {result.method!r} proves nothing of its schedule"
+        reason = f"method {result.method!r} proves nothing about its schedule"
     yield "status", str(result.status), reason
     baseline_j, overhead_j = result.baseline_energy_j, result.overhead_j or 0.0
     yield (
         "energy",
         format_joules(result.energy_j or 0.0),
-        f"baseline {format_joules(baseline_j)}: every node computed once",
+        f"baseline {format_joules(baseline_j)}: a single pass that computes every node once",
     )
     share = f"{percent(overhead_j / baseline_j)} of the baseline" if baseline_j > 0 else ""
     yield "overhead", format_joules(overhead_j), share
@@ -116,17 +118,18 @@ def _proof(result: SolveResult) -> Iterator[Row]:
         format_joules(result.bound_j or 0.0),
         f"no schedule has an overhead below {format_joules(result.overhead_bound_j)}",
     )
-    gap, asked = percent(result.gap or 0.0, digits=3), f"asked for {percent(result.requested_gap)}"
+    gap = percent(result.gap or 0.0, digits=3)
+    tolerance = f"tolerance {percent(result.requested_gap)}"
     if result.problem.minimize == Quantity.ENERGY:
-        yield "gap", gap, f"of the overhead; {asked}"
+        yield "gap", gap, f"of the overhead; {tolerance}"
         return
-    yield "gap", gap, "of the energy overhead, which was not minimized"
+    yield "gap", gap, "of the energy overhead, which is not minimized here"
     objective = result.to_dict()["objective"]
     amount = _AMOUNTS[Quantity(result.problem.minimize)]
     value = amount(objective["value"] or 0.0)
     bound = amount(objective["bound"] or 0.0)
     gap = percent(objective["gap"] or 0.0, digits=3)
-    yield f"minimized {result.problem.minimize}", value, f"bound {bound}, gap {gap}; {asked}"
+    yield f"minimized {result.problem.minimize}", value, f"bound {bound}, gap {gap}; {tolerance}"
 
 
 def _memory(problem: Problem, simulation: Simulation) -> Iterator[Row]:
@@ -136,11 +139,11 @@ def _memory(problem: Problem, simulation: Simulation) -> Iterator[Row]:
     budget = format_bytes(problem.ram_budget_bytes)
     share = percent(used_bytes / problem.ram_budget_bytes, digits=3)
     whole = format_bytes(checkpoint_all_peak_bytes(graph))
-    beside = " with what is resident" if problem.count_parameters and resident_bytes else ""
+    beside = ", resident bytes included" if problem.count_parameters and resident_bytes else ""
     yield (
         "peak RAM",
         format_bytes(peak_bytes),
-        f"{share} of the budget of {budget}{beside}; checkpoint-all takes {whole}",
+        f"{share} of the budget of {budget}{beside}; keep-all takes {whole}",
     )
     if resident_bytes:
         kinds = ", ".join(kind for kind, size in graph.resident_bytes.items() if size)
@@ -157,7 +160,7 @@ def _treatment(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iter
     yield (
         "recomputed",
         _times_of(done.recomputed),
-        f"{format_bytes(done.recomputed_bytes)} made anew",
+        f"{format_bytes(done.recomputed_bytes)} of outputs",
     )
     yield (
         "paged out",
@@ -168,19 +171,19 @@ def _treatment(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iter
     yield (
         "kept",
         f"{done.kept} tensor{'' if done.kept == 1 else 's'}",
-        f"{format_bytes(done.kept_bytes)} in RAM from first computation to last use",
+        f"{format_bytes(done.kept_bytes)} that stay in RAM from first computation to last use",
     )
 
 
 def _times(problem: Problem, simulation: Simulation) -> Iterator[Row]:
-    one_pass = f"one computation of every node takes {format_seconds(problem.pass_time_s)}"
-    yield "compute time", format_seconds(simulation.compute_s or 0.0), one_pass
+    single_pass = f"a single pass takes {format_seconds(problem.pass_time_s)}"
+    yield "compute time", format_seconds(simulation.compute_s or 0.0), single_pass
     yield "transfer time", format_seconds(simulation.transfer_s or 0.0), ""
     if simulation.planned_s is not None:
         yield (
             "makespan",
             format_seconds(simulation.planned_s),
-            "of the plan, whose transfers run beside the computing",
+            "of the plan, where transfers overlap computation",
         )
     if problem.deadline_s is not None:
         used_s = simulation.time_s or 0.0
@@ -204,9 +207,9 @@ def _effort(result: SolveResult, waiting: Waiting | None) -> Iterator[Row]:
         "verifying": result.verify_s,
     }
     spent["answering"] = total_s - sum(spent.values())
-    told = [f"{name} {format_seconds(s)}" for name, s in spent.items() if s >= LEAST_SHOWN_S]
+    shown = [f"{name} {format_seconds(s)}" for name, s in spent.items() if s >= LEAST_SHOWN_S]
     limit = f"; limit {format_seconds(result.time_limit_s)}" if result.time_limit_s else ""
-    yield "time taken", format_seconds(total_s), ", ".join(told) + limit
+    yield "time taken", format_seconds(total_s), ", ".join(shown) + limit
     sizes = list(_sizes(result.statistics))
     if sizes:
         yield "solver's model", sizes[0], ", ".join(sizes[1:])
@@ -214,7 +217,7 @@ def _effort(result: SolveResult, waiting: Waiting | None) -> Iterator[Row]:
         f"{name} {version}" for name, version in result.versions.items() if name != "poetmodel"
     )
     if not result.backend:
-        yield "made by", result.method, "no solver took part"
+        yield "made by", result.method, "without a solver"
         return
     method = "" if result.method == "optimal" else f"method {result.method}"
     parts = (method, f"formulation {result.formulation}", versions)
@@ -222,7 +225,7 @@ def _effort(result: SolveResult, waiting: Waiting | None) -> Iterator[Row]:
 
 
 def _sizes(statistics: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a back end was given, as far as the formulation tells."""
+    """Yield the size of what the back end solved, as far as the formulation reports it."""
     for key in ("columns", "rows", "nonzeros", "rounds", "enforced_rows"):
         value = statistics.get(key)
         if value is not None:

@@ -17,7 +17,7 @@ ROOM: Final = ("resident_bytes", "device_ram_bytes", "fits_device")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRoom:
-    """What a step takes of a device's RAM: its peak, and beside it all that is resident."""
+    """What a step takes of a device's RAM: its peak and the resident bytes."""
 
     device: str
     """Short name of the device."""
@@ -67,14 +67,14 @@ class DeviceRoom:
         peak, resident = format_bytes(self.peak_bytes), format_bytes(self.resident_bytes)
         needs = f"it needs {peak} at the peak"
         if self.resident_bytes:
-            needs += f" and {resident} for what is resident, {format_bytes(self.needed_bytes)}"
+            needs += f" and {resident} of resident bytes, {format_bytes(self.needed_bytes)} in all"
         if self.fits:
             return needs
         if self.peak_bytes > self.ram_bytes:
             both = self.resident_bytes > self.ram_bytes
             return f"{needs}; {'each' if both else 'the peak'} alone is too much"
         if self.resident_bytes > self.ram_bytes:
-            return f"{needs}; what is resident is too much by itself"
+            return f"{needs}; the resident bytes alone are too much"
         return f"{needs}; together they are too much"
 
     def to_dict(self) -> dict[str, int | bool]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def obstacle(problem: Problem) -> str | None:
     """Return why no schedule can keep the limits, or None if that is not obvious.
 
-    Looks at what every schedule pays: the floor of RAM, one pass of compute, the baseline energy.
+    Looks at what every schedule pays: the minimum RAM, and the time and energy of a single pass.
     """
     return next(obstacles(problem), None)
 
@@ -65,14 +65,14 @@ def _ram(problem: Problem) -> str | None:
     rounded = "" if short == f"{least.bytes:,} B" else f" ({short})"
     resident = whole = ""
     if usable != problem.ram_budget_bytes:
-        whole = f", {needed:,} B together with them"
+        whole = f"; {needed:,} B with the parameters, gradients and optimizer"
         resident = (
             f", of which parameters, gradients and optimizer take "
             f"{problem.ram_budget_bytes - usable:,} B"
         )
     return (
-        f"RAM budget {problem.ram_budget_bytes:,} B{resident}: step {node.name!r} alone needs the "
-        f"floor of {least.bytes:,} B{rounded} for {listed(tensors)}{whole}"
+        f"RAM budget {problem.ram_budget_bytes:,} B{resident}: the minimum RAM is "
+        f"{least.bytes:,} B{rounded}, which step {node.name!r} needs for {listed(tensors)}{whole}"
     )
 
 
@@ -81,8 +81,8 @@ def _time(problem: Problem) -> str | None:
         return None
     extra = "" if problem.deadline_counts == DeadlineCounts.COMPUTE else ", without any transfer"
     return (
-        f"deadline {format_seconds(problem.deadline_s or 0.0)}: one computation of every node "
-        f"already takes {problem.pass_time_s:.9g} s{extra}; no schedule is quicker than that"
+        f"deadline {format_seconds(problem.deadline_s or 0.0)}: a single pass over all nodes "
+        f"already takes {problem.pass_time_s:.9g} s{extra}; no schedule is faster"
     )
 
 
@@ -90,6 +90,6 @@ def _energy(problem: Problem) -> str | None:
     if within(problem.baseline_energy_j, problem.energy_budget_j):
         return None
     return (
-        f"energy budget {format_joules(problem.energy_budget_j or 0.0)}: one computation of every "
-        f"node already takes {problem.baseline_energy_j:.9g} J; no schedule needs less than that"
+        f"energy budget {format_joules(problem.energy_budget_j or 0.0)}: a single pass over all "
+        f"nodes already takes {problem.baseline_energy_j:.9g} J; no schedule needs less"
     )
