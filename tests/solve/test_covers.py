@@ -16,7 +16,7 @@ from poetmodel.device import Costs
 from poetmodel.graph import Graph, floor
 from poetmodel.model import Formulation, build
 from poetmodel.model.compact import COMPACT
-from poetmodel.model.quantities import DEADLINE_ROWS
+from poetmodel.model.quantities import DEADLINE_ROWS, WRITES_ROW
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem import Problem
 from poetmodel.result import Status
@@ -178,7 +178,7 @@ def test_the_least_ram_is_bounded_to_the_byte(reductions: bool) -> None:
 @pytest.mark.parametrize("formulation", [COMPACT, UNREDUCED], ids=lambda form: form.name)
 def test_the_rows_that_covers_look_at_exist(formulation: Formulation) -> None:
     """A component renamed in a formulation must be renamed there as well."""
-    names = {part.name for part in formulation.components} | set(DEADLINE_ROWS)
+    names = {part.name for part in formulation.components} | {*DEADLINE_ROWS, WRITES_ROW}
     assert names >= covers.LIMITS
     assert "deadline" in DEADLINE_ROWS
 

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+import pyomo.environ as pyo
 import pytest
 
 from instances import scaled_instance, seeded
@@ -275,6 +276,39 @@ def test_keeping_all_is_ruled_out_by_one_byte(
     assert fault(problem, way, name, 1e-4) == ""
     result = answer(problem, way, name, 1e-4)
     assert (result.status, result.energy_j) == (Status.OPTIMAL, pytest.approx(energy_j, rel=1e-9))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("reductions", [True, False])
+@pytest.mark.parametrize(("minimize", "least"), [("writes", 4000000007), ("ram", 12000000008)])
+def test_models_with_own_rows_are_proved_to_the_byte(
+    minimize: str, least: int, reductions: bool, name: str
+) -> None:
+    """Without any gap, and beside a row that no other problem has: the cheaper page-out is out."""
+    graph = Graph(
+        name="transfers",
+        nodes=(
+            operation("a", output_bytes=4000000007, recomputable=False),
+            operation("b", output_bytes=4000000001, recomputable=False),
+            operation("c", output_bytes=8000000007, recomputable=False),
+            operation("d", output_bytes=1, inputs=("a", "b")),
+        ),
+    )
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[1] * 4,
+        compute_energy_j=[1] * 4,
+        page_in=[(1, 1)] * 4,
+        page_out=[(1, 1)] * 4,
+    )
+    model = build(Problem(graph, costs, ram=12000000014, minimize=minimize), reductions=reductions)
+    paged_out = [model.M_out[t, 1] for t in range(4) if (t, 1) in model.M_out]
+    model.b_stays = pyo.Constraint(expr=sum(paged_out) == 0)
+    before = set(model.component_map())
+    result = solve(model, backend=name, gap=0.0)
+    assert (result.status, result.objective_value) == (Status.OPTIMAL, least)
+    assert result.objective_bound == least
+    assert set(model.component_map()) == before
 
 
 def transfers(time_s: float, energy_j: float, **limits: object) -> Problem:

@@ -124,11 +124,16 @@ def stated_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> Any | None
     row = limit_row(limit)
     if row is None:
         return None
+    keep_limit(m, name, index, limit)
+    scaled, right = row
+    return (None, linear(scaled), right)
+
+
+def keep_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> None:
+    """Keep a limit with the model, for cover cuts: see `stated_limit`."""
     if not hasattr(m, "exact_limits"):
         m.exact_limits = {}
     m.exact_limits[name, index] = limit
-    scaled, right = row
-    return (None, linear(scaled), right)
 
 
 def _ruled_out(coefficient: float, right: float) -> float:

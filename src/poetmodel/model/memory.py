@@ -8,7 +8,15 @@ import pyomo.core as pyo
 
 from poetmodel.graph import floor
 from poetmodel.model.component import Component
-from poetmodel.model.linear import RESOLVED, ExactLimit, entry, linear, merged, stated_limit
+from poetmodel.model.linear import (
+    RESOLVED,
+    ExactLimit,
+    entry,
+    keep_limit,
+    linear,
+    merged,
+    stated_limit,
+)
 from poetmodel.model.quantities import never, ram_unit
 from poetmodel.problem import Quantity
 from poetmodel.schedule import simulate
@@ -219,9 +227,9 @@ def _row(
     m: pyo.ConcreteModel, step: tuple[int, int], terms: Iterable[Term], constant: int
 ) -> Any | None:
     limit = ExactLimit(merged(terms), m.problem.usable_ram_bytes - constant)
-    row = stated_limit(m, "memory", step, limit)
     if m.problem.minimize != Quantity.RAM:
-        return row
+        return stated_limit(m, "memory", step, limit)
+    keep_limit(m, "memory", step, limit)  # the peak may have to be lower than it can be now
     unit = ram_unit(m.problem)
     scale = max([unit, *(size for size, _ in limit.terms)])
     return (

@@ -165,6 +165,10 @@ DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "stand_in_deadline")
 of the bus; and one that is added to a model for a while (see `poetmodel.solve.overlap`)."""
 
 
+WRITES_ROW: Final = "fewer_writes"
+"""Name of the row of bytes written that is added to a model for a while, like the last of those."""
+
+
 DEADLINE = Component(
     "deadline",
     _deadline,

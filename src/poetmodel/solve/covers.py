@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.backends.sparse import csr_array
-from poetmodel.model.quantities import DEADLINE_ROWS
+from poetmodel.model.quantities import DEADLINE_ROWS, WRITES_ROW
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXCEEDED: Final = 1e-12
 """By how much a scaled row must be exceeded, so that rounding errors of its sum do not count."""
 _HALF: Final = 0.5
-LIMITS: Final = frozenset({"memory", "storage", *DEADLINE_ROWS, "energy_budget"})
+LIMITS: Final = frozenset({"memory", "storage", *DEADLINE_ROWS, "energy_budget", WRITES_ROW})
 """Constraints of the exact formulations that state limits which the judge looks at."""
 
 

@@ -187,8 +187,7 @@ def _solve_in_units(
     attempt : callable
         Solves a problem within a request, from a schedule and with a bound that are known.
     own_rows : bool
-        Whether `attempt` solves a user's model: its rows cannot be stated anew, and `best` may
-        break some of them.
+        Whether `attempt` solves a user's model: `best` may break some of its rows.
     """
     from poetmodel.model.quantities import objective_unit
 
@@ -206,7 +205,7 @@ def _solve_in_units(
         reference, start = stated.reference_value, None
         if not of_ram and (reference is None or found.value < reference / 2):
             stated, start = problem.better_than(found.value), found
-        elif problem.minimize in (Quantity.RAM, Quantity.WRITES) and not own_rows:
+        elif problem.minimize in (Quantity.RAM, Quantity.WRITES):
             stated = stated.below_bytes(round(found.value))
         else:
             break

@@ -240,14 +240,15 @@ class _ShareSearch:
 
 @contextmanager
 def restated(model: pyo.ConcreteModel, problem: Problem) -> Iterator[None]:
-    """Let a model of a problem state one of its stand-ins, or other units, for a while.
+    """Let a model of a problem state one of its stand-ins, other units or fewer bytes for a while.
 
     Parameters
     ----------
     model : ConcreteModel
         From `build`; its rows hold for the relaxation.
     problem : Problem
-        The model's own problem, or a stand-in of it, perhaps measured by a known schedule.
+        The model's own problem, or a stand-in of it, perhaps measured by a known schedule or with
+        fewer bytes than one has.
     """
     before = model.problem
     model.problem = problem
@@ -255,6 +256,10 @@ def restated(model: pyo.ConcreteModel, problem: Problem) -> Iterator[None]:
     try:
         if problem.stand_in_share:
             undo += _with_stand_in_deadline(model, problem)
+        if problem.usable_ram_bytes < before.usable_ram_bytes:
+            undo.append(_with_lower_peak(model, before, problem))
+        elif problem.aux_limit_bytes != before.aux_limit_bytes:
+            undo += _with_fewer_writes(model, problem)
         shared = problem.stand_in_share and problem.minimize == Quantity.TIME
         if (shared or problem.reference_value is not None) and states_problem(model):
             undo.append(_with_objective(model, problem))
@@ -286,6 +291,35 @@ def _with_stand_in_deadline(
     add_deadline(model, name, problem.time_sum)
     if model.component(name) is not None:
         yield lambda: model.del_component(name)
+
+
+def _with_fewer_writes(model: pyo.ConcreteModel, problem: Problem) -> Iterator[Callable[[], Any]]:
+    from poetmodel.model.quantities import WRITES_ROW, add_limit, write_terms
+
+    add_limit(
+        model, WRITES_ROW, write_terms(problem, model.decisions), problem.aux_limit_bytes or 0
+    )
+    if model.component(WRITES_ROW) is not None:
+        yield lambda: model.del_component(WRITES_ROW)
+
+
+def _with_lower_peak(
+    model: pyo.ConcreteModel, before: Problem, problem: Problem
+) -> Callable[[], None]:
+    """Bound the peak of a model that minimizes it; return what undoes that."""
+    limits, most = model.exact_limits, model.peak.ub
+    lower = before.usable_ram_bytes - problem.usable_ram_bytes
+    model.exact_limits = {
+        row: replace(limit, limit=limit.limit - lower) if row[0] == "memory" else limit
+        for row, limit in limits.items()
+    }
+    model.peak.setub(max(model.peak.lb, most * problem.usable_ram_bytes / before.usable_ram_bytes))
+
+    def restore() -> None:
+        model.exact_limits = limits
+        model.peak.setub(most)
+
+    return restore
 
 
 def _with_objective(model: pyo.ConcreteModel, problem: Problem) -> Callable[[], None]:
