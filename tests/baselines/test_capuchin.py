@@ -142,7 +142,7 @@ def test_schedules_keep_the_budget_or_are_refused() -> None:
 
 @settings(max_examples=40)
 @given(graph=graphs(max_nodes=10, on_aux=True))
-def test_the_floor_is_enough(graph: Graph) -> None:
+def test_minimum_ram_is_enough(graph: Graph) -> None:
     """With storage a budget of the largest working set is always kept, the same way each time."""
     problem = Problem(graph, even_costs(graph), ram=max(1, floor(graph).bytes))
     assert valid_or_refused(capuchin, problem) == capuchin(problem)

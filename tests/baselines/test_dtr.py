@@ -85,7 +85,7 @@ def test_scores_pick_the_victim_worked_by_hand(heuristic: str, again: list[str])
 
 
 def test_schedule_of_the_hand_trace() -> None:
-    """`a` is evicted while `d` is computed and made again for `e`; all else is kept in RAM."""
+    """`a` is evicted while `d` is computed and recomputed for `e`; all else is kept in RAM."""
     schedule = dtr(_two_victims(a_s=16), liveness=True)
     assert schedule.R == ((0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 1), (5, 5))
     assert schedule.S_RAM == (
@@ -170,10 +170,10 @@ def test_reading_a_tensor_is_a_use() -> None:
     assert _recomputed(Problem(graph, even_costs(graph), ram=8), "lru") == ["v"]
 
 
-def test_copy_that_is_made_anew_leaves_first() -> None:
+def test_copy_that_is_recomputed_anyway_leaves_first() -> None:
     """`y` is in RAM when its node runs again for `x`; 1 + 8 bytes fit in 12, 1 + 4 + 8 do not.
 
-    With liveness it is known that `y` is made anew.
+    With liveness it is known that `y` is recomputed.
     """
     two = (Tensor(name="x", bytes=4), Tensor(name="y", bytes=4))
     graph = Graph(
@@ -193,13 +193,13 @@ def test_copy_that_is_made_anew_leaves_first() -> None:
         dtr(problem)  # the paper's runtime keeps `y` beside the new one
 
 
-def test_what_cannot_be_made_again_is_not_evicted() -> None:
+def test_what_cannot_be_recomputed_is_not_evicted() -> None:
     """When `p` is gone for ever, `b` stays although its score is the least."""
     assert _recomputed(_two_victims(a_s=16, recomputable=False), "local") == ["a"]
 
 
 def test_source_of_an_evicted_tensor_stays() -> None:
-    """A tensor that cannot be made again outlives its last user while an evicted one needs it.
+    """A tensor that cannot be recomputed outlives its last user while an evicted one needs it.
 
     `b` is evicted for `d`; `x` is the last node that reads `p`, and `e` needs `b` again.
     """
@@ -347,10 +347,10 @@ def test_true_resnet_takes_what_the_authors_simulator_takes(heuristic: str, pass
     """At half of the RAM ResNet-18 takes 1.63 and 1.26 passes, as in simrd; with liveness 1.05."""
     problem = _resnet("50%")
     one_pass_s = sum(problem.table.compute_time_s)
-    walk = simulate(problem.graph, problem.costs, dtr(problem, heuristic))
-    assert walk.peak_ram_bytes <= problem.usable_ram_bytes
-    assert walk.compute_s is not None
-    assert walk.compute_s / one_pass_s == pytest.approx(passes, abs=0.005)
+    simulation = simulate(problem.graph, problem.costs, dtr(problem, heuristic))
+    assert simulation.peak_ram_bytes <= problem.usable_ram_bytes
+    assert simulation.compute_s is not None
+    assert simulation.compute_s / one_pass_s == pytest.approx(passes, abs=0.005)
     strong = simulate(problem.graph, problem.costs, dtr(problem, "liveness"))
     assert strong.compute_s is not None
     assert strong.compute_s / one_pass_s == pytest.approx(1.05, abs=0.005)
@@ -409,7 +409,7 @@ def _without_workspace(graph: Graph) -> Graph:
 def test_what_was_recomputed_for_another_stays() -> None:
     """A tensor whose readers are done is evicted by its score when it was recomputed since.
 
-    `p` left after `b`, its last reader. `b` is evicted for `d`, and made again for `e` from `p`,
+    `p` left after `b`, its last reader. `b` is evicted for `d`, and recomputed for `e` from `p`,
     which the runtime keeps: `g` then begins with `p` in RAM. With liveness it does not.
     """
     graph = Graph(
@@ -435,5 +435,7 @@ def test_run_that_thrashes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(graph, chain_costs(graph), ram=9)
     assert len(dtr(problem).R) > 13 * len(graph.nodes)
     monkeypatch.setattr("poetmodel.baselines.dtr.THRASHING", 10)
-    with pytest.raises(MethodNotApplicableError, match="it thrashes: 10 passes of computing"):
+    with pytest.raises(
+        MethodNotApplicableError, match="it thrashes: the compute time of 10 single passes"
+    ):
         dtr(problem)

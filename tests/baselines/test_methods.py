@@ -1,4 +1,4 @@
-"""Every method there is, on the same problems, before the same judge."""
+"""Every method there is, on the same problems, with the same verifier."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def best(name: str) -> SolveResult:
 def test_schedule_is_valid_or_refused_and_never_beats_the_optimum(
     entry: Method, problem: str
 ) -> None:
-    """The judge accepts it, within all limits; its energy is no less than the proven bound."""
+    """The verifier accepts it, within all limits; its energy is no less than the proven bound."""
     stated = PROBLEMS[problem]
     try:
         result = run(stated, entry.name)

@@ -102,14 +102,14 @@ def test_loss_waits_for_page_outs_and_the_backward_pass_for_page_ins() -> None:
     """
     layer = Layer(
         forward_s=1.0,
-        again_s=1.0,
+        recompute_s=1.0,
         backward_s=1.0,
         out_s=5.0,
         in_s=5.0,
         size_bytes=4,
         input_bytes=0,
         forward_bytes=4,
-        again_bytes=4,
+        recompute_bytes=4,
         backward_bytes=0,
         others_bytes=0,
     )

@@ -66,7 +66,7 @@ def test_bound_of_a_restriction_is_not_claimed() -> None:
     assert result.problem is problem
 
 
-def test_limits_that_a_method_does_not_know_are_judged() -> None:
+def test_limits_that_a_method_does_not_know_are_verified() -> None:
     """Checkmate knows no deadline: where its schedule misses one, the reason says so."""
     graph = training_chain([3] * 6)
     limits = {"ram": "75%", "deadline_counts": "serial", "deadline": "101%"}

@@ -42,8 +42,8 @@ def test_heuristic_schedule_is_feasible_with_the_baseline_as_bound() -> None:
     assert (stated["method"], stated["backend"], stated["formulation"]) == ("chen-sqrt", "", "")
 
 
-def test_peak_at_the_floor_is_optimal_where_ram_is_minimized() -> None:
-    """The floor bounds every peak: a method that reaches it has proved it."""
+def test_peak_at_the_minimum_is_optimal_where_ram_is_minimized() -> None:
+    """The minimum RAM bounds every peak: a method that reaches it has proved it."""
     graph = training_chain([3, 3])
     problem = Problem(graph, chain_costs(graph), ram="100%", minimize="ram")
     result = run(problem, "checkpoint-all")
@@ -51,7 +51,7 @@ def test_peak_at_the_floor_is_optimal_where_ram_is_minimized() -> None:
 
 
 def test_impossible_limits_are_infeasible_for_every_method() -> None:
-    """Below the floor no method is blamed: it is proved that there is nothing."""
+    """Below the minimum RAM no method is blamed: it is proved that there is nothing."""
     problem = problem_of("10%")
     for name in ("checkpoint-all", "rotor", "checkmate", "optimal"):
         assert run(problem, name).status == Status.INFEASIBLE

@@ -117,7 +117,7 @@ def test_graph_that_is_no_chain_is_refused() -> None:
         Chain.of(Graph(name="forward", nodes=tuple(nodes[:5])))
 
 
-def test_state_is_freed_and_made_again_where_it_takes_too_much() -> None:
+def test_state_is_freed_and_recomputed_where_it_takes_too_much() -> None:
     """On tight chains it finds a schedule wherever one fits that frees states as revolve does."""
     only_freed = 0
     for seed in range(20):

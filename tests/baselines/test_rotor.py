@@ -53,9 +53,9 @@ def persistent(chain: Chain) -> Iterator[dict[int, frozenset[int]]]:
 
 
 def outcomes(costs: Costs, chain: Chain) -> list[tuple[int, float]]:
-    """Return peak and compute time of every persistent schedule, as the judge finds them."""
-    walks = [simulate(chain.graph, costs, chain.realize(held)) for held in persistent(chain)]
-    return [(walk.peak_ram_bytes, walk.compute_s or 0.0) for walk in walks]
+    """Return peak and compute time of every persistent schedule, by the simulator."""
+    simulations = [simulate(chain.graph, costs, chain.realize(held)) for held in persistent(chain)]
+    return [(simulation.peak_ram_bytes, simulation.compute_s or 0.0) for simulation in simulations]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -106,11 +106,11 @@ def published(layers: Sequence[Layer], costs: Costs) -> list[tuple[int, float]]:
         schedule = reference.sequence(m)
         if schedule is None:
             continue
-        walk = simulate(reference.graph, costs, schedule)
-        assert walk.violations == ()
-        assert walk.peak_ram_bytes <= m + 1  # the sample is beside `m`
-        assert walk.compute_s == reference.cost(m, 0, last)[0]
-        found.append((walk.peak_ram_bytes, walk.compute_s or 0.0))
+        simulation = simulate(reference.graph, costs, schedule)
+        assert simulation.violations == ()
+        assert simulation.peak_ram_bytes <= m + 1  # the sample is beside `m`
+        assert simulation.compute_s == reference.cost(m, 0, last)[0]
+        found.append((simulation.peak_ram_bytes, simulation.compute_s or 0.0))
     return found
 
 
@@ -149,7 +149,7 @@ def test_no_published_sequence_of_many_chains_is_quicker(group: int) -> None:
         check_against_published(random_layers(rng, rng.randint(2, 9)))
 
 
-def test_state_that_is_a_tape_may_be_freed_and_made_again() -> None:
+def test_state_that_is_a_tape_may_be_freed_and_recomputed() -> None:
     """In 25 B every state must leave before its own step's part; 120 s is the proven optimum.
 
     The published sequence takes 123 s: it makes every state again, also where it could stay.
@@ -171,5 +171,5 @@ def test_state_that_is_a_tape_may_be_freed_and_made_again() -> None:
     graph = chain_graph(chain)
     costs = chain_costs(graph, seconds=seconds(chain))
     assert min(time for peak, time in published(chain, costs) if peak <= 25) == 123
-    walk = simulate(graph, costs, rotor(Problem(graph, costs, ram=25, paging=False)))
-    assert (walk.peak_ram_bytes, walk.compute_s) == (25, 120)
+    simulation = simulate(graph, costs, rotor(Problem(graph, costs, ram=25, paging=False)))
+    assert (simulation.peak_ram_bytes, simulation.compute_s) == (25, 120)

@@ -24,9 +24,9 @@ def test_checkpoint_all_has_its_peak() -> None:
     """Every node once, nothing paged, the peak that the graph itself states."""
     graph = training_chain([3, 1, 4, 1, 5])
     schedule = keep_all(problem_of(graph))
-    walk = simulate(graph, None, schedule)
-    assert walk.valid
-    assert walk.peak_ram_bytes == checkpoint_all_peak_bytes(graph)
+    simulation = simulate(graph, None, schedule)
+    assert simulation.valid
+    assert simulation.peak_ram_bytes == checkpoint_all_peak_bytes(graph)
     assert len(schedule.R) == len(graph.nodes)
 
 

@@ -77,7 +77,7 @@ def test_best_of_all_swap_sets() -> None:
 
 
 def _least_overhead_j(problem: Problem) -> float:
-    """Try every set of gaps, by the judge."""
+    """Try every set of gaps, by the simulator."""
     gaps = gaps_of(problem.graph)
     least = float("inf")
     for chosen in product((False, True), repeat=len(gaps)):
@@ -113,7 +113,7 @@ def test_schedules_keep_the_budget_or_are_refused() -> None:
 @settings(max_examples=20)
 @given(graph=graphs(max_nodes=7, on_aux=True))
 def test_the_same_seed_gives_the_same_schedule(graph: Graph) -> None:
-    """At the floor there is a schedule, and the search is reproducible."""
+    """At the minimum RAM there is a schedule, and the search is reproducible."""
     problem = Problem(graph, even_costs(graph), ram=max(1, floor(graph).bytes))
     assert swap_advisor(problem, seed=3) == swap_advisor(problem, seed=3)
 
@@ -154,7 +154,7 @@ def test_samples_on_storage_are_not_written() -> None:
 
 
 def test_refused_with_reason() -> None:
-    """Without paging, or below the floor, it says why."""
+    """Without paging, or below the minimum RAM, it says why."""
     with pytest.raises(MethodNotApplicableError, match="allows no paging"):
         swap_advisor(skip_problem(paging=False))
     with pytest.raises(MethodNotApplicableError, match="needs 12 B"):

@@ -1,4 +1,4 @@
-"""The strategies of earlier work, each a function from a problem to a schedule, under one judge.
+"""The strategies of earlier work, each a function from a problem to a schedule, verified alike.
 
 Names load on first use, so that whoever only lists the methods needs no solver.
 """

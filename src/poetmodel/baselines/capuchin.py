@@ -1,4 +1,4 @@
-"""Capuchin: swap what has time enough, then swap or recompute, whichever holds up less."""
+"""Capuchin: swap while transfers are hidden, then swap or recompute, whichever stalls less."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def capuchin(problem: Problem) -> Schedule:
     1. Gaps of free time 0 or more are swapped, the longest free time first, until all stages fit.
     2. Then the gap with the most memory saving per second (MSPS) goes, bytes over overhead. The
        overhead of a swap is the time that is not hidden, that of a recomputation the compute time
-       of all that must be made again for it, given what went before; the lesser of the two decides
-       how it goes, a swap where they are equal.
+       of all that must be recomputed for it, by the plan so far. The lesser of the two decides
+       how it leaves RAM, a swap where they are equal.
 
     Interpretations. The paper takes one amount of memory to save; here every stage must fit. Its
     page-in is triggered early and adjusted by feedback; a schedule pages in at the stage of use,
     and a plan moves transfers. The paper's assumption that transfers run beside computing is kept
     on devices where they do not, and transfers are not queued behind each other. A recomputation
     that does not fit in its stage becomes a swap if that is allowed; else more tensors leave that
-    stage. Tensors recomputed on the way are not kept for others ("collective recomputation").
+    stage. Inputs recomputed for a tensor are not kept for others ("collective recomputation").
 
     Takes O(gaps) choices, each of which looks at every gap and what is recomputed for it.
 
@@ -162,19 +162,19 @@ class _Capuchin:
         return back_s - (self.end_s[gap.before] + out_s)
 
     def _recompute_s(self, gap: Gap) -> float:
-        """Return how long it takes to make a tensor again for its back-access, by the plan."""
+        """Return how long recomputing a tensor for its back-access takes, by the plan [s]."""
         graph, problem = self.graph, self.problem
         t = gap.after
         total_s = 0.0
         wanted, met = [gap.tensor], {gap.tensor}
-        made: set[int] = set()
+        computed: set[int] = set()
         while wanted:
             k = graph.node_of[wanted.pop()]
-            if k in made:
+            if k in computed:
                 continue
             if not problem.may_recompute(k):
                 return math.inf
-            made.add(k)
+            computed.add(k)
             total_s += problem.table.compute_time_s[k]
             for p in graph.inputs_of[k]:
                 if p in met or self._is_in_ram(p, t):
@@ -195,18 +195,18 @@ class _Capuchin:
             gap in self.pages for gap in self.around.get(p, ()) if gap.before < t < gap.after
         )
 
-    # -- what the plan did not foresee ------------------------------------------------------------
+    # -- recomputations that do not fit ------------------------------------------------------------
 
     def _repair(self, schedule: Schedule) -> bool:
-        """Change the plan where recomputations do not fit; return whether there was need to."""
+        """Change the plan where recomputations do not fit; return whether any did not."""
         usable = self.problem.usable_ram_bytes
         peaks: dict[int, int] = {}
         for point in simulate(self.graph, None, schedule).curve:
             peaks[point.stage] = max(point.ram_bytes, peaks.get(point.stage, 0))
         over = {t: peak - usable for t, peak in peaks.items() if peak > usable}
         for t, over_bytes in over.items():
-            again = [gap for gap, page in self.pages.items() if gap.after == t and not page]
-            swappable = next((gap for gap in again if self.storage.takes(gap.tensor)), None)
+            recomputed = [gap for gap, page in self.pages.items() if gap.after == t and not page]
+            swappable = next((gap for gap in recomputed if self.storage.takes(gap.tensor)), None)
             if swappable is not None:
                 self._take(swappable, page=True)
             else:

@@ -1,7 +1,7 @@
 """A training graph as a chain of steps that its backward pass goes through in reverse.
 
 Methods for chains (revolve, rotor, POFO) see the forward pass as steps ``1..L``, one after the
-other, each of which hands a *state* to the next. A step is what lies between two articulation
+other, each of which passes a *state* to the next. A step is what lies between two articulation
 points of the forward pass; on a plain chain it is one node. The backward pass is split likewise:
 part ``s`` reads the *tape* of step `s` (tensors that the step made) and the state before it.
 """
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ChainStep:
     """One step of a chain, and the part of the backward pass that belongs to it."""
 
     nodes: range
     """Nodes of the forward pass, samples and labels among them aside."""
     outputs: frozenset[int]
-    """All outputs of its last node that are still read."""
+    """Outputs of its last node that are read later."""
     state: frozenset[int]
     """Those of them that the next step reads."""
     tape: frozenset[int]
@@ -43,9 +43,8 @@ class Chain:
     """A graph cut into steps."""
 
     graph: Graph
-    """The training graph."""
-    steps: tuple[Step, ...]
-    """The steps, first to last."""
+    steps: tuple[ChainStep, ...]
+    """First to last."""
 
     @classmethod
     def of(cls, graph: Graph) -> Chain:
@@ -77,7 +76,7 @@ class Chain:
         return cls(
             graph=graph,
             steps=tuple(
-                Step(
+                ChainStep(
                     nodes=nodes,
                     outputs=made,
                     state=state,
@@ -105,8 +104,8 @@ class Chain:
             part of the backward pass begins. What the forward pass itself keeps is what the last
             step's part begins with.
         freed : collection of int, optional
-            Steps whose own tensors are freed before their part begins, and computed again for it;
-            those of other steps stay where parts behind them held them.
+            Steps whose own tensors are freed before their part begins, and recomputed for it.
+            Those of other steps stay where parts behind them held them.
         """
         graph, steps, last = self.graph, self.steps, last_forward_uses(self.graph)
         begin = begin_of_backward(graph)
@@ -174,14 +173,13 @@ def _parts(
 class ChainMemory:
     """Peaks of steps and of parts of the backward pass [B].
 
-    *Others* are all tensors but those of the forward pass that can be made again: samples, labels,
+    *Others* are all tensors but the recomputable ones of the forward pass: samples, labels,
     gradients. They live from their computation to their last use whatever a method decides.
     """
 
     chain: Chain
-    """The steps."""
     free: frozenset[int]
-    """Tensors that can be made again."""
+    """Recomputable tensors of the forward pass."""
     others_bytes: tuple[int, ...]
     """Others in RAM as each stage begins."""
     backward_bytes: tuple[int, ...]
@@ -192,8 +190,8 @@ class ChainMemory:
     """The same where that state is freed after its last reader: from there on its bytes are off."""
     first: tuple[tuple[int, int, int], ...]
     """Peaks of each step in the forward pass, others included; see `_peaks`."""
-    again: tuple[tuple[int, int, int], ...]
-    """Peaks of each step when it is computed again, others aside."""
+    recomputed: tuple[tuple[int, int, int], ...]
+    """Peaks of each step when it is recomputed, others aside."""
 
     @classmethod
     def of(cls, chain: Chain) -> ChainMemory:
@@ -211,15 +209,15 @@ class ChainMemory:
                 for s in range(count)
             ),
             first=tuple(_peaks(chain, s, free, others) for s in range(count)),
-            again=tuple(_peaks(chain, s, free, None) for s in range(count)),
+            recomputed=tuple(_peaks(chain, s, free, None) for s in range(count)),
         )
 
-    def made_again(self, s: int) -> list[int]:
-        """Return the nodes of step `s` that run when it is computed again."""
+    def recomputed_nodes(self, s: int) -> list[int]:
+        """Return the nodes of step `s` that run when it is recomputed."""
         return [k for k in self.chain.steps[s].nodes if self.free.intersection(self._outputs(k))]
 
-    def made_beside_state(self, s: int) -> list[int]:
-        """Return the nodes that make what is missing of the tape of step `s` beside its state."""
+    def nodes_beside_state(self, s: int) -> list[int]:
+        """Return the nodes that compute the rest of the tape of step `s` beside its state."""
         step, graph = self.chain.steps[s], self.chain.graph
         nodes: set[int] = set()
         wanted = list(step.tape - step.state)
@@ -242,9 +240,9 @@ class ChainMemory:
         return self._peak(s, t, 1 if from_outside else 2)
 
     def beside_state_bytes(self, s: int) -> int:
-        """Return the peak of making the rest of the tape of step `s` while its state stays."""
+        """Return the peak of computing the rest of the tape of step `s` while its state stays."""
         graph, step = self.chain.graph, self.chain.steps[s]
-        nodes = self.made_beside_state(s)
+        nodes = self.nodes_beside_state(s)
         last = {i: k for k in nodes for i in graph.inputs_of[k]}
         live, peak = set(step.tape & step.state), 0
         for k in nodes:
@@ -258,7 +256,7 @@ class ChainMemory:
         if t == len(self.chain.steps) - 1:
             return self.first[s][kind]
         part = self.chain.steps[t].backward
-        return self.again[s][kind] + (self.others_bytes[part[0]] if part else 0)
+        return self.recomputed[s][kind] + (self.others_bytes[part[0]] if part else 0)
 
     def _outputs(self, k: int) -> tuple[int, ...]:
         return self.chain.graph.outputs_of[k]
@@ -305,8 +303,8 @@ def _peaks(
 ) -> tuple[int, int, int]:
     """Return the peaks of a step: with its tape kept; without a tape; so, and its input counted.
 
-    With `others` as in the forward pass, where they count; without, as when the step is computed
-    again and nothing but what can be made again is made.
+    With `others` as in the forward pass, where they count. Without, as when the step is recomputed
+    and only its recomputable tensors are.
     """
     graph, step = chain.graph, chain.steps[s]
     before = chain.steps[s - 1].state if s else frozenset[int]()
@@ -322,13 +320,13 @@ def _peaks(
     ):
         live, peak = set(counted), 0
         for k in step.nodes:
-            made = [i for i in graph.outputs_of[k] if i in free]
-            if k >= begin or (others is None and not made):
+            computed = [i for i in graph.outputs_of[k] if i in free]
+            if k >= begin or (others is None and not computed):
                 continue
             node = graph.nodes[k]
             use = chain.bytes_of(live) + node.output_bytes + node.workspace_bytes
             peak = max(peak, use + (others[k] if others is not None else 0))
-            live.update(made)
+            live.update(computed)
             live = {i for i in live if i in kept or last.get(i, k) > k}
         peaks.append(peak)
     return peaks[0], peaks[1], peaks[2]

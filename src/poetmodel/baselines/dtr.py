@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 THRASHING: Final = 50
-"""A run that computes for as many passes is given up."""
+"""A run that takes as many times the compute time of a single pass is given up."""
 LIVENESS: Final = "liveness"
-"""The variant that knows what each stage needs; by the score ``full``."""
+"""The variant that knows what each stage needs. Its score is ``full``."""
 
 
 def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) -> Schedule:
@@ -68,23 +68,23 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     Notes
     -----
     As in the authors' simulator (simrd), the clock is compute time, an input is used when its
-    reader is requested and an output when it is made first, and a tensor without a further user
+    reader is requested and an output when it is computed first, and a tensor without a further user
     leaves at once ("eager eviction") but counts as evicted, since others may need it again. When it
-    is recomputed after that, it stays until its score is the least: nothing says that nobody reads
-    it any more. This matters where recomputing makes more than it was asked for, and where one
-    recomputation needs long chains of others; see `Runtime`.
+    is recomputed after that, it stays until its score is the least: the runtime does not know that
+    no node reads it any more. This matters where a recomputation has further outputs, and where it
+    needs long chains of others; see `Runtime`.
 
-    Interpretations. What may not be recomputed is never evicted; it leaves when nothing can need it
+    Interpretations. What may not be recomputed is never evicted; it leaves when no node can need it
     any more ("banishing"; simrd pins constants for good). A node that the runtime computes twice
     within a stage is computed once by the schedule and stays between its uses there; where that
-    takes more RAM than the budget, the runtime is run again with less. A run of more than fifty
-    passes of computing is given up. Tensors of 0 bytes are not evicted; ties go to the lowest
-    number.
+    takes more RAM than the budget, the runtime is run again with less. A run whose compute time
+    exceeds fifty single passes is given up. Tensors of 0 bytes are not evicted; ties go to the
+    lowest number.
 
     With `liveness` a stage recomputes in graph order, keeps what a later step of it reads, and
-    frees the rest; see `Execution`. A neighbourhood counts each node once, however many of its
-    outputs are evicted, and what nobody reads is no part of it. This is a stronger method than the
-    published one.
+    frees the rest; see `StagedExecution`. A neighbourhood counts each node once, however many of
+    its outputs are evicted, and what no node reads is no part of it. This is a stronger method than
+    the published one.
 
     Each eviction looks at the neighbourhood of every candidate: O(n) evictions of O(n) candidates
     with up to O(edges) each; neighbourhoods are small in practice.
@@ -127,9 +127,9 @@ def dtr_paging(problem: Problem) -> Schedule:
     The score is that of h_DTR, where the cost of a tensor is the lesser of recomputing it (its
     evicted neighbourhood included) and of its transfers: page-in, and page-out unless it lies on
     storage already. The lesser one also decides how it leaves. Costs are energy, or time in the
-    deadline's meaning where the problem minimizes time; staleness stays time. What cannot be made
-    again goes to storage, as long as that has room; what is on storage is paged in when it is
-    needed, and is no part of any neighbourhood.
+    deadline's meaning where the problem minimizes time; staleness stays time. What cannot be
+    recomputed goes to storage, as long as that has space. What is on storage is paged in when it
+    is needed, and is no part of any neighbourhood.
     """
     return _Paging(problem).run()
 
@@ -195,8 +195,8 @@ class Runtime(Execution):
         self.scores.clock_s += self.compute_time_s[k]
         if self.scores.clock_s > self.limit_s:
             msg = (
-                f"it thrashes: {THRASHING} passes of computing do not end the step within "
-                f"{format_bytes(int(self.limit_bytes))}"
+                f"it thrashes: the compute time of {THRASHING} single passes does not finish the "
+                f"training step within {format_bytes(int(self.limit_bytes))}"
             )
             raise MethodNotApplicableError(msg)
         super().compute(k)

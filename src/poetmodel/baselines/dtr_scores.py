@@ -1,4 +1,4 @@
-"""By what dynamic tensor rematerialization scores the tensors that it may evict."""
+"""The scores by which dynamic tensor rematerialization evicts tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Scores:
         self.clock_s = 0.0
         self.last_use_s = [0.0] * len(self.sizes)
         self.evicted: set[int] = set()
-        """Made before, not in RAM, and to be recomputed if needed."""
+        """Computed before, not in RAM, and recomputed if needed."""
         self._nodes_once = nodes_once
         self._sets = CostSets(len(self.sizes)) if heuristic == "eq" else None
         scores: dict[str, Callable[[int], float]] = {
@@ -113,7 +113,7 @@ class Scores:
         return math.fsum(self.cost[k] for k in (set(nodes) if self._nodes_once else nodes))
 
     def _evicted_beside(self, i: int) -> list[int]:
-        """Return the evicted tensors that tensor `i` is made from or that are made from it."""
+        """Return the evicted inputs of the node of tensor `i`, and outputs of its readers."""
         graph = self.graph
         before = graph.inputs_of[graph.node_of[i]]
         after = (o for k in graph.users_of[i] for o in graph.outputs_of[k])
@@ -127,8 +127,8 @@ class Scores:
 class CostSets:
     """Costs of connected sets of evicted tensors, by union-find.
 
-    A tensor that comes back takes its own cost out of its set but leaves the set whole, so that
-    sets are larger than the true ones after a while: the paper's approximation.
+    A tensor that comes back takes its own cost out of its set, which stays whole. So sets become
+    larger than the true ones: the paper's approximation.
     """
 
     def __init__(self, count: int) -> None:

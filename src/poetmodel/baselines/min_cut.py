@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 SIZES: Final = 10
-"""In how many equal steps the knapsack shrinks, from all tensors to none."""
+"""Equal steps in which the knapsack shrinks, from all tensors to none."""
 UNITS: Final = 1000
-"""Into how many units the knapsack is divided."""
+"""Units into which the knapsack is divided."""
 
 
 def min_cut(problem: Problem) -> Schedule:
@@ -48,11 +48,11 @@ def min_cut(problem: Problem) -> Schedule:
     -----
     Two steps, as in PyTorch. A knapsack chooses which nodes must not run again: the most compute
     time for a number of bytes of their outputs. Then the tensors of least size are saved that cut
-    those nodes, as sources, from what the backward pass reads. PyTorch decides by kinds of
-    operators which nodes come into question and counts all saved bytes; here all nodes of the
-    forward pass do, each with its time, and the knapsack shrinks by tenths until the budget is
-    kept. What is recomputed is made when it is read first and stays until its last use, so that a
-    small saved set need not mean a small peak.
+    those nodes, as sources, from what the backward pass reads. PyTorch chooses candidates by
+    kinds of operators and counts all saved bytes. Here all nodes of the forward pass are
+    candidates, each with its time, and the knapsack shrinks by tenths until the budget is kept.
+    What is recomputed is computed when it is read first and stays until its last use, so a small
+    saved set need not mean a small peak.
 
     References
     ----------
@@ -63,7 +63,7 @@ def min_cut(problem: Problem) -> Schedule:
     whole = sum(graph.tensor_bytes[i] for i in droppable(graph))
     least_bytes: int | None = None
     for tenths in range(SIZES, -1, -1):
-        once = _worthwhile(problem, whole * tenths // SIZES)
+        once = _knapsack(problem, whole * tenths // SIZES)
         schedule = recompute_once(graph, saved_tensors(graph, once))
         peak = simulate(graph, None, schedule).peak_ram_bytes
         if peak <= problem.usable_ram_bytes:
@@ -89,21 +89,23 @@ def saved_tensors(graph: Graph, once: Collection[int]) -> frozenset[int]:
     Returns
     -------
     frozenset of int
-        Whatever the backward pass reads can be made from these, and from samples and what cannot be
-        recomputed, without running a node of `once`.
+        All that the backward pass reads can be computed from these, from samples and from what
+        cannot be recomputed, without running a node of `once`.
     """
     import networkx
 
     flow = _network(graph, once)
     _, (near, _) = networkx.minimum_cut(flow, "source", "sink")
-    return frozenset(i for i in droppable(graph) if ("made", i) in near and ("read", i) not in near)
+    return frozenset(
+        i for i in droppable(graph) if ("computed", i) in near and ("read", i) not in near
+    )
 
 
 def _network(graph: Graph, once: Collection[int]) -> networkx.DiGraph[object]:
     """Return the network whose cuts are the sets of tensors that may be saved.
 
-    Each tensor is an edge of its size, from being made to being read. What cannot be cut has no
-    capacity: from a node to what it makes, and from a tensor to the nodes that read it.
+    Each tensor is an edge of its size, from being computed to being read. Edges that cannot be cut
+    have no capacity: from a node to its outputs, and from a tensor to the nodes that read it.
     """
     import networkx
 
@@ -113,14 +115,14 @@ def _network(graph: Graph, once: Collection[int]) -> networkx.DiGraph[object]:
     for k in once:
         flow.add_edge("source", ("node", k))
     for i in free:
-        flow.add_edge(("node", graph.node_of[i]), ("made", i))
-        flow.add_edge(("made", i), ("read", i), capacity=graph.tensor_bytes[i])
+        flow.add_edge(("node", graph.node_of[i]), ("computed", i))
+        flow.add_edge(("computed", i), ("read", i), capacity=graph.tensor_bytes[i])
         for k in graph.users_of[i]:
             flow.add_edge(("read", i), "sink" if k >= begin else ("node", k))
     return flow
 
 
-def _worthwhile(problem: Problem, size_bytes: int) -> list[int]:
+def _knapsack(problem: Problem, size_bytes: int) -> list[int]:
     """Return the nodes of most compute time whose outputs fit a knapsack."""
     graph, begin = problem.graph, begin_of_backward(problem.graph)
     free = droppable(graph)

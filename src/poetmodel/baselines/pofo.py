@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 WIDTH: Final = 240
-"""Most partial choices that are carried on from one step to the next."""
+"""Most prefixes that are extended from one step to the next."""
 BINS: Final = 40
-"""Into how many classes of kept bytes they are sorted when there are more."""
+"""Classes of kept bytes into which they are sorted when there are more."""
 
 
 class Action(StrEnum):
@@ -31,7 +31,7 @@ class Action(StrEnum):
     OFFLOAD = "offload"
     """They are paged out after the step and paged in before they are read."""
     RECOMPUTE = "recompute"
-    """They are dropped and made once more, with all steps of their kind beside them."""
+    """They are dropped and recomputed, with adjacent steps of the same action."""
 
 
 def pofo(problem: Problem) -> Schedule:
@@ -40,7 +40,7 @@ def pofo(problem: Problem) -> Schedule:
     Parameters
     ----------
     problem : Problem
-        What to schedule; energy and deadline play no part.
+        What to schedule; energy and deadline are ignored.
 
     Returns
     -------
@@ -55,20 +55,21 @@ def pofo(problem: Problem) -> Schedule:
 
     Notes
     -----
-    Kept of the paper: chains only; one action per layer; page-outs end before the last step of the
+    As in the paper: chains only; one action per layer; page-outs end before the last step of the
     forward pass (the loss) begins, page-ins begin after it; transfers run one at a time beside the
     computing, and the core waits where RAM is not free yet. The dynamic program goes through the
     steps once and decides both passes at the same time: the backward pass is the same kind of
     process with time reversed, a page-in being a page-out there.
 
     Interpreted: a layer is a step between articulation points, its activation what its part of the
-    backward pass reads and the state it hands on. Steps of a run that is recomputed are all made
-    again, with their tapes, before the part behind the run begins (the paper goes through such runs
-    by rotor, which may compute a layer more often). What one choice leads to is told by bytes kept,
-    transfers under way in both passes and time so far; of two, the one that is no better in all of
-    these goes. Up to `WIDTH` choices are carried on, then the quickest of each class of kept bytes:
-    so it is exact for short chains and a beam search for long ones, in time proportional to
-    ``L * WIDTH**2`` for `L` steps.
+    backward pass reads and the state it hands on. Adjacent steps with the action
+    recompute form a run. All of it is recomputed, with its tapes, before the part behind the run
+    begins; the paper goes through such runs by rotor, which may compute a layer more often. The
+    state of a prefix is its bytes kept, its pending transfers in both passes and its time so far. A
+    prefix dominates another if it is no worse in all of these. Up to `WIDTH` undominated prefixes
+    are extended, beyond that the quickest of each class of kept bytes. So the method is exact for
+    short chains and a beam search for long ones, in time proportional to ``L * WIDTH**2`` for `L`
+    steps.
 
     References
     ----------
@@ -100,8 +101,8 @@ class Layer:
 
     forward_s: float
     """Time of the step [s]."""
-    again_s: float
-    """Time of the step when it is computed again: samples and the like are not [s]."""
+    recompute_s: float
+    """Time of the step when it is recomputed, without its samples [s]."""
     backward_s: float
     """Time of its part of the backward pass [s]."""
     out_s: float
@@ -114,8 +115,8 @@ class Layer:
     """The state before it [B]."""
     forward_bytes: int
     """Peak of the step, its input and what is kept aside [B]."""
-    again_bytes: int
-    """The same when it is computed again, gradients and samples aside [B]."""
+    recompute_bytes: int
+    """The same when it is recomputed, gradients and samples aside [B]."""
     backward_bytes: int
     """Peak of its part of the backward pass, the state before it and what is kept aside [B]."""
     others_bytes: int
@@ -124,7 +125,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Transfers under way: when each ends, from now, and the bytes that it frees then."""
+    """Pending transfers: when each ends, from now, and the bytes that it frees then."""
 
     ends: tuple[tuple[float, int], ...] = ()
     """In order."""
@@ -161,8 +162,8 @@ class Transfers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Actions of the first steps, and what they lead to."""
+class ActionPrefix:
+    """Actions of the first steps: a state of the dynamic program."""
 
     actions: tuple[Action, ...] = ()
     """One for each step so far."""
@@ -170,10 +171,10 @@ class Choice:
     """Time of both passes so far, waiting included [s]."""
     kept_bytes: int = 0
     """Activations that stay [B]."""
-    going: Transfers = Transfers()
-    """Page-outs under way."""
-    coming: Transfers = Transfers()
-    """Page-ins under way, with time reversed."""
+    page_outs: Transfers = Transfers()
+    """Pending page-outs."""
+    page_ins: Transfers = Transfers()
+    """Pending page-ins, with time reversed."""
     anchor: tuple[float, int] | None = None
     """Page-in of the latest step that is offloaded, while a part still needs it: time, bytes."""
     run_bytes: int = 0
@@ -183,150 +184,150 @@ class Choice:
     run_peak_bytes: int = 0
     """Peak of computing that run [B]."""
 
-    def forward(self, layer: Layer, ram_bytes: int) -> Choice | None:
-        """Return the choice after one more step forward, None if that never fits."""
+    def forward(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
+        """Return the prefix after one more step forward, None if that never fits."""
         last = self.actions[-1] if self.actions else Action.KEEP
         use = self.kept_bytes + layer.forward_bytes
-        going = self.going
+        page_outs = self.page_outs
         if last == Action.RECOMPUTE:
             use += layer.input_bytes
-        elif last == Action.OFFLOAD and going.ends:  # the step reads it: it stays until its end
-            end_s, size = going.ends[-1]
+        elif last == Action.OFFLOAD and page_outs.ends:  # the step reads it: it stays until its end
+            end_s, size = page_outs.ends[-1]
             use += size
-            going = Transfers((*going.ends[:-1], (end_s, 0)))
+            page_outs = Transfers((*page_outs.ends[:-1], (end_s, 0)))
         elif last == Action.OFFLOAD:
             use += layer.input_bytes
-        wait = going.wait_s(ram_bytes - use)
+        wait = page_outs.wait_s(ram_bytes - use)
         if wait is None:
             return None
         spent = wait + layer.forward_s
-        return replace(self, spent_s=self.spent_s + spent, going=self.going.after(spent))
+        return replace(self, spent_s=self.spent_s + spent, page_outs=self.page_outs.after(spent))
 
-    def backward(self, layer: Layer, ram_bytes: int, *, run_ends: bool) -> Choice | None:
-        """Return the choice with one more part of the backward pass before those so far."""
+    def backward(self, layer: Layer, ram_bytes: int, *, run_ends: bool) -> ActionPrefix | None:
+        """Return the prefix with one more part of the backward pass before those so far."""
         held = self.kept_bytes + self.run_bytes + (self.anchor[1] if self.anchor else 0)
-        wait = self.coming.wait_s(ram_bytes - held - layer.backward_bytes)
+        wait = self.page_ins.wait_s(ram_bytes - held - layer.backward_bytes)
         if wait is None:
             return None
         spent = wait + layer.backward_s
-        after = replace(self, spent_s=self.spent_s + spent, coming=self.coming.after(spent))
+        after = replace(self, spent_s=self.spent_s + spent, page_ins=self.page_ins.after(spent))
         return after.end_run(layer, ram_bytes) if run_ends else after
 
-    def end_run(self, layer: Layer, ram_bytes: int) -> Choice | None:
-        """Return the choice with its run computed again and its anchor paged in before that."""
+    def end_run(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
+        """Return the prefix with its run recomputed and its anchor paged in before that."""
         held = self.kept_bytes + (self.anchor[1] if self.anchor else 0)
-        coming, spent = self.coming, 0.0
+        page_ins, spent = self.page_ins, 0.0
         if self.run_bytes or self.run_s:
-            wait = coming.wait_s(ram_bytes - held - self.run_peak_bytes - layer.others_bytes)
+            wait = page_ins.wait_s(ram_bytes - held - self.run_peak_bytes - layer.others_bytes)
             if wait is None:
                 return None
             spent = wait + self.run_s
-            coming = coming.after(spent)
+            page_ins = page_ins.after(spent)
         if self.anchor:
-            coming = coming.then(*self.anchor)
+            page_ins = page_ins.then(*self.anchor)
         return replace(
             self,
             spent_s=self.spent_s + spent,
-            coming=coming,
+            page_ins=page_ins,
             anchor=None,
             run_bytes=0,
             run_s=0.0,
             run_peak_bytes=0,
         )
 
-    def with_action(self, action: Action, layer: Layer) -> Choice:
-        """Return the choice with an action for the step that it went through last."""
+    def with_action(self, action: Action, layer: Layer) -> ActionPrefix:
+        """Return the prefix with an action for the step that it went through last."""
         actions = (*self.actions, action)
         if action == Action.KEEP:
             return replace(self, actions=actions, kept_bytes=self.kept_bytes + layer.size_bytes)
         if action == Action.OFFLOAD:
-            going = self.going.then(layer.out_s, layer.size_bytes)
+            page_outs = self.page_outs.then(layer.out_s, layer.size_bytes)
             return replace(
-                self, actions=actions, going=going, anchor=(layer.in_s, layer.size_bytes)
+                self, actions=actions, page_outs=page_outs, anchor=(layer.in_s, layer.size_bytes)
             )
         return replace(
             self,
             actions=actions,
             run_bytes=self.run_bytes + layer.size_bytes,
-            run_s=self.run_s + layer.again_s,
-            run_peak_bytes=max(self.run_peak_bytes, self.run_bytes + layer.again_bytes),
+            run_s=self.run_s + layer.recompute_s,
+            run_peak_bytes=max(self.run_peak_bytes, self.run_bytes + layer.recompute_bytes),
         )
 
-    def drained(self) -> Choice:
-        """Return the choice after all page-outs are done."""
-        wait = self.going.drain_s
-        return replace(self, spent_s=self.spent_s + wait, going=Transfers())
+    def drained(self) -> ActionPrefix:
+        """Return the prefix after all page-outs are done."""
+        wait = self.page_outs.drain_s
+        return replace(self, spent_s=self.spent_s + wait, page_outs=Transfers())
 
-    def no_worse(self, other: Choice) -> bool:
-        """Return whether whatever follows another choice is as good after this one."""
+    def dominates(self, other: ActionPrefix) -> bool:
+        """Return whether all that may follow the other prefix is as good after this one."""
         return (
             self.spent_s <= other.spent_s
             and self.kept_bytes <= other.kept_bytes
-            and self.going.within(other.going)
-            and self.coming.within(other.coming)
+            and self.page_outs.within(other.page_outs)
+            and self.page_ins.within(other.page_ins)
         )
 
 
 def best_actions(
     layers: Sequence[Layer], ram_bytes: int, actions: Sequence[Action] = tuple(Action)
-) -> Choice | None:
-    """Return the quickest choice of actions, None where none keeps within the RAM.
+) -> ActionPrefix | None:
+    """Return the quickest actions, None where none keep within the RAM.
 
     Parameters
     ----------
     layers : sequence of Layer
-        The steps; the last one holds the loss and keeps what it makes.
+        The steps; the last one holds the loss and keeps its outputs.
     ram_bytes : int
         RAM for tensors and workspaces [B].
     actions : sequence of Action, optional
         Which actions may be chosen.
     """
-    choices = [Choice()]
+    prefixes = [ActionPrefix()]
     for layer in layers[:-1]:
         longer = []
-        for choice in choices:
+        for prefix in prefixes:
             check_time_limit()
-            ahead = choice.forward(layer, ram_bytes)
+            ahead = prefix.forward(layer, ram_bytes)
             for action in actions if ahead else ():
                 whole = ahead and ahead.backward(
                     layer, ram_bytes, run_ends=action != Action.RECOMPUTE
                 )
                 if whole:
                     longer.append(whole.with_action(action, layer))
-        choices = _fewer(longer)
+        prefixes = _pruned(longer)
     ends = []
-    for choice in choices:
-        ahead = choice.drained().forward(layers[-1], ram_bytes)
+    for prefix in prefixes:
+        ahead = prefix.drained().forward(layers[-1], ram_bytes)
         whole = ahead and ahead.backward(layers[-1], ram_bytes, run_ends=True)
         if whole:
-            spent = whole.spent_s + whole.coming.drain_s
+            spent = whole.spent_s + whole.page_ins.drain_s
             ends.append(replace(whole, spent_s=spent, actions=(*whole.actions, Action.KEEP)))
-    return min(ends, key=lambda choice: choice.spent_s, default=None)
+    return min(ends, key=lambda prefix: prefix.spent_s, default=None)
 
 
-def _fewer(choices: list[Choice]) -> list[Choice]:
-    """Return the choices that may lead to the best, or the most promising of them."""
-    groups: dict[object, list[Choice]] = {}
-    for choice in sorted(choices, key=lambda choice: choice.spent_s):
+def _pruned(prefixes: list[ActionPrefix]) -> list[ActionPrefix]:
+    """Return the undominated prefixes, or the most promising of them."""
+    groups: dict[object, list[ActionPrefix]] = {}
+    for prefix in sorted(prefixes, key=lambda prefix: prefix.spent_s):
         check_time_limit()
-        key = (choice.actions[-1], choice.anchor, choice.run_bytes, choice.run_s)
+        key = (prefix.actions[-1], prefix.anchor, prefix.run_bytes, prefix.run_s)
         kept = groups.setdefault(key, [])
-        if not any(other.no_worse(choice) for other in kept):
-            kept.append(choice)
-    found = [choice for kept in groups.values() for choice in kept]
+        if not any(other.dominates(prefix) for other in kept):
+            kept.append(prefix)
+    found = [prefix for kept in groups.values() for prefix in kept]
     if len(found) <= WIDTH:
         return found
-    most = 1 + max(choice.kept_bytes for choice in found)
-    bins: dict[int, list[Choice]] = {}
-    for choice in sorted(found, key=_outlook):
-        members = bins.setdefault(choice.kept_bytes * BINS // most, [])
+    most = 1 + max(prefix.kept_bytes for prefix in found)
+    bins: dict[int, list[ActionPrefix]] = {}
+    for prefix in sorted(found, key=_expected_s):
+        members = bins.setdefault(prefix.kept_bytes * BINS // most, [])
         if len(members) < WIDTH // BINS:
-            members.append(choice)
-    return [choice for members in bins.values() for choice in members]
+            members.append(prefix)
+    return [prefix for members in bins.values() for prefix in members]
 
 
-def _outlook(choice: Choice) -> float:
-    return choice.spent_s + choice.going.drain_s + choice.coming.drain_s + choice.run_s
+def _expected_s(prefix: ActionPrefix) -> float:
+    return prefix.spent_s + prefix.page_outs.drain_s + prefix.page_ins.drain_s + prefix.run_s
 
 
 def layers_of(problem: Problem, chain: Chain) -> Iterator[Layer]:
@@ -338,14 +339,14 @@ def layers_of(problem: Problem, chain: Chain) -> Iterator[Layer]:
         first = step.backward[0] if step.backward else None
         yield Layer(
             forward_s=sum(table.compute_time_s[k] for k in step.nodes),
-            again_s=sum(table.compute_time_s[k] for k in memory.made_again(s)),
+            recompute_s=sum(table.compute_time_s[k] for k in memory.recomputed_nodes(s)),
             backward_s=sum(table.compute_time_s[k] for k in step.backward),
             out_s=sum(table.page_out_time_s[i] for i in activation) if table.has_storage else 0.0,
             in_s=sum(table.page_in_time_s[i] for i in activation) if table.has_storage else 0.0,
             size_bytes=chain.bytes_of(activation),
             input_bytes=chain.bytes_of(before),
             forward_bytes=memory.first[s][0],
-            again_bytes=memory.again[s][0],
+            recompute_bytes=memory.recomputed[s][0],
             backward_bytes=memory.backward_bytes[s],
             others_bytes=0 if first is None else memory.others_bytes[first],
         )

@@ -1,4 +1,4 @@
-"""Methods that solve a program: the paper's own, its ablations, and Checkmate."""
+"""Methods that solve a mixed-integer program: the paper's own, its ablations, and Checkmate."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def optimal(problem: Problem, **options: Any) -> SolveResult:
 def paging_only(problem: Problem, **options: Any) -> SolveResult:
     """Solve the problem without recomputation (POET, ICML 2022, section 6.2).
 
-    Parameters, result and errors are those of `recompute_only`; without storage there is none to
-    solve unless everything fits.
+    Parameters, result and errors are those of `recompute_only`. Without storage it applies only
+    where keep-all fits.
     """
     fits = problem.usable_ram_bytes >= checkpoint_all_peak_bytes(problem.graph)
     if not problem.can_page and not fits and obstacle(problem) is None:
@@ -79,7 +79,7 @@ def checkmate(problem: Problem, **options: Any) -> SolveResult:
     """Recompute with the least compute time (Jain et al., MLSys 2020, section 4).
 
     Solves the problem without paging for the least compute time, in the meaning ``compute``;
-    deadline and energy budget are left to the judge, as Checkmate knows neither.
+    the verifier alone sees deadline and energy budget, as Checkmate knows neither.
 
     Parameters, result and errors are those of `recompute_only`.
 
@@ -100,7 +100,7 @@ def checkmate(problem: Problem, **options: Any) -> SolveResult:
 
 
 def _restricted(problem: Problem, options: dict[str, Any], **changes: Any) -> SolveResult:
-    """Solve another problem, and judge its schedule by the one that was stated."""
+    """Solve another problem, and verify its schedule by the one that was stated."""
     request = Request(
         backend=options.get("backend", "highs"),
         time_limit_s=options.get("time_limit", 60.0),

@@ -15,23 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 DEFAULT: Final = "optimal"
-"""The method that is used unless another is asked for."""
+"""The method of ``solve`` where none is requested."""
 
 
 class Aware(StrEnum):
     """Whether a method has a property of the paper's Table 1."""
 
     YES = "✓"
-    """It has."""
     PARTLY = "~"
-    """In part."""
     NO = "×"  # noqa: RUF001 - the sign of the paper's table
-    """It has not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A named way to a schedule, and what must be known to compare it with others."""
+    """A method by its name, and what must be known to compare it with others."""
 
     name: str
     """What ``--method`` calls it."""
@@ -62,7 +59,7 @@ class Method:
     variants: tuple[str, ...] = ()
     """What may follow its name after a colon (``dtr:local``): the function's second argument."""
     variant: str = ""
-    """The one that is asked for."""
+    """The requested one of `variants`."""
 
     def __repr__(self) -> str:
         return brief(self, repr(self.name), self.summary)
@@ -75,7 +72,9 @@ class Method:
 
 
 _YES, _PARTLY, _NO = Aware.YES, Aware.PARTLY, Aware.NO
-_NO_SPLIT: Final = "Graphs without backward nodes: nothing is dropped there (checkpoint-all)."
+_NO_STORAGE: Final = "Devices without storage, where the budget is below the keep-all peak."
+_NO_CHAIN: Final = "Graphs whose backward pass does not go through those steps in reverse."
+_NO_BACKWARD: Final = "Graphs without backward nodes: nothing is dropped there (keep-all)."
 
 _ALL: Final = (
     Method(
@@ -98,7 +97,7 @@ _ALL: Final = (
         summary="the same program without recomputation",
         source="Patil et al., POET, ICML 2022, section 6.2 (ablation)",
         assumptions="as optimal",
-        not_for="Devices without storage, where the budget is below the checkpoint-all peak.",
+        not_for=_NO_STORAGE,
         home="poetmodel.baselines.programs:paging_only",
         general_graphs=_YES,
         compute_aware=_YES,
@@ -150,7 +149,7 @@ _ALL: Final = (
         summary="keep about the square root of the layers, recompute each segment once",
         source="Chen et al., 2016, section 3; linearized as in Jain et al., 2020, section 6.1",
         assumptions="segments of equal cost; a network of layers one after the other",
-        not_for=_NO_SPLIT,
+        not_for=_NO_BACKWARD,
         home="poetmodel.baselines.segments:chen_sqrt",
         general_graphs=_NO,
         compute_aware=_NO,
@@ -159,10 +158,10 @@ _ALL: Final = (
     ),
     Method(
         name="chen-greedy",
-        summary="close a segment when its tensors exceed a threshold; the best threshold is sought",
+        summary="close a segment when its tensors exceed a threshold, take the best threshold",
         source="Chen et al., 2016, algorithm 3; linearized as in Jain et al., 2020, section 6.1",
         assumptions="each segment is recomputed once; compute times do not matter",
-        not_for=_NO_SPLIT,
+        not_for=_NO_BACKWARD,
         home="poetmodel.baselines.segments:chen_greedy",
         general_graphs=_NO,
         compute_aware=_NO,
@@ -175,7 +174,7 @@ _ALL: Final = (
         source="PyTorch, functorch.compile.min_cut_rematerialization_partition, 2022, with the "
         "knapsack of its activation_memory_budget, 2024",
         assumptions="what is recomputed stays until its last use",
-        not_for=_NO_SPLIT,
+        not_for=_NO_BACKWARD,
         home="poetmodel.baselines.min_cut:min_cut",
         general_graphs=_YES,
         compute_aware=_PARTLY,
@@ -188,7 +187,7 @@ _ALL: Final = (
         source="Griewank and Walther, ACM TOMS 26(1), 2000, Algorithm 799, section 2",
         assumptions="a chain of steps of equal time and size; other graphs are cut into steps at "
         "their articulation points",
-        not_for="Graphs whose backward pass does not go through those steps in reverse.",
+        not_for=_NO_CHAIN,
         home="poetmodel.baselines.revolve:griewank_walther",
         general_graphs=_NO,
         compute_aware=_NO,
@@ -200,7 +199,7 @@ _ALL: Final = (
         summary="optimal persistent checkpointing of chains with unequal layers",
         source="Beaumont et al., Optimal checkpointing for heterogeneous chains, 2019, section 4",
         assumptions="a chain of steps, as griewank-walther; a checkpoint stays until its use",
-        not_for="Graphs whose backward pass does not go through those steps in reverse.",
+        not_for=_NO_CHAIN,
         home="poetmodel.baselines.rotor:rotor",
         general_graphs=_NO,
         compute_aware=_YES,
@@ -214,7 +213,7 @@ _ALL: Final = (
         "NeurIPS 2021, section 4",
         assumptions="a chain of steps; one action per layer; page-outs end before the loss, "
         "page-ins begin after it; transfers overlap with computing",
-        not_for="Graphs whose backward pass does not go through those steps in reverse.",
+        not_for=_NO_CHAIN,
         home="poetmodel.baselines.pofo:pofo",
         general_graphs=_NO,
         compute_aware=_YES,
@@ -226,7 +225,7 @@ _ALL: Final = (
         name="dtr",
         summary="evict online by cost over size times staleness, recompute on demand",
         source="Kirisame et al., DTR, ICLR 2021, section 4, and its simulator simrd",
-        assumptions="nothing is known of what comes; liveness knows what each stage needs",
+        assumptions="later reads are unknown; liveness knows what each stage needs",
         not_for="",
         home="poetmodel.baselines.dtr:dtr",
         general_graphs=_YES,
@@ -239,7 +238,7 @@ _ALL: Final = (
         name="dtr-paging",
         summary="dtr:liveness with eviction to storage where that is cheaper",
         source="Kirisame et al., DTR, ICLR 2021, section 4, with page costs",
-        assumptions="nothing is known of what comes",
+        assumptions="later reads are unknown",
         not_for="",
         home="poetmodel.baselines.dtr:dtr_paging",
         general_graphs=_YES,
@@ -266,8 +265,8 @@ _ALL: Final = (
         name="lru-paging",
         summary="demand paging: page out what was used longest ago",
         source="least recently used replacement, as operating systems page",
-        assumptions="nothing is known of what comes",
-        not_for="Devices without storage, where the budget is below the checkpoint-all peak.",
+        assumptions="later reads are unknown",
+        not_for=_NO_STORAGE,
         home="poetmodel.baselines.paging:lru_paging",
         general_graphs=_YES,
         compute_aware=_NO,
@@ -291,7 +290,7 @@ _ALL: Final = (
         summary="search over sets of tensors to swap",
         source="Huang et al., SwapAdvisor, ASPLOS 2020, section 4",
         assumptions="a genetic search with a fixed seed",
-        not_for="Devices without storage, where the budget is below the checkpoint-all peak.",
+        not_for=_NO_STORAGE,
         home="poetmodel.baselines.swap_advisor:swap_advisor",
         general_graphs=_YES,
         compute_aware=_YES,

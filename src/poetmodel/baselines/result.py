@@ -1,4 +1,4 @@
-"""`run`: a method by its name, judged like any other."""
+"""`run`: a method by its name, verified like any other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def run(problem: Problem, name: str, **options: Any) -> SolveResult:
-    """Let a method schedule a problem, and judge what it makes.
+    """Let a method schedule a problem, and verify its schedule.
 
     Parameters
     ----------

@@ -38,10 +38,10 @@ def griewank_walther(problem: Problem) -> Schedule:
     Steps are those of `poetmodel.baselines.chain`: on a plain chain its nodes, else what lies
     between articulation points. A slot holds all outputs of a step's last node that are still read;
     the sample is the first slot. All steps count the same, whatever they cost. Reversing a step
-    computes it once more if its part of the backward pass reads what it made; that is not counted
+    computes it once more if its part of the backward pass reads its outputs. That is not counted
     in `forward_steps`, as revolve does not count the step that is taped. Where the state behind a
-    step is in RAM already, as the next step's part has read it, it stays; where that takes too much
-    RAM, it is freed and made again, as revolve does. The bisection takes time
+    step is in RAM already, as the next step's part has read it, it stays. Where that takes too much
+    RAM, it is freed and recomputed, as revolve does. The bisection takes time
     in proportion to the square of the number of nodes, times the logarithm of that of the steps.
 
     References
@@ -81,7 +81,7 @@ def revolve(chain: Chain, slots: int, *, freed: bool = False) -> Schedule:
     slots : int
         How many states may be stored at once.
     freed : bool
-        Whether a state is freed before the part of the step that made it, which makes it again.
+        Whether a state is freed before the part of its own step, which recomputes it.
     """
     held: dict[int, frozenset[int]] = {}
     todo = [(0, len(chain.steps), slots, frozenset[int]())]
@@ -90,7 +90,7 @@ def revolve(chain: Chain, slots: int, *, freed: bool = False) -> Schedule:
         low, high, free, stored = todo.pop()
         if high - low == 1 or free == 1:
             for s in range(low, high):
-                held[s] = stored | chain.steps[s].tape | _at_hand(chain, s)
+                held[s] = stored | chain.steps[s].tape | _read_state(chain, s)
             continue
         middle = low + _advance(high - low, free)
         todo.append((low, middle, free, stored))
@@ -98,7 +98,7 @@ def revolve(chain: Chain, slots: int, *, freed: bool = False) -> Schedule:
     return chain.realize(held, freed=range(len(chain.steps)) if freed else ())
 
 
-def _at_hand(chain: Chain, s: int) -> frozenset[int]:
+def _read_state(chain: Chain, s: int) -> frozenset[int]:
     """Return what part `s` reads of the state before its step; revolve has it without a slot."""
     if s == 0:
         return frozenset()

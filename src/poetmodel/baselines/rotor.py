@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 UNITS: Final = 500
-"""Into how many units of memory a larger budget is divided (the paper's figure)."""
+"""Units of memory into which a larger budget is divided (the paper's figure)."""
 MARGIN: Final = 4
-"""The program looks at budgets that are larger by a fourth, in case it counted too much."""
+"""The program covers budgets larger by this fraction, as it may count too much."""
 
 
 def rotor(problem: Problem) -> Schedule:
@@ -32,7 +32,7 @@ def rotor(problem: Problem) -> Schedule:
     Parameters
     ----------
     problem : Problem
-        What to schedule; energy, deadline and storage play no part.
+        What to schedule; energy, deadline and storage are ignored.
 
     Returns
     -------
@@ -50,16 +50,15 @@ def rotor(problem: Problem) -> Schedule:
     and their parts of the backward pass with memory `m` beside the state before `s`. Either step
     `s` is computed and taped once (``F_all``), then ``s+1..t`` follow; or steps run without a tape
     up to a state that is stored (``F_ck``), the steps behind it are done, and then those before.
-    The paper frees the stored state after the step behind it and computes it again for its own
-    step. Where the part of that step reads the state, a second table says what is gained by
-    leaving it in memory, and the better of both is taken.
-    What a step, a tape or a part of the backward pass takes at its peak is counted here from the
-    graph's own nodes, with inputs, outputs and workspace together, gradients and samples included.
-    Sizes are rounded up to units of a 500th of the budget (budgets of at most 500 bytes are exact),
-    and a state counts until the next step's part is over. So the judge may find less in use than
-    the program did: it looks, by bisection, for the largest memory up to a fourth above the budget
-    with which the judge finds the budget kept, and the best schedule seen is returned. It takes
-    time in proportion to ``L**3 * 500`` for `L` steps.
+    The paper frees the stored state after the step behind it and recomputes it for its own step.
+    Where the part of that step reads the state, a second table says what is gained by leaving it in
+    memory, and the better of both is taken. What a step, a tape or a part of the backward pass
+    takes at its peak is counted here from the graph's own nodes, with inputs, outputs and workspace
+    together, gradients and samples included. Sizes are rounded up to units of a 500th of the budget
+    (budgets of at most 500 bytes are exact), and a state counts until the next step's part is over.
+    So the simulator may count less than the program did. A bisection finds the largest memory, up
+    to a fourth above the budget, whose schedule keeps the budget in the simulator. The best
+    schedule seen is returned. It takes time in proportion to ``L**3 * 500`` for `L` steps.
 
     References
     ----------
@@ -74,13 +73,13 @@ def rotor(problem: Problem) -> Schedule:
     units = table.budget
     while low <= high:
         schedule = table.schedule(units)
-        walk = None if schedule is None else simulate(problem.graph, problem.costs, schedule)
-        if walk is None or walk.peak_ram_bytes <= problem.usable_ram_bytes:
+        simulation = None if schedule is None else simulate(problem.graph, problem.costs, schedule)
+        if simulation is None or simulation.peak_ram_bytes <= problem.usable_ram_bytes:
             low = units + 1
         else:
             high = units - 1
-        if schedule and walk and low > units:
-            compute_s = walk.compute_s or 0.0
+        if schedule and simulation and low > units:
+            compute_s = simulation.compute_s or 0.0
             best = min(best or (compute_s, schedule), (compute_s, schedule), key=lambda b: b[0])
         units = (low + high) // 2
     if best is None:
@@ -93,7 +92,7 @@ def rotor(problem: Problem) -> Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
+class _Decision:
     """A first decision for steps ``s..t``: tape step `s`, or store the state before step `cut`."""
 
     cut: int | None
@@ -125,7 +124,7 @@ class _Table:
     budget: int
     """The budget, in units."""
     units: int
-    """The largest memory that is looked at."""
+    """The largest memory of the tables."""
     least_s: dict[tuple[int, int, bool], NDArray[np.float64]]
     """For steps ``s..t`` the least time with 0, 1, ... units; infinite where they are too few.
 
@@ -144,8 +143,8 @@ class _Table:
         table = cls(
             chain=chain,
             memory=memory,
-            forward_s=[sum(times[k] for k in memory.made_again(s)) for s in range(count)],
-            rest_s=[sum(times[k] for k in memory.made_beside_state(s)) for s in range(count)],
+            forward_s=[sum(times[k] for k in memory.recomputed_nodes(s)) for s in range(count)],
+            rest_s=[sum(times[k] for k in memory.nodes_beside_state(s)) for s in range(count)],
             unit_bytes=unit_bytes,
             budget=usable // unit_bytes,
             units=usable // unit_bytes + usable // unit_bytes // MARGIN,
@@ -168,14 +167,14 @@ class _Table:
             if s == t:
                 best[self.alone_units(s, kept=kept) :] = self.alone_s(s, kept=kept)
                 continue
-            for way in self.ways(s, t, kept=kept):
-                begin, held = way.begin, way.held_units
+            for decision in self.decisions(s, t, kept=kept):
+                begin, held = decision.begin, decision.held_units
                 if begin > self.units:
                     continue
-                behind = self.least_s[s + 1 if way.cut is None else way.cut, t, kept]
-                times = behind[begin - held : self.units + 1 - held] + way.time_s
-                if way.cut is not None:
-                    times += self.before_s[s, way.cut - 1][begin:]
+                behind = self.least_s[s + 1 if decision.cut is None else decision.cut, t, kept]
+                times = behind[begin - held : self.units + 1 - held] + decision.time_s
+                if decision.cut is not None:
+                    times += self.before_s[s, decision.cut - 1][begin:]
                 np.minimum(best[begin:], times, out=best[begin:])
         if t + 1 < len(self.chain.steps):
             self.before_s[s, t] = np.minimum(self.least_s[s, t, False], self.staying(s, t))
@@ -189,19 +188,19 @@ class _Table:
         times[: self.state_units(t) + self.up(self.memory.backward_bytes[t + 1])] = np.inf
         return times
 
-    def ways(self, s: int, t: int, *, kept: bool) -> Iterator[_Way]:
+    def decisions(self, s: int, t: int, *, kept: bool) -> Iterator[_Decision]:
         """Yield the first decisions for steps ``s..t``."""
         beside = self.kept_bytes(t) if kept else 0
         held, least = self.tape_units(s), self.taped_units(s, t, beside)
         if self.kept_bytes(s):  # the next part has it beside itself up to its end
             least = max(least, held + self.up(self.memory.backward_bytes[s + 1]))
-        yield _Way(cut=None, time_s=self.forward_s[s], held_units=held, least_units=least)
+        yield _Decision(cut=None, time_s=self.forward_s[s], held_units=held, least_units=least)
         run_s, peak = 0.0, 0
         for cut in range(s + 1, t + 1):
             run_s += self.forward_s[cut - 1]
             peak = max(peak, self.run_units(s, cut - 1, t, beside))
             held = self.state_units(cut - 1)
-            yield _Way(cut=cut, time_s=run_s, held_units=held, least_units=peak)
+            yield _Decision(cut=cut, time_s=run_s, held_units=held, least_units=peak)
 
     def schedule(self, units: int) -> Schedule | None:
         """Return the best schedule with so much memory, None where it is too little."""
@@ -214,34 +213,34 @@ class _Table:
         while todo:
             check_time_limit()
             s, t, m, outside, kept = todo.pop()
-            way = None if s == t else self.choice(s, t, m, kept=kept)
-            if way is None or way.cut is None:
+            decision = None if s == t else self.best_decision(s, t, m, kept=kept)
+            if decision is None or decision.cut is None:
                 held[s] = outside | steps[s].tape
-                if way is not None:
+                if decision is not None:
                     tape = steps[s].tape | steps[s].state
-                    todo.append((s + 1, t, m - way.held_units, outside | tape, kept))
+                    todo.append((s + 1, t, m - decision.held_units, outside | tape, kept))
                 continue
-            stored = way.cut - 1
+            stored = decision.cut - 1
             stays = bool(self.staying(s, stored)[m] <= self.least_s[s, stored, False][m])
             if not stays:
                 freed.add(stored)
             state = steps[stored].state
-            todo.append((way.cut, t, m - way.held_units, outside | state, kept))
+            todo.append((decision.cut, t, m - decision.held_units, outside | state, kept))
             todo.append((s, stored, m, outside, stays))
         return self.chain.realize(held, freed=freed)
 
-    def choice(self, s: int, t: int, m: int, *, kept: bool) -> _Way | None:
+    def best_decision(self, s: int, t: int, m: int, *, kept: bool) -> _Decision | None:
         """Return the best first decision for steps ``s..t`` with `m` units."""
         best_s, best = np.inf, None
-        for way in self.ways(s, t, kept=kept):
-            if m < way.begin:
+        for decision in self.decisions(s, t, kept=kept):
+            if m < decision.begin:
                 continue
-            behind = self.least_s[s + 1 if way.cut is None else way.cut, t, kept]
-            time_s = behind[m - way.held_units] + way.time_s
-            if way.cut is not None:
-                time_s += self.before_s[s, way.cut - 1][m]
+            behind = self.least_s[s + 1 if decision.cut is None else decision.cut, t, kept]
+            time_s = behind[m - decision.held_units] + decision.time_s
+            if decision.cut is not None:
+                time_s += self.before_s[s, decision.cut - 1][m]
             if time_s < best_s:
-                best_s, best = time_s, way
+                best_s, best = time_s, decision
         return best
 
     # -- what steps take, in units ---------------------------------------------------------------

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 THRESHOLDS: Final = 12
-"""How many thresholds the greedy method tries for each set of candidates."""
+"""Thresholds of the greedy method for each set of candidates."""
 
 
 def keep_all(problem: Problem) -> Schedule:
@@ -33,7 +33,7 @@ def keep_all(problem: Problem) -> Schedule:
     Returns
     -------
     Schedule
-        Its peak is the checkpoint-all peak, whatever the budget is.
+        Its peak is the keep-all peak, whatever the budget is.
     """
     return checkpoint_all(problem.graph)
 
@@ -72,7 +72,7 @@ def chen_sqrt(problem: Problem) -> Schedule:
 
 
 def chen_greedy(problem: Problem) -> Schedule:
-    """Close a segment where its tensors exceed a threshold; seek the threshold that costs least.
+    """Close a segment where its tensors exceed a threshold; take the threshold that costs least.
 
     Parameters
     ----------
@@ -92,9 +92,9 @@ def chen_greedy(problem: Problem) -> Schedule:
     Notes
     -----
     Algorithm 3 of the paper adds up the bytes of the outputs and, once they exceed the threshold,
-    keeps the next candidate and begins anew. Thresholds go from the largest tensor to all bytes in
-    equal ratios. Candidates as in `chen_sqrt`. It takes time in proportion to the square of the
-    number of nodes, for each threshold.
+    keeps the next candidate and starts again from zero. Thresholds go from the largest tensor to
+    all bytes in equal ratios. Candidates as in `chen_sqrt`. It takes time in proportion to the
+    square of the number of nodes, for each threshold.
 
     References
     ----------
@@ -188,11 +188,11 @@ def _cheapest(problem: Problem, plans: Iterable[Sequence[int]]) -> Schedule:
     least_bytes: int | None = None
     for ends in dict.fromkeys(tuple(plan) for plan in plans):
         schedule = _segmented(graph, ends)
-        walk = simulate(graph, problem.costs, schedule)
-        if least_bytes is None or walk.peak_ram_bytes < least_bytes:
-            least_bytes = walk.peak_ram_bytes
-        compute_s = walk.compute_s or 0.0
-        fits = walk.peak_ram_bytes <= problem.usable_ram_bytes
+        simulation = simulate(graph, problem.costs, schedule)
+        if least_bytes is None or simulation.peak_ram_bytes < least_bytes:
+            least_bytes = simulation.peak_ram_bytes
+        compute_s = simulation.compute_s or 0.0
+        fits = simulation.peak_ram_bytes <= problem.usable_ram_bytes
         if fits and (best is None or compute_s < best[0]):
             best = (compute_s, schedule)
     if best is None:
@@ -205,7 +205,7 @@ def _cheapest(problem: Problem, plans: Iterable[Sequence[int]]) -> Schedule:
 
 
 def _segmented(graph: Graph, ends: Sequence[int]) -> Schedule:
-    """Return the schedule that keeps what the nodes that end a segment make, and the last one."""
+    """Return the schedule that keeps the outputs of segment ends and of the last segment."""
     starts = [0, *(k + 1 for k in ends), begin_of_backward(graph)]
     groups = [range(*pair) for pair in pairwise(starts)]
     saved = {i for k in (*ends, *groups[-1]) for i in graph.outputs_of[k]}

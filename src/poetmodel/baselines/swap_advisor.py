@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 POPULATION: Final = 32
-"""Swap sets that live at a time."""
+"""Swap sets of a generation."""
 GENERATIONS: Final = 60
-"""Most generations."""
 PATIENCE: Final = 15
 """Generations without a better set after which the search ends."""
 _FLIPS: Final = 2
@@ -59,16 +58,17 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     Notes
     -----
     An individual is a set of gaps: tensors that are out of RAM between two uses. Each is repaired
-    as the paper's swap planner works: where a stage does not fit, the tensor goes
-    whose next use is furthest; then what need not have gone stays, the dearest first. The first
+    as the paper's swap planner works: where a stage does not fit, the tensor leaves whose next use
+    is furthest. Then tensors that need not have left stay, the costliest first. The first
     population has that plan and random ones. Parents win tournaments of two; a child has the gaps
-    of one parent up to a random stage and those of the other after it, and a few flipped; the
-    best two individuals live on.
+    of one parent up to a random stage and those of the other after it, and a few flipped; the best
+    two individuals live on.
 
     Interpretations. The paper searches operator orders and memory pools, from which swaps follow;
     here the order is given and RAM has no fragments, so that only the swaps are left. Its simulator
-    measures the time of a step; here an individual is worth what its transfers add to the quantity
-    that the problem minimizes (energy where it minimizes RAM). Storage limits are penalized.
+    measures the time of a step; here the fitness of an individual is what its transfers add to the
+    quantity that the problem minimizes (energy where it minimizes RAM). Storage limits are
+    penalized.
 
     Takes O(generations * population * gaps * stages) operations of numpy arrays, at most
     `GENERATIONS` * `POPULATION` repairs.
@@ -127,40 +127,40 @@ class _Search:
             if not free:
                 self.cost_out[self.tensor[place]] = cost_out(i)
                 self.written[self.tensor[place]] = self.sizes[place]
-        self.dearest_first = np.argsort(-self.cost_in, kind="stable")
+        self.costliest_first = np.argsort(-self.cost_in, kind="stable")
 
     def run(self) -> list[Gap]:
         """Return the best swap set found."""
         count = len(self.gaps)
         density = self.random.random(POPULATION)
-        people = [self._repair(np.zeros(count, dtype=bool))]
-        people += [self._repair(self.random.random(count) < share) for share in density[1:]]
-        worth = [self._worth(mask) for mask in people]
-        idle, best = 0, min(worth)
+        population = [self._repair(np.zeros(count, dtype=bool))]
+        population += [self._repair(self.random.random(count) < share) for share in density[1:]]
+        fitness = [self._fitness(mask) for mask in population]
+        idle, best = 0, min(fitness)
         for _ in range(GENERATIONS):
             if idle >= PATIENCE or not count:
                 break
-            order = sorted(range(len(people)), key=worth.__getitem__)
-            children = [people[place] for place in order[:2]]
+            order = sorted(range(len(population)), key=fitness.__getitem__)
+            children = [population[place] for place in order[:2]]
             while len(children) < POPULATION:
-                children.append(self._repair(self._child(people, worth)))
-            people, worth = children, [self._worth(mask) for mask in children]
-            idle, best = (0, min(worth)) if min(worth) < best else (idle + 1, best)
-        winner = people[min(range(len(people)), key=worth.__getitem__)]
+                children.append(self._repair(self._child(population, fitness)))
+            population, fitness = children, [self._fitness(mask) for mask in children]
+            idle, best = (0, min(fitness)) if min(fitness) < best else (idle + 1, best)
+        winner = population[min(range(len(population)), key=fitness.__getitem__)]
         return [gap for gap, out in zip(self.gaps, winner, strict=True) if out]
 
-    def _child(self, people: list[Mask], worth: list[tuple[int, float]]) -> Mask:
-        mother, father = (self._winner(people, worth) for _ in range(2))
+    def _child(self, population: list[Mask], fitness: list[tuple[int, float]]) -> Mask:
+        mother, father = (self._tournament(population, fitness) for _ in range(2))
         cut = self.random.integers(len(self.excess))
         child = np.where(self.first <= cut, mother, father)
         flips = self.random.random(len(child)) < _FLIPS / len(child)
         return np.not_equal(child, flips)
 
-    def _winner(self, people: list[Mask], worth: list[tuple[int, float]]) -> Mask:
-        one, other = map(int, self.random.integers(len(people), size=2))
-        return people[one if worth[one] <= worth[other] else other]
+    def _tournament(self, population: list[Mask], fitness: list[tuple[int, float]]) -> Mask:
+        first, second = map(int, self.random.integers(len(population), size=2))
+        return population[first if fitness[first] <= fitness[second] else second]
 
-    def _worth(self, mask: Mask) -> tuple[int, float]:
+    def _fitness(self, mask: Mask) -> tuple[int, float]:
         """Return bytes beyond the storage limit, then the cost of all transfers."""
         out = np.zeros(len(self.cost_out), dtype=bool)
         out[self.tensor[mask]] = True
@@ -169,7 +169,7 @@ class _Search:
         return over, float(self.cost_in[mask].sum() + self.cost_out[out].sum())
 
     def _repair(self, mask: Mask) -> Mask:
-        """Return a set that fits, as far as gaps allow, and of which nothing may be left out."""
+        """Return a minimal set that fits, as far as gaps allow."""
         mask = mask.copy()
         excess = self.excess - self.relief[mask].sum(axis=0)
         while excess.max() > 0:
@@ -180,7 +180,7 @@ class _Search:
             place = crossing[self.end[crossing].argmax()]
             mask[place] = True
             excess -= self.relief[place]
-        for place in self.dearest_first[mask[self.dearest_first]]:
+        for place in self.costliest_first[mask[self.costliest_first]]:
             check_time_limit()
             span = excess[self.first[place] : self.end[place]]
             if span.max() + self.sizes[place] <= 0:
