@@ -48,15 +48,15 @@ def capuchin(problem: Problem) -> Schedule:
     Notes
     -----
     Candidates are the gaps between two accesses of a tensor that cross the peak: a stage that does
-    not fit in RAM. On the timeline of one plain execution the *free time* of a gap is
-    the start of its back-access less page-in time, less the end of its evicted-access plus page-out
-    time; where it is not negative, computing hides both transfers.
+    not fit in RAM. On the timeline of keep-all the *free time* of a gap is the start of its
+    back-access less page-in time, less the end of its evicted-access plus page-out time. Where it
+    is not negative, computing hides both transfers.
 
     1. Gaps of free time 0 or more are swapped, the longest free time first, until all stages fit.
-    2. Then the gap with the most memory saving per second (MSPS) goes, bytes over overhead. The
-       overhead of a swap is the time that is not hidden, that of a recomputation the compute time
-       of all that must be recomputed for it, by the plan so far. The lesser of the two decides
-       how it leaves RAM, a swap where they are equal.
+    2. Then the tensor leaves in the gap of most memory saving per second (MSPS), bytes over
+       overhead. The overhead of a swap is the time that is not hidden. The overhead of a
+       recomputation is the compute time of all that must be recomputed for it, by the plan so far.
+       The lesser of the two decides how the tensor leaves RAM, a swap where they are equal.
 
     Interpretations. The paper takes one amount of memory to save; here every stage must fit. Its
     page-in is triggered early and adjusted by feedback; a schedule pages in at the stage of use,

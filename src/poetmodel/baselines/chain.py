@@ -3,7 +3,7 @@
 Methods for chains (revolve, rotor, POFO) see the forward pass as steps ``1..L``, one after the
 other, each of which passes a *state* to the next. A step is what lies between two articulation
 points of the forward pass; on a plain chain it is one node. The backward pass is split likewise:
-part ``s`` reads the *tape* of step `s` (tensors that the step made) and the state before it.
+part ``s`` reads the *tape* of step `s` (outputs of the step) and the state before it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Chain:
         own = {graph.node_of[i] for i in free}
         points = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
         ends = [k for k in points if k in own and k < begin]
-        if len(ends) < 2 or begin == len(graph.nodes):  # noqa: PLR2004 - two steps make a chain
+        if len(ends) < 2 or begin == len(graph.nodes):  # noqa: PLR2004 - a chain has two steps or more
             what = "no backward pass" if begin == len(graph.nodes) else "a single step"
             msg = f"graph {graph.name!r} is no chain: it has {what}"
             raise MethodNotApplicableError(msg)
@@ -71,14 +71,14 @@ class Chain:
             frozenset(i for i in graph.outputs_of[k] if i in free and graph.users_of[i])
             for k in ends
         ]
-        states = [frozenset(i for i in made if graph.users_of[i][0] < begin) for made in read]
+        states = [frozenset(i for i in outputs if graph.users_of[i][0] < begin) for outputs in read]
         parts = _parts(graph, ranges, states, free)
         return cls(
             graph=graph,
             steps=tuple(
                 ChainStep(
                     nodes=nodes,
-                    outputs=made,
+                    outputs=outputs,
                     state=state,
                     tape=frozenset(
                         i
@@ -88,7 +88,7 @@ class Chain:
                     ),
                     backward=tuple(part),
                 )
-                for nodes, made, state, part in zip(ranges, read, states, parts, strict=True)
+                for nodes, outputs, state, part in zip(ranges, read, states, parts, strict=True)
             ),
         )
 
@@ -174,7 +174,7 @@ class ChainMemory:
     """Peaks of steps and of parts of the backward pass [B].
 
     *Others* are all tensors but the recomputable ones of the forward pass: samples, labels,
-    gradients. They live from their computation to their last use whatever a method decides.
+    gradients. Every method keeps them from their computation to their last use.
     """
 
     chain: Chain

@@ -333,10 +333,9 @@ class _Liveness(StagedExecution):
 
 class _Paging(_Liveness):
     def __init__(self, problem: Problem) -> None:
-        by_energy = problem.minimize != Quantity.TIME
-        nodes = range(len(problem.graph.nodes))
-        charges = [problem.compute_charge_j(k) for k in nodes] if by_energy else None
-        super().__init__(problem, "full", charges)
+        charges = [problem.compute_charge_j(k) for k in range(len(problem.graph.nodes))]
+        by_time = problem.minimize == Quantity.TIME
+        super().__init__(problem, "full", None if by_time else charges)
         self.storage = StorageSpace(problem)
         self.page_in_cost, self.page_out_cost = transfer_costs(problem)
         self.away: set[int] = set()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 HEURISTICS: Final = ("full", "eq", "local", "msps", "lru", "size")
-"""What `dtr` can score tensors by; the tensor of the least score goes."""
+"""Scores of `dtr`. The tensor of the least score is evicted."""
 
 
 class Scores:
@@ -54,17 +54,17 @@ class Scores:
         """From a tensor in RAM to its score."""
 
     def use(self, i: int) -> None:
-        """Take note that tensor `i` is used now."""
+        """Record that tensor `i` is used now."""
         self.last_use_s[i] = self.clock_s
 
     def evict(self, i: int) -> None:
-        """Take note that tensor `i` left RAM and would have to be recomputed."""
+        """Record that tensor `i` left RAM and must be recomputed if needed."""
         self.evicted.add(i)
         if self._sets is not None:
             self._sets.add(i, self._own_cost(i), self._evicted_beside(i))
 
     def recover(self, i: int) -> None:
-        """Take note that tensor `i` is in RAM."""
+        """Record that tensor `i` is in RAM."""
         if i in self.evicted:
             self.evicted.remove(i)
             if self._sets is not None:

@@ -99,7 +99,7 @@ class Execution:
             self._kept[-1].discard(i)
 
     def evict(self, i: int) -> None:
-        """Free tensor `i` by decision of the method, which takes note of it here."""
+        """Free tensor `i` by decision of the method, which may extend this."""
         self.free(i)
 
     def victim(self, k: int) -> int | None:  # noqa: ARG002 - the answer of a method without any

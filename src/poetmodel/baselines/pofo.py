@@ -178,7 +178,7 @@ class ActionPrefix:
     anchor: tuple[float, int] | None = None
     """Page-in of the latest step that is offloaded, while a part still needs it: time, bytes."""
     run_bytes: int = 0
-    """Activations of the run of recomputed steps that goes on [B]."""
+    """Activations of the current run of recomputed steps [B]."""
     run_s: float = 0.0
     """Time to compute that run [s]."""
     run_peak_bytes: int = 0

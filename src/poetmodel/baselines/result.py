@@ -73,7 +73,7 @@ def run(problem: Problem, name: str, **options: Any) -> SolveResult:
 
 
 def _request(entry: Method, options: dict[str, Any]) -> Request:
-    """Return what the options of a method ask for; they are those of `poetmodel.solve`."""
+    """Return the request that the options of a method state, which are those of `solve`."""
     others = {"formulation", "start"}
     for unusable in others if not entry.by_solver else ():
         if options.get(unusable) is not None:
