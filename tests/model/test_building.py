@@ -412,6 +412,28 @@ def test_an_own_objective_of_a_variable_of_ones_own(backend: str) -> None:
     assert model.slack.value == value
 
 
+@pytest.mark.parametrize("sense", [pyo.minimize, pyo.maximize])
+@pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e-12, 1e-7, 1.0, 1e9, 1e300])
+def test_an_own_objective_of_any_scale(scale: float, sense: Any, backend: str) -> None:
+    """Costs far below or above a solver's tolerances are decided like those near one."""
+    model = build(two_ways(), reductions=False)
+    model.objective.deactivate()
+    count = every(model, "M_out") + every(model, "R") + every(model, "S_RAM")
+    model.plain = pyo.Objective(expr=count, sense=sense)
+    plain = solve(model, backend=backend)
+    model.plain.deactivate()
+    model.scaled = pyo.Objective(expr=scale * count, sense=sense)
+    result = solve(model, backend=backend)
+    assert (plain.status, result.status) == (Status.OPTIMAL, Status.OPTIMAL)
+    assert result.objective_value == pytest.approx(scale * (plain.objective_value or 0.0))
+    own = result.own_objective
+    assert own is not None
+    assert own.bound is not None
+    assert own.gap <= 1e-4
+    beyond = own.bound - own.value if sense == pyo.minimize else own.value - own.bound
+    assert beyond <= 0
+
+
 def test_a_constant_objective_is_reached(backend: str) -> None:
     """Any schedule has the value of a constant."""
     model = build(skip_problem())

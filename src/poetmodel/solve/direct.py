@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -20,11 +21,20 @@ from poetmodel.errors import TimeLimitError, VerificationError
 from poetmodel.model import read_schedule
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.paper import PAPER
+from poetmodel.model.quantities import MOST_UNITS
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.result import OwnObjective, Termination
 from poetmodel.solve.covers import limit_rows, with_covers
 from poetmodel.solve.infeasibility import limits_in_words
-from poetmodel.solve.outcome import EQUAL_IN_ALL, Candidate, Outcome, judge, least_value, vouched
+from poetmodel.solve.outcome import (
+    EQUAL,
+    SOLVER_ERROR,
+    Candidate,
+    Outcome,
+    judge,
+    least_value,
+    vouched,
+)
 from poetmodel.solve.overlap import states_problem
 from poetmodel.solve.progress import SolveProgress
 from poetmodel.solve.trimming import trim
@@ -55,6 +65,9 @@ TERMINATIONS: Final[Mapping[Stop, Termination]] = {
 GAP_SHARE: Final = 0.99
 """Part of the gap asked for that a solver may leave; its bound is reduced by up to the rest."""
 
+MOST_OFFSET: Final = 1e12
+"""Largest constant of a user's objective, in units: numbers have sixteen digits."""
+
 ACCEPTED: Final = 1e-6
 """Largest violation of a scaled row by a start that may stand for a model's solution."""
 
@@ -66,18 +79,40 @@ class _Compiled:
     build_s: float
     as_stated: bool
     """Whether the model still minimizes what `build` stated."""
+    unit: float
+    """How much one unit of the form's objective is."""
+
+    @classmethod
+    def of(cls, model: pyo.ConcreteModel, form: StandardForm, build_s: float) -> _Compiled:
+        as_stated = states_problem(model)
+        unit = float(model.objective_unit) if as_stated else _own_unit(form)
+        if not as_stated:
+            form = replace(form, objective=form.objective / unit, offset=form.offset / unit)
+        return cls(model=model, form=form, build_s=build_s, as_stated=as_stated, unit=unit)
 
     def own(self, value: float | None, bound: float | None) -> OwnObjective | None:
-        """Return the model's own objective at a value, None where it has the stated one."""
+        """Return the model's own objective at a value, None where it has the stated one.
+
+        As everywhere, a bound counts less the solver's error, and one within it of the value is the
+        value with rounding errors. One beyond the value proves nothing.
+        """
         if self.as_stated or value is None:
             return None
         (objective,) = self.model.component_data_objects(Objective, active=True)
-        if bound is not None and not math.isfinite(bound):
-            bound = None
-        if bound is not None and abs(value - bound) <= EQUAL_IN_ALL * max(1.0, abs(value)):
-            bound = value
-        sense = "minimize" if objective.sense == minimize else "maximize"
-        return OwnObjective(name=objective.name, sense=sense, value=value, bound=bound)
+        proven = None
+        if bound is not None and math.isfinite(bound):
+            sense, error = self.form.sense, SOLVER_ERROR * max(1.0, abs(bound) / 1000)
+            missing = sense * (value - bound)
+            if missing > error:
+                proven = self.quantity(bound - sense * error)
+            elif missing >= -EQUAL * max(1.0, abs(value)):
+                proven = self.quantity(value)
+        return OwnObjective(
+            name=objective.name,
+            sense="minimize" if objective.sense == minimize else "maximize",
+            value=self.quantity(value),
+            bound=proven,
+        )
 
     @property
     def bounds_problem(self) -> bool:
@@ -90,8 +125,22 @@ class _Compiled:
         return max(least_value(problem), self.quantity(vouched(problem, bound)))
 
     def quantity(self, objective: float) -> float:
-        """Return a model's objective in the unit of the minimized quantity."""
-        return objective * float(self.model.objective_unit) if self.as_stated else objective
+        """Return the form's objective in the unit of the minimized quantity, or of the user's."""
+        return objective * self.unit
+
+
+def _own_unit(form: StandardForm) -> float:
+    """Return the unit in which a solver gets a user's objective.
+
+    Its tolerances are absolute: the smallest cost counts a thousand, as far as the largest is not
+    above a million. A power of two changes no digit.
+    """
+    costs = np.abs(form.objective[form.objective != 0])
+    if not costs.size:
+        return 1.0
+    least = max(costs.min() / 1000, sys.float_info.min)
+    unit = max(least, costs.max() / MOST_UNITS, abs(form.offset) / MOST_OFFSET)
+    return float(2.0 ** math.floor(math.log2(unit)))
 
 
 def solve_model(
@@ -136,12 +185,8 @@ def solve_model(
             reason="the time limit passed while the model was built",
             build_s=build_s + time.monotonic() - begun,
         )
-    compiled = _Compiled(
-        model=model,
-        form=form,
-        build_s=build_s + time.monotonic() - begun,
-        as_stated=states_problem(model),
-    )
+    compiled = _Compiled.of(model, form, build_s + time.monotonic() - begun)
+    form = compiled.form
     values = None if start is None else start_values(model, form, start.schedule)
     fallback = start if values is not None and _admits(form, values) else None
     raw, candidate = _search(compiled, request, values, trimmed=trimmed)
