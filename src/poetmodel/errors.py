@@ -182,6 +182,10 @@ class TimeLimitError(PoetModelError):
     """A computation was not done when its time limit had passed."""
 
 
+class TooLargeError(PoetModelError):
+    """A schedule would have more entries than memory is meant to hold."""
+
+
 class VerificationError(PoetModelError):
     """The judge rejected a schedule that a solver called feasible.
 

@@ -10,6 +10,8 @@ import threading
 import pytest
 
 from poetmodel.backends import run_interruptibly
+from poetmodel.errors import TimeLimitError
+from poetmodel.time_limit import check_time_limit, time_limit
 
 
 def test_result_comes_back() -> None:
@@ -52,6 +54,12 @@ def test_outside_the_main_thread() -> None:
     thread.start()
     thread.join()
     assert results == [7]
+
+
+def test_time_limit_holds_in_the_thread() -> None:
+    """A limit that is open where the solve is started ends the solve."""
+    with time_limit(-1), pytest.raises(TimeLimitError):
+        run_interruptibly(check_time_limit, threading.Event())
 
 
 STUBBORN = """

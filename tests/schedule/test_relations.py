@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poetmodel.errors import ScheduleError
+from poetmodel.errors import ScheduleError, TimeLimitError, TooLargeError
 from poetmodel.graph import Graph, operation
 from poetmodel.schedule import (
     RELATIONS,
@@ -22,6 +22,7 @@ from poetmodel.schedule import (
     rows_of_spans,
     simulate,
 )
+from poetmodel.time_limit import time_limit
 from strategies import graphs
 
 
@@ -128,3 +129,20 @@ def test_rows_of_spans_are_ascending() -> None:
     """Each stage has the tensors whose spans contain it; spans may touch, or be empty."""
     spans = [(4, 1, 2), (2, 0, 1), (3, 2, 1), (2, 2, 3), (0, 3, 3)]
     assert rows_of_spans(spans, 4) == [[2], [2, 4], [2, 4], [0, 2]]
+
+
+def test_many_stages_end_with_the_time_limit() -> None:
+    """Spans and stages are walked within the limit that is open."""
+    with time_limit(-1):
+        with pytest.raises(TimeLimitError):
+            rows_of_spans([(0, 1, 2)], 3)
+        with pytest.raises(TimeLimitError):
+            Schedule.of_stages(identity=None, R=[[0]])
+
+
+def test_more_pairs_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted before any is made; empty spans count nothing."""
+    monkeypatch.setattr("poetmodel.schedule.relations.MOST_PAIRS", 3)
+    assert rows_of_spans([(0, 1, 3), (1, 5, 2)], 4) == [[], [0], [0], [0]]
+    with pytest.raises(TooLargeError, match="4 tensors in one relation"):
+        rows_of_spans([(0, 1, 3), (1, 2, 2)], 4)

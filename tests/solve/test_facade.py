@@ -401,6 +401,59 @@ def test_building_ends_with_the_time_limit(
     assert caplog.records == []
 
 
+def chain_problem(n: int) -> Problem:
+    """State a problem with a chain of `n` nodes and its gradients, and half the RAM it uses."""
+    forward = [operation("f0", output_bytes=8)]
+    for k in range(1, n):
+        forward.append(operation(f"f{k}", output_bytes=8, inputs=(f"f{k - 1}",)))
+    backward = [operation("b0", output_bytes=8, inputs=(f"f{n - 1}",), phase="backward")]
+    for k in range(1, n):
+        inputs = (f"b{k - 1}", f"f{n - 1 - k}")
+        backward.append(operation(f"b{k}", output_bytes=8, inputs=inputs, phase="backward"))
+    graph = Graph(name="chain", nodes=(*forward, *backward))
+    return Problem(graph, even_costs(graph, page_in=(1, 1), page_out=(1, 1)), ram=4 * n)
+
+
+def test_a_graph_too_large_for_the_limit_ends_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where not even the first schedule is made in time, no model is built."""
+
+    def build_anyway(*_: object, **__: object) -> None:
+        pytest.fail("a model was built after the time limit")
+
+    monkeypatch.setattr(facade, "GRACE_S", -1.0)
+    monkeypatch.setattr("poetmodel.solve.lazy.relaxation.build_relaxation", build_anyway)
+    result = solve(chain_problem(2500), time_limit=1e-6)
+    assert (result.status, result.termination) == (Status.UNKNOWN, Termination.TIME_LIMIT)
+    assert "5,000 nodes" in result.reason
+
+
+def test_a_graph_too_large_for_memory_ends_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedules list a tensor once for each stage: that of a chain grows with its square."""
+    monkeypatch.setattr("poetmodel.schedule.relations.MOST_PAIRS", 1000)
+    result = solve(chain_problem(200))
+    assert (result.status, result.termination) == (Status.UNKNOWN, Termination.STALLED)
+    assert "coarsen the graph" in result.reason
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_limit_that_passes_between_two_solves_keeps_the_schedule(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cuts, placement and the verifier look at the clock, too; bound and schedule are kept."""
+
+    def too_late(*_: object, **__: object) -> None:
+        raise TimeLimitError("the time limit has passed")
+
+    monkeypatch.setattr("poetmodel.solve.lazy.linear.separate", too_late)
+    problem = hard_problem()
+    result = solve(problem, threads=threads)
+    assert (result.status, result.termination) == (Status.FEASIBLE, Termination.TIME_LIMIT)
+    assert not verify(problem, result.require_schedule()).violations
+    assert result.overhead_bound_j > 0
+
+
 def test_paper_without_time_returns_the_greedy_schedule() -> None:
     """It is valid, and nothing is proved of it."""
     result = solve(hard_problem(), formulation="paper", time_limit=1e-6)

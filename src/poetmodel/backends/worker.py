@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
@@ -55,7 +56,10 @@ def run_interruptibly(solve: Callable[[], T], stop: threading.Event) -> T:
         finally:
             done.set()
 
-    thread = threading.Thread(target=work, name="poetmodel-solve", daemon=True)
+    # In the caller's context, so that its time limit holds in the thread, too.
+    thread = threading.Thread(
+        target=copy_context().run, args=(work,), name="poetmodel-solve", daemon=True
+    )
     try:
         thread.start()
         _wait(done)

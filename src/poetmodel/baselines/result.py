@@ -10,6 +10,7 @@ from poetmodel.errors import (
     InputError,
     MethodNotApplicableError,
     TimeLimitError,
+    TooLargeError,
     VerificationError,
 )
 from poetmodel.result import Termination
@@ -103,6 +104,8 @@ def _outcome(problem: Problem, entry: Method, request: Request) -> Outcome:
             f"or use method {DEFAULT!r}, which keeps the best schedule that it has found"
         )
         return Outcome(termination=Termination.TIME_LIMIT, reason=reason)
+    except TooLargeError as error:
+        return Outcome(termination=Termination.STALLED, reason=f"{entry.name}: {error}")
     except KeyboardInterrupt:
         return Outcome(termination=Termination.INTERRUPTED, reason=f"{entry.name}: interrupted")
     if candidate.simulation.violations:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from poetmodel.errors import InputError
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,4 +84,5 @@ class Formulation:
     def populate(self, model: pyo.ConcreteModel) -> None:
         """Build every component into a model, in order."""
         for component in self.components:
+            check_time_limit()
             component.build(model)

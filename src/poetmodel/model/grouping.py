@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from poetmodel.model.events import Events
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,6 +113,7 @@ def find_group_events(
     graph = problem.graph
     sweep = _Sweep(problem, grouping, recomputable)
     for k in range(len(graph.nodes) - 1, -1, -1):
+        check_time_limit()
         sweep.visit(k)
     events = Events(
         group_of=grouping.group_of,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.plan import Instruction, Op
 from poetmodel.schedule import rows_of_pairs
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -125,6 +126,7 @@ class _Stages:
 
     def instructions(self, t: int) -> Iterator[Instruction]:
         """Yield what stage `t` does."""
+        check_time_limit()
         computed = set(self.computed[t])
         page_in, page_out = self._by_node(self.paged_in[t]), self._by_node(self.paged_out[t])
         done_with = self._done_with(t)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.plan import Instruction, Op
 from poetmodel.plan.derivation import ends_of_copies
 from poetmodel.planner.sequence import unread_page_ins
+from poetmodel.time_limit import watched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +73,7 @@ def timed(
     are waited for first, and no more of them than it takes.
     """
     execution = _Execution(graph, table, ram_budget_bytes, steps)
-    for place, step in enumerate(steps):
+    for place, step in enumerate(watched(steps)):
         execution.step(place, step)
     return execution.finish()
 

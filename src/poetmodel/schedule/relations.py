@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import (
     ScheduleError,
+    TooLargeError,
     shown,
 )
-from poetmodel.time_limit import watched
+from poetmodel.time_limit import check_time_limit, watched
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from poetmodel.graph import Graph
 
 RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out")
 """The relations of a schedule, as the paper names them (POET, ICML 2022, section 5.2)."""
+
+MOST_PAIRS: Final = 30_000_000
+"""Most pairs of one relation: each takes about 64 bytes, so that these take some 2 GB."""
 
 Pair = tuple[int, int]
 Span = tuple[int, int, int]
@@ -110,7 +114,7 @@ class Schedule:
         schedule = object.__new__(cls)
         for name in RELATIONS:
             rows = enumerate(relations.get(name, ()))
-            pairs = tuple(chain.from_iterable(zip(repeat(t), row) for t, row in rows))
+            pairs = tuple(chain.from_iterable(_pairs(t, row) for t, row in rows))
             object.__setattr__(schedule, name, pairs)
         object.__setattr__(schedule, "identity", identity)
         return schedule
@@ -133,6 +137,11 @@ class Schedule:
         from poetmodel.schedule.io import load_schedule
 
         return load_schedule(path)
+
+
+def _pairs(t: int, row: Iterable[int]) -> Iterator[Pair]:
+    check_time_limit()
+    return zip(repeat(t), row)
 
 
 def _ordered(pairs: list[Pair]) -> tuple[Pair, ...]:
@@ -202,7 +211,20 @@ def rows_of_spans(spans: Iterable[Span], stages: int) -> list[list[int]]:
     """Return for each stage the tensors whose spans contain it, ascending.
 
     Spans of the same tensor must not overlap; one that ends before it begins is empty.
+
+    Raises
+    ------
+    TooLargeError
+        If there are more than `MOST_PAIRS` of them.
     """
+    spans = list(spans)
+    pairs = sum(last - first + 1 for _, first, last in spans if first <= last)
+    if pairs > MOST_PAIRS:
+        msg = (
+            f"a schedule of these {stages:,} stages would list {pairs:,} tensors in one relation, "
+            f"more than the {MOST_PAIRS:,} that fit into memory; coarsen the graph"
+        )
+        raise TooLargeError(msg)
     begins: list[list[int]] = [[] for _ in range(stages + 1)]
     ends: list[list[int]] = [[] for _ in range(stages + 1)]
     for i, first, last in spans:
@@ -212,6 +234,7 @@ def rows_of_spans(spans: Iterable[Span], stages: int) -> list[list[int]]:
     rows = []
     present: list[int] = []
     for t in range(stages):
+        check_time_limit()
         for i in ends[t]:
             del present[bisect_left(present, i)]
         for i in begins[t]:
@@ -223,7 +246,7 @@ def rows_of_spans(spans: Iterable[Span], stages: int) -> list[list[int]]:
 def rows_of_pairs(pairs: Iterable[Pair], stages: int) -> list[list[int]]:
     """Return for each stage its indices, in the order of the pairs."""
     rows: list[list[int]] = [[] for _ in range(stages)]
-    for t, k in pairs:
+    for t, k in watched(tuple(pairs)):
         rows[t].append(k)
     return rows
 

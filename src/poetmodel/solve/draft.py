@@ -87,6 +87,7 @@ class Draft:
         self._dirty: set[int] = set()
         self._log: list[tuple[Supply, bool]] = []
         for i in range(len(self.sizes)):
+            check_time_limit()
             self._count(i)
         for supply in supplies:
             if supply not in self:
@@ -174,6 +175,7 @@ class Draft:
 
     def add(self, supply: Supply) -> None:
         """Add a supply that is not there."""
+        check_time_limit()
         self._change(supply, adding=True)
         self._log.append((supply, True))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from io import StringIO
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import InputError, TimeLimitError
+from poetmodel.errors import InputError, TimeLimitError, TooLargeError
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import Termination, relative_gap
 from poetmodel.schedule import check_identity
@@ -17,8 +17,9 @@ from poetmodel.solve.infeasibility import obstacle
 from poetmodel.solve.outcome import Candidate, Outcome, accepted, finish, least_value, same
 from poetmodel.solve.overlap import restated, solve_overlapping, states_problem
 from poetmodel.solve.progress import SolveProgress
-from poetmodel.solve.request import Request
+from poetmodel.solve.request import GRACE_S, Request
 from poetmodel.time_limit import time_limit
+from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,23 +144,36 @@ def _search(
 ) -> Outcome:
     """Begin with what is quickly found, then solve as the formulation does."""
     paper = formulation == "paper"
-    best = accepted(problem, start)
+    best: Candidate | None = None
     try:
-        best = _better(best, _greedy(problem, request))
-        if best is None:
-            best = accepted(problem, offload_all(problem))
-        if best is not None and not paper and same(problem, best.value, least_value(problem)):
-            return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
-        # What `paper` finds is its own: nothing is announced or given to it to begin from.
-        if not paper and _announce(request, problem, best) is False:
-            outcome = Outcome(termination=Termination.INTERRUPTED)
-        else:
-            outcome = _state_and_solve(problem, request, formulation, None if paper else best)
+        with time_limit(request.remaining_s() + GRACE_S):
+            best = accepted(problem, start)
+            best = _better(best, _greedy(problem, request))
+            if best is None:
+                best = accepted(problem, offload_all(problem))
+            if best is not None and not paper and same(problem, best.value, least_value(problem)):
+                return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
+            # What `paper` finds is its own: nothing is announced or given to it to begin from.
+            if not paper and _announce(request, problem, best) is False:
+                outcome = Outcome(termination=Termination.INTERRUPTED)
+            else:
+                outcome = _state_and_solve(problem, request, formulation, None if paper else best)
     except KeyboardInterrupt:
         outcome = Outcome(termination=Termination.INTERRUPTED)
+    except TimeLimitError:
+        outcome = Outcome(termination=Termination.TIME_LIMIT, reason=_too_late(problem, request))
+    except TooLargeError as error:
+        outcome = Outcome(termination=Termination.STALLED, candidate=best, reason=str(error))
     if outcome.candidate is None and outcome.termination in _CUT_SHORT:
         outcome = replace(outcome, candidate=best)
     return outcome
+
+
+def _too_late(problem: Problem, request: Request) -> str:
+    return (
+        f"no schedule of the {len(problem.graph.nodes):,} nodes was made within the time limit of "
+        f"{format_seconds(request.time_limit_s)}; raise the limit, or coarsen the graph"
+    )
 
 
 def _solve_in_units(
@@ -378,11 +392,11 @@ def _greedy(problem: Problem, request: Request) -> Candidate | None:
     if plain is not None and problem.minimize != Quantity.RAM:
         return plain
     try:
-        with time_limit(request.remaining_s() * LONGEST_GREEDY_SHARE):
+        with time_limit(max(request.remaining_s() * LONGEST_GREEDY_SHARE, GRACE_S)):
             made = construct(problem, most_s=request.time_limit_s * GREEDY_SHARE)
-    except TimeLimitError:  # on graphs of thousands of nodes a single attempt may take minutes
+            return _better(plain, accepted(problem, made))
+    except (TimeLimitError, TooLargeError):  # on graphs of thousands of nodes
         return plain
-    return _better(plain, accepted(problem, made))
 
 
 def _better(one: Candidate | None, other: Candidate | None) -> Candidate | None:

@@ -12,10 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.errors import TimeLimitError
 from poetmodel.problem import Quantity
 from poetmodel.result import Termination, relative_gap
 from poetmodel.solve.outcome import Candidate, Outcome, judge, same
 from poetmodel.solve.progress import SolveProgress
+from poetmodel.solve.request import GRACE_S
+from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
@@ -83,15 +86,18 @@ class _ShareSearch:
 
     def run(self) -> Outcome:
         try:
-            if self.start is not None:
-                self._take(self.start)
-            relaxed, _ = self._solve(0.0, part=FIRST_PART if self._timed else 1.0)
-            if relaxed.infeasible:
-                return relaxed
-            if self._timed and self.problem.minimize == Quantity.TIME:
-                self._makespan_shares()
-            elif self._timed:
-                self._bisect()
+            with time_limit(self.request.remaining_s() + 2 * GRACE_S):
+                if self.start is not None:
+                    self._take(self.start)
+                relaxed, _ = self._solve(0.0, part=FIRST_PART if self._timed else 1.0)
+                if relaxed.infeasible:
+                    return relaxed
+                if self._timed and self.problem.minimize == Quantity.TIME:
+                    self._makespan_shares()
+                elif self._timed:
+                    self._bisect()
+        except TimeLimitError:  # while a schedule is planned, which may take long, too
+            return replace(self._outcome(), termination=Termination.TIME_LIMIT)
         except KeyboardInterrupt:  # between two solves, which take care of it themselves
             return replace(self._outcome(), termination=Termination.INTERRUPTED)
         return self._outcome()

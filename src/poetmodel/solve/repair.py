@@ -113,6 +113,7 @@ class Repair:
         count = np.concatenate(([0], np.cumsum(crowded))).tolist()
         found = []
         for i, gaps in enumerate(draft.gaps):
+            check_time_limit()
             for first, need in gaps:
                 if first <= worst < need:
                     break
@@ -208,6 +209,7 @@ class Repair:
             for supply in sorted(self.draft.supplies(), key=lambda s: -self._worth(s, noise)):
                 if time.monotonic() >= self.until_s:
                     break
+                check_time_limit()
                 if supply in self.draft and self._may_go(supply):
                     gained = self._drop(supply) or gained
 

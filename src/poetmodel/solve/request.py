@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from poetmodel.solve.progress import SolveProgress
 
     OnProgress = Callable[[SolveProgress], bool | None]
+
+GRACE_S: Final = 1.0
+"""Time beyond the limit in which a schedule that is being made may still be finished [s]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.solve.lazy.relaxation import Cut, Origin
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,6 +101,7 @@ class _Separator:
             if self.x[column] > VIOLATED:
                 again.setdefault(group, []).append(j)
         for last in range(2, self.n_groups):
+            check_time_limit()
             supply = self._supply(last)
             found += self._at(last, supply, readers.get(last, []), again.get(last, []))
         found.sort(key=lambda entry: -entry.violation)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.protocol import Termination as Stop
 from poetmodel.backends.worker import run_interruptibly
+from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
@@ -26,6 +27,8 @@ from poetmodel.solve.lazy.linear import grow, tighten
 from poetmodel.solve.lazy.session import WIDE, Session
 from poetmodel.solve.lazy.upper import Answer, ScheduleSearch, examine, start_point
 from poetmodel.solve.outcome import Candidate, Outcome
+from poetmodel.solve.request import GRACE_S
+from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -213,13 +216,23 @@ class _Rounds:
 
     def run(self) -> bool:
         """Run all phases; return whether the problem is proved infeasible."""
-        self.search = ScheduleSearch(self.session, self.grouping)
-        if self.session.request.threads == 1:
-            return self._phases()
-        with Beside(self.session) as self.beside:
-            self.search.hurry = self.beside.runs.is_set
-            infeasible = self._phases()
-        self.beside.check()
+        session = self.session
+        self.search = ScheduleSearch(session, self.grouping)
+        try:
+            with time_limit(session.request.remaining_s() + GRACE_S):
+                if session.request.threads == 1:
+                    return self._phases()
+                with Beside(session) as self.beside:
+                    self.search.hurry = self.beside.runs.is_set
+                    infeasible = self._phases()
+        except TimeLimitError:
+            session.stopped = session.stopped or Termination.TIME_LIMIT
+            infeasible = False
+        except TooLargeError:
+            session.stopped = session.stopped or Termination.STALLED
+            infeasible = False
+        if self.beside is not None:
+            self.beside.check()
         return infeasible
 
     def _phases(self) -> bool:

@@ -11,6 +11,7 @@ from poetmodel.schedule import (
     rows_of_pairs,
     rows_of_spans,
 )
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,6 +93,7 @@ class Placement:
         stages = sorted(again.keys() | arrive.keys())
         held = self._held(stages)
         for t in stages:
+            check_time_limit()
             yield from self._stage_steps(t, again.get(t, []), arrive.get(t, []), held[t])
 
     def _held(self, stages: list[int]) -> dict[int, tuple[set[int], set[int]]]:
@@ -172,6 +174,7 @@ class _Placer:
 
     def run(self) -> Placement:
         for group in range(len(self.grouping.last_stage)):
+            check_time_limit()
             self._group(group)
         self._join()
         return self.placement

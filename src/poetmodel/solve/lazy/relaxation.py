@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from pyomo.common.log import LoggingIntercept
 
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.sparse import csr_array
@@ -134,7 +136,9 @@ class Relaxation:
         With `restoring` a tensor may come back to a group that it enters, as room cuts need.
         """
         begun = time.monotonic()
-        model = build_relaxation(problem, grouping, recomputable, restoring=restoring)
+        # Pyomo logs every exception of a rule as an error, that of the time limit, too.
+        with LoggingIntercept(StringIO(), "pyomo.core"):
+            model = build_relaxation(problem, grouping, recomputable, restoring=restoring)
         form = compile_model(model)
         return cls(
             problem=problem,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.solve.lazy.relaxation import Cut, RoomOrigin
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -73,6 +74,7 @@ class Rooms:
         self._needs: dict[int, tuple[frozenset[int], int]] = {}
         self.ends = [self._end(group) for group in range(n_groups)]
         for i in range(len(self.graph.tensors)):
+            check_time_limit()
             if self.sizes[i] and relaxation.events.events[i]:
                 self._add_tensor(i)
 
@@ -153,6 +155,7 @@ class Rooms:
         self, there: _There, group: int, k: int, more: float, least: float
     ) -> tuple[float, Cut] | None:
         """Return the most violated cut of a recomputation, with `more` of it than at the point."""
+        check_time_limit()
         best = None
         column = self.relaxation.recomputed[group, k]
         for output in (None, *self.graph.outputs_of[k]):

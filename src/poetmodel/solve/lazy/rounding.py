@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.problem import Quantity
 from poetmodel.solve.lazy.relaxation import Cut
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +60,7 @@ def _of_stage(relaxation: Relaxation, q: int, done: Callable[[], bool]) -> Itera
         return  # nothing fits, as the row itself says
     total = 0
     for end, (size, _) in enumerate(row, start=1):
+        check_time_limit()
         total += size
         last_of_size = end == len(row) or row[end][0] < size
         if total <= limit or not last_of_size:
