@@ -291,7 +291,7 @@ OPTIONS = [
     Case(("--threads", "1000000000"), ("threads", "1000000000")),
     Case(("--colour", "red"), ("--colour",)),
     Case(("--ram",), ("--ram",)),
-    Case(("extra",), ("extra", "--graph", "one of them")),
+    Case(("extra",), ("extra", "--graph", "give only one")),
     Case(("--ram", "303B"), ("304", "g2", "h1", "h2", "loss"), 3),
     Case(("--ram", "10%"), ("304", "g2", "h1", "h2", "loss"), 3),
     Case(("--deadline", "5.9s"), ("deadline", "6 s"), 3),
@@ -335,7 +335,10 @@ def test_bad_option_exits_with_its_status_and_is_named(
         (["mlp", "--device", "rpi5b"], ("'rpi5b'", "rpi4b")),
         (["mlp", "--device", "nowhere.toml"], ("nowhere.toml", "no such file")),
         (["mlp", "--profile", "nowhere.csv", "--ram", "50%"], ("nowhere.csv", "no such file")),
-        (["mlp", "--graph", "mlp.json", "--device", "rpi4b"], ("'mlp'", "--graph", "one of them")),
+        (
+            ["mlp", "--graph", "mlp.json", "--device", "rpi4b"],
+            ("'mlp'", "--graph", "give only one"),
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -56,7 +56,7 @@ def test_bench_writes_records_table_and_picture(tmp_path: Path) -> None:
     out = tmp_path / "runs" / "small"
     done = invoke("bench", "small", "--quick", "--out", out)
     assert done.status == 0
-    assert "2 of 2 cells done, 0 failed" in done.err
+    assert "2 of 2 runs done, 0 failed" in done.err
     assert "lru-paging" in done.out
     assert "The paper: It says so." in done.out
     first = (out / "cells.jsonl").read_bytes()
@@ -111,7 +111,7 @@ def test_failed_cells_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     done = invoke("bench", "small", "--quick", "--out", tmp_path, "--quiet")
     assert done.status == 1
-    assert "2 of 2 cells failed" in done.err
+    assert "2 of 2 runs failed" in done.err
     assert "it broke" in done.err
 
 

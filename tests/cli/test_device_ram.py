@@ -116,6 +116,6 @@ def test_sweep_names_the_cells_that_do_not_fit(files: dict[str, Path], tmp_path:
         *("--methods", "checkpoint-all", "--out", tmp_path / "sweep"),
     )
     assert outcome.status == 0
-    assert "1 of 1 cells does not fit" in outcome.err
+    assert "1 of 1 runs does not fit" in outcome.err
     heads, row = (tmp_path / "sweep" / "cells.csv").read_text().splitlines()
     assert dict(zip(heads.split(","), row.split(","), strict=True))["fits_device"] == "False"

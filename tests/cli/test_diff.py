@@ -56,7 +56,7 @@ def test_table_fits_and_shows_the_change(diff: Callable[..., Outcome]) -> None:
     assert max(map(len, outcome.out.splitlines())) <= 80
     words = " ".join(outcome.out.split())
     assert "energy 6.004 J 7 J +996 mJ" in words
-    assert "Treated differently: 1 tensor" in words
+    assert "Different decisions: 1 tensor" in words
     assert "x paged recomputed 100 B" in words
 
 
@@ -86,5 +86,5 @@ def test_long_lists_are_cut(diff: Callable[..., Outcome], monkeypatch: pytest.Mo
 
 def test_same_schedules_do_not_differ(diff: Callable[..., Outcome]) -> None:
     """Nothing is said to change where nothing does."""
-    assert "Every tensor is treated the same." in diff("--ram", "350").out
+    assert "Both schedules decide the same for every tensor." in diff("--ram", "350").out
     assert diff("--ram", "350", then=("--json",)).json["changed"] == []

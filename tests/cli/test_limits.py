@@ -51,11 +51,11 @@ def test_table_fits_and_says_what_binds(limits: Callable[..., Outcome]) -> None:
     outcome = limits("--ram", "350", "--deadline", "7s", "--energy-budget", "7J")
     assert (outcome.status, outcome.err) == (0, "")
     assert max(map(len, outcome.out.splitlines())) <= 80
-    assert "RAM, all kept     404 B" in outcome.out
-    assert outcome.out.count("proven: nothing less will do") == 7
+    assert "RAM, keep-all     404 B" in outcome.out
+    assert outcome.out.count("proven: less is infeasible") == 7
     words = " ".join(outcome.out.split())
     assert "with a deadline of 7 s and 7 J" in words
-    assert "fullest at g2 in stage 4, the floor" in words
+    assert "peak at g2 in stage 4, the minimum RAM" in words
 
 
 def test_budget_below_the_floor_is_answered_all_the_same(limits: Callable[..., Outcome]) -> None:
@@ -99,11 +99,11 @@ def test_unproven_amounts_come_with_their_gap(
 
     unproved(Status.FEASIBLE, 6.002)
     words = " ".join(limits("--ram", "350").out.split())
-    assert "found, gap 50 %: proven only that none is below 6.002 J" in words
+    assert "found, gap 50 %; proven: less than 6.002 J is infeasible" in words
     assert "--time-limit" in words
     unproved(Status.OPTIMAL, 6.004 * (1 - 1e-12))
     words = " ".join(limits("--ram", "350").out.split())
-    assert "proven but for a gap of less than 0.0001 %" in words
+    assert "proven within a gap of less than 0.0001 %" in words
     assert "--time-limit" not in words
 
 

@@ -27,8 +27,8 @@ def test_sweep_writes_and_shows_every_cell(tmp_path: Path) -> None:
         "sweep", "mlp", *ARGUMENTS, "--out", out, "--pareto", "--plot", tmp_path / "p.svg"
     )
     assert done.status == 0
-    assert "0 of 4 cells done" in done.err
-    assert "4 of 4 cells done, 0 failed" in done.err
+    assert "0 of 4 runs done" in done.err
+    assert "4 of 4 runs done, 0 failed" in done.err
     assert "Pareto front" in done.out
     lines = (out / "cells.jsonl").read_text().splitlines()
     assert [json.loads(line)["status"] for line in lines].count("not-applicable") == 1

@@ -87,7 +87,7 @@ def test_trace_shows_tables_and_says_that_nothing_was_written(user: Path) -> Non
     assert "estimated for device rpi4b" in outcome.out
     assert "give --out FILE" in outcome.err
     assert "a step holds 4 B of results to its end" in " ".join(outcome.out.split())
-    assert "take 4 B off --ram" in " ".join(outcome.out.split())
+    assert "reduce --ram by 4 B" in " ".join(outcome.out.split())
     assert sorted(path.name for path in user.glob("*.json")) == []
 
 

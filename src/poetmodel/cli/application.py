@@ -1,4 +1,4 @@
-"""The application: its commands, and how failures become sentences and exit statuses."""
+"""The application: its commands, and failures as sentences and exit statuses."""
 
 import sys
 from typing import Annotated, Any, Final, cast
@@ -34,22 +34,22 @@ USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
 WELCOME: Final = """\
 poetmodel finds training schedules that need the least energy within a RAM budget.
 
-Try this first: a real network on a Raspberry Pi, in 40 % of the memory it would take.
+Try this first: train a real network on a Raspberry Pi in 40 % of the RAM it would take.
 
   poetmodel solve mobilenetv2 --device rpi4b --ram 40%
 
 Then look around:
 
-  poetmodel models                  the networks that come along
-  poetmodel devices                 the devices that come along
-  poetmodel inspect mobilenetv2     what a network needs before anything is decided
-  poetmodel solve --help            all limits and choices
+  poetmodel models                  the built-in networks
+  poetmodel devices                 the built-in devices
+  poetmodel inspect mobilenetv2     how much RAM a network needs
+  poetmodel solve --help            all limits and options
   poetmodel doctor                  which solvers and extras work here
 """
 
 
 class Application(TyperGroup):
-    """The command group; ends every failure with a plain sentence and an exit status."""
+    """The command group; reports every failure with a plain sentence and an exit status."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run, and exit with the status of the command."""
@@ -80,7 +80,7 @@ class Application(TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             return Status.INTERRUPTED
         except SystemExit as end:
-            # What draws tables and parses options ends with 1 where nobody reads any more.
+            # rich and click exit with 1 on a closed pipe.
             if _is_closed_pipe(end):
                 raise BrokenPipeError from end
             return end.code if isinstance(end.code, int) else Status.FAILURE
@@ -94,7 +94,7 @@ class Application(TyperGroup):
 app = typer.Typer(
     name="poetmodel",
     cls=Application,
-    help="Train neural networks on devices with too little memory, provably at least energy.",
+    help="Train neural networks on devices with too little memory, for provably minimal energy.",
     epilog="Example: poetmodel solve mobilenetv2 --device rpi4b --ram 40%",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -149,7 +149,7 @@ def _usage_sentence(error: Exception) -> str:
     message = words.replace("Value error, ", "").rstrip(".?")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "poetmodel"
-    return f"{message}; '{command} --help' says what there is"
+    return f"{message}; see '{command} --help'"
 
 
 def _is_closed_pipe(end: BaseException) -> bool:

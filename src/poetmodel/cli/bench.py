@@ -1,4 +1,4 @@
-"""``poetmodel bench``: the figures of the paper, and the comparison of solvers."""
+"""``poetmodel bench``: figures of the paper, and a comparison of solvers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EPILOG: Final = "Example: poetmodel bench figure5 --quick"
 FOLDER: Final = Path("poetmodel-bench")
-"""Where the folders of all figures are made unless ``--out`` names another place."""
+"""Parent of the default folders of all figures."""
 FORMS: Final = (".svg", ".png")
 """Pictures that are drawn."""
 
@@ -46,8 +46,8 @@ FolderOption = Annotated[
     typer.Option(
         "--out",
         metavar="DIR",
-        help="Folder of records, tables and pictures; cells that have a record there are not run "
-        "again. Default: poetmodel-bench/NAME.",
+        help="Folder of records, tables and pictures. Runs that are recorded there are not "
+        "repeated. Default: poetmodel-bench/NAME.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -80,7 +80,7 @@ def bench(
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
-    """Run a figure of the paper: records, a table and a picture; can be stopped and resumed."""
+    """Reproduce a figure of the paper: records, a table and a picture; can be resumed."""
     from poetmodel.bench import figures, sweep, tables
     from poetmodel.bench.store import Store
 
@@ -103,12 +103,12 @@ def bench(
     failed = [row for row in found if row["status"] == "failed"]
     if failed:
         reasons = [f"{row['model']} | {row['method']}: {row['reason']}" for row in failed]
-        print_faults([f"{len(failed)} of {len(found)} cells failed", *reasons])
+        print_faults([f"{len(failed)} of {len(found)} runs failed", *reasons])
         raise typer.Exit(Status.FAILURE)
 
 
 def _draw(stem: Path, shown: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path], list[str]]:
-    """Draw the pictures; return their files, and what was left out and why."""
+    """Draw the pictures; return their files, and notes on what is missing."""
     from poetmodel.bench.figures import draw
     from poetmodel.bench.plots import check_form
 

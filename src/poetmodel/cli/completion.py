@@ -1,4 +1,4 @@
-"""What the shell offers when somebody presses the tab key: names, each with what it means."""
+"""Shell completion: the names that the tab key offers, each with its meaning."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Offer = list[tuple[str, str]]
 
 
 def models() -> Offer:
-    """Return the networks that come along."""
+    """Return the built-in networks."""
     from poetmodel.graph.catalogue import describe_model, model_names
 
     return [(name, describe_model(name)) for name in model_names()]
 
 
 def devices() -> Offer:
-    """Return the devices that come along."""
+    """Return the built-in devices."""
     from poetmodel.data import shipped
 
     paths = sorted(shipped("devices").glob("*.toml"), key=lambda path: path.stem)
@@ -31,26 +31,26 @@ def devices() -> Offer:
 
 
 def methods() -> Offer:
-    """Return the methods, the default one first."""
+    """Return the methods, the default first."""
     from poetmodel.baselines.registry import METHODS
 
     return [(method.name, method.summary) for method in METHODS.values()]
 
 
 def backends() -> Offer:
-    """Return the back ends, whether installed or not."""
+    """Return the back ends, also those that are not installed."""
     from poetmodel.cli.options import Backend
 
     return [(name.value, "") for name in Backend]
 
 
 def figures() -> Offer:
-    """Return what ``poetmodel bench`` makes."""
+    """Return the names that ``poetmodel bench`` takes."""
     return [(name, "") for name in FIGURES]
 
 
 def one(names: Callable[[], Offer]) -> Callable[[str], Offer]:
-    """Return what completes one name."""
+    """Return a function that completes one name."""
 
     def complete(incomplete: str) -> Offer:
         return [(name, text) for name, text in names() if name.startswith(incomplete)]
@@ -59,7 +59,7 @@ def one(names: Callable[[], Offer]) -> Callable[[str], Offer]:
 
 
 def several(names: Callable[[], Offer]) -> Callable[[str], Offer]:
-    """Return what completes the last of some names with commas between them."""
+    """Return a function that completes the last of several names, separated by commas."""
 
     def complete(incomplete: str) -> Offer:
         before, comma, last = incomplete.rpartition(",")

@@ -1,4 +1,4 @@
-"""``poetmodel devices``: the devices that come along."""
+"""``poetmodel devices``: the built-in devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NameArgument = Annotated[
     typer.Argument(
         metavar="NAME",
         autocompletion=completion.one(completion.devices),
-        help="A device that comes along, or a device file, *.toml.",
+        help="A built-in device, or a device file, *.toml.",
         show_default=False,
     ),
 ]
@@ -40,7 +40,7 @@ def devices(
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
-    """List the devices that come along, or show one."""
+    """List the built-in devices, or show one."""
     if name is not None:
         _show_one(name, json=json)
         return
@@ -64,7 +64,7 @@ def _show_one(name: str, *, json: bool) -> None:
     else:
         show(figures(board.name, _figures(board)))
         if board.source:
-            show("", "Where the figures come from:", board.source.strip())
+            show("", "Sources of the figures:", board.source.strip())
 
 
 def as_dict(board: Device) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _storage_size(board: Device) -> str:
 
 def _figures(board: Device) -> Iterator[tuple[str, str, str]]:
     compute, storage = board.compute, board.storage
-    yield "key", board.key, "what --device takes"
+    yield "key", board.key, "the name for --device"
     yield "core", board.core, ""
     yield "RAM", format_bytes(board.ram_bytes), ""
     yield "compute rate", f"{count(compute.flops_per_s)}FLOP/s", ""

@@ -1,4 +1,4 @@
-"""``poetmodel diff``: two schedules of one graph side by side, and the decisions that changed."""
+"""``poetmodel diff``: two schedules of one graph side by side, and their different decisions."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 EPILOG: Final = "Example: poetmodel diff mlp.json mlp.json --graph mlp"
 
 SHOWN: Final = 40
-"""Most changed tensors that the table shows; JSON has them all."""
+"""Most tensors that the table shows; JSON has all of them."""
 
 FirstArgument = Annotated[
     Path, typer.Argument(metavar="A", help="A schedule file.", show_default=False)
 ]
 SecondArgument = Annotated[
     Path,
-    typer.Argument(metavar="B", help="Another one, of the same graph.", show_default=False),
+    typer.Argument(
+        metavar="B", help="Another schedule file of the same graph.", show_default=False
+    ),
 ]
 
 
@@ -43,7 +45,7 @@ class Difference:
     sides: tuple[Stated, Stated]
     """The schedules."""
     lives: tuple[Sequence[Life], Sequence[Life]]
-    """What becomes of each tensor in each."""
+    """The decisions for each tensor, for each schedule."""
 
     def changed(self) -> Iterator[tuple[Life, Life]]:
         """Yield the tensors with different decisions."""
@@ -70,7 +72,7 @@ def diff(
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
-    """Compare two schedules of one graph: budgets, devices or methods."""
+    """Compare two schedules of one graph, made for other budgets or devices or by other methods."""
     from poetmodel.solve.decisions import find_lives
 
     shape = InputShape(batch=batch, image=image, sequence=sequence)
@@ -90,7 +92,7 @@ def diff(
 
 
 def as_dict(difference: Difference, paths: tuple[Path, Path]) -> dict[str, Any]:
-    """Return two schedules as plain values, SI: figures of each, and what changed."""
+    """Return two schedules as plain values in SI units: figures of each, and what changed."""
     graph = difference.sides[0].problem.graph
     return {
         "graph": {"name": graph.name, "sha256": graph.sha256},
@@ -144,7 +146,7 @@ def _facts(side: Stated) -> dict[str, Any]:
 
 
 def _deeds(life: Life) -> tuple[tuple[int, ...], ...]:
-    """Return what is done to a tensor, and when; when it is dropped follows from that."""
+    """Return the stages of what is done to a tensor; when it is dropped follows from them."""
     return life.recomputed, life.paged_out, life.paged_in
 
 
@@ -159,7 +161,7 @@ def _print(difference: Difference, paths: tuple[Path, Path]) -> None:
     show(listing(f"Schedules for {graph.name}", ("", *names, "change"), rows))
     changed = list(difference.changed())
     if not changed:
-        print_text("Every tensor is treated the same.")
+        print_text("Both schedules decide the same for every tensor.")
         return
     size = graph.tensor_bytes
     changed.sort(key=lambda pair: -size[pair[0].tensor])
@@ -172,13 +174,13 @@ def _print(difference: Difference, paths: tuple[Path, Path]) -> None:
         for one, other in changed[:SHOWN]
     ]
     many = "1 tensor" if len(changed) == 1 else f"{len(changed)} tensors"
-    show(listing(f"Treated differently: {many}", ("tensor", *names, "bytes"), cells, left=3))
+    show(listing(f"Different decisions: {many}", ("tensor", *names, "bytes"), cells, left=3))
     if len(changed) > SHOWN:
         print_text(f"and {len(changed) - SHOWN} more; --json has them all")
 
 
 def _words(one: Life, other: Life) -> tuple[str, str]:
-    """Return what is done to a tensor in each; with the stages where that is the same."""
+    """Return what each schedule does to a tensor, with the stages if they do the same."""
     first, second = _word(one), _word(other)
     if first != second:
         return first, second
@@ -199,7 +201,7 @@ def _stages(life: Life) -> list[int]:
 
 
 def _change(form: Callable[[Any], str], one: Any, other: Any) -> str:
-    """Return by how much a figure grows; empty for words and for what is the same."""
+    """Return by how much a figure grows; empty for words and for equal figures."""
     if (
         isinstance(one, bool)
         or not isinstance(one, int | float)

@@ -1,4 +1,4 @@
-"""``poetmodel doctor``: what is installed, what works, and what to install for the rest."""
+"""``poetmodel doctor``: which solvers and extras work, and how to install the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EPILOG: Final = "Example: poetmodel doctor"
 
 DEFAULT_BACKEND: Final = "highs"
-"""What has to work; everything else is extra."""
+"""The solver that must work; all others are optional."""
 
 SOLVERS: Final = ("highspy", "pyscipopt", "gurobipy")
 """The packages of the solvers."""
@@ -30,25 +30,25 @@ EXTRAS: Final = {
     "plotly": ("report", "interactive pictures"),
     "matplotlib": ("report", "pictures in files"),
     "jinja2": ("report", "report pages"),
-    "pyscipopt": ("scip", "the SCIP back end, and conflicts among own constraints"),
+    "pyscipopt": ("scip", "the SCIP back end, and conflicts among constraints of your own"),
     "gurobipy": ("gurobi", "the Gurobi back end"),
     "distributed": ("cluster", "sweeps on a Dask cluster"),
 }
-"""For each optional package the extra that brings it, and what it is for."""
+"""For each optional package, the extra that installs it and its purpose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What was found of one thing."""
+    """The state of a solver or package."""
 
     name: str
-    """What was looked at."""
+    """Its name."""
     state: str
     """``works``, ``installed``, ``missing`` or ``broken``."""
     versions: str
-    """Its versions; empty where it is missing."""
+    """Its versions; empty if it is missing."""
     remark: str
-    """What it is for, what is limited, or what to do."""
+    """Its purpose, its limits, or what to do."""
 
 
 def register(app: typer.Typer) -> None:
@@ -61,7 +61,7 @@ def doctor(
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
-    """Check solvers, licences and optional packages, and say what to install."""
+    """Check solvers, licences and optional packages, and show how to install the missing ones."""
     backends, extras = list(_backends()), list(_extras())
     works = any(one.name == DEFAULT_BACKEND and one.state == "works" for one in backends)
     if json:
@@ -115,7 +115,7 @@ def _backends() -> Iterator[Finding]:
 
 
 def _try_out(name: str) -> str:
-    """Try a back end out; return what to know of its licence.
+    """Solve a small model with a back end; return a remark on its licence.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The entry point, which loads the application only when it is called."""
+"""The entry point; it loads the application only when it is called."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from typing import Final
 
 INTERRUPTED: Final = 130
-"""Exit status of Ctrl-C where there is nothing to keep."""
+"""Exit status of Ctrl-C before there is a result."""
 
 
 def main() -> None:
-    """Run the command line and exit; Ctrl-C while it loads ends it without a traceback."""
+    """Run the command line and exit, without a traceback if Ctrl-C comes while it loads."""
     begun_s = time.monotonic()
     try:
         _open_closed_streams()
@@ -26,9 +26,9 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Read from and write to nowhere where stdin, stdout or stderr is closed (``>&-``).
+    """Open the null device in place of a closed stdin, stdout or stderr (``>&-``).
 
-    Their numbers would else go to the next files that are opened, and what is printed into those.
+    Otherwise the next files that are opened get these descriptors, and printed text goes there.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -40,7 +40,7 @@ def _open_closed_streams() -> None:
 
 
 def _keep_docstrings() -> None:
-    """Start again without ``-OO``, which strips the docstrings that help and Pyomo are made of."""
+    """Start again without ``-OO``, which strips the docstrings that help and Pyomo need."""
     environment = os.environ | {"PYTHONOPTIMIZE": "1"}
     sys.stdout.flush()
     os.execve(  # noqa: S606 - this program, with the arguments that it was given

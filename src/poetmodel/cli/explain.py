@@ -1,4 +1,4 @@
-"""``poetmodel explain``: what a schedule decided, where memory binds, what else would have cost."""
+"""``poetmodel explain``: what a schedule decided, its full steps, and the cost of alternatives."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 EPILOG: Final = "Example: poetmodel explain mlp.json --graph mlp"
 
 SHOWN: Final = 10
-"""How many of the most expensive decisions, and of the fullest steps, are shown."""
+"""Number of most expensive decisions that are shown."""
 RAM_SHARE: Final = 0.3
 """Part of the time limit for the value of more RAM."""
 TENSOR_SHARE: Final = (1 - RAM_SHARE) / SHOWN
-"""Part of the time limit for a tensor, alone or beside others: so both give the same figures."""
+"""Part of the time limit for a tensor, alone or among others, so that both give equal figures."""
 DEFAULT_GAP: Final = 1e-4
-"""The gap of schedules whose file states none."""
+"""Gap tolerance for schedules whose file states none."""
 
 ScheduleArgument = Annotated[
     Path,
@@ -62,22 +62,22 @@ TensorArgument = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What is said of a schedule."""
+    """The explanation of a schedule."""
 
     stated: Stated
-    """The schedule, and its problem."""
+    """The schedule and its problem."""
     lives: Sequence[Life]
     """What becomes of each tensor."""
     binding: Sequence[MemoryPoint]
-    """The steps at which memory binds."""
+    """The steps at which RAM is at its limit."""
     asked: Sequence[tuple[Life, Sequence[Alternative]]]
-    """The tensors that are looked at closely, the most expensive first."""
+    """The tensors with their alternatives, the most expensive first."""
     more_ram: Sequence[MoreRam]
     """What more RAM is worth."""
 
     @property
     def noise_j(self) -> float:
-        """Energies below this are within the gap to which the schedule was proved [J]."""
+        """Energies below this are within the gap tolerance of the schedule [J]."""
         simulation, stated = self.stated.verdict.simulation, self.stated.document.problem
         gap = DEFAULT_GAP if stated is None or stated.gap is None else stated.gap
         rounding_j = RELATIVE_TOLERANCE * (simulation.energy_j or 0.0)
@@ -85,16 +85,16 @@ class Account:
 
     @property
     def least_possible_j(self) -> float:
-        """What any decision can cost less at most, by the bound of the file [J]; 0 or below."""
+        """The least cost of any alternative, by the bound of the file [J]; 0 or below."""
         stated, simulation = self.stated.document.stated, self.stated.verdict.simulation
         overhead_j, bound_j = simulation.overhead_j or 0.0, stated.get("overhead_bound_j")
         claimed_j = stated.get("overhead_j")
         if bound_j is None or claimed_j is None or abs(claimed_j - overhead_j) > self.noise_j:
-            bound_j = 0.0  # of other costs, or none at all: every schedule pays the baseline
+            bound_j = 0.0  # no bound for these costs: every schedule pays the baseline
         return min(0.0, bound_j - overhead_j)
 
     def signed(self, energy_j: float) -> str:
-        """Return an energy with its sign, 0 where it is within the gap."""
+        """Return an energy with its sign, 0 if it is within the gap."""
         if abs(energy_j) <= self.noise_j:
             return "0 J"
         return f"{'-' if energy_j < 0 else '+'}{format_joules(abs(energy_j))}"
@@ -120,7 +120,7 @@ def explain(
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
-    """Say what a schedule decided on its tensors, and what else would have cost."""
+    """Explain what a schedule decided for its tensors, and the cost of alternatives."""
     shape = InputShape(batch=batch, image=image, sequence=sequence)
     stated = read_stated(schedule, graph, shape, device=device, profile=profile)
     print_warnings((*stated.notes, *_doubts(stated)))
@@ -137,13 +137,13 @@ def explain(
 def _doubts(stated: Stated) -> Iterator[str]:
     if stated.document.status != "optimal" or stated.problem.minimize != "energy":
         yield (
-            "the schedule is not proven to need the least energy: some of what another decision or "
-            "more RAM saves may be had without it"
+            "the schedule is not proven to need the least energy: a better one may save what "
+            "another decision or more RAM seems to save here"
         )
 
 
 def give_account(stated: Stated, tensor: str | None, *, time_limit: float, threads: int) -> Account:
-    """Look at one tensor, or at the most expensive ones and at the value of more RAM.
+    """Explain one tensor, or the most expensive ones and the value of more RAM.
 
     Raises
     ------
@@ -176,7 +176,7 @@ def give_account(stated: Stated, tensor: str | None, *, time_limit: float, threa
 
 
 def _dearest(moved: Sequence[Life], graph: Graph) -> list[Life]:
-    """Return the most expensive decisions; of one recomputation only its largest output."""
+    """Return the most expensive decisions, a recomputation only for its largest output."""
     size = graph.tensor_bytes
     chosen: dict[tuple[object, ...], Life] = {}
     for life in sorted(moved, key=lambda life: (-life.energy_j, -size[life.tensor])):
@@ -198,7 +198,7 @@ def _number(stated: Stated, name: str) -> int:
 
 
 def as_dict(account: Account) -> dict[str, Any]:
-    """Return an account as plain values, SI."""
+    """Return an explanation as plain values in SI units."""
     stated = account.stated
     graph, simulation = stated.problem.graph, stated.verdict.simulation
     return {
@@ -233,30 +233,30 @@ def _print_tensor(account: Account) -> None:
     tensor = graph.tensors[life.tensor]
     show(figures(f"{tensor.name} in {graph.name}", _life_rows(account, life)))
     if not others:
-        print_text("", "Nothing else could be decided on it.")
+        print_text("", "There is no alternative for it.")
         return
     print_text("")
-    show(figures("What else would have cost", (_row(account, other) for other in others)))
-    print_text("", f"0 J: less than {format_joules(account.noise_j)}, which is within the gap")
+    show(figures("Cost of alternatives", (_row(account, other) for other in others)))
+    print_text("", f"0 J: below {format_joules(account.noise_j)}, which is within the gap")
 
 
 def _life_rows(account: Account, life: Life) -> Iterator[tuple[str, str, str]]:
     graph = account.stated.problem.graph
     size = graph.tensor_bytes[life.tensor]
     made = graph.nodes[graph.node_of[life.tensor]].name
-    users = ", ".join(graph.nodes[k].name for k in graph.users_of[life.tensor]) or "nobody"
+    users = ", ".join(graph.nodes[k].name for k in graph.users_of[life.tensor]) or "no node"
     yield "size", format_bytes(size), f"made by {made}, read by {users}"
-    yield "decided", str(life.fate), _deeds(life)
+    yield "decision", str(life.fate), _deeds(life)
     yield "costs", format_joules(life.energy_j), format_seconds(life.time_s)
     yield "in RAM", _spans(life.in_ram), "stages"
     if life.on_storage:
         yield "on storage", _spans(life.on_storage), "stages"
     steps = life.binding_bytes // size if size else 0
     yield (
-        "binds",
+        "at the limit",
         format_bytes(life.binding_bytes),
-        f"its bytes times the {steps} of {len(account.binding)} steps without room at which it is "
-        "in RAM",
+        f"its size times {steps} of the {len(account.binding)} steps where RAM is at its limit, "
+        "those with it in RAM",
     )
 
 
@@ -278,20 +278,20 @@ def _spans(spans: Sequence[tuple[int, int]]) -> str:
 
 
 def _row(account: Account, other: Alternative) -> tuple[str, str, str]:
-    """Return an alternative: what it does without, its price, and how that is known."""
+    """Return an alternative: what it forbids, its cost, and how that is known."""
     from poetmodel.solve.alternatives import How
 
     without = f"without {other.forbidden}"
     if other.how == How.IMPOSSIBLE:
-        return without, "impossible", "proven: no schedule does without"
+        return without, "impossible", "proven: no schedule exists"
     if other.energy_j is None:
         if other.becomes is not None:
             return without, "unknown", f"{other.becomes} in its longest gap it breaks a limit"
         if other.least_j is None:
-            return without, "unknown", "no schedule was found that does without"
-        remark = "proven; there may be no schedule at all that does without"
+            return without, "unknown", "no schedule was found"
+        remark = "proven; there may be no such schedule at all"
         return without, f"{account.signed(other.least_j)} or more", remark
-    becomes = "" if other.becomes is None else f"{other.becomes} then; "
+    becomes = "" if other.becomes is None else f"{other.becomes} instead; "
     seconds = other.time_s or 0.0
     remark = (
         f"{becomes}{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}; "
@@ -304,21 +304,21 @@ def _row(account: Account, other: Alternative) -> tuple[str, str, str]:
 
 def _known(account: Account, other: Alternative) -> str:
     if other.least_j is None and not other.exact:
-        return "at most: the rest of the schedule was left as it is"
+        return "at most: the rest of the schedule is unchanged"
     if _is_settled(account, other):
         return "solved again, proven"
-    return "solved again; the time ended before more was proven"
+    return "solved again; not proven within the time limit"
 
 
 def _is_settled(account: Account, other: Alternative) -> bool:
-    """Return whether what else would have cost is known to the gap of the schedule."""
+    """Return whether the cost of an alternative is known to the gap of the schedule."""
     if other.exact or other.energy_j is None or other.least_j is None:
         return other.exact
     return other.energy_j - max(other.least_j, account.least_possible_j) <= account.noise_j
 
 
 def _price(account: Account, others: Sequence[Alternative]) -> str:
-    """Return what the cheapest other decision costs; the range it lies in where that is open."""
+    """Return the cost of the cheapest alternative, as a range where it is not proven."""
     prices = [other.energy_j for other in others if other.energy_j is not None]
     least = [other.least_j for other in others if other.least_j is not None]
     if not prices:
@@ -352,9 +352,9 @@ def _print_schedule(account: Account) -> None:
         return
     show("", listing("Most expensive decisions", _HEADS, _decisions(account), left=2))
     print_text(
-        "otherwise: what the step costs more without the decision, by solving again",
-        "  A to B: a schedule with B was found, none has less than A; 0 J: within the gap",
-        "'poetmodel explain SCHEDULE TENSOR' says more about one tensor.",
+        "alternative: the extra energy of a step without the decision, solved again",
+        "  A to B: a schedule with B was found, none is below A; 0 J: within the gap",
+        "'poetmodel explain SCHEDULE TENSOR' explains one tensor.",
     )
 
 
@@ -363,7 +363,11 @@ def _binding_rows(account: Account) -> Iterator[tuple[str, str, str]]:
     fullest = sorted(points, key=lambda point: -point.ram_bytes)[:3]
     names = ", ".join(f"{graph.nodes[point.node].name} in stage {point.stage}" for point in fullest)
     total = len(account.stated.verdict.simulation.curve)
-    yield "memory binds", f"{len(points)} of {total} steps", f"fullest at {names}" if names else ""
+    yield (
+        "RAM at its limit",
+        f"{len(points)} of {total} steps",
+        f"fullest at {names}" if names else "",
+    )
 
 
 def _more_row(account: Account, more: MoreRam) -> tuple[str, str, str]:
@@ -373,13 +377,13 @@ def _more_row(account: Account, more: MoreRam) -> tuple[str, str, str]:
     if more.saved_j <= account.noise_j:
         known = more.most_j is not None and more.most_j <= account.noise_j
         proof = "proven" if known else f"at most {format_joules(more.most_j or 0.0)}"
-        return head, "saves 0 J", f"by solving again, within the gap; {proof}"
+        return head, "saves 0 J", f"solved again, within the gap; {proof}"
     per_kb = format_joules(more.saved_j_per_kb or 0.0)
     most = f"; at most {format_joules(more.most_j or 0.0)}"
     return (
         head,
         f"saves {format_joules(more.saved_j)}",
-        f"{per_kb} for each kB, by solving again"
+        f"{per_kb} per kB, solved again"
         f"{most if more.most_j is not None and more.most_j > more.saved_j else ', proven'}",
     )
 
@@ -397,11 +401,11 @@ def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
 
 
 def _otherwise(account: Account, others: Sequence[Alternative]) -> str:
-    """Return the price of the cheapest other decision."""
+    """Return the cost of the cheapest alternative."""
     possible = [other for other in others if other.how != "impossible"]
     if others and not possible:
         return "impossible"
     return _price(account, possible) if possible else "unknown"
 
 
-_HEADS: Final = ("tensor", "decided", "energy", "time", "otherwise")
+_HEADS: Final = ("tensor", "decision", "energy", "time", "alternative")

@@ -1,4 +1,4 @@
-"""Exit statuses, and every failure as plain sentences on stderr."""
+"""Exit statuses, and failures as plain sentences on stderr."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_FAULTS: Final = 8
 
 
 class Status(IntEnum):
-    """What a command's exit status says."""
+    """The exit statuses of commands."""
 
     SUCCESS = 0
     """Done; for ``solve`` a schedule was found."""
@@ -42,15 +42,15 @@ class Status(IntEnum):
     NO_BACKEND = 5
     """The back end is missing, or its licence refuses the model."""
     REJECTED = 6
-    """A schedule was found and the judge rejects it."""
+    """The verifier rejects the schedule that was found."""
     INTERRUPTED = INTERRUPTED
-    """Ctrl-C where there is nothing to keep."""
+    """Ctrl-C before there is a result."""
     CLOSED_PIPE = 141
-    """Whoever read the output went away."""
+    """The reader of the output closed the pipe."""
 
 
 def report(error: PoetModelError | OSError) -> Status:
-    """Print an error on stderr and return the exit status it asks for."""
+    """Print an error on stderr and return its exit status."""
     if isinstance(error, InputError):
         print_faults(error.faults)
         return Status.BAD_INPUT
@@ -63,7 +63,7 @@ def report(error: PoetModelError | OSError) -> Status:
     if isinstance(error, VerificationError):
         print_faults(
             [
-                "the solver's schedule breaks a rule and was thrown away; this is a bug to report",
+                "the solver's schedule breaks a rule and was dropped; please report this bug",
                 *error.violations,
             ]
         )
@@ -104,14 +104,14 @@ def _print_notes(kind: str, sentences: Iterable[str]) -> None:
 
 
 def print_room_warning(room: DeviceRoom | None) -> None:
-    """Warn on stderr where a step does not fit the device that it is planned for."""
+    """Warn on stderr if a step does not fit its device."""
     warning = None if room is None else room.warning()
     if warning is not None:
         print_warnings([warning])
 
 
 def mute(stream: TextIO) -> None:
-    """Send what is left in a stream nowhere, so that the interpreter ends without complaint."""
+    """Discard what is left in a stream, so that the interpreter ends without an error."""
     try:
         target = stream.fileno()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""``poetmodel limits``: the smallest RAM, deadline and energy that a network can do with."""
+"""``poetmodel limits``: the smallest RAM, deadline and energy for a network."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 EPILOG: Final = "Example: poetmodel limits mlp --device mkr1000 --ram 70%"
 
 NAMED_TENSORS: Final = 3
-"""Most tensors at a peak that the table names; JSON has them all."""
+"""Most tensors at a peak that the table names; JSON has all of them."""
 
 SMALL_GAP: Final = 1e-6
-"""Gaps below are not written out."""
+"""Smaller gaps are not written out."""
 
 WORDS: Final = {
-    "keep_all": "RAM, all kept",
+    "keep_all": "RAM, keep-all",
     "recompute": "RAM, recomputing",
     "page": "RAM, paging",
     "both": "RAM, both",
@@ -36,7 +36,7 @@ WORDS: Final = {
     "time": "deadline",
     "energy": "energy",
 }
-"""What each question is about, in a table."""
+"""Names of the limits in the table."""
 
 
 def register(app: typer.Typer) -> None:
@@ -99,18 +99,18 @@ def limits(  # noqa: PLR0913 - one parameter per option
 
     show(figures(f"Limits of {training_graph.name}", _rows(problem, found)))
     if any(limit.result.status == Status.FEASIBLE for limit in found):
-        print_text("", "What is not proven gets closer with a longer --time-limit.")
+        print_text("", "A longer --time-limit closes the gaps that are left.")
 
 
 def _warn(found: Sequence[Limit]) -> None:
-    """Warn where not even the schedule with the least RAM fits the device."""
+    """Warn if not even the schedule with the least RAM fits the device."""
     rooms = [limit.room for limit in found if limit.room is not None]
     if rooms:
         print_room_warning(min(rooms, key=lambda room: room.needed_bytes))
 
 
 def as_dict(problem: Problem, found: Sequence[Limit]) -> dict[str, Any]:
-    """Return the answers as plain values, SI; those on RAM by name, under ``ram``."""
+    """Return the limits as plain values in SI units; those on RAM by name, under ``ram``."""
     from poetmodel.graph import floor
 
     graph = problem.graph
@@ -145,16 +145,16 @@ def _proof(limit: Limit, form: Callable[[float], str]) -> str:
     if limit.value is None:
         return limit.result.reason or "no schedule was found in time"
     if limit.proven:
-        return "proven: nothing less will do"
+        return "proven: less is infeasible"
     gap = limit.gap or 0.0
     words = percent(gap, digits=3) if gap >= SMALL_GAP else "less than 0.0001 %"
     if limit.result.status == Status.OPTIMAL:
-        return f"proven but for a gap of {words}"
-    return f"found, gap {words}: proven only that none is below {form(limit.least or 0.0)}"
+        return f"proven within a gap of {words}"
+    return f"found, gap {words}; proven: less than {form(limit.least or 0.0)} is infeasible"
 
 
 def _condition(problem: Problem, limit: Limit) -> str:
-    """Return which limits were kept while a quantity was minimized."""
+    """Return the limits that held while a quantity was minimized."""
     if limit.value is None:
         return ""
     kept = []
@@ -174,7 +174,7 @@ def _over(limit: Limit) -> str:
 
 
 def _place(limit: Limit) -> str:
-    """Return the step at which the schedule takes most RAM, and what is in RAM there."""
+    """Return the step with the peak RAM of the schedule, and the tensors in RAM there."""
     simulation, graph = limit.result.simulation, limit.result.problem.graph
     if simulation is None:
         return ""
@@ -184,11 +184,11 @@ def _place(limit: Limit) -> str:
     more = len(largest) - len(names)
     if more > 0:
         names.append(f"{more} more")
-    what = ", the floor" if limit.at_floor else ""
+    what = ", the minimum RAM" if limit.at_floor else ""
     peak = simulation.peak
     amount = "" if limit.quantity == Quantity.RAM else f", {format_bytes(peak.ram_bytes)}"
     return (
-        f"fullest at {graph.nodes[peak.node].name} in stage {peak.stage}{amount}{what}: "
+        f"peak at {graph.nodes[peak.node].name} in stage {peak.stage}{amount}{what}: "
         f"{', '.join(names)}"
     )
 
@@ -199,4 +199,4 @@ AMOUNTS: Final[Mapping[Quantity, Callable[[float], str]]] = {
     Quantity.ENERGY: format_joules,
     Quantity.WRITES: format_bytes,
 }
-"""How amounts of each quantity are written for people."""
+"""The format of each quantity."""

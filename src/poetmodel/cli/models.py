@@ -1,4 +1,4 @@
-"""``poetmodel models``: the networks that come along."""
+"""``poetmodel models``: the built-in networks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NameArgument = Annotated[
     typer.Argument(
         autocompletion=completion.one(completion.models),
         metavar="NAME",
-        help="A network that comes along.",
+        help="A built-in network.",
         show_default=False,
     ),
 ]
@@ -38,7 +38,7 @@ def models(
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
-    """List the networks that come along, or show one."""
+    """List the built-in networks, or show one."""
     from poetmodel.graph.catalogue import describe_model, load_model, model_names
 
     if name is None:
@@ -46,9 +46,9 @@ def models(
         if json:
             print_json(entries)
         else:
-            heads = ("model", "nodes", "parameters", "peak", "floor")
+            heads = ("model", "nodes", "parameters", "keep-all", "minimum RAM")
             show(listing("Models", heads, _rows(entries)))
-            print_text("poetmodel models NAME says more about one.")
+            print_text("'poetmodel models NAME' shows one of them.")
         return
     description, graph = describe_model(name), load_model(name)
     if json:

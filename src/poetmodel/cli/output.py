@@ -1,4 +1,4 @@
-"""What goes to stdout: tables for people, or one JSON object."""
+"""Output on stdout: tables for people, or one JSON value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Voice:
 
 
 def set_quiet(quiet: bool) -> bool:
-    """Print nothing but errors, and JSON where it is requested; what ``--quiet`` says."""
+    """Set ``--quiet``: print only errors, and JSON if requested."""
     _Voice.quiet = quiet
     return quiet
 

@@ -1,4 +1,4 @@
-"""``poetmodel plan``: from a schedule to the program that a device runs."""
+"""``poetmodel plan``: makes the program that a device runs from a schedule."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ RamOption = Annotated[
     typer.Option(
         "--ram",
         metavar="SIZE",
-        help="RAM budget: 256KiB, 1.5MB, or 50% of the checkpoint-all peak. Default: the one that "
-        "the schedule was made for.",
+        help="RAM budget: 256KiB, 1.5MB, or 50% of the keep-all peak. Default: the budget "
+        "of the schedule.",
         rich_help_panel=options.LIMITS,
         show_default=False,
     ),
@@ -91,7 +91,8 @@ FormatOption = Annotated[
     Format,
     typer.Option(
         "--format",
-        help="A plan file, a listing for people, or a few hundred bytes for a device.",
+        help="json is a plan file, text a listing for people, binary a few hundred bytes for a "
+        "device.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
@@ -134,7 +135,7 @@ def plan(  # noqa: PLR0913 - one parameter per option
     from poetmodel.schedule.io import load_document
 
     if form == Format.BINARY and out is None:
-        msg = "--format binary: give --out FILE, where the bytes go"
+        msg = "--format binary: give --out FILE for the bytes"
         raise InputError(msg)
     inputs = (str(schedule), graph, device, profile)
     check_targets(out, ("--plot", plot), inputs=inputs)
@@ -180,7 +181,7 @@ def make(
     mode: StorageMode,
     ram_budget_bytes: int | None,
 ) -> Planned:
-    """Plan the schedule of a file, and put the plan before the judge.
+    """Plan the schedule of a file, and verify the plan.
 
     Raises
     ------
@@ -208,13 +209,13 @@ def _costs(
     if device is None and profile is None and named is not None:
         notes.append(
             f"costs are the estimates of device {named}, which the file names; give --profile if "
-            "it was solved with measured ones"
+            "it was solved with measured costs"
         )
     return options.read_costs(graph, options.read_device(chosen), profile), notes
 
 
 def _budget(document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | None) -> int | None:
-    """Return the RAM for tensors: as given, as the file states, or the device's; else None."""
+    """Return the RAM for tensors: of the option, the file or the device; None without them."""
     stated = document.problem
     if ram is None and stated is None and costs.device is None:
         return None
@@ -226,8 +227,8 @@ def _budget(document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | N
     )
     if problem.usable_ram_bytes < 1:
         msg = (
-            f"ram: {problem.ram_budget_bytes:,} B leave nothing for tensors beside "
-            f"{graph.total_resident_bytes:,} resident bytes"
+            f"ram: {problem.ram_budget_bytes:,} B leave no RAM for tensors: "
+            f"{graph.total_resident_bytes:,} bytes are resident"
         )
         raise BudgetError(msg)
     return problem.usable_ram_bytes
@@ -284,10 +285,10 @@ def _rows(made: Planned) -> Iterator[tuple[str, str, str]]:
     of = "" if budget is None else f"of a budget of {format_bytes(budget)}"
     yield "peak RAM", format_bytes(check.peak_ram_bytes), of
     yield "storage used", format_bytes(check.aux_used_bytes), ""
-    yield "coded size", f"{count(len(encode(made.graph, plan)))}B", "with --format binary"
+    yield "binary size", f"{count(len(encode(made.graph, plan)))}B", "with --format binary"
 
 
 _MODES: Final = {
-    StorageMode.BLOCKING: "each holds the core",
-    StorageMode.DMA: "one at a time, beside the core",
+    StorageMode.BLOCKING: "the core waits for each",
+    StorageMode.DMA: "one at a time, while the core computes",
 }

@@ -1,4 +1,4 @@
-"""Plans as commands make them beside other things, and where they write them."""
+"""Plans that commands make, and the files that they are written to."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PlanFileOption = Annotated[
     typer.Option(
         "--plan",
         metavar="FILE",
-        help="Write the program that the device runs, *.plan.json, where a schedule was found.",
+        help="Write the program that the device runs, *.plan.json.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -58,32 +58,32 @@ MapOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan, and what the judge found it to do."""
+    """A plan and what the verifier found."""
 
     graph: Graph
     """The graph."""
     plan: Plan
     """The program."""
     check: PlanCheck
-    """What the judge found."""
+    """What the verifier found."""
 
 
 def default_mode(device: Device | None, deadline_counts: str | None) -> StorageMode:
-    """Return how a device moves tensors; without one, what the time of the schedule implies."""
+    """Return the storage mode of a device; without one, the mode that the deadline implies."""
     if device is not None and device.storage is not None:
         return device.storage.mode
     return StorageMode.DMA if deadline_counts == DeadlineCounts.OVERLAP else StorageMode.BLOCKING
 
 
 def mode_notes(device: Device | None, deadline_counts: str | None) -> list[str]:
-    """Return what should be said of a plan whose mode was not chosen."""
+    """Return notes on a plan whose mode was not chosen."""
     blocking = default_mode(device, deadline_counts) == StorageMode.BLOCKING
     if device is None or not blocking or deadline_counts != DeadlineCounts.OVERLAP:
         return []
     return [
-        "the time of this schedule counts transfers beside the computing, but those of "
-        f"{device.key or device.name} hold the core, and so the plan has them; 'poetmodel plan "
-        "--mode dma' makes the other one"
+        "the time of this schedule lets transfers overlap computation, but the core of "
+        f"{device.key or device.name} waits for each transfer, and so does the plan; 'poetmodel "
+        "plan --mode dma' makes one with overlap"
     ]
 
 
@@ -93,7 +93,7 @@ def plan_of(result: SolveResult) -> Planned:
     Raises
     ------
     VerificationError
-        If the judge objects to the plan.
+        If the verifier rejects the plan.
     """
     from poetmodel.plan import check_plan
     from poetmodel.planner import make_plan
@@ -115,16 +115,16 @@ def plan_of(result: SolveResult) -> Planned:
 def check_targets(
     out: Path | None, *others: tuple[str, Path | None], inputs: tuple[str | None, ...]
 ) -> None:
-    """Raise unless each file can be written, and they are different ones.
+    """Raise unless all files can be written and are different.
 
     Parameters
     ----------
     out : Path, optional
-        Of ``--out``.
+        The file of ``--out``.
     *others : (str, Path or None)
-        Further options with their files; a ``--plot`` must be a picture that can be drawn.
+        Further options and their files; that of ``--plot`` must be a known kind of picture.
     inputs : tuple of str
-        What the command reads.
+        The files that the command reads.
     """
     options.check_output(out, inputs=inputs)
     taken = {"--out": out}
@@ -137,14 +137,14 @@ def check_targets(
             check_picture(path)
         for earlier, name in taken.items():
             if name == path:
-                msg = f"{option} {path}: {earlier} names this file already; give another name"
+                msg = f"{option} {path}: {earlier} already names this file; give another name"
                 raise InputError(msg)
         options.check_output(path, inputs=inputs, option=option)
         taken[option] = path
 
 
 def deliver_beside(result: SolveResult, *, plan: Path | None, plot: Path | None) -> list[Path]:
-    """Write the plan and the map of a solve, where there are any; return what was written."""
+    """Write the plan and the map of a solve; return the files written."""
     if result.schedule is None:
         return []
     written = []

@@ -1,4 +1,4 @@
-"""``poetmodel profile``: what every operation and every page costs, measured or estimated."""
+"""``poetmodel profile``: the cost of every operation and page, measured or estimated."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ WhatArgument = Annotated[
     typer.Argument(
         metavar="MODULE:FUNCTION|GRAPH",
         autocompletion=completion.one(completion.models),
-        help="As for 'poetmodel trace'; with --device also a graph file or a network that comes "
-        "along.",
+        help="As for 'poetmodel trace'; with --device also a graph file or a built-in network.",
         show_default=False,
     ),
 ]

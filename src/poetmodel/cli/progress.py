@@ -1,4 +1,4 @@
-"""The live line: what a running solve has found and proved so far."""
+"""The live line: incumbent, bound and gap of a running solve."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LiveLine:
-    """One line that says incumbent, bound, gap and seconds; the seconds run on by themselves."""
+    """One line with incumbent, bound, gap and seconds; the seconds advance by themselves."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -31,7 +31,7 @@ class LiveLine:
         self._latest: SolveProgress | None = None
 
     def update(self, progress: SolveProgress) -> None:
-        """Take note of what the solve tells."""
+        """Store the latest progress of the solve."""
         self._latest = progress
 
     def text(self) -> str:
@@ -76,19 +76,19 @@ class LiveLine:
 
 @contextmanager
 def live_line(problem: Problem, *, wanted: bool) -> Iterator[OnProgress | None]:
-    """Show the live line on stderr while the body runs, where someone can see it.
+    """Show the live line on stderr while the body runs, if stderr is a terminal.
 
     Parameters
     ----------
     problem : Problem
         What is being solved.
     wanted : bool
-        Whether the user wants it; it still needs a terminal.
+        Whether to show it at all.
 
     Yields
     ------
     callable or None
-        What the solve should call with its progress.
+        A callback for the progress of the solve.
     """
     if is_quiet() or not (wanted and sys.stderr.isatty()):
         yield None

@@ -1,4 +1,4 @@
-"""``poetmodel report``: schedules as one page that stands alone."""
+"""``poetmodel report``: one self-contained HTML page about schedules."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 EPILOG: Final = "Example: poetmodel report mlp.json --graph mlp --out report.html"
 
 LABELS: Final = "ABCDEFGH"
-"""What stands for each schedule on the page."""
+"""The labels of the schedules on the page."""
 
 SchedulesArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="SCHEDULE...",
-        help="Schedule files, *.schedule.json, of one graph; they stand side by side. What "
-        "step.report('step.json') wrote of a compiled PyTorch step brings its graph along.",
+        help="Schedule files, *.schedule.json, of one graph, shown side by side. A file from "
+        "step.report('step.json') of a compiled PyTorch step holds its own graph.",
         show_default=False,
     ),
 ]
@@ -80,7 +80,7 @@ def report(
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
-    """Write one page with verdict, charts and decisions of schedules; it needs no network."""
+    """Write one HTML page with verdict, charts and decisions of schedules; it needs no network."""
     from poetmodel.report.page import check_report, report_facts, write_report
 
     if len(schedules) > len(LABELS):
@@ -112,7 +112,7 @@ def read_subjects(
     device: str | None,
     profile: str | None,
 ) -> list[Subject]:
-    """Read and judge schedule files, and compiled steps that bring their graph along.
+    """Read and verify schedule files, and compiled steps, which hold their own graph.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def read_subjects(
 
 
 def read_subject(graph: Graph, sources: Sources, *, label: str = "A") -> Subject:
-    """Read and judge a schedule file, and plan its schedule where that can be done.
+    """Read and verify a schedule file, and plan its schedule if that is possible.
 
     Raises
     ------
@@ -192,12 +192,12 @@ def read_subject(graph: Graph, sources: Sources, *, label: str = "A") -> Subject
 
 
 def read_sweep(folder: Path) -> tuple[list[Row], list[Row]]:
-    """Return the rows of a sweep's folder, and its Pareto front.
+    """Return the runs in the folder of a sweep, and their Pareto front.
 
     Raises
     ------
     InputError
-        If there are no records in it.
+        If the folder has no records.
     """
     from poetmodel.bench import tables
     from poetmodel.bench.store import RECORDS, Store
@@ -207,7 +207,7 @@ def read_sweep(folder: Path) -> tuple[list[Row], list[Row]]:
         raise InputError(msg)
     found = tables.rows(Store(folder).records())
     if not found:
-        msg = f"--sweep {folder}: {RECORDS} holds no cells"
+        msg = f"--sweep {folder}: {RECORDS} holds no runs"
         raise InputError(msg)
     return found, tables.pareto(found)
 
@@ -215,7 +215,7 @@ def read_sweep(folder: Path) -> tuple[list[Row], list[Row]]:
 def _planned(
     document: ScheduleDocument, judgement: Judgement, graph: Graph
 ) -> tuple[Planned | None, list[str]]:
-    """Return the plan of a schedule that can run, and what should be said of it."""
+    """Return the plan of a schedule that can run, and notes about it."""
     from poetmodel.cli.plan import make
     from poetmodel.cli.plan_output import mode_notes
 

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """A schedule that the judge accepts, for the problem that its file states."""
+    """A valid schedule with the problem that its file states."""
 
     problem: Problem
     """Graph, costs and limits."""
     schedule: Schedule
     """The relations."""
     verdict: Verdict
-    """The judge's figures."""
+    """The figures of the simulator."""
     document: ScheduleDocument
     """What the file says."""
     notes: tuple[str, ...]
-    """What was assumed."""
+    """Assumptions that were made."""
 
     @property
     def room(self) -> DeviceRoom | None:
@@ -46,14 +46,14 @@ class Stated:
 def read_stated(
     path: Path, graph: str | None, shape: InputShape, *, device: str | None, profile: str | None
 ) -> Stated:
-    """Read a schedule file and its problem, and judge the schedule.
+    """Read a schedule file and its problem, and verify the schedule.
 
     Raises
     ------
     InputError
         If the graph or the costs are missing.
     ScheduleError
-        If the file cannot be read, is for another graph, or the judge rejects its schedule.
+        If the file cannot be read or is for another graph, or the verifier rejects its schedule.
     """
     from poetmodel.planner import verify
     from poetmodel.schedule import check_identity
@@ -93,7 +93,7 @@ def _problem(
     costs = options.read_costs(graph, board, profile)
     stated = document.problem
     if stated is None:
-        notes.append("the file states no problem: no limits but the device's hold")
+        notes.append("the file states no problem: only the limits of the device hold")
         ram = MAX_BYTES if costs.device is None else None
         return Problem(graph, costs, ram=ram), notes
     return stated.problem(graph, costs), notes

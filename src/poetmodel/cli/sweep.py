@@ -1,4 +1,4 @@
-"""``poetmodel sweep``: many problems, each by many methods, resumable."""
+"""``poetmodel sweep``: many problems by many methods, in a store that can be resumed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EPILOG: Final = "Example: poetmodel sweep mlp --devices rpi4b --ram 70%,90% --out sweep"
 
 MAX_WORKERS: Final = 256
-"""Most processes that may be asked for."""
+"""Most processes that can be requested."""
 
 
 def _listed(
@@ -53,11 +53,11 @@ ModelsArgument = Annotated[
     typer.Argument(
         autocompletion=completion.one(completion.models),
         metavar="MODELS...",
-        help="Networks that come along, or graph files.",
+        help="Built-in networks, or graph files.",
     ),
 ]
 BatchesOption = Annotated[
-    str | None, _listed("--batch", "N,...", "Batch sizes, where networks come along.", options.WHAT)
+    str | None, _listed("--batch", "N,...", "Batch sizes, for built-in networks.", options.WHAT)
 ]
 ImagesOption = Annotated[
     str | None, _listed("--image", "N,...", "Sides of square images in pixels.", options.WHAT)
@@ -103,13 +103,15 @@ FolderOption = Annotated[
     typer.Option(
         "--out",
         metavar="DIR",
-        help="Folder of the records; cells that have one there are not run again.",
+        help="Folder of the records. Runs that are recorded there are not repeated.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
 WorkersOption = Annotated[
     int,
-    typer.Option("--workers", min=1, max=MAX_WORKERS, help="Processes.", rich_help_panel="Run"),
+    typer.Option(
+        "--workers", min=1, max=MAX_WORKERS, help="Worker processes.", rich_help_panel="Run"
+    ),
 ]
 SchedulerOption = Annotated[
     str | None,
@@ -118,14 +120,16 @@ SchedulerOption = Annotated[
 ColdOption = Annotated[
     bool,
     typer.Option(
-        "--cold", help="Start no solve from the next smaller budget.", rich_help_panel="Run"
+        "--cold",
+        help="Do not start solves from the schedule of the next smaller budget.",
+        rich_help_panel="Run",
     ),
 ]
 ParetoOption = Annotated[
     bool,
     typer.Option(
         "--pareto",
-        help="Write and show the front of energy, RAM and time, and what of it is proven.",
+        help="Write and show the Pareto front of energy, RAM and time, with what is proven.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
@@ -133,7 +137,7 @@ ParquetOption = Annotated[
     bool,
     typer.Option(
         "--parquet",
-        help="Write cells.parquet beside cells.csv; needs pandas and pyarrow.",
+        help="Also write cells.parquet; needs pandas and pyarrow.",
         rich_help_panel=options.OUTPUT,
     ),
 ]
@@ -147,7 +151,10 @@ SeedOption = Annotated[
 CountsOption = Annotated[
     DeadlineCounts | None,
     _listed(
-        "--deadline-counts", "MODE", "Which time counts: compute, serial, overlap.", options.LIMITS
+        "--deadline-counts",
+        "MODE",
+        "Which time the deadline limits: compute, serial, overlap.",
+        options.LIMITS,
     ),
 ]
 
@@ -238,20 +245,20 @@ def sweep(  # noqa: PLR0913 - one for each option
     failed = [row for row in found if row["status"] == "failed"]
     if failed:
         reasons = [f"{row['model']} | {row['method']}: {row['reason']}" for row in failed]
-        print_faults([f"{len(failed)} of {len(found)} cells failed", *reasons])
+        print_faults([f"{len(failed)} of {len(found)} runs failed", *reasons])
         raise typer.Exit(Status.FAILURE)
 
 
 def _warn(found: Sequence[Row]) -> None:
-    """Warn of cells whose peak and resident bytes the RAM of their device cannot hold."""
+    """Warn about runs whose peak and resident bytes exceed the RAM of their device."""
     over = [row for row in found if row["fits_device"] is False]
     if over:
         places = dict.fromkeys(f"{row['model']} on {row['device']}" for row in over)
         verb = "does" if len(over) == 1 else "do"
         print_warnings(
             [
-                f"{len(over)} of {len(found)} cells {verb} not fit the RAM of their device with "
-                f"what is resident: {listed(places)}"
+                f"{len(over)} of {len(found)} runs {verb} not fit the RAM of their device with all "
+                f"resident bytes: {listed(places)}"
             ]
         )
 
@@ -265,7 +272,7 @@ def _names(text: str, option: str) -> list[str]:
 
 
 def _sizes(text: str | None, option: str) -> list[int | None]:
-    """Return sizes of a network's input, or only its own where none are given."""
+    """Return the sizes of a network's input; without any, its own."""
     if text is None:
         return [None]
     try:
@@ -288,7 +295,7 @@ def _deliver(found: Sequence[Row], front: Sequence[Row], *, json: bool, pareto: 
     if json:
         print_json({"cells": found, **({"pareto": front} if pareto else {})})
         return
-    show(_table("Cells", found, proof="status"))
+    show(_table("Runs", found, proof="status"))
     if pareto:
         show(_table("Pareto front of energy, RAM and time", front, proof="proven"))
 
@@ -334,7 +341,7 @@ def _figure(value: float | None, form: Callable[[Any], str]) -> str:
 
 @contextmanager
 def progress_bar(*, wanted: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Show how far the sweep is: a bar in a terminal, else a line for each cell, on stderr."""
+    """Show the progress of a sweep on stderr: a bar in a terminal, else a line for each run."""
     if not wanted or is_quiet():
         yield None
         return
@@ -354,5 +361,5 @@ def progress_bar(*, wanted: bool) -> Iterator[Callable[[Progress], None] | None]
 
 def _words(progress: Progress) -> str:
     left = progress.remaining_s
-    text = f"{progress.done} of {progress.total} cells done, {progress.failed} failed"
+    text = f"{progress.done} of {progress.total} runs done, {progress.failed} failed"
     return text if left is None else f"{text}, about {format_seconds(left)} left"

@@ -1,4 +1,4 @@
-"""``poetmodel trace``: a PyTorch module and its loss as a graph file, with its profile."""
+"""``poetmodel trace``: captures a PyTorch module and its loss as a graph file, with a profile."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TargetArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:FUNCTION",
-        help="A function without arguments that returns (model, loss_fn, inputs), the target the "
-        "last of the inputs. In place of the module: path/file.py.",
+        help="A function without arguments that returns (model, loss_fn, inputs), with the target "
+        "as the last input. MODULE may be path/file.py.",
         show_default=False,
     ),
 ]
@@ -33,7 +33,7 @@ GraphOutOption = Annotated[
     typer.Option(
         "--out",
         metavar="FILE",
-        help="Write the graph file, *.graph.json, and its costs beside it, *.profile.csv.",
+        help="Write the graph file, *.graph.json, and its costs next to it, *.profile.csv.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -43,8 +43,8 @@ ProfileOutOption = Annotated[
     typer.Option(
         "--profile-out",
         metavar="FILE",
-        help="Where the costs go, *.csv: measured on this host, or estimated for --device. "
-        "Default: beside the graph.",
+        help="Write the costs, *.csv: measured on this host, or estimated for --device. "
+        "Default: next to the graph.",
         rich_help_panel=options.OUTPUT,
         show_default=False,
     ),
@@ -106,7 +106,7 @@ def trace(
 
 
 def _beside(graph: Path) -> Path:
-    """Return where the profile of a graph file goes."""
+    """Return the default profile file of a graph file."""
     stem = graph.name.removesuffix(".json").removesuffix(".graph")
     return graph.with_name(f"{stem}.profile.csv")
 
@@ -123,7 +123,7 @@ def _show(traced: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: b
     if traced.held_bytes:
         print_text(
             f"a step holds {format_bytes(traced.held_bytes)} of results to its end (the loss, new "
-            f"buffer values); 'solve' does not count them: take {traced.held_bytes:,} B off --ram"
+            f"buffer values); 'solve' does not count them: reduce --ram by {traced.held_bytes:,} B"
         )
     if costs is not None:
         show(figures("Costs", tracing.cost_rows(graph, costs)))

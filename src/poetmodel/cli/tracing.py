@@ -1,4 +1,4 @@
-"""What ``trace`` and ``profile`` share: their options, tracing a target, and what costs say."""
+"""What ``trace`` and ``profile`` share: options, tracing, and tables of costs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BoardOption = Annotated[
         "--device",
         metavar="NAME|FILE",
         autocompletion=completion.one(completion.devices),
-        help="Measure nothing: estimate the costs on this device from FLOP and bytes.",
+        help="Do not measure: estimate the costs on this device from FLOP and bytes.",
         show_default=False,
     ),
 ]
@@ -60,7 +60,7 @@ PowerOption = Annotated[
         "--power-from",
         metavar="NAME|FILE",
         autocompletion=completion.one(completion.devices),
-        help="A device whose power figures make energies of measured times. "
+        help="A device whose power figures turn measured times into energies. "
         "Default: RAPL counters, else a nominal 1 W.",
         rich_help_panel=MEASURING,
         show_default=False,
@@ -71,7 +71,7 @@ FolderOption = Annotated[
     typer.Option(
         "--folder",
         metavar="FOLDER",
-        help="Where pages are to lie; page times are measured there.",
+        help="Folder for pages; page times are measured there.",
         rich_help_panel=MEASURING,
     ),
 ]
@@ -81,7 +81,7 @@ RepeatsOption = Annotated[
         "--repeats",
         metavar="N",
         parser=_repeats,
-        help="Steps that are timed; the least time counts.",
+        help="Number of timed steps; the least time counts.",
         rich_help_panel=MEASURING,
     ),
 ]
@@ -91,7 +91,7 @@ ThreadsOption = Annotated[
         "--threads",
         metavar="N",
         parser=_repeats,
-        help="Threads that compute. Default: as many as PyTorch is set to.",
+        help="Compute threads. Default: as PyTorch is set.",
         rich_help_panel=MEASURING,
         show_default=False,
     ),
@@ -99,7 +99,7 @@ ThreadsOption = Annotated[
 
 
 def traced(target: str, *, name: str | None) -> Trace:
-    """Trace what ``module:function`` returns; whatever it prints goes to stderr."""
+    """Trace what ``module:function`` returns; its output goes to stderr."""
     from poetmodel.torch.target import load_step
     from poetmodel.torch.tracing import trace
 
@@ -111,7 +111,7 @@ def traced(target: str, *, name: str | None) -> Trace:
 def measured(
     trace: Trace, *, folder: Path, repeats: int, threads: int | None, power_from: Device | None
 ) -> Profile:
-    """Measure a trace on this host; whatever it prints goes to stderr."""
+    """Measure a trace on this host; its output goes to stderr."""
     from poetmodel.torch.profiling import measure
 
     with redirect_stdout(sys.stderr):
@@ -121,14 +121,14 @@ def measured(
 
 
 def check_choice(device: str | None, power_from: str | None) -> None:
-    """Raise if costs are both to be estimated and to be measured."""
+    """Raise if costs would be both estimated and measured."""
     if device is not None and power_from is not None:
-        msg = "--device estimates all costs and --power-from is for measured ones: give one of them"
+        msg = "--device estimates all costs and --power-from is for measured ones: give only one"
         raise InputError(msg)
 
 
 def estimated(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
-    """Return the estimates of a device, and how they came about."""
+    """Return the estimates of a device, and a note on them."""
     from poetmodel.device import Costs
 
     board = options.read_device(device)
@@ -141,7 +141,7 @@ def estimated(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
 
 
 def cost_figures(graph: Graph, costs: Costs) -> dict[str, Any]:
-    """Return the sums of some costs; page figures are None where nothing can be paged."""
+    """Return the sums of costs; page figures are None without storage."""
     table = costs.table(graph)
     paged = table.has_storage
     return {
@@ -153,10 +153,14 @@ def cost_figures(graph: Graph, costs: Costs) -> dict[str, Any]:
 
 
 def cost_rows(graph: Graph, costs: Costs) -> Iterator[tuple[str, str, str]]:
-    """Yield the rows of a table that tells people about some costs."""
+    """Yield the rows of a table of costs."""
     sums = cost_figures(graph, costs)
-    yield "compute time", format_seconds(sums["compute_time_s"]), "one computation of every node"
+    yield (
+        "compute time",
+        format_seconds(sums["compute_time_s"]),
+        "of a single pass: every node computed once",
+    )
     yield "compute energy", format_joules(sums["compute_energy_j"]), ""
     if sums["page_in_time_s"] is not None:
-        yield "page-in time", format_seconds(sums["page_in_time_s"]), "every tensor once"
-        yield "page-out time", format_seconds(sums["page_out_time_s"]), "every tensor once"
+        yield "page-in time", format_seconds(sums["page_in_time_s"]), "of every tensor, once"
+        yield "page-out time", format_seconds(sums["page_out_time_s"]), "of every tensor, once"

@@ -1,4 +1,4 @@
-"""``poetmodel verify``: the judge on a schedule file, or a plan."""
+"""``poetmodel verify``: the verifier for a schedule file or a plan."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 EPILOG: Final = "Example: poetmodel verify mlp.json --graph mlp"
 
 MEMORY_FIGURES: Final = ("peak_ram_bytes",)
-"""The figures of a file that need no costs."""
+"""Figures of a file that need no costs."""
 
 ScheduleArgument = Annotated[
     Path,
     typer.Argument(
         metavar="SCHEDULE|PLAN",
-        help="A schedule file, *.schedule.json, or a plan: *.plan.json, or coded in bytes.",
+        help="A schedule file, *.schedule.json, or a plan, *.plan.json or binary.",
         show_default=False,
     ),
 ]
@@ -45,16 +45,16 @@ ScheduleArgument = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A verdict, and what it could rely on."""
+    """A verdict, with the costs and the problem that it is for."""
 
     verdict: Verdict
-    """What the judge says."""
+    """The verifier's verdict."""
     costs: Costs | None
-    """Costs that times and energies were checked with."""
+    """Costs for times and energies; None if they were not checked."""
     problem: Problem
-    """What the file states, with those costs; without any, all times and energies are 0."""
+    """The problem that the file states; without costs, all times and energies are 0."""
     notes: tuple[str, ...]
-    """What was not checked, or assumed."""
+    """What was assumed or not checked."""
 
     @property
     def room(self) -> DeviceRoom | None:
@@ -81,7 +81,7 @@ def verify(
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
-    """Check a schedule or a plan step by step: rules of execution, limits, and its own figures."""
+    """Simulate a schedule or a plan; check rules of execution, limits, and its stated figures."""
     from poetmodel.schedule.io import parse_document
 
     shape = InputShape(batch=batch, image=image, sequence=sequence)
@@ -134,7 +134,7 @@ def _verify_plan(
 def judge(
     document: ScheduleDocument, graph: Graph, *, device: str | None, profile: str | None
 ) -> Judgement:
-    """Judge a schedule file against the problem that it states.
+    """Verify a schedule file against the problem that it states.
 
     Parameters
     ----------
@@ -143,8 +143,8 @@ def judge(
     graph : Graph
         The graph that it should belong to.
     device, profile : str, optional
-        As the options; without both, the device named in the file gives the costs where it can be
-        found.
+        As the options. Without both, the costs are those of the device that the file names, if it
+        can be found.
 
     Raises
     ------
@@ -186,7 +186,7 @@ def _check_names(identity: GraphIdentity | None, graph: Graph) -> None:
 
 
 def known_device(name: str | None) -> str | None:
-    """Return the device that a file names, if it can be found here."""
+    """Return the device that a file names, if it can be found."""
     from poetmodel.device.io import device_names
 
     if name is None or name in device_names() or Path(name).is_file():
@@ -197,7 +197,7 @@ def known_device(name: str | None) -> str | None:
 def _find_costs(
     named_in_file: str | None, graph: Graph, *, device: str | None, profile: str | None
 ) -> tuple[Costs | None, list[str]]:
-    """Return the costs to judge with, and what should be said about them."""
+    """Return the costs for the verifier, and notes about them."""
     named = known_device(named_in_file)
     chosen = device if device is not None else named
     if chosen is None and profile is None:
@@ -207,7 +207,7 @@ def _find_costs(
     if device is None and profile is None:
         notes.append(
             f"costs are the estimates of device {named}, which the file names; give --profile if "
-            "it was solved with measured ones"
+            "it was solved with measured costs"
         )
     return options.read_costs(graph, options.read_device(chosen), profile), notes
 
@@ -289,7 +289,7 @@ def _print(judgement: Judgement, graph: Graph) -> None:
         rest = (f"and {more:,} more; --json has them all",) if more > 0 else ()
         print_text(f"not valid: {many}", *violations[: verify_plan.MAX_VIOLATIONS], *rest, "")
     else:
-        print_text("valid: every rule and every limit that was checked is kept", "")
+        print_text("valid: the schedule keeps every rule and limit that was checked", "")
     rows, alarms = _rows(judgement, graph), room_alarms(judgement.room)
     show(figures(f"Schedule for {graph.name}", rows, alarms=alarms))
 
@@ -303,7 +303,7 @@ def _rows(judgement: Judgement, graph: Graph) -> Iterator[tuple[str, str, str]]:
         yield "compute time", format_seconds(simulation.compute_s or 0.0), ""
         yield "transfer time", format_seconds(simulation.transfer_s or 0.0), ""
         if simulation.planned_s is not None:
-            remark = "transfers run beside the computing"
+            remark = "transfers overlap computation"
             yield "makespan", format_seconds(simulation.planned_s), remark
     yield (
         "peak RAM",

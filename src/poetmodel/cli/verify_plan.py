@@ -1,4 +1,4 @@
-"""``poetmodel verify`` on a plan: the judge walks the program."""
+"""``poetmodel verify`` on a plan: the verifier simulates the program."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ MAX_VIOLATIONS: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanJudgement:
-    """What the judge found, and what it could rely on."""
+    """What the verifier found, with the costs that it is for."""
 
     graph: Graph
     """The graph."""
     document: PlanDocument
-    """The plan, and what its file states."""
+    """The plan and what its file states."""
     check: PlanCheck
-    """What the walk found."""
+    """What the simulation found."""
     violations: tuple[str, ...]
-    """Every rule, limit and stated figure that is wrong, in words."""
+    """Every rule or limit that is broken and every figure that is wrong, in words."""
     costs: Costs | None
-    """Costs that times and energies were checked with."""
+    """Costs for times and energies; None if they were not checked."""
     notes: tuple[str, ...]
-    """What was not checked, or assumed."""
+    """What was assumed or not checked."""
 
     @property
     def room(self) -> DeviceRoom | None:
@@ -54,12 +54,12 @@ class PlanJudgement:
 
     @property
     def valid(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no violation."""
         return not self.violations
 
 
 def is_plan(content: bytes) -> bool:
-    """Return whether the content of a file is a plan, coded or in JSON."""
+    """Return whether the content of a file is a plan, binary or JSON."""
     from poetmodel.plan.binary import is_coded
     from poetmodel.plan.io import FORMAT
 
@@ -84,18 +84,18 @@ def read_plan(
     content : bytes
         The file.
     graph : str, optional
-        A graph file or a shipped model; without it the plan says which shipped model.
+        A graph file or a built-in network; without it, the built-in network that the plan names.
     shape : InputShape
-        Sizes of the input of a shipped model.
+        Sizes of the input of a built-in network.
     source : str
-        What errors call the file.
+        Name of the file in error messages.
 
     Raises
     ------
     PlanError
-        If it is damaged, or coded for another graph.
+        If it is damaged or belongs to another graph.
     InputError
-        If it is neither text nor a coded plan, or its graph cannot be found.
+        If it is neither text nor a binary plan, or its graph cannot be found.
     """
     from poetmodel.plan import decode
     from poetmodel.plan.binary import is_coded
@@ -114,7 +114,7 @@ def read_plan(
 def judge_plan(
     document: PlanDocument, graph: Graph, costs: Costs | None, notes: list[str]
 ) -> PlanJudgement:
-    """Walk a plan and compare what its file states.
+    """Simulate a plan and compare the figures with those of its file.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def judge_plan(
 
     check = check_plan(graph, costs, document.plan)
     if document.plan.ram_budget_bytes is None:
-        notes = [*notes, "the plan states no RAM budget: its peak was checked against none"]
+        notes = [*notes, "the plan states no RAM budget: its peak was not checked"]
     return PlanJudgement(
         graph=graph,
         document=document,
@@ -138,7 +138,7 @@ def judge_plan(
 
 
 def tell(judgement: PlanJudgement, *, as_json: bool) -> None:
-    """Print the verdict, for people or as JSON."""
+    """Print the verdict as tables or as JSON."""
     if as_json:
         print_json(as_dict(judgement))
         print_room_warning(judgement.room)
@@ -150,7 +150,7 @@ def tell(judgement: PlanJudgement, *, as_json: bool) -> None:
         rest = (f"and {more:,} more; --json has them all",) if more > 0 else ()
         print_text(f"not valid: {many}", *violations[:MAX_VIOLATIONS], *rest, "")
     else:
-        print_text("valid: every rule and every limit that was checked is kept", "")
+        print_text("valid: the plan keeps every rule and limit that was checked", "")
     rows, alarms = _rows(judgement), room_alarms(judgement.room)
     show(figures(f"Plan for {judgement.graph.name}", rows, alarms=alarms))
     print_room_warning(judgement.room)

@@ -1,4 +1,4 @@
-"""The time that whoever types a command waits for its answer."""
+"""The time from the call of a command to its answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Waiting:
     begun_s: float
     """When the command was called [s]."""
     solve_begun_s: float = field(default_factory=time.monotonic)
-    """When all that it reads had been read [s]."""
+    """When all inputs had been read [s]."""
 
     @property
     def reading_s(self) -> float:
