@@ -54,7 +54,7 @@ def compiled(training: Training, cell: Cell, *, folder: str, ram_bytes: int | No
     try:
         step = pmt.compile(
             model, loss_fn, inputs, ram=ram, storage=folder, paging=paging, recompute=recompute,
-            time_limit=cell.limit_s, rollback=False,
+            minimize="energy", time_limit=cell.limit_s, rollback=False,
         )  # fmt: skip
     except (NoScheduleError, BudgetError) as error:
         raise NoPlanError(_refused(training, cell, ram_bytes, error)) from error

@@ -186,6 +186,26 @@ def test_a_batch_is_given_by_name_where_forward_has_its_keys(kind: str) -> None:
     assert same_as_eager(step, model, model(**batch).loss, batch)
 
 
+@pytest.mark.parametrize("kind", ["dict", "encoding"])
+def test_a_batch_is_given_by_name_where_forward_takes_any_keyword(kind: str) -> None:
+    """As ``forward(x, y=None, **kwargs)`` does; one that wants the batch itself still gets it."""
+    torch.manual_seed(1)
+
+    class Open(ByName):
+        def forward(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+            return super().forward(x, kwargs.get("scale"), y)
+
+    class Whole(ByName):
+        def forward(self, batch: Any, **kwargs: Any) -> Any:
+            return super().forward(**batch, **kwargs)
+
+    batch = BATCHES[kind]({**items(), "scale": torch.tensor(2.0)})
+    for model in (Open(), Whole()):
+        step = pmt.compile(model, None, (batch,), ram="100%", device="rpi4b")
+        expected = model(batch) if isinstance(model, Whole) else model(**batch)
+        assert same_as_eager(step, model, expected.loss, batch)
+
+
 def test_a_batch_by_name_beside_a_target() -> None:
     """The loss function gets the output as it is."""
     torch.manual_seed(1)
@@ -225,6 +245,14 @@ def test_an_output_without_a_loss_is_told() -> None:
     batch = {"x": torch.randn(3, 4), "scale": torch.ones(1)}
     with pytest.raises(pmt.CaptureError, match="no loss in the Output"):
         pmt.compile(ByName(), None, (batch,), ram="100%", device="rpi4b")
+
+
+@pytest.mark.parametrize("loss", [lambda loss: {"mean": loss}, lambda _: 3.0])
+def test_a_loss_of_an_output_that_is_no_tensor_is_told(loss: Callable[[Any], Any]) -> None:
+    """By its type, before anything runs."""
+    model = ByBatch(dict, lambda value: Result(loss=loss(value)))
+    with pytest.raises(pmt.CaptureError, match=r"a loss that is a tensor, got a (dict|float)"):
+        pmt.compile(model, None, (items(),), ram="100%", device="rpi4b")
 
 
 def test_a_mapping_that_cannot_be_made_is_told() -> None:
@@ -267,6 +295,17 @@ class DistributedDataParallel(nn.Module):
         self.module = module
 
 
+class Renamed(DistributedDataParallel):
+    """One of a user's own."""
+
+
+def compiled_forward() -> Any:
+    """Return a module whose forward was compiled."""
+    module = nn.Linear(4, 4)
+    module.forward = torch.compile(module.forward, backend="eager")
+    return nn.Sequential(module)
+
+
 def compiled_in_place() -> Any:
     """Return a module that was compiled in place."""
     module = nn.Linear(4, 4)
@@ -291,6 +330,8 @@ def compiled_in_place() -> Any:
             lambda: DistributedDataParallel(nn.Linear(4, 4)),
             r"a DistributedDataParallel, .*\(model\.module\)",
         ),
+        (lambda: Renamed(nn.Linear(4, 4)), r"a Renamed, .*\(model\.module\)"),
+        (compiled_forward, "forward of 0 is compiled"),
     ],
 )
 def test_wrapped_models_are_refused(wrapped: Callable[[], Any], words: str) -> None:

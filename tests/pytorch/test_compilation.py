@@ -122,6 +122,18 @@ def test_other_inputs_are_refused() -> None:
     step(x, y)
 
 
+def test_inputs_of_no_use_are_told_at_a_step_as_at_compile() -> None:
+    """Names, arrays of numpy, sparse tensors: one sentence, without their values."""
+    (_, _, (x, y)), step = simple()
+    for call in (step, step.verify):
+        with pytest.raises(pmt.CaptureError, match=r"target: expected inputs without names"):
+            call(x, target=y)
+        with pytest.raises(pmt.CaptureError, match=r"inputs\[1\]: .* ndarray of numpy; convert"):
+            call(x, y.numpy())
+        with pytest.raises(pmt.CaptureError, match=r"inputs\[0\]: expected a dense tensor"):
+            call(x.to_sparse(), y)
+
+
 def test_other_inputs_are_compiled_for_if_asked() -> None:
     """With retrace each form is compiled once."""
     own, step = simple(dynamic="retrace")

@@ -292,6 +292,33 @@ def test_eager_that_fails_is_told_in_a_sentence() -> None:
         pmt.compile(*rows(nn.Linear(4, 4), by=spoiled), ram="100%", device="rpi4b")
 
 
+def too_large(parts: Any, x: Any) -> Any:
+    """Use more than there is."""
+    return parts[0](x) + torch.empty(2**50).expand(3, 4, 2**50)[..., 0]
+
+
+def too_large_in_eager(parts: Any, x: Any) -> Any:
+    """Make more than there is, for nothing: it is not in the graph."""
+    torch.empty(2**50)
+    return parts[0](x)
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        (too_large, r"aten\.empty\S* fails on the example inputs with RuntimeError: .*memory"),
+        (too_large_in_eager, "one step of PyTorch: there is not enough memory at .*smaller batch"),
+    ],
+)
+def test_too_little_memory_is_told_in_a_sentence(forward: Any, words: str) -> None:
+    """For the program, and for the steps of PyTorch that it is compared with."""
+    own = rows(nn.Linear(4, 4), by=forward)
+    before = state_of(own[0])
+    with pytest.raises(pmt.CaptureError, match=words):
+        pmt.compile(*own, ram="100%", device="rpi4b")
+    assert state_of(own[0]) == before
+
+
 class Recorded(nn.Module):
     """Returns what hooks of its layers recorded, which its first pass installs."""
 
@@ -368,6 +395,18 @@ def test_draws_of_a_loss_are_refused() -> None:
     with pytest.raises(pmt.CaptureError, match="draws from Python's random"):
         pmt.capture(model, lambda y, t: (y - t).square().mean() * random.random(), inputs)  # noqa: S311
     assert random.getstate() == before
+
+
+def test_generators_without_a_state_may_be_held() -> None:
+    """One of the operating system has none; its draws are seen where eager runs twice."""
+    model, loss_fn, inputs = rows(
+        nn.Linear(4, 4), by=lambda p, x: p[0](x) * (model.draws.random() if model.drawing else 1)
+    )
+    model.draws, model.drawing = random.SystemRandom(), False
+    pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    model.drawing = True
+    with pytest.raises(pmt.CaptureError, match="gives other results when the step runs again"):
+        pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
 
 
 @pytest.mark.parametrize("kind", ["random", "numpy generator", "numpy state"])

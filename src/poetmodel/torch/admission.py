@@ -78,18 +78,25 @@ def _check_model(name: str, model: object) -> None:
         msg = f"{name}: expected a torch.nn.Module, got a {type(model).__name__}"
         raise CaptureError(msg)
     for path, module in model.named_modules():
-        kind = type(module).__name__
+        kinds = [kind.__name__ for kind in type(module).__mro__]
         where = f"module {path!r} is" if path else "the model is"
-        if kind == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+        wrapped = "OptimizedModule" in kinds
+        if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
             msg = (
                 f"{name}: {where} compiled (torch.compile), and its operations cannot be captured; "
                 "give the module that it was made of"
-                + (" (model._orig_mod)" if kind == "OptimizedModule" else ", not compiled")
+                + (" (model._orig_mod)" if wrapped else ", not compiled")
             )
             raise CaptureError(msg)
-        if kind in _PARALLEL:
+        if hasattr(module.forward, "_torchdynamo_orig_callable"):
             msg = (
-                f"{name}: {where} a {kind}, which a compiled step cannot keep in step with its "
+                f"{name}: forward of {path or 'the model'} is compiled (torch.compile), and its "
+                "operations cannot be captured; give a module whose forward is not compiled"
+            )
+            raise CaptureError(msg)
+        if not set(_PARALLEL).isdisjoint(kinds):
+            msg = (
+                f"{name}: {where} a {kinds[0]}, which a compiled step cannot keep in step with its "
                 "replicas; give the module inside (model.module), and average gradients after the "
                 "step"
             )
@@ -99,7 +106,12 @@ def _check_model(name: str, model: object) -> None:
             raise CaptureError(msg)
 
 
-_PARALLEL: Final = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+_PARALLEL: Final = (
+    "DataParallel",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "FSDPModule",
+)
 
 
 def check_inputs(name: str, inputs: object) -> None:

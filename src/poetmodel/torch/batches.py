@@ -136,7 +136,8 @@ def _made(mapping: Any, values: dict[Any, Any]) -> Any:
 def takes_keywords(model: torch.nn.Module, given: Sequence[Any]) -> bool:
     """Return whether a model is to get the items of its only input, a mapping, by name.
 
-    It is where all keys are parameters of its ``forward``, and not one thing by chance.
+    It is where all keys are parameters of its ``forward``, and not one thing by chance. Where
+    ``forward`` takes any keyword (``**kwargs``), one of them must be a parameter that has a name.
     """
     if len(given) != 1 or not isinstance(given[0], Mapping):
         return False
@@ -157,7 +158,9 @@ def takes_keywords(model: torch.nn.Module, given: Sequence[Any]) -> bool:
     )
     if not positional:
         return True
-    return keys <= named and (len(keys) > 1 or len(named) > 1)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        keys &= named
+    return bool(keys) and keys <= named and (len(given[0]) > 1 or len(named) > 1)
 
 
 def loss_in(name: str, output: Any) -> Any:
@@ -179,5 +182,8 @@ def loss_in(name: str, output: Any) -> Any:
             f"{name}: there is no loss in the {type(output).__name__} that is returned; give the "
             "model its target (labels), or give a loss_fn"
         )
+        raise CaptureError(msg)
+    if not isinstance(found, torch.Tensor):
+        msg = f"{name}: expected a loss that is a tensor, got a {type(found).__name__}"
         raise CaptureError(msg)
     return found

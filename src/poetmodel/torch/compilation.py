@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from poetmodel.torch.failures import CaptureError
+from poetmodel.torch.admission import check_inputs
+from poetmodel.torch.failures import CaptureError, enough_memory
 from poetmodel.torch.preparation import Compiled, Dynamic, Options, prepare
 
 if TYPE_CHECKING:
@@ -139,13 +140,15 @@ class Step:
 
     # -- running -----------------------------------------------------------------------------
 
-    def __call__(self, *inputs: Any) -> torch.Tensor:
+    def __call__(self, *inputs: Any, **named: Any) -> torch.Tensor:
         """Run one step: fill ``.grad`` (accumulating), update buffers, return the loss.
 
         Parameters
         ----------
         *inputs
             As those that the step was compiled with: same nesting, shapes and types.
+        **named
+            Refused: inputs have no names; a mapping among them has.
 
         Returns
         -------
@@ -159,14 +162,21 @@ class Step:
         PageError
             If a page cannot be written, read or trusted; nothing has changed then.
         """
-        compiled, flat = self.select(*inputs)
+        compiled, flat = self.select(*inputs, **named)
         return compiled.runner(flat)
 
-    def select(self, *inputs: Any) -> tuple[Compiled, tuple[Any, ...]]:
+    def select(self, *inputs: Any, **named: Any) -> tuple[Compiled, tuple[Any, ...]]:
         """Return what was compiled for such inputs, and the inputs flat; compile if need be."""
         retraces = self._options.dynamic == Dynamic.RETRACE
         current = self._current
         joint = current.trace.joint
+        if named:
+            msg = (
+                f"{joint.name}: {', '.join(named)}: expected inputs without names, in the order "
+                "that the step was compiled with, as in step(x, y); a batch that is a mapping is "
+                "one input, as in step(batch)"
+            )
+            raise CaptureError(msg)
         try:
             flat = joint.flat_inputs(inputs)
         except CaptureError:
@@ -176,6 +186,7 @@ class Step:
             if current.guards.hold(flat):
                 return current, flat
             if not retraces:
+                check_inputs(joint.name, inputs)
                 told = "; ".join(current.guards.differences(flat))
                 msg = f"{joint.name}: {told}; compile again, or with dynamic='retrace'"
                 raise CaptureError(msg)
@@ -220,13 +231,15 @@ class Step:
         """The program, as Python."""
         return self._current.runner.generated.source
 
-    def verify(self, *inputs: Any) -> Certificate:
+    def verify(self, *inputs: Any, **named: Any) -> Certificate:
         """Run eager PyTorch and this step from the same state, and compare.
 
         Parameters
         ----------
         *inputs
             Inputs of a step; by default those that it was compiled with.
+        **named
+            Refused, as by a step.
 
         Returns
         -------
@@ -244,7 +257,7 @@ class Step:
 
         joint = self._current.trace.joint
         given = inputs or unflatten(joint.inputs, joint.input_spec)
-        compiled, flat = self.select(*given)
+        compiled, flat = self.select(*given, **named)
         found = self._certificates[id(compiled)] = certify(compiled, flat)
         return found
 
@@ -304,6 +317,7 @@ class Step:
 
     def _compile(self, inputs: Sequence[Any]) -> Compiled:
         first = self._compiled[0] if self._compiled else None
-        compiled = prepare(self._model, self._loss_fn, inputs, self._options, first=first)
+        with enough_memory(type(self._model).__name__):
+            compiled = prepare(self._model, self._loss_fn, inputs, self._options, first=first)
         self._compiled.append(compiled)
         return compiled

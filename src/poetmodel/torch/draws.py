@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.torch.failures import CaptureError
+from poetmodel.torch.failures import RAISED, CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ class Draws:
 
     def __init__(self, name: str, attributes: Attributes) -> None:
         self._name = name
-        self._sources = tuple(_sources(attributes))
+        self._sources = tuple(filter(_has_state, _sources(attributes)))
         self._before = [_comparable(source.state()) for source in self._sources]
 
     @contextmanager
@@ -64,6 +64,15 @@ class Draws:
                     "(torch.rand, ...), or outside of the step and give it as an input"
                 )
                 raise CaptureError(msg)
+
+
+def _has_state(source: _Source) -> bool:
+    """Return whether a generator can be put back: one of the operating system has no state."""
+    try:
+        source.state()
+    except RAISED:
+        return False
+    return True
 
 
 def _sources(attributes: Attributes) -> Iterator[_Source]:

@@ -35,6 +35,15 @@ _DATA_DEPENDENT: Final = (
 _DYNAMIC_SHAPE: Final = ("DynamicOutputShapeException",)
 _NUMPY: Final = (".numpy() is not supported", "numpy() on", "__array__", "data pointer")
 
+_MEMORY: Final = ("can't allocate memory", "not enough memory", "out of memory")
+_COMPILED: Final = ("torchinductor", "_inductor")
+"""What is in the paths of the code that ``torch.compile`` makes."""
+
+_MEMORY_ADVICE: Final = (
+    "compile runs whole steps on the example inputs, also as PyTorch does: it needs the memory of "
+    "ordinary training; free some, or give a smaller batch"
+)
+_COMPILED_ADVICE: Final = "give the function that it was made of"
 _FOREIGN: Final = ("allow_non_fake_inputs",)
 
 _FOREIGN_ADVICE: Final = "make it a buffer of the module (register_buffer) or one of the inputs"
@@ -81,6 +90,22 @@ def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
         raise CaptureError(_sentence(subject, error, trail)) from error
 
 
+@contextmanager
+def enough_memory(subject: str) -> Iterator[None]:
+    """Turn what PyTorch raises where memory runs out into a `CaptureError`; nothing else."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_memory(error):
+            raise
+        msg = f"{subject}: there is not enough memory; {_MEMORY_ADVICE}"
+        raise CaptureError(msg) from error
+
+
+def _is_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(mark in str(error) for mark in _MEMORY)
+
+
 def _sentence(subject: str, error: BaseException, trail: Sequence[str]) -> str:
     place = user_place(error)
     where = f" at {place}" if place else f" in {trail[-1]}" if trail else ""
@@ -91,6 +116,13 @@ def _sentence(subject: str, error: BaseException, trail: Sequence[str]) -> str:
     )
     if isinstance(error, SeedError):
         return f"{subject}: the random generator is seeded{where}; {_SEED_ADVICE}"
+    if _is_memory(error):
+        return f"{subject}: there is not enough memory{where}; {_MEMORY_ADVICE}"
+    if _is_compiled(error):
+        return (
+            f"{subject}: a function that is called{where} is compiled (torch.compile), and its "
+            f"operations cannot be captured; {_COMPILED_ADVICE}"
+        )
     if any(mark in text for mark in _NUMPY):
         return f"{subject}: .numpy() or the like{where} cannot be captured; {_NUMPY_ADVICE}"
     if any(mark in text for mark in _FOREIGN):
@@ -137,12 +169,21 @@ def _operation(error: BaseException) -> str | None:
     return None if function is None else str(function)
 
 
+def _is_compiled(error: BaseException) -> bool:
+    """Return whether something was raised in code that ``torch.compile`` made."""
+    return any(
+        mark in frame.f_code.co_filename
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        for mark in _COMPILED
+    )
+
+
 def user_place(error: BaseException) -> str | None:
     """Return the innermost line that belongs neither to PyTorch nor to this package."""
     frames = list(traceback.walk_tb(error.__traceback__))
     for frame, line in reversed(frames):
         path = frame.f_code.co_filename
-        if path.startswith("<") or _is_foreign(path):
+        if path.startswith("<") or "torchinductor" in path or _is_foreign(path):
             continue
         text = linecache.getline(path, line).strip()
         return f"{path}:{line}" + (f" ({text})" if text else "")
