@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -199,5 +199,8 @@ def device_of(device: str) -> Device:
 
 @cache
 def _fingerprint(model: str, shape: InputShape, device: str) -> str:
-    text = f"{graph_of(model, shape).sha256} {device_of(device)!r}"
+    # Every field, as records have had it from the first: a repr may be short.
+    board = device_of(device)
+    figures = ", ".join(f"{field.name}={getattr(board, field.name)!r}" for field in fields(board))
+    text = f"{graph_of(model, shape).sha256} Device({figures})"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

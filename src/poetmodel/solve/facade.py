@@ -147,10 +147,7 @@ def _search(
     best: Candidate | None = None
     try:
         with time_limit(request.remaining_s() + GRACE_S):
-            best = accepted(problem, start)
-            best = _better(best, _greedy(problem, request))
-            if best is None:
-                best = accepted(problem, offload_all(problem))
+            best = _first(problem, request, accepted(problem, start))
             if best is not None and not paper and same(problem, best.value, least_value(problem)):
                 return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
             # What `paper` finds is its own: nothing is announced or given to it to begin from.
@@ -343,7 +340,7 @@ def _solve_own_model(
 
         best = accepted(stated, begin)
         try:
-            best = _better(best, _greedy(stated, within))
+            best = _first(stated, within, best)
             if not (model.exact and states_problem(model)):
                 return solve_stated(stated, within, best, 0.0)
             return _solve_in_units(stated, within, best, solve_stated, own_rows=True)
@@ -384,6 +381,12 @@ def _ruled_out(problem: Problem) -> Outcome | None:
     if reason is None:
         return None
     return Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
+
+
+def _first(problem: Problem, request: Request, given: Candidate | None) -> Candidate | None:
+    """Return the schedule to begin from, the given one or what is quickly found."""
+    best = _better(given, _greedy(problem, request))
+    return accepted(problem, offload_all(problem)) if best is None else best
 
 
 def _greedy(problem: Problem, request: Request) -> Candidate | None:
