@@ -346,3 +346,31 @@ def test_a_compiled_loss_is_refused() -> None:
     inputs = torch.randn(3, 4), torch.randn(3, 4)
     with pytest.raises(pmt.CaptureError, match="loss_fn is compiled"):
         pmt.trace(nn.Linear(4, 4), torch.compile(nn.functional.mse_loss, backend="eager"), inputs)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_function_inside_is_refused(backend: str) -> None:
+    """The line that calls it is named."""
+
+    class Inside(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return act(super().forward(x))
+
+    act = torch.compile(torch.relu, backend=backend)
+    inputs = torch.randn(3, 4), torch.randn(3, 4)
+    with pytest.raises(pmt.CaptureError, match=r"called at .*\(return act.* is compiled"):
+        pmt.trace(Inside(4, 4), nn.functional.mse_loss, inputs)
+
+
+def test_functions_that_are_kept_from_being_compiled_are_as_others() -> None:
+    """``torch.compiler.disable`` changes nothing here."""
+
+    class Kept(nn.Linear):
+        @torch.compiler.disable
+        def forward(self, x: Any) -> Any:
+            return super().forward(x)
+
+    loss_fn = torch.compiler.disable(nn.functional.mse_loss)
+    inputs = torch.randn(3, 4), torch.randn(3, 4)
+    step = pmt.compile(Kept(4, 4), loss_fn, inputs, ram="100%", device="rpi4b")
+    assert step.verify().equal

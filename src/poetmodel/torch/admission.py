@@ -51,7 +51,7 @@ def check_step(
     if loss_fn is not None and not callable(loss_fn):
         msg = f"{name}: loss_fn: expected a function or None, got {shown(loss_fn)}"
         raise CaptureError(msg)
-    if hasattr(loss_fn, "_torchdynamo_orig_callable"):
+    if _is_compiled(loss_fn):
         msg = f"{name}: loss_fn is compiled (torch.compile); give the function that it was made of"
         raise CaptureError(msg)
     check_inputs(name, inputs)
@@ -88,7 +88,7 @@ def _check_model(name: str, model: object) -> None:
                 + (" (model._orig_mod)" if wrapped else ", not compiled")
             )
             raise CaptureError(msg)
-        if hasattr(module.forward, "_torchdynamo_orig_callable"):
+        if _is_compiled(module.forward):
             msg = (
                 f"{name}: forward of {path or 'the model'} is compiled (torch.compile), and its "
                 "operations cannot be captured; give a module whose forward is not compiled"
@@ -104,6 +104,12 @@ def _check_model(name: str, model: object) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             msg = f"{name}: {where} scripted (torch.jit); give the module that it was made of"
             raise CaptureError(msg)
+
+
+def _is_compiled(function: object) -> bool:
+    """Return whether a function was compiled, and not kept from it (``torch.compiler.disable``)."""
+    made_of = hasattr(function, "_torchdynamo_orig_callable")
+    return made_of and not getattr(function, "_torchdynamo_disable", False)
 
 
 _PARALLEL: Final = (

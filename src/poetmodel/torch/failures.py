@@ -170,11 +170,11 @@ def _operation(error: BaseException) -> str | None:
 
 
 def _is_compiled(error: BaseException) -> bool:
-    """Return whether something was raised in code that ``torch.compile`` made."""
+    """Return whether something was raised in what ``torch.compile`` made of a function."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(
-        mark in frame.f_code.co_filename
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-        for mark in _COMPILED
+        code.co_name == "compile_wrapper" or any(mark in code.co_filename for mark in _COMPILED)
+        for code in codes
     )
 
 
