@@ -123,7 +123,7 @@ def test_broken_schedule_says_so() -> None:
     for violation in one.verdict.violations:
         assert violation in page.text
     assert "Rejected" in page.text
-    assert "no plan of a schedule that the judge rejects" in page.text
+    assert "no plan of a schedule that the verifier rejects" in page.text
     assert page.values["A", "valid"] is False
 
 
@@ -149,7 +149,7 @@ def test_sweep_is_a_chart_for_each_problem() -> None:
     charts = [c for c in json.loads(page.scripts["charts"])["charts"] if c["type"] == "front"]
     assert charts[0]["title"] == "skip on board"
     assert charts[0]["here"] == []
-    assert "What no other cell beats" in page.text
+    assert "Runs that no other run beats" in page.text
     assert report_facts([one], cells=rows, front=front)["sweep"]["cells"] == rows
 
 

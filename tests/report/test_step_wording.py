@@ -28,7 +28,9 @@ def test_a_good_step() -> None:
     assert kept[1].startswith("heap peak 90 B of ")
     assert kept[1].endswith("; that is 50 % of eager PyTorch's 180 B")
     assert fast[0] == "250 ms"
-    assert fast[1].startswith("eager PyTorch 125 ms; least of several steps each; the plan says ")
+    assert fast[1].startswith(
+        "eager PyTorch 125 ms; least of several steps each, 1 thread; planned "
+    )
 
 
 def test_differences_and_excess_are_told() -> None:
@@ -63,8 +65,8 @@ def test_a_step_that_was_not_verified_says_how() -> None:
     assert (same.word, same.text, same.mood) == ("Not verified", REMEDY, "warn")
     assert "step.verify(" in REMEDY
     assert kept.word == fast.word == "Not measured"
-    assert kept.text.startswith("the plan promises ")
-    assert fast.text.startswith("the plan says ")
+    assert kept.text.startswith("the plan needs ")
+    assert fast.text.startswith("planned ")
     for _, (measured, _, eager) in measured_rows(values):
         assert measured is None
         assert eager is None

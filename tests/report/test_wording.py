@@ -17,10 +17,10 @@ def test_answers_of_a_proven_schedule() -> None:
     assert (fit.word, fit.mood) == ("Fits", "good")
     assert "of 13 B" in fit.text
     assert (proof.word, proof.mood) == ("Proven optimal", "good")
-    assert "no schedule of this problem takes less than 11 J" in proof.text
+    assert "no schedule of this problem needs less than 11 J" in proof.text
     assert price.word == "+10 % energy"
     assert "11 J a step" in price.text
-    assert "takes 10 J; 11 s, 10 % more" in price.text
+    assert "needs 10 J; 11 s, 10 % more" in price.text
 
 
 def test_what_is_not_proven_is_not_called_so() -> None:

@@ -1,4 +1,4 @@
-"""What the charts of a report show, as compact plain values for the page to draw."""
+"""The charts of a report as compact plain values, which the page draws."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _by_time(subject: Subject) -> dict[str, Any]:
             "x": _short(moment.issued_s * factor),
             "y": _short(check.peak_ram_bytes / scale),
             "name": name,
-            "text": f"binding step {words}, {format_bytes(check.peak_ram_bytes)}",
+            "text": f"peak step {words}, {format_bytes(check.peak_ram_bytes)}",
             "late": moment.issued_s * factor > LATE * last,
         },
     }
@@ -221,7 +221,7 @@ def _by_step(subject: Subject) -> dict[str, Any]:
             "x": x,
             "y": _short(simulation.peak_ram_bytes / scale),
             "name": name,
-            "text": f"binding {texts[x]}" if texts else "",
+            "text": f"peak at {texts[x]}" if texts else "",
             "late": x > LATE * len(curve),
         },
     }

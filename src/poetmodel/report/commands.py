@@ -1,4 +1,4 @@
-"""What makes a schedule again and judges it."""
+"""The commands that reproduce and verify a schedule."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def commands(subject: Subject) -> Iterator[str]:
-    """Yield the commands that solve the problem of a schedule file again and judge its schedule.
+    """Yield the commands that solve the problem of a schedule again and verify the schedule.
 
-    What a compiled PyTorch step runs is made again by Python.
+    For a compiled PyTorch step they are lines of Python.
 
     Parameters
     ----------
     subject : Subject
-        The schedule. A file of bare relations, or without known costs, cannot be solved again.
+        The schedule. Without a stated problem or without costs it can only be verified.
 
     Yields
     ------
@@ -66,5 +66,5 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
 
 
 def _given(option: str, value: object) -> tuple[str, ...]:
-    """Return an option with its value, nothing where there is none."""
+    """Return an option with its value; nothing without a value."""
     return () if value is None else (option, f"{value}")

@@ -1,4 +1,4 @@
-"""What a schedule decided for each tensor, and what that costs."""
+"""The decision of a schedule for each tensor, and its cost."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Choice(StrEnum):
-    """What becomes of a tensor between its first computation and its last use."""
+    """What happens to a tensor between its first computation and its last use."""
 
     KEPT = "kept"
-    """Made once, in RAM from then to its last use."""
+    """Computed once, in RAM from then to its last use."""
     RECOMPUTED = "recomputed"
-    """Given up and computed again."""
+    """Dropped and recomputed."""
     PAGED = "paged"
-    """Moved to storage or from it."""
+    """Paged in or out."""
     BOTH = "recomputed and paged"
     """Both of these."""
     UNREAD = "never read"
@@ -29,32 +29,32 @@ class Choice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One tensor: what was decided for it, how long it is in RAM, and the price."""
+    """One tensor: the decision, how long it is in RAM, and the cost."""
 
     tensor: str
     """Its name."""
     node: str
-    """The node that makes it."""
+    """The node that computes it."""
     size_bytes: int
     """Its size [B]."""
     choice: Choice
-    """What becomes of it."""
+    """What happens to it."""
     first_stage: int
-    """The stage that makes it."""
+    """The stage of its first computation."""
     last_stage: int
-    """The last stage that computes, reads, holds or moves it."""
+    """The last stage that computes, reads, keeps or pages it."""
     ram_stages: int
-    """At the beginning of how many stages it is in RAM."""
+    """Number of stages at whose start it is in RAM."""
     recomputed: int
-    """How often its node is computed again."""
+    """Number of recomputations of its node."""
     paged_out: int
     """Transfers to storage."""
     paged_in: int
     """Transfers from storage."""
     energy_j: float
-    """What recomputing and moving it add to the energy [J]."""
+    """Energy to recompute and page it [J]."""
     time_s: float
-    """Compute and transfer time of that [s]."""
+    """Compute and transfer time of these [s]."""
 
 
 def decisions(problem: Problem, schedule: Schedule) -> tuple[Decision, ...]:
@@ -70,8 +70,8 @@ def decisions(problem: Problem, schedule: Schedule) -> tuple[Decision, ...]:
     Returns
     -------
     tuple of Decision
-        Where a node has several tensors, its first one bears the price of computing it again, so
-        that energies add up to the overhead (but for idle power beside overlapping transfers).
+        If a node has several tensors, the first one has the cost of recomputing the node, so that
+        energies add up to the overhead (without idle power during overlapping transfers).
     """
     graph, table = problem.graph, problem.table
     again = Counter(k for t, k in schedule.R if k < t)
@@ -120,7 +120,7 @@ def _choice(*, read: bool, again: bool, moved: bool) -> Choice:
 
 
 def _last_stages(problem: Problem, schedule: Schedule) -> list[int]:
-    """Return the last stage that has to do with each tensor."""
+    """Return the last stage that computes, reads, keeps or pages each tensor."""
     graph = problem.graph
     last = list(graph.node_of)
     for t, k in schedule.R:

@@ -40,7 +40,7 @@ def check_picture(path: str | Path) -> None:
     if find_spec(library) is None:
         msg = (
             f"{path}: drawing {suffix[1:]} needs {library}, which is not installed; "
-            'pip install "poetmodel[report]" brings it'
+            'pip install "poetmodel[report]" installs it'
         )
         raise MissingExtraError(msg)
 

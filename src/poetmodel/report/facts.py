@@ -1,4 +1,4 @@
-"""The figures of a report, as plain values: what ``--json`` prints and the page shows."""
+"""The figures of a report as plain values, for ``--json`` and for the page."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import Subject
 
 _PACKAGES: Final = {"highs": ("highspy",), "scip": ("pyscipopt",), "gurobi": ("gurobipy",)}
-"""What brings each back end."""
+"""The packages of each back end."""
 
 
 def facts(subject: Subject) -> dict[str, Any]:
-    """Return everything that a report says of one schedule.
+    """Return all facts of a report about one schedule.
 
     Parameters
     ----------
     subject : Subject
-        The schedule, judged.
+        The verified schedule.
 
     Returns
     -------
     dict
-        Plain values, SI. Energies and times are None without costs. Figures are the judge's; the
-        bounds are those that the file states.
+        Plain values in SI units. Energies and times are None without costs. Figures are the
+        simulator's; bounds are those that the file states.
     """
     simulation, timed = subject.simulation, subject.costs is not None
     return {
@@ -72,7 +72,7 @@ def facts(subject: Subject) -> dict[str, Any]:
 
 
 def graph_facts(graph: Graph) -> dict[str, Any]:
-    """Return what a report says of the graph, which all its schedules share."""
+    """Return the facts about the graph, which all schedules share."""
     lowest = floor(graph)
     return {
         "name": graph.name,
@@ -91,7 +91,7 @@ def graph_facts(graph: Graph) -> dict[str, Any]:
 
 
 def _proof(subject: Subject) -> dict[str, Any]:
-    """Return the bounds that the file states, with gaps of the judge's own figures."""
+    """Return the bounds that the file states, with gaps between them and simulated figures."""
     stated, simulation = subject.document.stated, subject.simulation
     overhead_j, bound_j = simulation.overhead_j, stated.get("overhead_bound_j")
     gap = None
@@ -190,7 +190,7 @@ def _hardware(device: Device) -> dict[str, Any]:
 
 
 def _versions(subject: Subject) -> dict[str, str]:
-    """Return what is installed here: the judge, and what brings the back end of the file."""
+    """Return the installed versions of poetmodel and of the packages of the back end."""
     stated = subject.document.problem
     names = ("poetmodel", *_PACKAGES.get((stated and stated.backend) or "", ()))
     found = {}

@@ -1,4 +1,4 @@
-"""The report: one HTML page that stands alone, by jinja2 for the page and plotly for the charts."""
+"""The report: one self-contained HTML page, made with jinja2 and plotly."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     Rows = Sequence[Mapping[str, Any]]
 
 LIBRARIES: Final = ("jinja2", "plotly")
-"""What draws the page."""
+"""Libraries that draw the page."""
 MOST_TENSORS: Final = 12
-"""Tensors at the binding step that the page names; the JSON has them all."""
+"""Tensors at the peak that the page names; JSON has all of them."""
 
 
 def check_report(path: str | Path) -> None:
@@ -45,7 +45,7 @@ def check_report(path: str | Path) -> None:
     if missing:
         msg = (
             f"{path}: a report needs {' and '.join(missing)}, not installed here; "
-            'pip install "poetmodel[report]" brings them'
+            'pip install "poetmodel[report]" installs them'
         )
         raise MissingExtraError(msg)
 
@@ -153,7 +153,7 @@ def write_report(
 
 
 def _step(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the page says of the compiled step that runs a schedule."""
+    """Return the facts about the compiled step that runs a schedule."""
     step = entry["step"]
     return {
         "entry": entry,
@@ -174,7 +174,7 @@ def _title(subjects: Sequence[Subject]) -> str:
 
 
 def _charts(subjects: Sequence[Subject], fronts: Rows) -> dict[str, Any]:
-    """Return what the charts show, by the ids of their places on the page."""
+    """Return the charts by their ids on the page."""
     charts = [
         *({"type": "time", "id": f"time-{s.label}", **ram_chart(s)} for s in subjects),
         *({"type": "map", "id": f"map-{s.label}", **stage_chart(s)} for s in subjects),

@@ -1,4 +1,4 @@
-"""Compiled PyTorch steps as a report takes them: plain values, checked, and judged anew.
+"""Compiled PyTorch steps as a report takes them: plain values, checked and verified again.
 
 This module knows no PyTorch. What it reads is what ``step.report()`` of `poetmodel.torch` returns.
 """
@@ -139,7 +139,7 @@ def parse_step(text: str) -> dict[str, Any] | None:
 
 
 def step_subject(values: dict[str, Any], *, source: str, label: str = "A") -> Subject:
-    """Judge and plan the schedule of a compiled step.
+    """Verify and plan the schedule of a compiled step.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def _subject(step: _Step, sources: Sources, label: str) -> Subject:
     if step.reserved_bytes:
         notes.append(
             f"{format_bytes(step.reserved_bytes)} of the step's budget are reserved for tensors "
-            "that are always kept and for results that wait; judge and charts leave them out"
+            "that are always kept and for results; verifier and charts leave them out"
         )
     return Subject(
         label=label,

@@ -1,4 +1,4 @@
-"""The words of a report on a compiled PyTorch step: three answers, what was measured, the rest."""
+"""The words of a report on a compiled PyTorch step: three answers and rows of figures."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
     Facts = Mapping[str, Any]
 
-REMEDY: Final = "call step.verify(x, y), then make this page again"
-"""What to do where a step was not compared with eager PyTorch."""
+REMEDY: Final = "call step.verify(x, y), then write this page again"
+"""What to do if a step was not compared with eager PyTorch."""
 
 
 def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
-    """Return whether a step computes what eager PyTorch does, keeps its budget, and how fast."""
+    """Return whether a step equals eager PyTorch, keeps its budget, and how long it takes."""
     return _sameness(step), _memory(step), _speed(step)
 
 
 def measured_rows(step: Facts) -> Iterator[tuple[str, tuple[tuple[str, Any, str] | None, ...]]]:
-    """Yield rows of what was measured, planned, and taken by eager PyTorch.
+    """Yield rows of figures: measured, planned, and of eager PyTorch.
 
     Parameters
     ----------
     step : mapping
-        What is known of the step.
+        The facts of the step.
 
     Yields
     ------
     tuple
-        The name of a row; for each column key, value and text, None where there is nothing.
+        The name of a row; for each column key, value and text, or None.
     """
     for name, form, keys in _MEASURED:
         values = [None if key is None else look_up(step, key) for key in keys]
@@ -48,7 +48,7 @@ def measured_rows(step: Facts) -> Iterator[tuple[str, tuple[tuple[str, Any, str]
 
 
 def step_figures(all_facts: Sequence[Facts]) -> tuple[tuple[str, tuple[Figure, ...]], ...]:
-    """Return the other rows of figures of steps, in named parts, a cell for each schedule."""
+    """Return the other rows of figures of steps in named parts, one cell for each schedule."""
     return figure_parts(_ROWS, all_facts)
 
 
@@ -76,7 +76,7 @@ def _memory(step: Facts) -> Answer:
     found, budget = step["certificate"], step["budget_bytes"]
     planned = step["plan"]["peak_bytes"]
     if found is None:
-        text = f"the plan promises {format_bytes(planned)} of {format_bytes(budget)}"
+        text = f"the plan needs {format_bytes(planned)} of {format_bytes(budget)}"
         return Answer(question=question, word="Not measured", text=text, mood="warn")
     peak, eager = found["heap_peak_bytes"], found["eager_heap_peak_bytes"]
     text = f"heap peak {format_bytes(peak)} of {format_bytes(budget)}"
@@ -91,14 +91,15 @@ def _speed(step: Facts) -> Answer:
     question = "How long does a step take?"
     found, planned = step["certificate"], step["plan"]["makespan_s"]
     device = step["plan"].get("device")
-    plan = "" if planned is None else f"the plan says {format_seconds(planned)}"
+    plan = "" if planned is None else f"planned {format_seconds(planned)}"
     if plan and device:
         plan += f" on {device}, not on the host where the step ran"
     if found is None:
         return Answer(question=question, word="Not measured", text=plan, mood="warn")
     word = format_seconds(found["time_s"])
     eager = format_seconds(found["eager_time_s"])
-    threads = f", {found['threads']} thread(s)" if found.get("threads") else ""
+    count = found.get("threads") or 0
+    threads = f", {count} thread{'' if count == 1 else 's'}" if count else ""
     text = (
         f"eager PyTorch {eager}; least of several steps each{threads}{'; ' if plan else ''}{plan}"
     )
@@ -113,7 +114,7 @@ def _count(value: int) -> str:
 
 
 COLUMNS: Final = ("measured", "plan", "eager")
-"""What was measured of the step, what its plan promises, and what was measured of eager PyTorch."""
+"""Figures measured for the step, those of its plan, and those measured for eager PyTorch."""
 
 _MEASURED: Final[
     tuple[tuple[str, Callable[[Any], str], tuple[str | None, str | None, str | None]], ...]
@@ -136,23 +137,23 @@ _MEASURED: Final[
 _ROWS: Final[dict[str, tuple[Row, ...]]] = {
     "Memory of the step": (
         ("step.budget_bytes", "budget for tensors and workspaces", whole_bytes),
-        ("step.keep_all_bytes", "keeping everything (100 %)", whole_bytes),
-        ("step.plan.peak_bytes", "peak that the plan promises", whole_bytes),
+        ("step.keep_all_bytes", "keep-all peak (100 %)", whole_bytes),
+        ("step.plan.peak_bytes", "peak of the plan", whole_bytes),
         ("step.reserved_bytes", "of it reserved", whole_bytes),
         (
             "step.certificate.second_gradients_bytes",
             "more while gradients accumulate (rollback)",
             whole_bytes,
         ),
-        ("step.graph.resident_bytes.parameters", "beside it: parameters, buffers", whole_bytes),
-        ("step.graph.resident_bytes.gradients", "beside it: gradients", whole_bytes),
+        ("step.graph.resident_bytes.parameters", "on top of it: parameters, buffers", whole_bytes),
+        ("step.graph.resident_bytes.gradients", "on top of it: gradients", whole_bytes),
     ),
     "What was captured": (
         ("step.graph.batch_size", "batch size", _count),
         ("step.graph.nodes", "operations", _count),
         ("step.graph.tensors", "tensors", _count),
-        ("step.graph.scheduled_tensors", "tensors that the solver decides about", _count),
-        ("step.graph.threshold_bytes", "smaller ones are always kept, below", whole_bytes),
+        ("step.graph.scheduled_tensors", "tensors with decisions of the solver", _count),
+        ("step.graph.threshold_bytes", "always kept: tensors below", whole_bytes),
     ),
     "What runs": (
         ("step.plan.instructions", "instructions", _count),
@@ -163,9 +164,9 @@ _ROWS: Final[dict[str, tuple[Row, ...]]] = {
     "Solve": (
         ("status", "status", str),
         ("gap", "gap, of the overhead", share),
-        ("requested_gap", "gap asked for", share),
+        ("requested_gap", "gap tolerance", share),
         ("build_s", "time to build models", format_seconds),
         ("solve_s", "time to search, solve and verify", format_seconds),
-        ("step.compile_s", "time of compile, all of it", format_seconds),
+        ("step.compile_s", "time of compile in all", format_seconds),
     ),
 }

@@ -1,4 +1,4 @@
-"""One schedule as a report treats it, with what the judges found."""
+"""One schedule of a report, with the findings of the verifier."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What a report was asked to read, as it was typed: for the commands that repeat it."""
+    """The inputs of a report as they were typed, for the commands that reproduce it."""
 
     schedule: str
     """The schedule file."""
     graph: str
-    """A graph file or a network that comes along."""
+    """A graph file or a built-in network."""
     shape: InputShape = OWN_SHAPE
     """Sizes of the network's input."""
     device: str | None = None
-    """A device by name or file, where one was given."""
+    """A device by name or file, if given."""
     profile: str | None = None
-    """Measured costs, where they were given."""
+    """Measured costs, if given."""
 
 
 def in_graph(graph: Graph, schedule: Schedule) -> Schedule:
@@ -55,30 +55,30 @@ def in_graph(graph: Graph, schedule: Schedule) -> Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A schedule file, judged."""
+    """A verified schedule file."""
 
     label: str
-    """One or two letters that stand for it on the page."""
+    """Its label on the page: one or two letters."""
     sources: Sources
-    """Where it comes from."""
+    """Its source."""
     document: ScheduleDocument
     """The file."""
     schedule: Schedule
-    """Its relations, as far as they name what is in the graph (see `in_graph`)."""
+    """Its relations, without pairs outside the graph (see `in_graph`)."""
     problem: Problem
-    """What the file states, with the costs; without any, all times and energies are 0."""
+    """The problem that the file states; without costs, all times and energies are 0."""
     costs: Costs | None
-    """Costs that times and energies were checked with."""
+    """Costs for times and energies; None if they were not checked."""
     verdict: Verdict
-    """What the judge says."""
+    """The verifier's verdict."""
     notes: tuple[str, ...] = ()
-    """What was not checked, or assumed."""
+    """What was assumed or not checked."""
     plan: Plan | None = None
-    """The program of it, where it can run and there are costs."""
+    """Its plan, if it can run and there are costs."""
     check: PlanCheck | None = None
-    """What the judge of plans found."""
+    """What the verifier found for the plan."""
     step: Mapping[str, Any] | None = None
-    """What is known of the compiled PyTorch step that runs it, where one does."""
+    """Facts about the compiled PyTorch step that runs it, if there is one."""
 
     @property
     def graph(self) -> Graph:
@@ -87,15 +87,15 @@ class Subject:
 
     @property
     def simulation(self) -> Simulation:
-        """What the judge measured."""
+        """The simulated figures."""
         return self.verdict.simulation
 
     @property
     def room(self) -> DeviceRoom | None:
-        """What the schedule takes of the device's RAM, where there is a device."""
+        """What the schedule takes of the device's RAM; None without a device."""
         return device_room(self.problem, self.verdict)
 
     @property
     def budget_bytes(self) -> int | None:
-        """RAM for tensors, without what is resident [B]; None where the file states none."""
+        """RAM for tensors, without resident bytes [B]; None if the file states none."""
         return None if self.document.problem is None else self.problem.usable_ram_bytes

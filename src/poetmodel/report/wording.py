@@ -1,4 +1,4 @@
-"""The words of a report: three answers, and rows of figures, from the facts of each schedule."""
+"""The words of a report: three answers and rows of figures for each schedule."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One of the three things that everybody asks first."""
+    """The answer to one of three questions."""
 
     question: str
-    """What is asked."""
+    """The question."""
     word: str
     """The answer in a word or two."""
     text: str
@@ -34,9 +34,9 @@ class Figure:
     """A row of the table of figures."""
 
     key: str
-    """Where the value stands in the facts: keys with points between them."""
+    """Path of the value in the facts: keys with points between them."""
     name: str
-    """What it is called."""
+    """Its name."""
     cells: tuple[tuple[Any, str], ...]
     """Value and text for each schedule."""
 
@@ -47,19 +47,19 @@ def answers(found: Facts) -> tuple[Answer, Answer, Answer]:
 
 
 def figures(all_facts: Sequence[Facts]) -> tuple[tuple[str, tuple[Figure, ...]], ...]:
-    """Return the rows of figures in named parts; rows that no schedule fills are left out."""
+    """Return the rows of figures in named parts, without rows that are empty for all schedules."""
     return figure_parts(_ROWS, all_facts)
 
 
 def figure_parts(
     parts: Mapping[str, Sequence[Row]], all_facts: Sequence[Facts]
 ) -> tuple[tuple[str, tuple[Figure, ...]], ...]:
-    """Return rows of figures in named parts, without rows and parts that no schedule fills.
+    """Return rows of figures in named parts, without empty rows and parts.
 
     Parameters
     ----------
     parts : mapping
-        For each part its rows: where the value stands, what it is called, and how it is written.
+        For each part its rows: path of the value, name, and format.
     all_facts : sequence of mapping
         The facts of each schedule.
     """
@@ -98,7 +98,7 @@ def share(ratio: float) -> str:
 
 
 def whole_bytes(size: float) -> str:
-    """Return a size in bytes, and in a larger unit where there is one.
+    """Return a size in bytes, and in a larger unit if it has one.
 
     Examples
     --------
@@ -111,7 +111,7 @@ def whole_bytes(size: float) -> str:
 
 
 def fine_joules(energy_j: float) -> str:
-    """Return an energy with seven digits, so that bounds that are close can be told apart.
+    """Return an energy with seven digits, so that close bounds look different.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def _fit(found: Facts) -> Answer:
     peak, budget = found["peak_ram_bytes"], found["budget_bytes"]
     if not found["valid"]:
         many = len(found["violations"])
-        text = f"the judge objects to {many} thing{'' if many == 1 else 's'}, listed below"
+        text = f"the verifier found {many} violation{'' if many == 1 else 's'}, listed below"
         return Answer(question=question, word="Rejected", text=text, mood="bad")
     binding = found["binding"]
     place = f"at {binding['node']} (stage {binding['stage']})"
@@ -155,7 +155,7 @@ def _fit(found: Facts) -> Answer:
 
 
 def _room(found: Facts) -> str:
-    """Return what the RAM of the device says, where there is one."""
+    """Return a remark if the step does not fit the RAM of the device."""
     if found["device_ram_bytes"] is None:
         return ""
     room = DeviceRoom(
@@ -171,30 +171,32 @@ def _room(found: Facts) -> str:
 def _proof(found: Facts) -> Answer:
     question = "Is it proven?"
     if not found["valid"]:
-        text = "a bound says nothing of a schedule that the judge rejects"
+        text = "the verifier rejects the schedule, so its bound has no meaning"
         return Answer(question=question, word="No", text=text, mood="bad")
     objective = found["objective"]
     aim = "energy" if objective is None else objective["minimize"]
     gap = found["gap"] if aim == "energy" else objective["gap"]
     if gap is None:
-        text = "without costs no bound was compared" if found["bound_j"] else "no bound is stated"
+        text = (
+            "without costs the bound was not compared" if found["bound_j"] else "no bound is stated"
+        )
         return Answer(question=question, word="Unknown", text=text, mood="warn")
     if aim == "own":
         bound = objective["bound"]
         least = f"objective {objective['name']!r} of the model has the bound {bound:.6g}"
-        whole = "what the model optimised"
+        whole = "the objective of the model"
     elif aim == "energy":
-        least = f"no schedule of this problem takes less than {fine_joules(found['bound_j'])}"
+        least = f"no schedule of this problem needs less than {fine_joules(found['bound_j'])}"
         whole = "the energy overhead"
     else:
         form = format_seconds if aim == "time" else format_bytes
         least = f"the least {aim} of this problem is {form(objective['bound'])} or more"
-        whole = f"what was minimized, {aim}"
+        whole = f"the minimized quantity, {aim},"
     if found["status"] == "optimal":
         text = f"{least}; gap {share(gap)}"
         return Answer(question=question, word="Proven optimal", text=text, mood="good")
     if gap >= 1:
-        text = "the stated bound is what every schedule pays; it proves nothing more"
+        text = "the stated bound is only what every schedule pays"
         return Answer(question=question, word="Not proven", text=text, mood="warn")
     text = f"at most {share(gap)} of {whole} could be saved; {least}"
     return Answer(question=question, word=f"Within {share(gap)}", text=text, mood="warn")
@@ -208,9 +210,9 @@ def _price(found: Facts) -> Answer:
         return Answer(question=question, word="Unknown", text=text, mood="warn")
     share_of = share(found["overhead_j"] / baseline_j) if baseline_j else "0 %"
     time_s, pass_s = found["makespan_s"], found["pass_s"]
-    longer = f", {share(time_s / pass_s - 1)} more than one pass" if pass_s else ""
+    longer = f", {share(time_s / pass_s - 1)} more than a single pass" if pass_s else ""
     text = (
-        f"{fine_joules(energy_j)} a step, where computing every node once takes "
+        f"{fine_joules(energy_j)} a step; a single pass, every node computed once, needs "
         f"{fine_joules(baseline_j)}; {format_seconds(time_s)}{longer}"
     )
     return Answer(question=question, word=f"+{share_of} energy", text=text, mood="")
@@ -229,17 +231,17 @@ def _yes(value: bool) -> str:  # noqa: FBT001 - a value to show
 
 _ROWS: Final[dict[str, tuple[Row, ...]]] = {
     "Verdict": (
-        ("valid", "valid, says the judge", _yes),
+        ("valid", "valid, as verified", _yes),
         ("status", "status in the file", str),
         ("energy_j", "energy of a step", fine_joules),
-        ("baseline_energy_j", "baseline: every node once", fine_joules),
+        ("baseline_energy_j", "baseline: a single pass", fine_joules),
         ("overhead_j", "overhead", fine_joules),
     ),
     "Certificate": (
         ("bound_j", "proven bound on the energy", fine_joules),
         ("overhead_bound_j", "proven bound on the overhead", fine_joules),
         ("gap", "gap, of the overhead", share),
-        ("requested_gap", "gap asked for", share),
+        ("requested_gap", "gap tolerance", share),
         ("objective.minimize", "minimized", str),
         ("problem.method", "method", str),
         ("problem.formulation", "formulation", str),
@@ -251,7 +253,7 @@ _ROWS: Final[dict[str, tuple[Row, ...]]] = {
         ("peak_ram_bytes", "peak RAM", whole_bytes),
         ("budget_bytes", "RAM for tensors", whole_bytes),
         ("problem.ram_budget_bytes", "RAM budget as given", whole_bytes),
-        ("resident_bytes", "resident bytes, beside the peak", whole_bytes),
+        ("resident_bytes", "resident bytes, on top of the peak", whole_bytes),
         ("device_ram_bytes", "RAM of the device", whole_bytes),
         ("fits_device", "fits the device", _yes),
         ("aux_used_bytes", "storage used", whole_bytes),
@@ -262,9 +264,9 @@ _ROWS: Final[dict[str, tuple[Row, ...]]] = {
         ("compute_s", "compute time", format_seconds),
         ("transfer_s", "transfer time", format_seconds),
         ("makespan_s", "makespan", format_seconds),
-        ("pass_s", "one computation of every node", format_seconds),
+        ("pass_s", "time of a single pass", format_seconds),
         ("problem.deadline_s", "deadline", format_seconds),
-        ("problem.deadline_counts", "the deadline counts", str),
+        ("problem.deadline_counts", "time that the deadline limits", str),
         ("plan.mode", "transfers of the plan", str),
         ("plan.stall_s", "stall of the plan", format_seconds),
         ("plan.makespan_s", "makespan of the plan", format_seconds),
@@ -303,20 +305,20 @@ _ROWS: Final[dict[str, tuple[Row, ...]]] = {
     ),
 }
 FIRST_PARTS: Final = ("Verdict", "Certificate", "Memory", "Time", "Decisions")
-"""Parts that stand in the table of figures; the others stand with the facts."""
+"""Parts in the table of figures; the others are among the facts."""
 
 
 def graph_rows(graph: Facts) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each fact on the graph."""
+    """Yield name and text of each fact about the graph."""
     yield "network", graph["name"]
     yield "nodes", f"{graph['nodes']:,}"
     yield "tensors", f"{graph['tensors']:,}"
     yield "edges", f"{graph['edges']:,}"
     yield "FLOP of a step", f"{graph['flops']:,}"
     yield "batch size, type", f"{graph['batch_size']:,}, {graph['dtype']}"
-    yield "checkpoint-all peak", whole_bytes(graph["checkpoint_all_peak_bytes"])
+    yield "keep-all peak", whole_bytes(graph["checkpoint_all_peak_bytes"])
     floor = whole_bytes(graph["floor_bytes"])
-    yield "floor", f"{floor}, set by {graph['floor_node']}"
+    yield "minimum RAM", f"{floor}, needed by {graph['floor_node']}"
     for kind, size in graph["resident_bytes"].items():
         yield f"resident: {kind}", whole_bytes(size)
     yield "sha256", graph["sha256"]

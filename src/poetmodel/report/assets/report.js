@@ -11,7 +11,7 @@
   const narrow = () => window.innerWidth < 736;
   const coarse = window.matchMedia("(pointer: coarse)").matches;
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
-  const NOTHING = [0, false, "not in RAM as the stage begins, and nothing done"];
+  const NOTHING = [0, false, "not in RAM at the start of the stage; no action"];
   const PAPER_PIXELS = 680;
   let skin = SKINS.light;
   let onPaper = false;
@@ -199,7 +199,7 @@
       traces.push({ type: "scatter", mode: "lines", x: line.x, y: line.y, text: line.texts ? line.texts.map(escaped) : undefined, hovertemplate: line.texts ? "%{text}<extra></extra>" : `%{y:.4g} ${line.size} at %{x:.5g} ${line.time}<extra></extra>`, line: { shape: "hv", color: skin.curve, width: 1 }, fill: "tozeroy", fillcolor: skin.colour === "dark" ? "rgba(180,192,202,.18)" : "rgba(61,74,85,.16)" });
       if (line.limit !== null) traces.push({ type: "scatter", mode: "lines", x: [line.x[0], line.x[line.x.length - 1]], y: [line.limit, line.limit], line: { color: skin.limit, dash: "dash", width: 1.5 }, hoverinfo: "text", hovertext: line.limit_name });
       traces.push({ type: "scatter", mode: "markers", x: [line.peak.x], y: [line.peak.y], hovertext: [escaped(line.peak.text)], hoverinfo: "text", marker: { size: 11, symbol: "diamond-open", color: skin.limit, line: { width: 2 } } });
-      const notes = [{ x: line.peak.x, y: line.peak.y, text: narrow() ? "binding step" : `binds: ${escaped(line.peak.name)}`, showarrow: true, ax: line.peak.late ? -36 : 36, ay: 34, xanchor: line.peak.late ? "right" : "left", font: { size: 11, color: skin.ink }, bgcolor: skin.ground, arrowcolor: skin.limit }];
+      const notes = [{ x: line.peak.x, y: line.peak.y, text: narrow() ? "peak step" : `peak: ${escaped(line.peak.name)}`, showarrow: true, ax: line.peak.late ? -36 : 36, ay: 34, xanchor: line.peak.late ? "right" : "left", font: { size: 11, color: skin.ink }, bgcolor: skin.ground, arrowcolor: skin.limit }];
       if (line.limit !== null) notes.push({ x: 1, xref: "paper", y: line.limit, yanchor: "bottom", xanchor: "right", showarrow: false, text: line.limit_name, font: { size: 11, color: skin.limit } });
       div.dataset.axes = "xaxis";
       div.whole = { xaxis: [line.x[0], line.x[line.x.length - 1]] };
