@@ -221,7 +221,7 @@ def test_the_text_of_a_file_is_its_object(tmp_path: Path) -> None:
 
 
 def test_violations_are_listed() -> None:
-    """A schedule of ``paper`` that the judge rejects carries its objections into the file."""
+    """A schedule of ``paper`` that the verifier rejects carries its objections into the file."""
     result = solve(skip_problem(recompute=False), formulation="paper")
     document = result.to_dict()
     assert document["status"] == "feasible"

@@ -171,7 +171,7 @@ def test_schedule_that_does_not_hold_is_refused(
     chain_file: Path,
     board_file: Path,
 ) -> None:
-    """What the judge rejects, or another graph's, is not explained: exit 2 names the file."""
+    """What the verifier rejects, or another graph's, is not explained: exit 2 names the file."""
     explain()
     path = tmp_path / "chain.schedule.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

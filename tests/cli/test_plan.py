@@ -241,7 +241,7 @@ def test_solve_checks_its_targets_first(chain_file: Path, board_file: Path, tmp_
 def test_plan_of_a_rejected_schedule_is_not_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the judge rejects the schedule there is no program; the map shows what it holds."""
+    """Where the verifier rejects the schedule there is no program; the map shows what it holds."""
     pytest.importorskip("plotly")
     result = replace(solve(skip_problem()), violations=("R[1,1]: made up",))
     made, picture = tmp_path / "p.json", tmp_path / "m.html"

@@ -54,7 +54,7 @@ def test_labels_count_the_bytes_of_what_happens() -> None:
 
 
 def test_ram_over_the_time_of_the_plan() -> None:
-    """Bars, curve, budget and the binding step, which reaches the peak that the judge found."""
+    """Bars, curve, budget and the peak step, which reaches the peak that the verifier found."""
     one = subject(skip_problem(recompute=False))
     chart = ram_chart(one)
     assert chart["lanes"] == ["core", "bus"]

@@ -116,7 +116,7 @@ def test_same_input_gives_the_same_page() -> None:
 
 
 def test_broken_schedule_says_so() -> None:
-    """The judge's words are on the page; there is no plan to draw."""
+    """The verifier's words are on the page; there is no plan to draw."""
     broken = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 3), (9, 9)), S_RAM=((1, 0), (2, 1)))
     one = subject(skip_problem(), broken)
     page = read_page(report_page([one]))

@@ -47,7 +47,7 @@ def test_a_step_survives_json() -> None:
 
 
 def test_a_schedule_that_breaks_a_rule_is_told() -> None:
-    """The judge does not believe the file."""
+    """The verifier does not believe the file."""
     values = step_values(skip_problem())
     values["result"]["R"] = values["result"]["R"][:-1]
     found = step_subject(values, source="s.json")

@@ -107,7 +107,7 @@ def front_chart(
     Parameters
     ----------
     rows, front : sequence of mapping
-        All cells of one model, device and deadline, and those that no other one beats, as
+        All runs of one model, device and deadline, and those that no other one beats, as
         ``poetmodel sweep --json --pareto`` prints them.
     """
     held = [row for row in rows if row["energy_j"] is not None and row["baseline_energy_j"]]

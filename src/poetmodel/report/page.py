@@ -60,7 +60,7 @@ def report_facts(
     subjects : sequence of Subject
         The schedules, all of one graph.
     cells, front : sequence of mapping
-        The cells of a sweep and its Pareto front, where there is one.
+        The runs of a sweep and its Pareto front, if there is one.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
     subjects : sequence of Subject
         The schedules, all of one graph, in the order in which they stand side by side.
     cells, front : sequence of mapping
-        The cells of a sweep and its Pareto front, where there is one.
+        The runs of a sweep and its Pareto front, if there is one.
 
     Returns
     -------

@@ -153,7 +153,7 @@ def step_subject(values: dict[str, Any], *, source: str, label: str = "A") -> Su
     Returns
     -------
     Subject
-        Its schedule, judged by the graph and the costs that the step was solved with.
+        Its schedule, verified with the graph and the costs of the step.
 
     Raises
     ------

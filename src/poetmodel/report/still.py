@@ -42,7 +42,7 @@ def image(picture: Timeline | Grid, form: str) -> bytes:
 
     settings: Any = {
         "font.size": FONT + 2,
-        "font.family": ["DejaVu Sans"],  # comes along with matplotlib
+        "font.family": ["DejaVu Sans"],  # built into matplotlib
         "text.parse_math": False,
         "svg.hashsalt": "poetmodel",
         "svg.fonttype": "none",

@@ -39,7 +39,7 @@ class Sources:
 def in_graph(graph: Graph, schedule: Schedule) -> Schedule:
     """Return a schedule without the pairs that name no stage, node or tensor of the graph.
 
-    The judge tells those; what is left can be drawn.
+    The verifier reports those; the rest can be drawn.
     """
     n, made_by = len(graph.nodes), graph.node_of
     kept = {
