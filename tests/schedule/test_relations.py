@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
@@ -146,3 +147,18 @@ def test_more_pairs_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatc
     assert rows_of_spans([(0, 1, 3), (1, 5, 2)], 4) == [[], [0], [0], [0]]
     with pytest.raises(TooLargeError, match="4 tensors in one relation"):
         rows_of_spans([(0, 1, 3), (1, 2, 2)], 4)
+
+
+def test_collections_go_on_after_a_schedule_is_made(skip: Graph) -> None:
+    """They are paused while pairs are made, and stay as they were: on, off, or after an error."""
+    checkpoint_all(skip)
+    assert gc.isenabled()
+    with time_limit(-1), pytest.raises(TimeLimitError):
+        Schedule.of_stages(identity=None, R=[[0]])
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        checkpoint_all(skip)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -8,15 +8,23 @@ import pytest
 
 from instances import seeded
 from lazy_rounds import CLOSE, no_rows, random_rows, run_rounds, scarce_problem, solved
+from poetmodel.errors import TimeLimitError
 from poetmodel.model.grouping import Grouping
 from poetmodel.result import Termination
 from poetmodel.solve.infeasibility import obstacle
+from poetmodel.solve.lazy.cuts import separate
 from poetmodel.solve.lazy.linear import grow, tighten
+from poetmodel.solve.lazy.rooms import Rooms
+from poetmodel.solve.lazy.rounding import rounded_rows
 from poetmodel.solve.lazy.session import Session
+from poetmodel.solve.lazy.upper import Answer
 from poetmodel.solve.request import Request
+from poetmodel.time_limit import time_limit
 from worked import comb_problem, skip_problem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from poetmodel.problem import Problem
 
 
@@ -94,3 +102,31 @@ def test_bounds_of_the_linear_phase_hold() -> None:
             assert session.bound <= best + CLOSE, number
             raised += session.bound > CLOSE
     assert raised > 10
+
+
+@pytest.mark.parametrize("what", ["build", "restated", "rounded", "cuts", "rooms", "place"])
+def test_every_part_of_a_round_ends_with_the_time_limit(
+    what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever Python does between two calls of the solver looks at the clock, and logs nothing."""
+    session = session_of(comb_problem(8, 10))
+    session.restoring = True
+    relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
+    rooms = relaxation.rooms
+    raw = session.solve(relaxation.form.relaxed())
+    assert raw is not None
+    assert raw.x is not None
+    assert rooms is not None
+    x = raw.x
+    parts: dict[str, Callable[[], object]] = {
+        "build": lambda: session.build(relaxation.grouping),
+        "restated": lambda: Rooms(relaxation),
+        "rounded": lambda: rounded_rows(relaxation),
+        "cuts": lambda: separate(relaxation, x),
+        "rooms": lambda: rooms.separate(x, 0.0),
+        "place": lambda: Answer.of(relaxation, x),
+    }
+    parts[what]()
+    with time_limit(-1), pytest.raises(TimeLimitError):
+        parts[what]()
+    assert caplog.records == []
