@@ -144,7 +144,7 @@ class Schedule:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Let no garbage be looked for: millions of new pairs are none, and looking doubles the time."""
+    """Let no garbage be looked for: new pairs are none, and looking doubles the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
