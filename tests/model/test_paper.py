@@ -382,7 +382,7 @@ def test_a_rejected_schedule() -> None:
     assert any("peak RAM 15 B" in violation for violation in result.violations)
     assert result.violations == verify(problem, result.require_schedule()).violations
     assert (result.bound_j, result.gap) == (problem.baseline_energy_j, 1.0)
-    assert "rejected by the judge" in result.summary()
+    assert "rejected by the verifier" in result.summary()
 
 
 def test_a_model_behaves_like_the_problem() -> None:
