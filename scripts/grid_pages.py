@@ -373,7 +373,7 @@ def section(
         parts += [
             f"### {AGAINST_OTHERS}",
             "One run, one machine. Bold times ended at their limit with the gap that was left, for "
-            "`paper` that of its own model; *rejected* means that the judge refuses the schedule. "
+            "`paper` that of its own model; *rejected* means that the verifier refuses it. "
             "Ratios are of times to the same gap, the one asked for; `>` where the other method "
             "ran into its limit before it had that.",
             finished_sentence(records),

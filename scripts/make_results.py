@@ -247,7 +247,7 @@ def readme_table(
     heads = ("network", "device", "RAM", "energy overhead", "proven gap", "time", "`paper`")
     return (
         f"{table(heads, rows, right=2)}\n\n"
-        "RAM is relative to keeping everything, overhead to computing everything once, the gap to "
+        "RAM is relative to keep-all, overhead to a single pass, the gap to "
         "the overhead; `paper` is the published formulation with the same solver, bold where it "
         f"ran into its limit, with its own gap. {circumstances(records)} "
         f"{grid_pages.sentence(cells)}{training_pages.sentence(trained)}"

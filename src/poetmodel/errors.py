@@ -147,7 +147,7 @@ class UnknownOptionError(BackendError):
 
 
 class NoScheduleError(PoetModelError):
-    """A schedule was asked for, but the solve ended without one.
+    """A schedule was requested, but the solve ended without one.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ class TooLargeError(PoetModelError):
 
 
 class VerificationError(PoetModelError):
-    """The judge rejected a schedule that a solver called feasible.
+    """The verifier rejected a schedule that a solver called feasible.
 
     Parameters
     ----------

@@ -220,12 +220,12 @@ class Problem:
 
     @property
     def pass_time_s(self) -> float:
-        """Compute time of one computation of every node [s]."""
+        """Compute time of a single pass [s]."""
         return sum(self.table.compute_time_s)
 
     @property
     def baseline_energy_j(self) -> float:
-        """Energy of one computation of every node, idle power included [J]."""
+        """Energy of a single pass, idle power included [J]."""
         return sum(self.table.compute_energy_j) + self.idle_power_w * self.pass_time_s
 
     @property

@@ -122,7 +122,7 @@ class Termination(StrEnum):
     """Why the solver stopped. Says nothing about what it found."""
 
     PROVED = "proved"
-    """Gap at most the one asked for, or infeasibility proved."""
+    """Gap at most the tolerance, or infeasibility proved."""
     CUTOFF = "cutoff"
     """Proved: no solution is better than `Limits.objective_cutoff`."""
     OBJECTIVE_STOP = "objective_stop"
@@ -139,7 +139,7 @@ class Termination(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RawSolution:
-    """What a solver returned; nothing in it has been judged yet."""
+    """What a solver returned; nothing in it has been verified yet."""
 
     termination: Termination
     """Why it stopped."""

@@ -33,7 +33,7 @@ class Status(StrEnum):
     """What a solver's own status means; every back end has a closed table to it."""
 
     OPTIMAL = "optimal"
-    """Gap at most the one asked for."""
+    """Gap at most the tolerance."""
     INFEASIBLE = "infeasible"
     """No solution, or none within the cutoff if one was set."""
     INFEASIBLE_OR_UNBOUNDED = "infeasible_or_unbounded"

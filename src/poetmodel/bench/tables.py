@@ -115,7 +115,7 @@ def pareto(found: Sequence[Row]) -> list[Row]:
     -------
     list of dict
         Copies with ``proven``: whether no schedule within the row's limits takes less energy, to
-        the gap asked for. RAM is the peak, time is compute plus transfer time. Of equal rows the
+        the gap tolerance. RAM is the peak, time is compute plus transfer time. Of equal rows the
         first stays. By model, device and RAM.
     """
     held = [row for row in found if row["energy_j"] is not None]

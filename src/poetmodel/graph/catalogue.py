@@ -174,7 +174,7 @@ def load_file(path: str, shape: InputShape = OWN_SHAPE) -> Graph:
     Raises
     ------
     InputError
-        If other sizes are asked for, or the file cannot be read.
+        If other sizes are requested, or the file cannot be read.
     """
     from poetmodel.graph.structure import Graph
 

@@ -1,7 +1,7 @@
 """``paper``: Algorithm 1 of POET as published, for comparison and teaching.
 
-Its memory recurrence misses what the judge sees: a page-in's destination counts one stage late, and
-a tensor that nobody reads is never freed. Its schedules are judged like any other.
+Its memory recurrence misses what the simulator sees: a page-in's destination counts one stage late,
+and a tensor that nobody reads is never freed. Its schedules are verified like any other.
 
 It knows nodes with one output each. Graphs with others are reduced to that first: see
 `one_output_each`.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """What a formulation decides beyond the one computation of every node."""
+    """What a formulation decides beyond the single pass."""
 
     recomputations: Sequence[tuple[int, Any]]
     """(node, variable that counts one more computation of it)."""
@@ -105,7 +105,7 @@ MOST_UNITS: Final = 1e6
 
 
 def _objective(m: pyo.ConcreteModel) -> None:
-    """Minimize what decisions add to the one computation of every node.
+    """Minimize what decisions add to the single pass.
 
     In units of a thousandth of the baseline, without the constant::
 

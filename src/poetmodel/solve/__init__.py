@@ -1,4 +1,4 @@
-"""The façade: a problem or a model in, a judged schedule with its proof out.
+"""The façade: a problem or a model in, a verified schedule with its proof out.
 
 The package and the function share the name: ``poetmodel.solve(problem)`` works whichever of the two
 the attribute holds, for importing any submodule makes it the package.

@@ -27,7 +27,7 @@ _HALVINGS: Final = 3
 _STRONGEST: Final = 10.0
 """Power of two of the largest stress tried in between."""
 _PEAKS: Final = 8
-"""How many peaks are tried where the least is asked for."""
+"""How many peaks are tried where the least is requested."""
 
 
 def construct(problem: Problem, *, most_s: float = float("inf")) -> Schedule | None:
@@ -75,7 +75,7 @@ def trivial(problem: Problem) -> Schedule | None:
 
 
 class _Greedy:
-    """Tries prices, and peaks where the least is asked for, and keeps the best draft."""
+    """Tries prices, and peaks where the least is requested, and keeps the best draft."""
 
     def __init__(self, problem: Problem, until_s: float) -> None:
         self.problem = problem

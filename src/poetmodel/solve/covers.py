@@ -20,11 +20,11 @@ EXCEEDED: Final = 1e-12
 """By how much a scaled row must be exceeded, so that rounding errors of its sum do not count."""
 _HALF: Final = 0.5
 LIMITS: Final = frozenset({"memory", "storage", *DEADLINE_ROWS, "energy_budget", WRITES_ROW})
-"""Constraints of the exact formulations that state limits which the judge looks at."""
+"""Constraints of the exact formulations that state limits which the verifier looks at."""
 
 
 def limit_rows(form: StandardForm) -> list[int]:
-    """Return the rows of a form that state what the judge looks at."""
+    """Return the rows of a form that state what the verifier looks at."""
     return [
         r
         for r, row in enumerate(form.rows)

@@ -1,4 +1,4 @@
-"""Solve one Pyomo model as it was built: compile, solve, read, judge."""
+"""Solve one Pyomo model as it was built: compile, solve, read, verify."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TERMINATIONS: Final[Mapping[Stop, Termination]] = {
 """What each way of a back end to stop means for a solve."""
 
 GAP_SHARE: Final = 0.99
-"""Part of the gap asked for that a solver may leave; its bound is reduced by up to the rest."""
+"""Part of the gap tolerance that a solver may leave; its bound is reduced by up to the rest."""
 
 MOST_OFFSET: Final = 1e12
 """Largest constant of a user's objective, in units: numbers have sixteen digits."""
@@ -151,7 +151,7 @@ def solve_model(
     trimmed: bool,
     build_s: float = 0.0,
 ) -> Outcome:
-    """Solve a model and judge what comes out.
+    """Solve a model and verify what comes out.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def solve_model(
     Raises
     ------
     VerificationError
-        If the judge rejects the solution of a formulation that claims to be exact.
+        If the verifier rejects the solution of a formulation that claims to be exact.
     """
     begun = time.monotonic()
     # Whether a start satisfies a user's own constraints is only known of a compiled model.
@@ -269,7 +269,7 @@ def _search(
     *,
     trimmed: bool,
 ) -> tuple[RawSolution | None, Candidate | None]:
-    """Solve until the judge accepts what comes out.
+    """Solve until the verifier accepts what comes out.
 
     A solver's tolerance can let a point through that exceeds a limit. It is excluded by cuts that
     every schedule keeps, so that bounds and infeasibility proved with them hold.

@@ -308,7 +308,7 @@ class Draft:
         return int((self.load + self.extra).max())
 
     def _highest_step(self, t: int) -> int:
-        """Return the highest RAM use in stage `t`, walked as the judge does [B]."""
+        """Return the highest RAM use in stage `t`, simulated as the verifier does [B]."""
         graph, sizes, node_of = self.graph, self.sizes, self.graph.node_of
         again, arrive = self.again[t], self.arrive[t]
         page: dict[int, list[int]] = {}

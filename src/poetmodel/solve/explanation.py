@@ -213,7 +213,7 @@ def explain_infeasible(
     -------
     Explanation
         Changes of one limit each, with the least amount that works; every "does not help" is
-        proved, every amount that works has a schedule that the judge accepts.
+        proved, every amount that works has a schedule that the verifier accepts.
     """
     ends_s = time.monotonic() + time_limit
     problem = result.problem

@@ -41,7 +41,7 @@ _SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
 RESOLVED_UNITS: Final = (1.0, 1e5)
 """Values of a known schedule, in units of the objective, that a solver resolves to a millionth."""
 DEFAULT: Final = "lazy"
-"""The formulation by which a problem is solved unless another is asked for."""
+"""The formulation by which a problem is solved unless another is requested."""
 
 
 def solve(
@@ -82,7 +82,7 @@ def solve(
     Returns
     -------
     SolveResult
-        The schedule, judged, with its bound; without one, why.
+        The schedule, verified, with its bound; without one, why.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def solve(
     BackendUnavailableError
         If the solver is missing, or its licence refuses the model.
     VerificationError
-        If the judge rejects a solution of an exact formulation.
+        If the verifier rejects a solution of an exact formulation.
 
     Notes
     -----

@@ -247,7 +247,7 @@ def _questions(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def _start(asked: Problem, found: Sequence[Limit]) -> Schedule | None:
-    """Return the schedule of the least RAM so far, where RAM is asked for."""
+    """Return the schedule of the least RAM so far, where RAM is requested."""
     if asked.minimize != Quantity.RAM:
         return None
     known = [limit.result for limit in found if limit.result.schedule is not None]

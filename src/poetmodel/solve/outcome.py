@@ -1,4 +1,4 @@
-"""From what a search found to the result that people get: nothing leaves without the judge."""
+"""From what a search found to the result that people get: nothing leaves without the verifier."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ they have, and at the end call the value of that their bound."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A schedule that the judge has seen."""
+    """A schedule that the verifier has seen."""
 
     schedule: Schedule
     """The relations."""
     simulation: Simulation
     """Its figures."""
     violations: tuple[str, ...]
-    """What the judge objects to."""
+    """What the verifier objects to."""
     value: float
     """The minimized quantity beyond what every schedule pays, in its own unit."""
     own: OwnObjective | None = None
@@ -90,7 +90,7 @@ class Outcome:
 
 
 def judge(problem: Problem, schedule: Schedule) -> Candidate:
-    """Put a schedule before the judge, with its plan where time is a makespan."""
+    """Give a schedule to the verifier, with its plan where time is a makespan."""
     begun_s = time.monotonic()
     verdict = verify(problem, schedule)
     if problem.minimize == Quantity.ENERGY:
@@ -109,7 +109,7 @@ def judge(problem: Problem, schedule: Schedule) -> Candidate:
 
 
 def accepted(problem: Problem, schedule: Schedule | None) -> Candidate | None:
-    """Return a schedule as a candidate; None where there is none or the judge objects."""
+    """Return a schedule as a candidate; None where there is none or the verifier objects."""
     if schedule is None:
         return None
     candidate = judge(problem, schedule)
@@ -164,7 +164,7 @@ def settle(problem: Problem, candidate: Candidate, bound: float) -> float:
         if bound > candidate.value + slack and not candidate.violations:
             msg = (
                 f"the solver's bound {bound!r} is above the value {candidate.value!r} of a "
-                "schedule that the judge accepts; please report this with the problem"
+                "schedule that the verifier accepts; please report this with the problem"
             )
             raise BackendError(msg)
         return candidate.value

@@ -63,8 +63,8 @@ def solve_overlapping(
     Returns
     -------
     Outcome
-        The best schedule whose plan keeps every limit, judged with its plan, and a bound on all of
-        them. Infeasible only where the relaxation is.
+        The best schedule whose plan keeps every limit, verified with its plan, and a bound on
+        all of them. Infeasible only where the relaxation is.
     """
     return _ShareSearch(problem, request, attempt, start).run()
 

@@ -11,12 +11,12 @@ from poetmodel.result import relative_gap
 class SolveProgress:
     """The state of a solve at one moment; quantities are those minimized, in their own unit.
 
-    Energies and times count beyond the one computation of every node that all schedules pay, so the
+    Energies and times count beyond the single pass that all schedules pay, so the
     gap is the gap of what can be decided.
     """
 
     seconds: float
-    """Since the solve was asked for, building included [s]."""
+    """Since the solve was requested, building included [s]."""
     incumbent: float | None
     """Best value found so far; None before the first."""
     bound: float | None

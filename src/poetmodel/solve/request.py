@@ -37,7 +37,7 @@ class Request:
     on_progress: OnProgress | None = None
     """Told of every better schedule and bound; returning False stops the solve."""
     started_s: float = field(default_factory=time.monotonic)
-    """When the solve was asked for, on the monotonic clock [s]."""
+    """When the solve was requested, on the monotonic clock [s]."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -53,7 +53,7 @@ class Request:
             raise InputError(faults)
 
     def elapsed_s(self) -> float:
-        """Return the time since the solve was asked for [s]."""
+        """Return the time since the solve was requested [s]."""
         return time.monotonic() - self.started_s
 
     def remaining_s(self) -> float:

@@ -282,7 +282,7 @@ class Step:
         InputError
             If the file cannot be written.
         MissingExtraError
-            If a page is asked for, and a library that draws it is not installed.
+            If a page is requested, and a library that draws it is not installed.
         """
         from poetmodel.torch.step_report import as_call, report, write
 

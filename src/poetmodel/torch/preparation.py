@@ -129,7 +129,7 @@ class Compiled:
     plan: Plan
     """What is run."""
     check: PlanCheck
-    """What the judge of plans says about it."""
+    """What the check of plans says about it."""
     guards: Guards
     """What it holds for."""
     runner: Runner

@@ -309,7 +309,7 @@ def comparison(found: Sequence[Row]) -> Iterable[Summary]:
     Yields
     ------
     Summary
-        Objective and bound are the energy beyond one computation of every node. Those of ``paper``,
+        Objective and bound are the energy beyond a single pass. Those of ``paper``,
         and its gap, are of its own looser model.
     """
     for (model, device, ram), rows in grouped(found, *_INSTANCE).items():

@@ -1,7 +1,7 @@
 """The search for schedules in a process of its own: it and the proof have a core each.
 
 What the proof learns goes one way, better schedules come the other: as pickles, through pipes that
-nobody else writes to. Each side has a judge of its own for what the other side sends.
+nobody else writes to. Each side has a verifier of its own for what the other side sends.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Task:
 
 
 class Found(NamedTuple):
-    """A schedule that the sender's judge accepts."""
+    """A schedule that the sender's verifier accepts."""
 
     schedule: Schedule
     value: float

@@ -1,7 +1,7 @@
-"""``lazy``: enforce few memory rows, solve, place, judge; add the rows that are broken; repeat.
+"""``lazy``: enforce few memory rows, solve, disaggregate, verify; add the broken rows; repeat.
 
 Every round is a relaxation of the problem, so its proven bound is a lower bound; every placed
-schedule that the judge accepts is an upper bound.
+schedule that the verifier accepts is an upper bound.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def solve_lazily(
     Returns
     -------
     Outcome
-        The best judged schedule and the best bound of all rounds; after Ctrl-C those so far.
+        The best verified schedule and the best bound of all rounds; after Ctrl-C those so far.
 
     Notes
     -----

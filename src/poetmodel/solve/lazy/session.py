@@ -56,11 +56,11 @@ class Session:
     problem: Problem
     request: Request
     best: Candidate | None
-    """Best schedule that the judge accepts."""
+    """Best schedule that the verifier accepts."""
     ceiling: float = math.inf
     """Schedules above this value are of no use: that none is below it ends the solve."""
     patience_s: float = math.inf
-    """How long to go on without any schedule, since the solve was asked for [s]."""
+    """How long to go on without any schedule, since the solve was requested [s]."""
     bound: float = 0.0
     """Best lower bound, in the unit of the minimized quantity."""
     restoring: bool = False
@@ -99,7 +99,7 @@ class Session:
         return self.stopped is not None or self.proved()
 
     def proved(self) -> bool:
-        """Return whether the best schedule is within the gap asked for."""
+        """Return whether the best schedule is within the gap tolerance."""
         with self.lock:
             if self.bound >= self.ceiling:
                 return True
@@ -144,7 +144,7 @@ class Session:
         return min(value, aim)
 
     def offer(self, schedule: Schedule) -> bool:
-        """Put a schedule before the judge and keep it if it is the best; return whether valid."""
+        """Give a schedule to the verifier and keep it if it is the best; return whether valid."""
         tidy = judge(self.problem, trim(self.problem.graph, schedule))
         if tidy.violations:
             return False

@@ -40,7 +40,7 @@ PATIENCE: Final = 0.01
 relaxation so far. The next has twice as many after one that found something, else half as many, but
 never fewer than the first."""
 TURNS: Final = 100
-"""After how many turns of a local search what it has found goes before the judge."""
+"""After how many turns of a local search what it has found goes to the verifier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ class ScheduleSearch:
         self.patience = max(PATIENCE, factor * self.patience)
 
     def _offer(self) -> None:
-        """Put the best schedule of the local search before the judge, if it seems to be better."""
+        """Give the best schedule of the local search to the verifier, if it seems to be better."""
         best = self.session.best
         if best is None or self.improvement.best < (0.0, best.value):
             schedule = self.improvement.schedule()
@@ -218,7 +218,7 @@ def start_point(session: Session, relaxation: Relaxation) -> NDArray[Any] | None
 def examine(
     session: Session, relaxation: Relaxation, x: NDArray[Any]
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Place an answer; offer it to the judge where it keeps all rows, else return those it breaks.
+    """Place an answer; offer it where it keeps all rows, else return those that it breaks.
 
     With the peak minimized, an answer that is above the peak it claims may still be a good one.
     """
