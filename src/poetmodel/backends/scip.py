@@ -237,7 +237,7 @@ def _listen(
     pyscipopt: Any, model: Any, variables: list[Any], watch: Watch, pass_on: Callable[[], None]
 ) -> None:
     """Route SCIP's events to the watch."""
-    kinds = pyscipopt.SCIP_EVENTTYPE
+    kinds, stages = pyscipopt.SCIP_EVENTTYPE, pyscipopt.SCIP_STAGE
 
     def values() -> NDArray[np.float64]:
         best = model.getBestSol()
@@ -251,7 +251,8 @@ def _listen(
         else:
             halt = watch.tick(bound)
         pass_on()
-        if halt or watch.stopping:
+        # SCIP refuses while it sets up the search; the next event finds the watch stopping, too.
+        if (halt or watch.stopping) and model.getStage() != stages.INITSOLVE:
             model.interruptSolve()
 
     model.attachEventHandlerCallback(
