@@ -440,11 +440,11 @@ def test_infeasible_prints_its_object(solve: Callable[..., Outcome]) -> None:
 
 def test_time_taken_is_the_time_waited(solve: Callable[..., Outcome]) -> None:
     """The table shows the wall time from the call to the answer, and that its parts add up."""
-    text = solve("--ram", "350").out
-    row = re.search(r"time taken +(\S+ \w+) +((?:.|\n)*?); limit", text)
-    assert row is not None
-    parts = dict(re.findall(r"(\w+)\s+([\d.]+\s+\w+)", row[2]))
-    assert {"reading", "solving"} <= set(parts)
+    text = " ".join(solve("--ram", "350").out.split())  # lines may break anywhere in the row
+    row = re.search(r"time taken (\S+ \w+) (.*?); limit", text)
+    assert row is not None, text
+    parts = dict(re.findall(r"(\w+) ([\d.]+ \w+)", row[2]))
+    assert "solving" in parts  # what takes less than a millisecond is not listed
     total = parse_time(row[1].replace(" ", ""), field="total")
     listed = sum(parse_time("".join(part.split()), field="part") for part in parts.values())
     assert listed == pytest.approx(total, abs=5e-3, rel=0.02)
