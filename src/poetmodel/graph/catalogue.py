@@ -181,7 +181,7 @@ def load_file(path: str, shape: InputShape = OWN_SHAPE) -> Graph:
     if shape.given:
         msg = (
             f"{path}, {' '.join(shape.options)}: a graph file has fixed sizes; leave the option "
-            "out, or give a network that comes along"
+            "out, or give a built-in network"
         )
         raise InputError(msg)
     return Graph.load(path)

@@ -246,14 +246,14 @@ class _ShareSearch:
 
 @contextmanager
 def restated(model: pyo.ConcreteModel, problem: Problem) -> Iterator[None]:
-    """Let a model of a problem state one of its stand-ins, other units or fewer bytes for a while.
+    """Let a model of a problem state one of its surrogates, other units or fewer bytes for a while.
 
     Parameters
     ----------
     model : ConcreteModel
         From `build`; its rows hold for the relaxation.
     problem : Problem
-        The model's own problem, or a stand-in of it, perhaps measured by a known schedule or with
+        The model's own problem, or a surrogate of it, perhaps measured by a known schedule or with
         fewer bytes than one has.
     """
     before = model.problem

@@ -1,4 +1,4 @@
-"""Decompositions: a capture records the operators that eager runs, not their stand-ins."""
+"""Decompositions: a capture records the operators that eager runs, not their replacements."""
 
 from __future__ import annotations
 
