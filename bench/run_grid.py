@@ -39,7 +39,7 @@ _PRELOADED: Final = (
     "scipy.sparse",
     "networkx",
     "poetmodel.backends.highs",
-    "poetmodel.solve",
+    "poetmodel.solver",
     "poetmodel.device",
 )
 

@@ -15,9 +15,9 @@ from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floo
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
-from poetmodel.solve.lazy.placement import place
-from poetmodel.solve.lazy.relaxation import Relaxation
-from poetmodel.solve.outcome import judge
+from poetmodel.solver.lazy.disaggregation import place
+from poetmodel.solver.lazy.relaxation import Relaxation
+from poetmodel.solver.outcome import judge
 
 if TYPE_CHECKING:
     import random
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from poetmodel.backends.protocol import RawSolution
     from poetmodel.problem import Problem
-    from poetmodel.solve.lazy.placement import Placement
+    from poetmodel.solver.lazy.disaggregation import Placement
 
 CLOSE = 1e-6
 """By how much a solver's figures may be off; everything in the instances is a small integer."""

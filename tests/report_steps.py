@@ -9,7 +9,7 @@ from poetmodel.device import StorageMode
 from poetmodel.graph.io import graph_to_dict
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
-from poetmodel.solve import solve
+from poetmodel.solver import solve
 
 if TYPE_CHECKING:
     from poetmodel.problem import Problem

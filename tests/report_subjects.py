@@ -10,7 +10,7 @@ from poetmodel.planner import make_plan, verify
 from poetmodel.report.subject import Sources, Subject, in_graph
 from poetmodel.schedule.document import dump
 from poetmodel.schedule.io import parse_document
-from poetmodel.solve import solve
+from poetmodel.solver import solve
 
 if TYPE_CHECKING:
     from poetmodel.problem import Problem

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import poetmodel as pm
-from poetmodel.solve import solve
+from poetmodel.solver import solve
 
 
 @pytest.mark.parametrize("name", pm.__all__)
@@ -26,13 +26,13 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "before", ["", "import poetmodel.solve.facade\n", "pm.solve\nimport poetmodel.solve\n"]
+    "before", ["", "import poetmodel.solver.facade\n", "pm.solve\nimport poetmodel.solver\n"]
 )
 def test_solve_is_called_whatever_was_imported_before(before: str) -> None:
-    """``pm.solve`` works as a function although a package has its name."""
+    """``pm.solve`` works as a function whatever was imported."""
     script = f"""
 import poetmodel as pm
-from poetmodel.solve import solve
+from poetmodel.solver import solve
 {before}
 graph = pm.Graph(name="pair", nodes=(pm.operation("a", output_bytes=8),
                                      pm.operation("b", output_bytes=4, inputs=("a",))))

@@ -25,9 +25,9 @@ from poetmodel.result import (
 from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, simulate, verify
 from poetmodel.schedule.document import STATED
 from poetmodel.schedule.io import load_document
-from poetmodel.solve import solve
-from poetmodel.solve.explanation import explain_infeasible
-from poetmodel.solve.limits import find_limits
+from poetmodel.solver import solve
+from poetmodel.solver.explanation import explain_infeasible
+from poetmodel.solver.limits import find_limits
 from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
@@ -374,7 +374,7 @@ def test_build_and_solve_are_all_of_the_wall_time(
     graph = skip_graph()
     costs = replace(even_costs(graph), device=bench_device(mode=mode))
     problem = Problem(graph, costs, ram="100%", minimize="ram" if name == "optimal" else "energy")
-    monkeypatch.setattr("poetmodel.solve.request.Request.elapsed_s", lambda _: 7.0)
+    monkeypatch.setattr("poetmodel.solver.request.Request.elapsed_s", lambda _: 7.0)
     result = run(problem, name)
     document = result.to_dict()
     assert result.wall_s == document["build_s"] + document["solve_s"] == pytest.approx(7.0)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule, Simulation, simulate
-    from poetmodel.solve import solve
+    from poetmodel.solver import solve
 
 __version__ = "0.1.0"
 
@@ -37,7 +37,7 @@ _HOMES = {
     "check_plan": "poetmodel.plan",
     "operation": "poetmodel.graph",
     "simulate": "poetmodel.schedule",
-    "solve": "poetmodel.solve",
+    "solve": "poetmodel.solver",
     "verify": "poetmodel.planner",
 }
 

@@ -10,7 +10,7 @@ import measure as measuring
 from grid import Cell
 from measure import Course, measure, peak_memory_bytes
 from poetmodel.errors import BackendUnavailableError
-from poetmodel.solve import SolveProgress
+from poetmodel.solver import SolveProgress
 from resuming import FAILED
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from commands import invoke
 from poetmodel.cli import diff as module
 from poetmodel.cli.diff import _words
-from poetmodel.solve.decisions import Fate, Life
+from poetmodel.solver.decisions import Fate, Life
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from commands import invoke
 from poetmodel.cli.explain import Account, _otherwise
 from poetmodel.cli.stated import read_stated
 from poetmodel.graph.catalogue import OWN_SHAPE
-from poetmodel.solve.alternatives import Alternative, Forbidden, How
+from poetmodel.solver.alternatives import Alternative, Forbidden, How
 
 if TYPE_CHECKING:
     from collections.abc import Callable

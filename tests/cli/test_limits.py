@@ -9,7 +9,7 @@ import pytest
 
 from commands import chain, invoke, write_graph
 from poetmodel.result import Status
-from poetmodel.solve import limits as module
+from poetmodel.solver import limits as module
 
 if TYPE_CHECKING:
     from collections.abc import Callable

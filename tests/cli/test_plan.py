@@ -14,7 +14,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
 from poetmodel.plan import Plan, check_plan, decode
 from poetmodel.schedule import Schedule, simulate
-from poetmodel.solve import solve
+from poetmodel.solver import solve
 from worked import skip_problem
 
 if TYPE_CHECKING:

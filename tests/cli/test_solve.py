@@ -146,7 +146,7 @@ def test_interrupted_explanation_leaves_the_answer(
     solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while it is looked for ends with what is known: exit 3 and the reason."""
-    from poetmodel.solve import explanation
+    from poetmodel.solver import explanation
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -330,7 +330,7 @@ def test_missing_backend_exits_5(
         msg = "SCIP is not installed; install poetmodel[scip]"
         raise BackendUnavailableError(msg)
 
-    monkeypatch.setattr("poetmodel.solve.solve", refuse)
+    monkeypatch.setattr("poetmodel.solver.solve", refuse)
     outcome = solve("--backend", "scip", "--out", tmp_path / "x.json")
     assert (outcome.status, outcome.out) == (5, "")
     assert outcome.err == "error: SCIP is not installed; install poetmodel[scip]\n"
@@ -350,7 +350,7 @@ def test_no_schedule_within_the_limit_exits_4(
             reason="no schedule was found within 1 s",
         )
 
-    monkeypatch.setattr("poetmodel.solve.solve", find_nothing)
+    monkeypatch.setattr("poetmodel.solver.solve", find_nothing)
     outcome = solve("--out", tmp_path / "x.json", "--json")
     assert outcome.status == 4
     assert outcome.err == "error: no schedule was found within 1 s\n"
@@ -373,7 +373,7 @@ def test_interrupted_solve_without_a_schedule_exits_4(
             reason="no schedule was found within 1 s",
         )
 
-    monkeypatch.setattr("poetmodel.solve.solve", find_nothing)
+    monkeypatch.setattr("poetmodel.solver.solve", find_nothing)
     outcome = solve()
     assert (outcome.status, outcome.out) == (4, "")
     assert outcome.err == "error: interrupted before a schedule was found\n"
@@ -387,7 +387,7 @@ def test_interrupt_before_anything_is_found_exits_4(
     def interrupt(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("poetmodel.solve.solve", interrupt)
+    monkeypatch.setattr("poetmodel.solver.solve", interrupt)
     outcome = solve()
     assert (outcome.status, outcome.out) == (4, "")
     assert "interrupted" in outcome.err

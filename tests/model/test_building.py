@@ -19,7 +19,7 @@ from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import RELATIONS, checkpoint_all, verify
 from poetmodel.schedule.io import load_document
-from poetmodel.solve import solve
+from poetmodel.solver import solve
 from worked import comb_graph, even_costs, skip_problem
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from poetmodel.model.events import (
 )
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
-from poetmodel.solve import solve
+from poetmodel.solver import solve
 from worked import early_recomputation, even_costs, skip_graph, skip_problem
 
 

@@ -16,11 +16,11 @@ from oracle import optimum
 from poetmodel.errors import PoetModelError
 from poetmodel.model import build
 from poetmodel.problem import Quantity
+from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Status, unavoidable
-from poetmodel.solve.direct import solve_model
-from poetmodel.solve.infeasibility import obstacle
-from poetmodel.solve.outcome import finish
-from poetmodel.solve.request import Request
+from poetmodel.solver.monolithic import solve_model
+from poetmodel.solver.outcome import finish
+from poetmodel.solver.request import Request
 
 if TYPE_CHECKING:
     from poetmodel.problem import Problem

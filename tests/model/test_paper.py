@@ -22,7 +22,7 @@ from poetmodel.model.paper import check_fits, one_output_each, reduction_in_word
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import verify
-from poetmodel.solve import solve
+from poetmodel.solver import solve
 from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:

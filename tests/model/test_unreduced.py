@@ -10,7 +10,7 @@ from instances import random_instances
 from oracle import optimum
 from poetmodel.model import build
 from poetmodel.result import Status
-from poetmodel.solve import solve
+from poetmodel.solver import solve
 
 if TYPE_CHECKING:
     from poetmodel.problem import Problem

@@ -28,12 +28,13 @@ HEAVY = (
 
 VIOLATIONS = {
     "graph imports device": ("graph/forbidden.py", "import poetmodel.device"),
-    "model imports solve": ("model/forbidden.py", "from poetmodel.solve import solve"),
+    "model imports the solver": ("model/forbidden.py", "from poetmodel.solver import solve"),
     "errors imports units": ("errors.py", "import poetmodel.units"),
     "simulator imports model": ("schedule/forbidden.py", "from poetmodel import model"),
     "simulator imports backends": ("schedule/forbidden.py", "import poetmodel.backends.registry"),
     "simulator of plans imports planner": ("plan/forbidden.py", "import poetmodel.planner"),
-    "solve imports baselines": ("solve/forbidden.py", "import poetmodel.baselines"),
+    "solver imports baselines": ("solver/forbidden.py", "import poetmodel.baselines"),
+    "heuristics import solver": ("heuristics/forbidden.py", "import poetmodel.solver.request"),
     "report imports torch": ("report/forbidden.py", "import poetmodel.torch.compilation"),
     "planner imports backends": ("planner/forbidden.py", "import poetmodel.backends"),
 }

@@ -8,7 +8,7 @@ from poetmodel.device import Costs
 from poetmodel.problem import Problem
 from poetmodel.report.decisions import Choice, decisions
 from poetmodel.schedule import Schedule, simulate
-from poetmodel.solve import solve
+from poetmodel.solver import solve
 from worked import even_costs, skip_graph, skip_problem
 
 

@@ -12,7 +12,7 @@ from poetmodel.errors import InputError
 from poetmodel.problem import Problem
 from poetmodel.report.facts import facts
 from poetmodel.report.step_file import parse_step, step_subject
-from poetmodel.solve import solve
+from poetmodel.solver import solve
 from report_steps import RESERVED_BYTES, step_values
 from worked import skip_problem
 

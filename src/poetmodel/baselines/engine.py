@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Phase
+from poetmodel.heuristics.trimming import trim
 from poetmodel.schedule import GraphIdentity, paged_at_once, simulate
-from poetmodel.solve.trimming import trim
 from poetmodel.time_limit import check_time_limit
 from poetmodel.units import format_bytes
 

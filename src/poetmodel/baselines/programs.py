@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.problem.infeasibility import limits_in_words, obstacle
 from poetmodel.result import Status, Termination
-from poetmodel.solve.infeasibility import limits_in_words, obstacle
-from poetmodel.solve.outcome import Outcome, finish, judge, least_value
-from poetmodel.solve.request import Request
+from poetmodel.solver.outcome import Outcome, finish, judge, least_value
+from poetmodel.solver.request import Request
 
 if TYPE_CHECKING:
     from poetmodel.result import SolveResult
@@ -32,7 +32,7 @@ def optimal(problem: Problem, **options: Any) -> SolveResult:
     SolveResult
         As `poetmodel.solve` gives it, bound included.
     """
-    from poetmodel.solve import solve
+    from poetmodel.solver import solve
 
     return solve(problem, **options)
 

@@ -13,11 +13,11 @@ from poetmodel.errors import (
     TooLargeError,
     VerificationError,
 )
+from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
-from poetmodel.solve.collection import rare_collections
-from poetmodel.solve.infeasibility import obstacle
-from poetmodel.solve.outcome import Outcome, finish, judge
-from poetmodel.solve.request import Request
+from poetmodel.solver.collection import rare_collections
+from poetmodel.solver.outcome import Outcome, finish, judge
+from poetmodel.solver.request import Request
 from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from poetmodel.cli.stated import Stated
-    from poetmodel.solve.decisions import Life
+    from poetmodel.solver.decisions import Life
 
 EPILOG: Final = "Example: poetmodel diff mlp.json mlp.json --graph mlp"
 
@@ -73,7 +73,7 @@ def diff(
     quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Compare two schedules of one graph, made for other budgets or devices or by other methods."""
-    from poetmodel.solve.decisions import find_lives
+    from poetmodel.solver.decisions import find_lives
 
     shape = InputShape(batch=batch, image=image, sequence=sequence)
     sides = (

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from poetmodel.cli.stated import Stated
     from poetmodel.graph import Graph
     from poetmodel.schedule.simulation import MemoryPoint
-    from poetmodel.solve.alternatives import Alternative, MoreRam
-    from poetmodel.solve.decisions import Life
+    from poetmodel.solver.alternatives import Alternative, MoreRam
+    from poetmodel.solver.decisions import Life
 
 EPILOG: Final = "Example: poetmodel explain mlp.json --graph mlp"
 
@@ -150,8 +150,8 @@ def give_account(stated: Stated, tensor: str | None, *, time_limit: float, threa
     InputError
         If the graph has no such tensor.
     """
-    from poetmodel.solve.alternatives import find_alternatives, value_of_ram
-    from poetmodel.solve.decisions import MOVED, binding_points, find_lives
+    from poetmodel.solver.alternatives import find_alternatives, value_of_ram
+    from poetmodel.solver.decisions import MOVED, binding_points, find_lives
 
     problem, schedule = stated.problem, stated.schedule
     binding = binding_points(problem, schedule, stated.verdict.simulation)
@@ -279,7 +279,7 @@ def _spans(spans: Sequence[tuple[int, int]]) -> str:
 
 def _row(account: Account, other: Alternative) -> tuple[str, str, str]:
     """Return an alternative: what it forbids, its cost, and how that is known."""
-    from poetmodel.solve.alternatives import How
+    from poetmodel.solver.alternatives import How
 
     without = f"without {other.forbidden}"
     if other.how == How.IMPOSSIBLE:

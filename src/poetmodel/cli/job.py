@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.result import SolveResult
-    from poetmodel.solve.binding import LimitAnswer
+    from poetmodel.solver.binding import LimitAnswer
 
 PANEL: Final = "The whole job"
 
@@ -102,7 +102,7 @@ def limits_of_a_step(
 
 def answer(job: Job, result: SolveResult) -> Reply:
     """Find out which limits a solved step is at."""
-    from poetmodel.solve.binding import binding_limits
+    from poetmodel.solver.binding import binding_limits
 
     limit_s = QUESTION_SHARE * (result.time_limit_s or 1.0)
     return Reply(job=job, result=result, limits=binding_limits(result, time_limit=limit_s))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import typer
 
     from poetmodel.problem import Problem
-    from poetmodel.solve.limits import Limit
+    from poetmodel.solver.limits import Limit
 
 EPILOG: Final = "Example: poetmodel limits mlp --device mkr1000 --ram 70%"
 
@@ -70,7 +70,7 @@ def limits(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Find the smallest RAM, the smallest deadline and the smallest energy."""
     from poetmodel.problem import Problem
-    from poetmodel.solve.limits import find_limits
+    from poetmodel.solver.limits import find_limits
 
     training_graph = graphs.read_graph(
         model, graph, InputShape(batch=batch, image=image, sequence=sequence)

@@ -78,7 +78,7 @@ def limit_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
     spare: the right-hand side is raised by five tolerances. Bytes are multiples of their greatest
     common divisor `g`, so the limit is first rounded down to one and then raised by ``g / 2``,
     which admits nothing, where that is more. Points that exceed the limit by less than the row
-    shows are excluded by cover cuts (`poetmodel.solve.covers`).
+    shows are excluded by cover cuts (`poetmodel.solver.covers`).
 
     A value above the limit rules its variable out, however large it is. It counts as at most a
     thousand limits, so that small ones beside it are not lost.

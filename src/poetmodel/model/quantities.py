@@ -162,7 +162,7 @@ def add_deadline(m: pyo.ConcreteModel, name: str, counted: TimeSum) -> None:
 
 DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "stand_in_deadline")
 """Names of the rows of a deadline: that of the core; where transfers run beside the computing that
-of the bus; and one that is added to a model for a while (see `poetmodel.solve.overlap`)."""
+of the bus; and one that is added to a model for a while (see `poetmodel.solver.overlap`)."""
 
 
 WRITES_ROW: Final = "fewer_writes"

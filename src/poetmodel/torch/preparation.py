@@ -15,7 +15,7 @@ from poetmodel.errors import BudgetError, CostError, InputError, VerificationErr
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
-from poetmodel.solve import solve
+from poetmodel.solver import solve
 from poetmodel.torch.admission import check_inputs
 from poetmodel.torch.batches import flatten
 from poetmodel.torch.coarsening import (

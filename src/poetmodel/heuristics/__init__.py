@@ -1,0 +1,1 @@
+"""Primal heuristics: schedules without a proof."""

@@ -1,0 +1,1 @@
+"""The families of cuts, one a module."""

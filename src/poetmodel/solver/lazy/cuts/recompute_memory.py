@@ -1,0 +1,285 @@
+"""Room cuts: a recomputation must find room beside what stays in RAM meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from poetmodel.solver.lazy.relaxation import Cut, RoomOrigin
+from poetmodel.time_limit import check_time_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from poetmodel.solver.lazy.relaxation import Relaxation
+
+PER_ROUND: Final = 400
+"""Most cuts that are added at once."""
+PRESENT: Final = 1e-6
+"""Least share of a tensor that counts as there."""
+
+
+class _Stay(NamedTuple):
+    """What says that a tensor that a group begins with stays in RAM."""
+
+    leaves: int | None
+    """Column of keeping it beyond the group; None where a stage of the group reads it."""
+    returns: tuple[int, ...]
+    """Columns of bringing it back in the group: if none does, it has been there all the time."""
+
+
+class Rooms:
+    """Room cuts of one relaxation, which lets tensors come back to groups that they enter.
+
+    Parameters
+    ----------
+    relaxation : Relaxation
+        Built with ``restoring=True``.
+
+    Notes
+    -----
+    Let node `k` be recomputed in group `l`, at a stage that nobody knows. Inputs, outputs and
+    workspace of `k` are in RAM then, and so is every other tensor from before `l` that leaves the
+    group and does not come back in it::
+
+        sum(bytes[i] * (kept[i beyond l] - recomputed[l,node(i)] - paged_in[l,i]))
+        + need(k) * recomputed[l,k]  <=  budget
+
+    Tensors that the last stage of the group reads stay as well, with 1 for ``kept``. If an output
+    of `k` neither enters the group nor is paged in, it is recomputed at its first direct reader `u`
+    or before; then all count that `u` or a later stage of the group reads::
+
+        ... + need(k) * (recomputed[l,k] - kept[v into l] - paged_in[l,v])  <=  budget
+
+    The sum may be over any of these tensors. Without the recomputation they fit beside what the
+    stage rows at the ends of the groups count besides, so the row is stated with that as its right
+    side and a coefficient of `recomputed` that makes up for it.
+    """
+
+    def __init__(self, relaxation: Relaxation) -> None:
+        self.relaxation = relaxation
+        self.graph = relaxation.problem.graph
+        self.budget = int(relaxation.problem.usable_ram_bytes)
+        self.sizes = self.graph.tensor_bytes
+        grouping = relaxation.grouping
+        n_groups = len(grouping.last_stage)
+        self.entering: list[dict[int, int]] = [{} for _ in range(n_groups)]
+        """For each group the columns of tensors that may enter it and may as well not."""
+        self.leaving: list[dict[int, _Stay]] = [{} for _ in range(n_groups)]
+        self.read: list[dict[int, tuple[int, _Stay]]] = [{} for _ in range(n_groups)]
+        """For each group the tensors that its stages read, with the last that does."""
+        self.first_reader: dict[tuple[int, int], int] = {}
+        """First stage of a group that reads a tensor, by (group, tensor)."""
+        self._needs: dict[int, tuple[frozenset[int], int]] = {}
+        self.ends = [self._end(group) for group in range(n_groups)]
+        for i in range(len(self.graph.tensors)):
+            check_time_limit()
+            if self.sizes[i] and relaxation.events.events[i]:
+                self._add_tensor(i)
+
+    def _end(self, group: int) -> tuple[int, frozenset[int]] | None:
+        """Return what the stage row at a group's end leaves to others, and its own tensors."""
+        q = self.relaxation.grouping.last_stage[group]
+        if q not in self.relaxation.grouping.stage_rows:
+            return None
+        own, need = self._need(q)
+        return self.budget - need, own
+
+    def _need(self, k: int) -> tuple[frozenset[int], int]:
+        """Return the tensors that the step of a node needs, and their bytes with workspace."""
+        if k not in self._needs:
+            own = frozenset((*self.graph.inputs_of[k], *self.graph.outputs_of[k]))
+            need = sum(self.sizes[i] for i in own) + self.graph.nodes[k].workspace_bytes
+            self._needs[k] = own, need
+        return self._needs[k]
+
+    def _add_tensor(self, i: int) -> None:
+        relaxation, events = self.relaxation, self.relaxation.events
+        sure = relaxation.model.group_events.kept
+        k = self.graph.node_of[i]
+        first = events.group_of[k]
+        last: dict[int, int] = {}
+        for j in self.graph.users_of[i]:
+            group = events.group_of[j]
+            self.first_reader.setdefault((group, i), j)
+            last[group] = j
+        again = frozenset(events.recompute[k])
+        for group in range(first + 1, events.events[i][-1] + 1):
+            if relaxation.model.recomputable[k] and group not in again:
+                continue  # its recomputation is left out, for it may enter at no cost: likewise
+            enters = events.segment(i, first, group)
+            if enters is None or (i, enters) in sure:
+                continue  # a free keep: whether it is in RAM is left open
+            column = relaxation.kept.get((i, enters))
+            if column is not None:
+                self.entering[group][i] = column
+            ways = (relaxation.recomputed.get((group, k)), relaxation.paged_in.get((group, i)))
+            returns = tuple(way for way in ways if way is not None)
+            if group in last:
+                self.read[group][i] = (last[group], _Stay(None, returns))
+            leaves = events.segment(i, first, group + 1)
+            if leaves is None or (i, leaves) in sure:
+                continue
+            column = relaxation.kept.get((i, leaves))
+            if column is not None:
+                self.leaving[group][i] = _Stay(column, returns)
+
+    # -- separation ----------------------------------------------------------------------------
+
+    def separate(self, x: NDArray, least: float) -> list[Cut]:  # type: ignore[type-arg]
+        """Return the cuts that a point violates by more than `least`, the most violated first.
+
+        With each come those that the point would violate if it recomputed the node elsewhere.
+        """
+        there = _There(self, x)
+        found: list[tuple[float, Cut]] = []
+        columns = self.relaxation.recomputed
+        wanted = {}
+        for (group, k), column in columns.items():
+            if x[column] <= PRESENT:
+                continue
+            entry = self._worst(there, group, k, 0.0, least)
+            if entry is not None:
+                found.append(entry)
+                wanted[k] = float(x[column])
+        for (group, k), column in columns.items():
+            if k in wanted and x[column] <= PRESENT:
+                entry = self._worst(there, group, k, wanted[k], least)
+                if entry is not None:
+                    found.append(entry)
+        found.sort(key=lambda entry: -entry[0])
+        return [cut for _, cut in found[:PER_ROUND]]
+
+    def _worst(
+        self, there: _There, group: int, k: int, more: float, least: float
+    ) -> tuple[float, Cut] | None:
+        """Return the most violated cut of a recomputation, with `more` of it than at the point."""
+        check_time_limit()
+        best = None
+        column = self.relaxation.recomputed[group, k]
+        for output in (None, *self.graph.outputs_of[k]):
+            stays = there.stays(group, self._until(group, output))
+            if stays is None:
+                continue
+            cut = self._cut(group, k, output, stays)
+            if cut is None:
+                continue
+            violation = cut.right - sum(value * there.x[c] for c, value in cut.terms)
+            violation -= more * dict(cut.terms).get(column, 0.0)
+            if violation > least and (best is None or violation > best[0]):
+                best = (violation, cut)
+        return best
+
+    def _until(self, group: int, output: int | None) -> int | None:
+        """Return the stage up to which the recomputation happens; None where nobody knows."""
+        if output is None:
+            return self.relaxation.grouping.last_stage[group]
+        if output not in self.entering[group]:
+            return None
+        return self.first_reader.get((group, output))
+
+    def stays(self, group: int, until: int) -> dict[int, _Stay]:
+        """Return what stays in RAM from the beginning of a group up to a stage of it."""
+        found = dict(self.leaving[group])
+        for i, (stage, stay) in self.read[group].items():
+            if stage >= until:
+                found[i] = stay
+        return found
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def restate(self, origin: RoomOrigin) -> Iterator[Cut]:
+        """Yield a cut of a coarser relaxation for each group that its group has become."""
+        group_of = self.relaxation.grouping.group_of
+        for group in range(group_of[origin.first_stage], group_of[origin.last_stage] + 1):
+            until = self._until(group, origin.output)
+            if until is None or (group, origin.node) not in self.relaxation.recomputed:
+                continue
+            stays = self.stays(group, until)
+            chosen = {i: stays[i] for i in origin.tensors if i in stays}
+            cut = self._cut(group, origin.node, origin.output, chosen)
+            if cut is not None:
+                yield cut
+
+    def _cut(
+        self, group: int, k: int, output: int | None, stays: Mapping[int, _Stay]
+    ) -> Cut | None:
+        relaxation = self.relaxation
+        own, need = self._need(k)
+        chosen = {i: stay for i, stay in stays.items() if i not in own}
+        room = self._room(group, chosen, at_end=output is None)
+        excess = room - (self.budget - need)
+        if excess <= 0:
+            return None  # whatever fits without the recomputation fits beside it
+        scale = self.budget
+        terms = {relaxation.recomputed[group, k]: -excess / scale}
+        if output is not None:
+            for column in (
+                self.entering[group].get(output),
+                relaxation.paged_in.get((group, output)),
+            ):
+                if column is not None:
+                    terms[column] = terms.get(column, 0.0) + excess / scale
+        limit = room
+        for i, stay in chosen.items():
+            size = self.sizes[i]
+            if stay.leaves is None:
+                limit -= size
+            else:
+                terms[stay.leaves] = terms.get(stay.leaves, 0.0) - size / scale
+            for column in stay.returns:
+                terms[column] = terms.get(column, 0.0) + size / scale
+        grouping = relaxation.grouping
+        origin = RoomOrigin(
+            first_stage=grouping.first_stage[group],
+            last_stage=grouping.last_stage[group],
+            node=k,
+            output=output,
+            tensors=tuple(sorted(chosen)),
+        )
+        return Cut(tuple(sorted(terms.items())), -limit / scale, origin)
+
+    def _room(self, group: int, chosen: Mapping[int, _Stay], *, at_end: bool) -> int:
+        """Return how many bytes of these tensors fit where nothing is recomputed.
+
+        All of them cross the end of the group before; at this group's end are those that leave it,
+        and what its last stage reads.
+        """
+        room = self.budget
+        before = self.ends[group - 1]
+        if before is not None:
+            room = min(room, before[0] + self._bytes(i for i in chosen if i in before[1]))
+        here = self.ends[group]
+        if at_end and here is not None:
+            counted = (i for i, stay in chosen.items() if i in here[1] or stay.leaves is None)
+            room = min(room, here[0] + self._bytes(counted))
+        return room
+
+    def _bytes(self, tensors: Iterable[int]) -> int:
+        return sum(self.sizes[i] for i in tensors)
+
+
+class _There:
+    """What stays in RAM at a point."""
+
+    def __init__(self, rooms: Rooms, x: NDArray) -> None:  # type: ignore[type-arg]
+        self.rooms = rooms
+        self.x = x
+        self._known: dict[tuple[int, int], dict[int, _Stay]] = {}
+
+    def stays(self, group: int, until: int | None) -> dict[int, _Stay] | None:
+        """Return what stays up to a stage of a group; None where the stage is."""
+        if until is None:
+            return None
+        if (group, until) not in self._known:
+            self._known[group, until] = {
+                i: stay
+                for i, stay in self.rooms.stays(group, until).items()
+                if self._share(stay) > PRESENT
+            }
+        return self._known[group, until]
+
+    def _share(self, stay: _Stay) -> float:
+        share = 1.0 if stay.leaves is None else float(self.x[stay.leaves])
+        return share - sum(float(self.x[column]) for column in stay.returns)

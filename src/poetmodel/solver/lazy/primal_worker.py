@@ -1,0 +1,396 @@
+"""The search for schedules in a process of its own: it and the proof have a core each.
+
+What the proof learns goes one way, better schedules come the other: as pickles, through pipes that
+nobody else writes to. Each side has a verifier of its own for what the other side sends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import deque
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
+
+from poetmodel.errors import BackendError
+from poetmodel.model.grouping import Grouping
+from poetmodel.solver.collection import rare_collections
+from poetmodel.solver.lazy.primal import ScheduleSearch
+from poetmodel.solver.lazy.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+    from typing import NoReturn
+
+    from poetmodel.schedule import Schedule
+    from poetmodel.solver.lazy.primal import Answer
+    from poetmodel.solver.progress import SolveProgress
+
+START_S: Final = 0.5
+"""After how long the process is started, which takes a second of its core [s]."""
+EVERY_S: Final = 0.1
+"""How often the process is told what is new [s]."""
+LAST_LINES: Final = 5
+"""How much of what a process wrote before it failed is told."""
+PROGRAM: Final = """\
+import pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+from poetmodel.solver.lazy.primal_worker import serve
+serve()
+"""
+"""What the process runs: modules are found where the other one finds them."""
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """An answer to search with."""
+
+    answer: Answer
+    """What the relaxation says."""
+    rows: Grouping
+    """Rows to enforce in the search's own relaxations."""
+    glance: bool = False
+    """Whether to leave the restriction out."""
+
+
+class Found(NamedTuple):
+    """A schedule that the sender's verifier accepts."""
+
+    schedule: Schedule
+    value: float
+    """Its value beyond what every schedule pays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What the proof knows."""
+
+    bound: float
+    """Best lower bound."""
+    columns: int
+    """Most columns of a relaxation."""
+    found: Found | None
+    """The best schedule, if the search does not know it."""
+    task: Task | None
+    """The latest answer, if the search has not had it."""
+
+
+class Beside:
+    """The search for schedules in a process of its own, as the proof sees it.
+
+    A context: some time after it is entered the process is started, and when it is left the process
+    is no more.
+
+    Parameters
+    ----------
+    session : Session
+        The solve. Schedules that the process finds are offered to it.
+
+    Attributes
+    ----------
+    runs : threading.Event
+        Set while there is such a process.
+
+    Notes
+    -----
+    If the process cannot be started, or is ended from outside (where memory is short, say), that
+    goes into the solve's log, and the solve goes on without it. If its program fails, or the
+    solve's watcher does, the solve is stopped and `check` raises.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.runs = threading.Event()
+        self._tasks: deque[Task] = deque(maxlen=1)
+        self._known = float("inf")
+        """Least value of the schedules that both sides know."""
+        self._failure: BaseException | None = None
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._attend, name="poetmodel-search", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            self._closing.set()
+            if self._process is not None:
+                self._process.kill()
+        self._thread.join()
+
+    def put(self, task: Task) -> None:
+        """Let the process search with this answer, and no longer with one before it."""
+        self._tasks.append(task)
+
+    def check(self) -> None:
+        """Raise what went wrong, if anything did.
+
+        Raises
+        ------
+        BackendError
+            If the search failed.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    # -- the thread that owns the process ------------------------------------------------------
+
+    def _attend(self) -> None:
+        if self._closing.wait(START_S):
+            return
+        try:
+            with tempfile.TemporaryFile() as errors:
+                self._converse(errors)
+        except OSError as error:
+            self._note(f"could not be started ({error})")
+        except BaseException as error:  # noqa: BLE001 - raised by `check`
+            self._fail(error)
+
+    def _converse(self, errors: IO[bytes]) -> None:
+        """Start the process, tell it what is new until it has ended or shall end, and clean up."""
+        request = self.session.request
+        request = replace(
+            request, on_progress=None, time_limit_s=max(EVERY_S, request.remaining_s())
+        )
+        beginning = pickle.dumps(sys.path) + pickle.dumps((self.session.problem, request))
+        with self._lock:
+            if self._closing.is_set():
+                return
+            process = self._process = _start(errors)
+        self.runs.set()
+        into, out = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+        listener = threading.Thread(target=self._listen, args=(out,), daemon=True)
+        listener.start()
+        try:
+            with suppress(OSError):  # it has ended
+                self._tell(process, into, beginning)
+        finally:
+            self.runs.clear()
+            process.kill()
+            process.wait()
+            listener.join()
+            out.close()
+            with suppress(OSError):
+                into.close()
+        if not self._closing.is_set():
+            errors.seek(0)
+            self._ended(process.returncode, errors.read().decode(errors="replace"))
+
+    def _tell(self, process: subprocess.Popen[bytes], into: IO[bytes], beginning: bytes) -> None:
+        into.write(beginning)
+        told = None
+        while process.poll() is None:
+            news = self._news()
+            if news != told:
+                into.write(pickle.dumps(news))
+                into.flush()
+            told = replace(news, found=None, task=None)
+            if self._closing.wait(EVERY_S):
+                break
+
+    def _news(self) -> News:
+        session, best, found = self.session, self.session.best, None
+        if best is not None and best.value < self._known:
+            self._known = best.value
+            found = Found(best.schedule, best.value)
+        return News(
+            bound=session.bound,
+            columns=session.columns,
+            found=found,
+            task=self._tasks.popleft() if self._tasks else None,
+        )
+
+    def _ended(self, status: int, errors: str) -> None:
+        """Deal with a process that ended by itself: its work done (0), failed (1) or ended."""
+        if status == 1:
+            last = "\n".join(errors.splitlines()[-LAST_LINES:])
+            msg = (
+                "the search for schedules failed in its process; solve with one thread, and please "
+                f"report this with the problem:\n{last}"
+            )
+            self._fail(BackendError(msg))
+        elif status != 0 and not self.session.done():
+            self._note(f"was ended from outside (status {status})")
+
+    def _note(self, what: str) -> None:
+        text = f"the process that searches for schedules {what}; the solve goes on without it"
+        self.session.log.append(f"{text}\n")
+        _LOG.warning("%s", text)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._closing.set()
+        self.session.stop.set()
+
+    # -- the thread that listens to it ---------------------------------------------------------
+
+    def _listen(self, out: IO[bytes]) -> None:
+        """Offer what arrives, until nothing more does."""
+        try:
+            while True:
+                found = _receive(out)
+                self._known = min(self._known, found.value)
+                self.session.offer(found.schedule)
+        except (EOFError, pickle.UnpicklingError):
+            pass  # it has ended, perhaps in the middle of a word
+        except BaseException as error:  # noqa: BLE001 - raised by `check`
+            self._fail(error)
+
+
+def _start(errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start the process.
+
+    Raises
+    ------
+    OSError
+        If there is no Python to start, or no room for it.
+    """
+    if not sys.executable or getattr(sys, "frozen", False):
+        msg = "no Python interpreter is known"
+        raise OSError(msg)
+    with _ctrl_c_blocked():
+        return subprocess.Popen(  # noqa: S603 - Python itself
+            [sys.executable, "-P", "-c", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )
+
+
+@contextmanager
+def _ctrl_c_blocked() -> Iterator[None]:
+    """Keep Ctrl-C from this thread for a moment, and for good from processes that it starts then.
+
+    On Windows these have no console that it could come from.
+    """
+    if sys.platform == "win32":
+        yield
+    else:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _receive(source: IO[bytes]) -> Any:
+    return pickle.load(source)  # noqa: S301 - from the other process
+
+
+# -- in the process ----------------------------------------------------------------------------
+
+
+class Service:
+    """The search for schedules, as it runs in its process.
+
+    Parameters
+    ----------
+    source : binary file
+        Where the problem, the request and then news come from.
+    target : binary file
+        Where better schedules go.
+    """
+
+    def __init__(self, source: IO[bytes], target: IO[bytes]) -> None:
+        self.source, self.target = source, target
+        problem, request = _receive(source)
+        request = replace(request, on_progress=self._report, started_s=time.monotonic())
+        self.session = Session(problem, request, None)
+        self.search = ScheduleSearch(
+            self.session, Grouping(len(problem.graph.nodes)), hurry=lambda: bool(self._tasks)
+        )
+        self._tasks: deque[Task] = deque(maxlen=1)
+        self._known = float("inf")
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Search until the solve ends: with each new answer, else locally."""
+        self._hear(_receive(self.source))
+        threading.Thread(target=self._listen, daemon=True).start()
+        while not self.session.done():
+            if self._tasks:
+                self._do(self._tasks.popleft())
+            else:
+                self.search.improve()
+        if self._failure is not None:
+            raise self._failure
+
+    def _do(self, task: Task) -> None:
+        self.search.enforce(task.rows)
+        if task.glance:
+            self.search.glance(task.answer)
+        else:
+            self.search.run(task.answer)
+
+    def _listen(self) -> None:
+        """Take note of news; when no more can come, the solve is over."""
+        try:
+            while True:
+                self._hear(_receive(self.source))
+        except (EOFError, pickle.UnpicklingError):
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised by `run`
+            self._failure = error
+        finally:
+            self.session.stop.set()
+
+    def _hear(self, news: News) -> None:
+        session = self.session
+        with session.lock:
+            session.columns = max(session.columns, news.columns)
+        session.raise_bound(news.bound)
+        if news.found is not None:
+            self._known = min(self._known, news.found.value)
+            session.offer(news.found.schedule)
+        if news.task is not None:
+            self._tasks.append(news.task)
+
+    def _report(self, _: SolveProgress) -> None:
+        """Send the best schedule, if it is news to the proof."""
+        with self._lock:
+            best = self.session.best
+            if best is None or best.value >= self._known:
+                return
+            self._known = best.value
+            pickle.dump(Found(best.schedule, best.value), self.target)
+            self.target.flush()
+
+
+def serve() -> NoReturn:
+    """Search for schedules for the process that started this one, and end when it has enough.
+
+    What solvers print goes where errors go, as standard output is for schedules.
+    """
+    target = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    status = 1
+    try:
+        with rare_collections():
+            Service(sys.stdin.buffer, target).run()
+        status = 0
+    except BaseException:  # noqa: BLE001 - the other process reads it
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(status)  # at once, whatever its threads are doing

@@ -1,0 +1,354 @@
+"""One relaxation, compiled: its columns by meaning, its rows and cuts as arrays."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from io import StringIO
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from pyomo.common.log import LoggingIntercept
+
+from poetmodel.backends.compiler import compile_model
+from poetmodel.backends.sparse import csr_array
+from poetmodel.model.lazy import build_relaxation
+from poetmodel.model.linear import RESOLVED
+from poetmodel.model.memory import assign_memory
+from poetmodel.model.quantities import DEADLINE_ROWS
+from poetmodel.solver.lazy.disaggregation import GroupDecisions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyomo.environ as pyo
+    from numpy.typing import NDArray
+
+    from poetmodel.backends.standard_form import StandardForm
+    from poetmodel.model.events import Events
+    from poetmodel.model.grouping import Grouping
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+    from poetmodel.solver.lazy.cuts.recompute_memory import Rooms
+
+REAL_LIMITS: Final = frozenset({*DEADLINE_ROWS, "energy_budget"})
+"""Rows over real numbers, which a solver keeps to its tolerance only."""
+MARGIN: Final = 2e-6
+"""How much such a scaled row is tightened."""
+ADMITTED: Final = 1e-6
+"""Largest violation of a scaled row by a start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """An interval cut in terms of the graph, so that a finer relaxation can state it again."""
+
+    first_stage: int
+    """First stage of the interval."""
+    last_stage: int
+    """Last stage of the interval."""
+    reader: int
+    """The node that needs the first tensor of the chain."""
+    again: bool
+    """Whether the reader's recomputation needs it, not its first computation."""
+    chain: tuple[tuple[int, bool], ...]
+    """(tensor, whether its page-out stands for its page-ins): each but the last is made from the
+    next one."""
+    ends_in_recomputation: bool
+    """Whether the recomputations of the last tensor's node stand for its inputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomOrigin:
+    """A room cut in terms of the graph, likewise."""
+
+    first_stage: int
+    """First stage of the group."""
+    last_stage: int
+    """Last stage of the group."""
+    node: int
+    """The node that is recomputed in it."""
+    output: int | None
+    """An output of it that bounds when that happens, by its first direct reader."""
+    tensors: tuple[int, ...]
+    """The tensors that stay meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A valid row ``sum of coefficients >= right``."""
+
+    terms: tuple[tuple[int, float], ...]
+    """(column, coefficient)."""
+    right: float
+    """Right-hand side."""
+    origin: Origin | RoomOrigin | None = None
+    """What a finer relaxation needs to state it again; None where it has rows of its own."""
+
+    def loosened(self) -> float:
+        """Return the right-hand side for a solver: of rows in bytes, with room for its tolerance.
+
+        Rows of counts need none: what violates them does so by one.
+        """
+        if isinstance(self.origin, Origin):
+            return self.right
+        return self.right - RESOLVED * max(1.0, abs(self.right))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """Decisions that a point of a relaxation uses, without its columns."""
+
+    recomputed: tuple[tuple[int, int, int], ...]
+    """(node, first stage, last stage): it is recomputed in one of these."""
+    paged_in: tuple[tuple[int, int, int], ...]
+    """(tensor, first stage, last stage)."""
+
+
+@dataclass(kw_only=True)
+class Relaxation:
+    """A grouped relaxation, ready to be solved."""
+
+    problem: Problem
+    grouping: Grouping
+    model: pyo.ConcreteModel
+    form: StandardForm
+    build_s: float
+    cuts: list[Cut] = field(default_factory=list)
+    """Valid rows found so far, in columns of `form`."""
+    lasting: list[Cut] = field(default_factory=list)
+    """Those of them that stay when they are not tight: integer answers broke them."""
+    rooms: Rooms | None = None
+    """Where its room cuts come from; None where it has none."""
+
+    @classmethod
+    def build(
+        cls,
+        problem: Problem,
+        grouping: Grouping,
+        recomputable: Sequence[bool],
+        *,
+        restoring: bool = False,
+    ) -> Relaxation:
+        """State and compile the relaxation that enforces the rows of `grouping`.
+
+        With `restoring` a tensor may come back to a group that it enters, as room cuts need.
+        """
+        begun = time.monotonic()
+        # Pyomo logs every exception of a rule as an error, that of the time limit, too.
+        with LoggingIntercept(StringIO(), "pyomo.core"):
+            model = build_relaxation(problem, grouping, recomputable, restoring=restoring)
+        form = compile_model(model)
+        return cls(
+            problem=problem,
+            grouping=grouping,
+            model=model,
+            form=form,
+            build_s=time.monotonic() - begun,
+        )
+
+    @property
+    def events(self) -> Events:
+        """Where its decisions lie."""
+        return self.model.events  # type: ignore[no-any-return]
+
+    @property
+    def unit(self) -> float:
+        """How much of the minimized quantity one unit of the objective is."""
+        return float(self.model.objective_unit)
+
+    @cached_property
+    def column(self) -> dict[int, int]:
+        """Column of each variable, by `id`."""
+        return {id(variable): j for j, variable in enumerate(self.form.columns)}
+
+    def columns_of(self, variables: Any) -> dict[Any, int]:
+        """Return the column of each entry of an indexed variable that has one."""
+        return {
+            index: self.column[id(variable)]
+            for index, variable in variables.items()
+            if id(variable) in self.column
+        }
+
+    @cached_property
+    def kept(self) -> dict[tuple[int, int], int]:
+        """Column of ``kept[i, a]``."""
+        return self.columns_of(self.model.kept)
+
+    @cached_property
+    def recomputed(self) -> dict[tuple[int, int], int]:
+        """Column of ``recomputed[group, k]``."""
+        return self.columns_of(self.model.recomputed)
+
+    @cached_property
+    def paged_in(self) -> dict[tuple[int, int], int]:
+        """Column of ``paged_in[group, i]``."""
+        return self.columns_of(self.model.paged_in)
+
+    @cached_property
+    def paged_out(self) -> dict[int, int]:
+        """Column of ``paged_out[i]``."""
+        return self.columns_of(self.model.paged_out)
+
+    def cut_form(self) -> StandardForm:
+        """Return the form with all cuts found so far as further rows."""
+        return self.with_cuts([*self.cuts, *self.lasting])
+
+    def with_cuts(self, cuts: Sequence[Cut]) -> StandardForm:
+        """Return the form with cuts as further rows."""
+        form = self.form
+        if not cuts:
+            return form
+        counts = [len(cut.terms) for cut in cuts]
+        block = csr_array(
+            (
+                np.array([value for cut in cuts for _, value in cut.terms], dtype=np.float64),
+                np.array([column for cut in cuts for column, _ in cut.terms], dtype=np.int64),
+                np.concatenate(([0], np.cumsum(counts))),
+            ),
+            shape=(len(cuts), form.n_columns),
+        )
+        right = [cut.loosened() for cut in cuts]
+        names = [f"cut {c}" for c in range(len(cuts))]
+        return form.with_rows(block, right, np.full(len(cuts), np.inf), names)
+
+    def keep_rooms(self) -> None:
+        """Let room cuts stay whether they are tight or not.
+
+        No rows of their own stand behind them: without them a finer relaxation can have answers
+        that this one had not.
+        """
+        known = {cut.terms for cut in self.lasting}
+        rooms = [cut for cut in self.cuts if isinstance(cut.origin, RoomOrigin)]
+        self.lasting += [cut for cut in rooms if cut.terms not in known]
+        self.cuts = [cut for cut in self.cuts if not isinstance(cut.origin, RoomOrigin)]
+
+    def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
+        """Return what a solution decides."""
+        kept = {index for index, column in self.kept.items() if x[column] > 0.5}  # noqa: PLR2004
+        return GroupDecisions(
+            kept=frozenset(kept | self.model.group_events.kept),
+            recomputed=_chosen(self.recomputed, x),
+            paged_in=_chosen(self.paged_in, x),
+        )
+
+    def used(self, x: NDArray[np.float64], least: float) -> Used:
+        """Return what a point uses by at least `least`."""
+        return Used(
+            recomputed=self._spans(self.recomputed, x, least),
+            paged_in=self._spans(self.paged_in, x, least),
+        )
+
+    def _spans(
+        self, columns: dict[tuple[int, int], int], x: NDArray[np.float64], least: float
+    ) -> tuple[tuple[int, int, int], ...]:
+        grouping = self.grouping
+        return tuple(
+            (index, grouping.first_stage[group], grouping.last_stage[group])
+            for (group, index), column in columns.items()
+            if x[column] >= least
+        )
+
+    def start(self, schedule: Schedule) -> NDArray[np.float64] | None:
+        """Return the point of a schedule, or None where the reductions have no room for it."""
+        events, grouping = self.events, self.grouping
+        group_of = grouping.group_of
+        node_of = self.problem.graph.node_of
+        x = np.full(self.form.n_columns, np.nan)
+        held = set(schedule.S_RAM)
+        for (i, a), column in self.kept.items():
+            stages = events.events[i]
+            begin = group_of[node_of[i]] if a == 0 else stages[a - 1]
+            crossed = range(begin + 1, stages[a] + 1)
+            x[column] = all((grouping.first_stage[group], i) in held for group in crossed)
+        again = {(group_of[t], k) for t, k in schedule.R}
+        for index, column in self.recomputed.items():
+            x[column] = index in again
+        paged = {(group_of[t], i) for t, i in schedule.M_in}
+        for index, column in self.paged_in.items():
+            x[column] = index in paged
+        out = {i for _, i in schedule.M_out}
+        for i, column in self.paged_out.items():
+            x[column] = i in out
+        values = {id(variable): x[j] for j, variable in enumerate(self.form.columns)}
+        for variable, value in assign_memory(self.model, schedule, _WithFixed(values)):
+            column = self.column.get(id(variable), -1)
+            if column >= 0:
+                x[column] = value
+        good = not np.isnan(x).any() and self.form.violation(x) <= ADMITTED
+        return x if good else None
+
+    def restricted(self, allowed: Allowed) -> StandardForm:
+        """Return the form, without cuts, in which only some decisions may be taken.
+
+        Its time and energy rows are tightened beyond a solver's tolerance, so that what it finds
+        keeps the limits exactly. Its bound holds for nothing.
+        """
+        form, grouping = self.form, self.grouping
+        upper = form.upper.copy()
+        for columns, spans in (
+            (self.recomputed, allowed.recomputed),
+            (self.paged_in, allowed.paged_in),
+        ):
+            for (group, index), column in columns.items():
+                first, last = grouping.first_stage[group], grouping.last_stage[group]
+                if not any(a <= last and first <= b for a, b in spans.get(index, ())):
+                    upper[column] = 0.0
+        row_upper = form.row_upper.copy()
+        for r, row in enumerate(form.rows):
+            if getattr(row, "local_name", "") in REAL_LIMITS and row_upper[r] > 0:
+                row_upper[r] -= MARGIN * max(1.0, row_upper[r])
+        return replace(form, upper=upper, row_upper=row_upper)
+
+
+class _WithFixed(dict[int, float]):
+    """Values by `id`; a variable that is no column is fixed to one."""
+
+    def __missing__(self, key: int) -> float:
+        return 1.0
+
+
+@dataclass(slots=True)
+class Allowed:
+    """Recomputations and page-ins that answers so far used: spans of stages."""
+
+    recomputed: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
+    """For each node."""
+    paged_in: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
+    """For each tensor."""
+
+    def add(self, used: Used) -> bool:
+        """Allow what an answer uses; return whether any of it is new."""
+        new = False
+        for decisions, spans in (
+            (used.recomputed, self.recomputed),
+            (used.paged_in, self.paged_in),
+        ):
+            for index, first, last in decisions:
+                found = spans.setdefault(index, set())
+                new |= not any(a <= first and last <= b for a, b in found)
+                found.add((first, last))
+        return new
+
+    def add_schedule(self, schedule: Schedule) -> None:
+        """Allow what a schedule does."""
+        for t, k in schedule.R:
+            if k < t:
+                self.recomputed.setdefault(k, set()).add((t, t))
+        for t, i in schedule.M_in:
+            self.paged_in.setdefault(i, set()).add((t, t))
+
+    def widen(self, stages: int) -> None:
+        """Allow everything a few stages earlier and later too."""
+        for spans in (*self.recomputed.values(), *self.paged_in.values()):
+            wider = {(a - stages, b + stages) for a, b in spans}
+            spans.clear()
+            spans.update(wider)
+
+
+def _chosen(
+    columns: dict[tuple[int, int], int], x: NDArray[np.float64]
+) -> frozenset[tuple[int, int]]:
+    """Return the entries whose (rounded) value is 1."""
+    return frozenset(index for index, column in columns.items() if x[column] > 0.5)  # noqa: PLR2004

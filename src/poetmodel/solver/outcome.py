@@ -1,0 +1,226 @@
+"""From what a search found to the result that people get: nothing leaves without the verifier."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel import __version__
+from poetmodel.errors import BackendError
+from poetmodel.graph import floor
+from poetmodel.planner import verify
+from poetmodel.problem import Quantity
+from poetmodel.result import SolveResult, Status, Termination, measured, relative_gap, unavoidable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poetmodel.problem import Problem
+    from poetmodel.result import OwnObjective
+    from poetmodel.schedule import Schedule, Simulation
+    from poetmodel.solver.request import Request
+
+EQUAL: Final = 1e-6
+"""A bound and a value closer than this, relatively, are the same number with rounding errors."""
+EQUAL_IN_ALL: Final = 1e-9
+"""The same, relative to all energy or time, baseline included: the contract's tolerance."""
+ROUNDING: Final = 1e-13
+"""What the difference of two sums of times may be off by, relative to them."""
+EQUAL_BYTES: Final = 0.5
+"""The same for bytes, which are whole: a bound within less than one of the value reaches it."""
+
+
+SOLVER_ERROR: Final = 5e-7
+"""By how much a solver's bound may be wrong, in units of the objective, and relative to a thousand
+of them: five times its tolerance. Solvers look only for what is better by a tolerance than what
+they have, and at the end call the value of that their bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A schedule that the verifier has seen."""
+
+    schedule: Schedule
+    """The relations."""
+    simulation: Simulation
+    """Its figures."""
+    violations: tuple[str, ...]
+    """What the verifier objects to."""
+    value: float
+    """The minimized quantity beyond what every schedule pays, in its own unit."""
+    own: OwnObjective | None = None
+    """The model's own objective, where it optimises another than its problem's."""
+    verify_s: float = 0.0
+    """Time to verify it [s]."""
+
+    def is_better(self, other: Candidate) -> bool:
+        """Return whether this one is preferred to another, by the model's own objective if any."""
+        if self.own is None or other.own is None:
+            return self.value < other.value
+        if self.own.sense == "minimize":
+            return self.own.value < other.own.value
+        return self.own.value > other.own.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a search ended."""
+
+    termination: Termination
+    """Why it stopped."""
+    candidate: Candidate | None = None
+    """The best schedule found."""
+    bound: float = 0.0
+    """Proven lower bound on the value of every candidate, in its own unit."""
+    infeasible: bool = False
+    """Whether it is proved that there is no schedule."""
+    reason: str = ""
+    """In words why there is no schedule."""
+    build_s: float = 0.0
+    """Time to build and compile [s]."""
+    solve_s: float = 0.0
+    """Time in the solver [s]; in the result the rest of the wall time stands in its place."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the solver and its wrapper."""
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+    """What was solved: columns, rows, ..."""
+    log: str = ""
+    """The solver's log."""
+
+
+def judge(problem: Problem, schedule: Schedule) -> Candidate:
+    """Give a schedule to the verifier, with its plan where time is a makespan."""
+    begun_s = time.monotonic()
+    verdict = verify(problem, schedule)
+    if problem.minimize == Quantity.ENERGY:
+        value = verdict.simulation.overhead_j or 0.0
+    elif problem.minimize == Quantity.TIME:
+        value = _overtime_s(problem, verdict.simulation)
+    else:
+        value = measured(problem, verdict.simulation) - unavoidable(problem)
+    return Candidate(
+        schedule=schedule,
+        simulation=verdict.simulation,
+        violations=verdict.violations,
+        value=max(0.0, value),
+        verify_s=time.monotonic() - begun_s,
+    )
+
+
+def accepted(problem: Problem, schedule: Schedule | None) -> Candidate | None:
+    """Return a schedule as a candidate; None where there is none or the verifier objects."""
+    if schedule is None:
+        return None
+    candidate = judge(problem, schedule)
+    return None if candidate.violations else candidate
+
+
+def _overtime_s(problem: Problem, simulation: Simulation) -> float:
+    """Return the minimized time beyond one pass [s]."""
+    if problem.stand_in_share is None:
+        return simulation.overtime_s or 0.0
+    whole_s = problem.time_sum.of(simulation.compute_s or 0.0, simulation.transfer_s or 0.0)
+    beyond_s = whole_s - problem.pass_time_s
+    return beyond_s if beyond_s > ROUNDING * whole_s else 0.0
+
+
+def vouched(problem: Problem, bound: float) -> float:
+    """Return the part of a solver's bound that its tolerances leave certain, in the same units.
+
+    For the peak it is that of the rows that state it, which count a thousand times.
+    """
+    units = 1000.0 if problem.minimize == Quantity.RAM else max(1.0, abs(bound) / 1000)
+    return bound - SOLVER_ERROR * units
+
+
+def least_value(problem: Problem) -> float:
+    """Return a bound on the value that needs no solver: the floor for RAM, else nothing."""
+    return floor(problem.graph).bytes if problem.minimize == Quantity.RAM else 0.0
+
+
+def same(problem: Problem, value: float, bound: float) -> bool:
+    """Return whether a bound reaches a value, rounding errors aside."""
+    if bound >= value:
+        return True
+    missing = value - bound
+    if problem.minimize in (Quantity.RAM, Quantity.WRITES):
+        return missing < EQUAL_BYTES
+    return missing <= EQUAL * value and missing <= EQUAL_IN_ALL * (unavoidable(problem) + value)
+
+
+def settle(problem: Problem, candidate: Candidate, bound: float) -> float:
+    """Return the bound to report for a candidate: never above its value.
+
+    Raises
+    ------
+    BackendError
+        If the bound is above the value by more than rounding errors: then one of them is wrong, and
+        nothing can be claimed.
+    """
+    bound = max(bound, least_value(problem))
+    if same(problem, candidate.value, bound):
+        slack = EQUAL * abs(candidate.value) + EQUAL_IN_ALL * unavoidable(problem)
+        if bound > candidate.value + slack and not candidate.violations:
+            msg = (
+                f"the solver's bound {bound!r} is above the value {candidate.value!r} of a "
+                "schedule that the verifier accepts; please report this with the problem"
+            )
+            raise BackendError(msg)
+        return candidate.value
+    return bound
+
+
+def finish(
+    problem: Problem, request: Request, outcome: Outcome, *, formulation: str
+) -> SolveResult:
+    """Turn an outcome into a result."""
+    blank = SolveResult(
+        problem=problem,
+        status=Status.INFEASIBLE if outcome.infeasible else Status.UNKNOWN,
+        termination=outcome.termination,
+        reason=outcome.reason,
+        formulation=formulation,
+        backend=request.backend,
+        time_limit_s=float(request.time_limit_s),
+        requested_gap=float(request.gap),
+        build_s=outcome.build_s,
+        solve_s=max(0.0, request.elapsed_s() - outcome.build_s),
+        versions={"poetmodel": __version__, **outcome.versions},
+        statistics=outcome.statistics,
+        log=outcome.log,
+    )
+    candidate = outcome.candidate
+    if candidate is None:
+        return blank if outcome.infeasible else replace(blank, termination=_unproved(outcome))
+    if outcome.infeasible and not candidate.violations:
+        msg = "the solver calls a problem infeasible for which there is a valid schedule"
+        raise BackendError(msg)
+    own, bound = candidate.own, 0.0
+    if not candidate.violations and own is None:
+        bound = settle(problem, candidate, outcome.bound)
+    gap = relative_gap(candidate.value, bound) if own is None else own.gap
+    proved = not candidate.violations and gap <= request.gap
+    whole = min(unavoidable(problem) + bound, measured(problem, candidate.simulation))
+    return replace(
+        blank,
+        status=Status.OPTIMAL if proved else Status.FEASIBLE,
+        termination=Termination.PROVED if proved else _unproved(outcome),
+        schedule=candidate.schedule,
+        simulation=candidate.simulation,
+        violations=candidate.violations,
+        objective_bound=whole if own is None else None,
+        own_objective=own,
+        verify_s=candidate.verify_s,
+        overhead_bound_j=bound if problem.minimize == Quantity.ENERGY else 0.0,
+        reason="",
+    )
+
+
+def _unproved(outcome: Outcome) -> Termination:
+    """Return why a search stopped that proved less than was asked: its solver's proof was another.
+
+    A solver may prove the optimum of a restriction of the problem, or of a user's own objective.
+    """
+    proved = outcome.termination == Termination.PROVED
+    return Termination.STALLED if proved else outcome.termination

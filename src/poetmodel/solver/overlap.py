@@ -1,0 +1,345 @@
+"""Problems whose time is the makespan of a plan: solved through sums that stand in for it.
+
+No row over stages states a makespan exactly. Two sums bound it from below, whatever the plan: core
+and bus are each busy for the whole of their work. Their stand-in is a relaxation and gives the
+bound. ``compute + share * transfer`` moves from there (share 0) to the time of a plan without any
+overlap (share 1), which is enough. The schedule of each is planned, and the plan is timed.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.errors import TimeLimitError
+from poetmodel.problem import Quantity
+from poetmodel.result import Termination, relative_gap
+from poetmodel.solver.outcome import Candidate, Outcome, judge, same
+from poetmodel.solver.progress import SolveProgress
+from poetmodel.solver.request import GRACE_S
+from poetmodel.time_limit import time_limit
+from poetmodel.units import format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyomo.environ as pyo
+
+    from poetmodel.problem import Problem
+    from poetmodel.result import OwnObjective
+    from poetmodel.schedule import Schedule
+    from poetmodel.solver.request import Request
+
+    Attempt = Callable[[Problem, Request, Schedule | None], Outcome]
+
+FIRST_PART: Final = 0.5
+"""Part of the time limit for the relaxation, where its schedule may miss the deadline."""
+PART: Final = 0.5
+"""Part of the time that is left for each further share."""
+CLOSEST: Final = 1 / 64
+"""Shares closer than this are not told apart."""
+TIME_SHARES: Final = (1 / 1024, 1 / 256, 1 / 64, 1 / 8, 1.0)
+"""Shares that are tried in turn where the makespan is minimized: first those in which transfers
+hardly count, since most of them can be hidden."""
+
+
+def solve_overlapping(
+    problem: Problem, request: Request, attempt: Attempt, *, start: Schedule | None
+) -> Outcome:
+    """Solve a problem whose transfers run beside the computing.
+
+    Parameters
+    ----------
+    problem : Problem
+        In the meaning ``overlap``.
+    request : Request
+        Solver and limits.
+    attempt : callable
+        Solves a stand-in within a request, from a start.
+    start : Schedule or None
+        A schedule to begin from.
+
+    Returns
+    -------
+    Outcome
+        The best schedule whose plan keeps every limit, verified with its plan, and a bound on
+        all of them. Infeasible only where the relaxation is.
+    """
+    return _ShareSearch(problem, request, attempt, start).run()
+
+
+@dataclass(slots=True)
+class _ShareSearch:
+    problem: Problem
+    request: Request
+    attempt: Attempt
+    start: Schedule | None
+    best: Candidate | None = None
+    bound: float = 0.0
+    own_bound: float | None = None
+    """What the relaxation proves of the model's own objective."""
+    nearest_s: float | None = None
+    """Least makespan seen of a schedule that breaks no other limit [s]."""
+    solved: list[tuple[float, Outcome]] = field(default_factory=list)
+    """The shares tried, with how each ended."""
+
+    def run(self) -> Outcome:
+        try:
+            with time_limit(self.request.remaining_s() + 2 * GRACE_S):
+                if self.start is not None:
+                    self._take(self.start)
+                relaxed, _ = self._solve(0.0, part=FIRST_PART if self._timed else 1.0)
+                if relaxed.infeasible:
+                    return relaxed
+                if self._timed and self.problem.minimize == Quantity.TIME:
+                    self._makespan_shares()
+                elif self._timed:
+                    self._bisect()
+        except TimeLimitError:  # while a schedule is planned, which may take long, too
+            return replace(self._outcome(), termination=Termination.TIME_LIMIT)
+        except KeyboardInterrupt:  # between two solves, which take care of it themselves
+            return replace(self._outcome(), termination=Termination.INTERRUPTED)
+        return self._outcome()
+
+    @property
+    def _timed(self) -> bool:
+        """Whether the makespan decides on anything."""
+        problem = self.problem
+        idles = problem.idle_power_w > 0 and problem.energy_budget_j is not None
+        return problem.deadline_s is not None or problem.minimize == Quantity.TIME or idles
+
+    def _makespan_shares(self) -> None:
+        for share in TIME_SHARES:
+            if self._done():
+                return
+            self._solve(share)
+
+    def _bisect(self) -> None:
+        """Look for the least share whose plan keeps the limits."""
+        missed, kept = 0.0, None
+        while not self._done() and (kept is None or kept - missed > CLOSEST):
+            share = 1.0 if kept is None else (missed + kept) / 2
+            outcome, keeps = self._solve(share)
+            if keeps or outcome.candidate is None or kept is None:
+                kept = share
+            else:
+                missed = share
+
+    def _solve(self, share: float, *, part: float = PART) -> tuple[Outcome, bool]:
+        """Solve one stand-in; return how it ended, and whether its plan keeps every limit."""
+        request = self.request
+        limit_s = request.elapsed_s() + part * request.remaining_s()
+        within = replace(request, time_limit_s=max(limit_s, 1e-3), on_progress=self._tell(share))
+        begin = self.start if self.best is None else self.best.schedule
+        outcome = self.attempt(self.problem.stand_in(share), within, begin)
+        self.solved.append((share, outcome))
+        self._raise_bound(share, outcome.bound)
+        found = outcome.candidate
+        keeps = found is not None and self._take(found.schedule, found.own, share=share)
+        return outcome, keeps
+
+    def _raise_bound(self, share: float, bound: float) -> None:
+        """Take over what a stand-in proves of every plan.
+
+        The relaxation's bound holds as it is. Of the others only that of a time does: no makespan
+        is below the mean of compute and transfer time with weights 1 and `share`.
+        """
+        if share == 0:
+            self.bound = max(self.bound, bound)
+        elif self.problem.minimize == Quantity.TIME:
+            pass_s = self.problem.pass_time_s
+            self.bound = max(self.bound, (pass_s + bound) / (1 + share) - pass_s)
+
+    def _take(
+        self, schedule: Schedule, own: OwnObjective | None = None, *, share: float = 0.0
+    ) -> bool:
+        """Verify a schedule with its plan; return whether it keeps every limit.
+
+        What the relaxation proves of the model's own objective holds for every plan.
+        """
+        if own is not None:
+            self.own_bound = own.bound if share == 0 else self.own_bound
+            own = replace(own, bound=self.own_bound)
+        candidate = replace(judge(self.problem, schedule), own=own)
+        makespan_s = candidate.simulation.planned_s
+        if candidate.violations:
+            if makespan_s is not None and candidate.simulation.valid:
+                nearest_s = self.nearest_s
+                self.nearest_s = makespan_s if nearest_s is None else min(nearest_s, makespan_s)
+            return False
+        # A start without the model's own objective says nothing of it.
+        if self.best is None or (own and not self.best.own) or candidate.is_better(self.best):
+            self.best = candidate
+        return True
+
+    def _done(self) -> bool:
+        if self.request.remaining_s() <= 0 or self._interrupted():
+            return True
+        if self.best is None:
+            return False
+        if self.best.own is not None:
+            return self.best.own.gap <= self.request.gap
+        if same(self.problem, self.best.value, self.bound):
+            return True
+        return relative_gap(self.best.value, self.bound) <= self.request.gap
+
+    def _interrupted(self) -> bool:
+        return any(outcome.termination == Termination.INTERRUPTED for _, outcome in self.solved)
+
+    def _tell(self, share: float) -> Callable[[SolveProgress], bool | None] | None:
+        """Return what follows a stand-in's solve: it tells of what holds for the problem."""
+        tell = self.request.on_progress
+        if tell is None:
+            return None
+
+        def report(progress: SolveProgress) -> bool | None:
+            bound = self.bound
+            if share == 0 and progress.bound is not None:
+                bound = max(bound, progress.bound)
+            incumbent = None if self.best is None else self.best.value
+            if not self._timed:
+                incumbent = progress.incumbent
+            return tell(SolveProgress(seconds=progress.seconds, incumbent=incumbent, bound=bound))
+
+        return report
+
+    def _outcome(self) -> Outcome:
+        if not self.solved:
+            return Outcome(termination=Termination.STALLED, candidate=self.best)
+        last = self.solved[-1][1]
+        if self._interrupted():
+            termination = Termination.INTERRUPTED
+        elif self.request.remaining_s() <= 0:
+            termination = Termination.TIME_LIMIT
+        elif self.best is not None and self._done():
+            termination = Termination.PROVED
+        else:
+            termination = Termination.STALLED
+            if any(o.termination == Termination.TIME_LIMIT for _, o in self.solved):
+                termination = Termination.TIME_LIMIT
+        outcomes = [outcome for _, outcome in self.solved]
+        return Outcome(
+            termination=termination,
+            candidate=self.best,
+            bound=self.bound,
+            reason=self._reason(last),
+            build_s=sum(outcome.build_s for outcome in outcomes),
+            solve_s=sum(outcome.solve_s for outcome in outcomes),
+            versions=outcomes[0].versions,
+            statistics={
+                **outcomes[0].statistics,
+                "shares": [share for share, _ in self.solved],
+            },
+            log="".join(outcome.log for outcome in outcomes),
+        )
+
+    def _reason(self, last: Outcome) -> str:
+        if self.nearest_s is None or self.problem.deadline_s is None:
+            return last.reason
+        return (
+            "no schedule was found whose plan keeps the deadline of "
+            f"{format_seconds(self.problem.deadline_s)} and the other limits; the best makespan "
+            f"found is {format_seconds(self.nearest_s)}"
+        )
+
+
+@contextmanager
+def restated(model: pyo.ConcreteModel, problem: Problem) -> Iterator[None]:
+    """Let a model of a problem state one of its surrogates, other units or fewer bytes for a while.
+
+    Parameters
+    ----------
+    model : ConcreteModel
+        From `build`; its rows hold for the relaxation.
+    problem : Problem
+        The model's own problem, or a surrogate of it, perhaps measured by a known schedule or with
+        fewer bytes than one has.
+    """
+    before = model.problem
+    model.problem = problem
+    undo: list[Callable[[], Any]] = []
+    try:
+        if problem.stand_in_share:
+            undo += _with_stand_in_deadline(model, problem)
+        if problem.usable_ram_bytes < before.usable_ram_bytes:
+            undo.append(_with_lower_peak(model, before, problem))
+        elif problem.aux_limit_bytes != before.aux_limit_bytes:
+            undo += _with_fewer_writes(model, problem)
+        shared = problem.stand_in_share and problem.minimize == Quantity.TIME
+        if (shared or problem.reference_value is not None) and states_problem(model):
+            undo.append(_with_objective(model, problem))
+        yield
+    finally:
+        for action in undo:
+            action()
+        model.problem = before
+
+
+def states_problem(model: pyo.ConcreteModel) -> bool:
+    """Return whether a model still minimizes what `build` stated: nobody replaced or changed it."""
+    from pyomo.core import minimize
+
+    objective = model.component("objective")
+    return (
+        getattr(objective, "active", False)
+        and getattr(objective, "sense", None) == minimize
+        and getattr(objective, "expr", None) is getattr(model, "stated_objective", None)
+    )
+
+
+def _with_stand_in_deadline(
+    model: pyo.ConcreteModel, problem: Problem
+) -> Iterator[Callable[[], Any]]:
+    from poetmodel.model.quantities import DEADLINE_ROWS, add_deadline
+
+    name = DEADLINE_ROWS[-1]
+    add_deadline(model, name, problem.time_sum)
+    if model.component(name) is not None:
+        yield lambda: model.del_component(name)
+
+
+def _with_fewer_writes(model: pyo.ConcreteModel, problem: Problem) -> Iterator[Callable[[], Any]]:
+    from poetmodel.model.quantities import WRITES_ROW, add_limit, write_terms
+
+    add_limit(
+        model, WRITES_ROW, write_terms(problem, model.decisions), problem.aux_limit_bytes or 0
+    )
+    if model.component(WRITES_ROW) is not None:
+        yield lambda: model.del_component(WRITES_ROW)
+
+
+def _with_lower_peak(
+    model: pyo.ConcreteModel, before: Problem, problem: Problem
+) -> Callable[[], None]:
+    """Bound the peak of a model that minimizes it; return what undoes that."""
+    limits, most = model.exact_limits, model.peak.ub
+    lower = before.usable_ram_bytes - problem.usable_ram_bytes
+    model.exact_limits = {
+        row: replace(limit, limit=limit.limit - lower) if row[0] == "memory" else limit
+        for row, limit in limits.items()
+    }
+    model.peak.setub(max(model.peak.lb, most * problem.usable_ram_bytes / before.usable_ram_bytes))
+
+    def restore() -> None:
+        model.exact_limits = limits
+        model.peak.setub(most)
+
+    return restore
+
+
+def _with_objective(model: pyo.ConcreteModel, problem: Problem) -> Callable[[], None]:
+    """State the objective of a model for another problem; return what undoes that."""
+    from poetmodel.model.quantities import minimized, objective_unit
+
+    objective, stated, unit = model.objective, model.stated_objective, model.objective_unit
+
+    def restore() -> None:
+        model.objective_unit = unit
+        objective.set_value(stated)
+        model.stated_objective = objective.expr
+
+    model.objective_unit = objective_unit(problem)
+    objective.set_value(minimized(model))
+    model.stated_objective = objective.expr
+    return restore

@@ -1,0 +1,65 @@
+"""How to solve: solver, limits, and who watches."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from poetmodel.solver.progress import SolveProgress
+
+    OnProgress = Callable[[SolveProgress], bool | None]
+
+GRACE_S: Final = 1.0
+"""Time beyond the limit in which a schedule that is being made may still be finished [s]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a solve was asked to do; begins to count time when made."""
+
+    backend: str = "highs"
+    """The solver."""
+    time_limit_s: float = 60.0
+    """Wall time for everything, building included [s]."""
+    gap: float = 1e-4
+    """Stop at this gap of what can be decided (the overhead, for energy)."""
+    threads: int = 1
+    """Threads that may be used."""
+    seed: int = 0
+    """Seed of everything random."""
+    on_progress: OnProgress | None = None
+    """Told of every better schedule and bound; returning False stops the solve."""
+    started_s: float = field(default_factory=time.monotonic)
+    """When the solve was requested, on the monotonic clock [s]."""
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not _is_real(self.time_limit_s) or self.time_limit_s <= 0:
+            faults.append(f"time limit: expected seconds above 0, got {self.time_limit_s!r}")
+        if not _is_real(self.gap) or self.gap < 0:
+            faults.append(f"gap: expected a finite fraction of 0 or more, got {self.gap!r}")
+        for name, least in (("threads", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                faults.append(f"{name}: expected a whole number from {least}, got {value!r}")
+        if faults:
+            raise InputError(faults)
+
+    def elapsed_s(self) -> float:
+        """Return the time since the solve was requested [s]."""
+        return time.monotonic() - self.started_s
+
+    def remaining_s(self) -> float:
+        """Return the time that is left [s], 0 or more."""
+        return max(0.0, self.time_limit_s - self.elapsed_s())
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

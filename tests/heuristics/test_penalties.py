@@ -1,0 +1,60 @@
+"""What drafts are measured by agrees with the judge."""
+
+from __future__ import annotations
+
+import pytest
+
+from instances import random_instances, seeded
+from poetmodel.heuristics.partial_schedule import Draft, Supply
+from poetmodel.heuristics.penalties import Aim, energies, no_prices
+from poetmodel.problem import Quantity
+from poetmodel.schedule import verify
+from poetmodel.solver.outcome import judge
+from worked import skip_problem
+
+
+@pytest.mark.parametrize("minimize", list(Quantity))
+def test_value_and_limits_are_those_of_the_judge(minimize: str) -> None:
+    """For 80 problems with every limit and a few random supplies each."""
+    exceeding = 0
+    for number, problem in enumerate(random_instances(80, (3, 8), seed=91, minimize=minimize)):
+        rng = seeded(f"value/{number}")
+        graph = problem.graph
+        draft = Draft(graph)
+        for t in range(1, len(graph.nodes)):
+            k = rng.randrange(t)
+            if problem.may_recompute(k) and rng.random() < 0.4:
+                draft.add(Supply(t, k, again=True))
+            for i in graph.outputs_of[k]:
+                if problem.can_page and rng.random() < 0.4:
+                    draft.add(Supply(t, i, again=False))
+        aim = Aim(problem)
+        candidate = judge(problem, draft.schedule())
+        assert aim.value(draft) == pytest.approx(candidate.value, abs=1e-9)
+        others = ("peak RAM", "storage used")
+        broken = [v for v in candidate.violations if not v.startswith(others)]
+        assert (aim.excess(draft) > 0) == bool(broken), candidate.violations
+        exceeding += bool(broken)
+    assert exceeding > 5
+
+
+def test_prices_add_up() -> None:
+    """At a weight, decision by decision."""
+    problem = skip_problem()
+    once = energies(problem)
+    twice = once.plus(once, 1.0)
+    draft = Draft(problem.graph, [Supply(3, 0, again=True)])
+    assert once.total(draft) > 0
+    assert twice.total(draft) == pytest.approx(2 * once.total(draft))
+    assert no_prices(problem).total(draft) == 0
+
+
+def test_stress_moves_prices_from_the_objective_to_the_limits() -> None:
+    """Without limits it changes nothing; with them their use costs ever more."""
+    free, bound = Aim(skip_problem()), Aim(skip_problem(deadline=12))
+    assert free.prices(0.0) == free.prices(5.0)
+    draft = Draft(skip_problem().graph, [Supply(3, 0, again=True)])
+    cheap, dear = (bound.prices(stress).total(draft) for stress in (0.0, 1.0))
+    assert cheap < dear
+    assert bound.balance(draft) > 0
+    assert not verify(skip_problem(deadline=12, ram=15), draft.schedule()).violations

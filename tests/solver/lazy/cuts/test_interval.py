@@ -1,0 +1,325 @@
+"""Interval cuts: they cut off the point they are made for, and no schedule, in finer groups too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pytest
+
+from instances import seeded
+from lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
+from oracle import optimum
+from poetmodel.backends.protocol import Limits
+from poetmodel.backends.registry import backend
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, operation
+from poetmodel.heuristics.trimming import trim
+from poetmodel.model.grouping import Grouping
+from poetmodel.problem import Problem, Quantity
+from poetmodel.problem.infeasibility import obstacle
+from poetmodel.solver.lazy.cuts import interval
+from poetmodel.solver.lazy.cuts.interval import PER_ROUND, VIOLATED, restate, separate
+from poetmodel.solver.lazy.relaxation import Cut, Origin, Relaxation
+from worked import comb_graph, even_costs
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+
+def activity(cut: Cut, x: NDArray[np.float64]) -> float:
+    """Return by how much a point is above a cut's right-hand side; negative where it breaks it."""
+    return sum(value * x[column] for column, value in cut.terms) - cut.right
+
+
+# -- by hand -------------------------------------------------------------------------------------
+
+
+def spread_problem() -> Problem:
+    """State a problem whose linear relaxation recomputes one node thinly in several groups.
+
+    `a` (1 B) is read by `k` (4 B), and that by the last three nodes. Between them lie stages that
+    fill the RAM.
+    """
+    graph = Graph(
+        name="spread",
+        nodes=(
+            operation("a", output_bytes=1, recomputable=False),
+            operation("k", output_bytes=4, inputs=("a",)),
+            operation("x", output_bytes=4, recomputable=False),
+            operation("y", output_bytes=4, inputs=("x",), recomputable=False),
+            operation("u", output_bytes=0, inputs=("k",), recomputable=False),
+            operation("z", output_bytes=4, inputs=("y",), recomputable=False),
+            operation("v", output_bytes=0, inputs=("k", "z"), recomputable=False),
+        ),
+    )
+    ones = [1.0] * len(graph.nodes)
+    return Problem(
+        graph, Costs.from_arrays(graph, compute_time_s=ones, compute_energy_j=ones), ram=9
+    )
+
+
+GROUPS = Grouping(7, frozenset({1, 2, 3, 5}))
+"""Stages 0-1, 2, 3, 4-5 and 6 of the spread problem: groups 0 to 4."""
+
+
+def point_of(relaxation: Relaxation, values: dict[str, dict[tuple[int, int], float]]) -> np.ndarray:
+    """Return a point with these entries, else zeros."""
+    x = np.zeros(relaxation.form.n_columns)
+    for name, entries in values.items():
+        columns = getattr(relaxation, name)
+        for index, value in entries.items():
+            x[columns[index]] = value
+    return x
+
+
+def test_a_recomputation_spread_over_groups_is_cut_off() -> None:
+    """Half of `k` made in group 2 and half in group 3, for its reader in stage 4, of half an `a`.
+
+    The node's recomputations in groups 2 and 3 sum to 1, but only half of `a` is there to make it
+    from: what enters group 2 is half of `a` and nothing of `k`.
+    """
+    problem = spread_problem()
+    relaxation = relaxation_of(problem, GROUPS)
+    halves = {
+        "kept": {(0, a): 0.5 for i, a in relaxation.kept if i == 0},
+        "recomputed": {(2, 1): 0.5, (3, 1): 0.5},
+    }
+    x = point_of(relaxation, halves)
+    found = separate(relaxation, x)
+    wanted = [cut for cut in found if cut.origin.chain == ((1, False), (0, False))]
+    assert wanted
+    for cut in wanted:
+        assert not cut.origin.ends_in_recomputation
+        assert activity(cut, x) == pytest.approx(-0.5)
+    # By hand, for the interval of groups 2 and 3 and the reader `u` of stage 4: k enters group 2,
+    # or a does.
+    origin = Origin(
+        first_stage=3,
+        last_stage=4,
+        reader=4,
+        again=False,
+        chain=((1, False), (0, False)),
+        ends_in_recomputation=False,
+    )
+    cut = restate(relaxation, origin)
+    assert cut is not None
+    assert cut.right == 1.0
+    enters = {(i, relaxation.events.segment(i, 0, 2)) for i in (0, 1)}
+    assert dict(cut.terms) == {relaxation.kept[index]: 1.0 for index in enters}
+
+
+def test_nothing_is_cut_off_a_schedule() -> None:
+    """At a 0/1 point of the relaxation there is nothing to separate."""
+    problem = spread_problem()
+    relaxation = relaxation_of(problem, GROUPS)
+    raw = backend("highs").solve(relaxation.form, Limits(rel_gap=0.0))
+    assert raw.x is not None
+    assert separate(relaxation, raw.x) == []
+
+
+def test_a_cut_is_stated_again_in_finer_groups() -> None:
+    """Its interval keeps its stages; entering it and what happens in it are other columns."""
+    problem = spread_problem()
+    coarse = relaxation_of(problem, Grouping(7, frozenset({1, 2, 5})))
+    origin = Origin(
+        first_stage=3,
+        last_stage=6,
+        reader=6,
+        again=False,
+        chain=((1, False),),
+        ends_in_recomputation=True,
+    )
+    before = restate(coarse, origin)
+    assert before is not None
+    again = {coarse.recomputed[g, 1] for g in (2, 3)}
+    assert again < {column for column, _ in before.terms}
+    fine = relaxation_of(problem, GROUPS)
+    after = restate(fine, origin)
+    assert after is not None
+    assert after.origin == before.origin == origin
+    assert {fine.recomputed[g, 1] for g in (2, 3, 4)} < {column for column, _ in after.terms}
+
+
+def test_a_cut_that_says_nothing_is_dropped() -> None:
+    """Where the tensor is first made within the interval, or is surely kept into it."""
+    problem = spread_problem()
+    relaxation = relaxation_of(problem, GROUPS)
+    origin = Origin(
+        first_stage=0,
+        last_stage=4,
+        reader=4,
+        again=False,
+        chain=((1, False),),
+        ends_in_recomputation=True,
+    )
+    assert restate(relaxation, origin) is None
+    # Row 4 in place of row 3 is of a stage that reads `k`, which is surely there afterwards.
+    sure = relaxation_of(problem, Grouping(7, frozenset({4})))
+    late = replace(origin, first_stage=5, last_stage=6, reader=6)
+    assert restate(sure, late) is None
+    # A recomputation that the finer grouping has no room for needs nothing.
+    assert restate(sure, replace(late, again=True, reader=3)) is None
+
+
+# -- on random instances -------------------------------------------------------------------------
+
+
+class Separated(NamedTuple):
+    """A relaxation, and cuts with the fractional point that each was made for."""
+
+    seed: str
+    relaxation: Relaxation
+    cuts: list[tuple[Cut, NDArray[np.float64]]]
+
+
+def separated(count: int, kind: str, n: tuple[int, int]) -> Iterator[Separated]:
+    """Yield random relaxations with cuts made for random points.
+
+    No row need hold at such a point: a cut is valid for a grouping, whichever point asks for it.
+    """
+    for number in range(count):
+        seed = f"cuts-{kind}/{number}"
+        problem = scarce_problem(seed, n)
+        if obstacle(problem) is not None:
+            continue
+        rng = seeded(f"rows of {seed}")
+        relaxation = relaxation_of(problem, random_rows(rng, problem, rng.choice((0.3, 0.5, 0.8))))
+        found: list[tuple[Cut, NDArray[np.float64]]] = []
+        for _ in range(3):
+            share, most = rng.choice((0.2, 0.5, 0.9)), rng.choice((0.2, 0.5, 1.0))
+            columns = range(relaxation.form.n_columns)
+            x = np.array([rng.uniform(0, most) if rng.random() < share else 0.0 for _ in columns])
+            found += [(cut, x) for cut in separate(relaxation, x)]
+        if found:
+            yield Separated(seed, relaxation, found)
+
+
+def whole_points(
+    rng: random.Random, relaxation: Relaxation, count: int
+) -> Iterator[NDArray[np.float64]]:
+    """Yield 0/1 points of a relaxation, found without cuts: best for random objectives."""
+    for _ in range(count):
+        costs = np.array([rng.uniform(-0.3, 1.0) for _ in range(relaxation.form.n_columns)])
+        if relaxation.problem.minimize == Quantity.RAM:  # else any peak would do
+            costs[relaxation.column[id(relaxation.model.peak)]] = 100.0
+        form = replace(relaxation.form, objective=costs)
+        raw = backend("highs").solve(form, Limits(rel_gap=0.0))
+        if raw.x is not None:
+            yield raw.x
+
+
+def test_a_cut_cuts_off_the_point_that_it_was_made_for() -> None:
+    """And stating it again in the same groups gives the same row; no cut comes twice."""
+    count = 0
+    for seed, relaxation, found in separated(40, "off", (6, 10)):
+        for cut, x in found:
+            assert activity(cut, x) < -VIOLATED / 2, seed
+            assert restate(relaxation, cut.origin) == cut
+        once = separate(relaxation, found[0][1])
+        assert len({cut.terms for cut in once}) == len(once)
+        count += len(found)
+    assert count > 300
+
+
+def test_no_more_cuts_come_at_once_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many the most violated ones are taken."""
+    _, relaxation, found = max(separated(20, "most", (9, 12)), key=lambda one: len(one.cuts))
+    x = found[0][1]
+    every = separate(relaxation, x)
+    assert 6 < len(every) <= PER_ROUND
+    monkeypatch.setattr(interval, "PER_ROUND", 3)
+    few = separate(relaxation, x)
+    assert len(few) == 3
+    worst = sorted(activity(cut, x) for cut in every)
+    assert max(activity(cut, x) for cut in few) <= worst[3] + CLOSE
+
+
+def check_validity(count: int, kind: str, n: tuple[int, int]) -> Counter[str]:
+    """Hold cuts, in finer groups too, against 0/1 points; return what there was."""
+    seen: Counter[str] = Counter()
+    for seed, relaxation, found in separated(count, kind, n):
+        rng = seeded(f"points of {seed}")
+        points = list(whole_points(rng, relaxation, 5))
+        more = random_rows(rng, relaxation.problem, 0.4)
+        rows = (tuple(more.stage_rows), tuple(more.step_rows))
+        finer = relaxation_of(relaxation.problem, relaxation.grouping.add(*rows))
+        fine_points = list(whole_points(rng, finer, 5))
+        for cut, _ in found:
+            least = min((activity(cut, x) for x in points), default=0.0)
+            assert least >= -CLOSE, (seed, cut)
+            again = restate(finer, cut.origin)
+            if again is not None:
+                assert all(activity(again, x) >= -CLOSE for x in fine_points), (seed, again)
+            seen["cuts"] += 1
+            seen["tight"] += least <= CLOSE
+            seen["stated again"] += again is not None
+            seen["for a recomputation"] += cut.origin.again
+            seen["chains"] += len(cut.origin.chain) > 1
+            seen["by page-out"] += any(by_page_out for _, by_page_out in cut.origin.chain)
+    return seen
+
+
+def test_every_point_of_a_relaxation_keeps_its_cuts() -> None:
+    """So does every point of a finer relaxation, once they are stated in it."""
+    seen = check_validity(40, "valid", (6, 10))
+    assert seen["cuts"] > 300
+    assert seen["tight"] > 0.5 * seen["cuts"]  # none could be any stronger
+    assert min(seen.values()) > 20, seen
+
+
+@pytest.mark.slow
+def test_every_point_of_more_relaxations_keeps_its_cuts() -> None:
+    """The same on 1,500 instances."""
+    assert check_validity(1500, "more", (5, 13))["cuts"] > 15_000
+
+
+def test_best_schedules_keep_the_cuts() -> None:
+    """The points of schedules by exhaustive search, best for any quantity, are never cut off."""
+    admitted = compared = 0
+    for seed, relaxation, found in separated(60, "best", (4, 5)):
+        problem = relaxation.problem
+        for quantity in (*Quantity, problem.minimize):
+            best = optimum(problem, quantity)
+            x = None if best is None else relaxation.start(trim(problem.graph, best.schedule))
+            if x is None:
+                continue
+            admitted += 1
+            for cut, _ in found:
+                assert activity(cut, x) >= -CLOSE, (seed, cut)
+                compared += 1
+    assert admitted > 50
+    assert compared > 300
+
+
+@pytest.mark.parametrize(
+    ("ram", "page"), [(10, None), (10, (3.0, 3.0)), (11, (3.0, 3.0)), (13, None)]
+)
+def test_cuts_raise_the_linear_bound_and_keep_the_optimum(
+    ram: int, page: tuple[float, float] | None
+) -> None:
+    """On a comb of eight teeth, rounds of cuts close a part of the gap to the same optimum."""
+    graph = comb_graph(8)
+    problem = Problem(graph, even_costs(graph, page_in=page, page_out=page), ram=ram)
+    relaxation = relaxation_of(problem, Grouping(16, frozenset(range(2, 15))))
+    found: list[Cut] = []
+    bounds = []
+    for _ in range(8):
+        raw = backend("highs").solve(relaxation.with_cuts(found).relaxed(), Limits())
+        assert raw.x is not None
+        assert raw.objective is not None
+        bounds.append(raw.objective)
+        found += separate(relaxation, raw.x)
+    assert np.diff(bounds).min() > -CLOSE
+    whole = [
+        backend("highs").solve(form, Limits(rel_gap=0.0)).objective
+        for form in (relaxation.form, relaxation.with_cuts(found))
+    ]
+    assert whole[0] is not None
+    assert whole[0] == pytest.approx(whole[1], abs=CLOSE)
+    assert 1.02 * bounds[0] < bounds[-1] <= whole[0] + CLOSE

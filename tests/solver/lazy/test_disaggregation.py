@@ -1,0 +1,312 @@
+"""From decisions per group to a schedule: by hand, and its loads against the judge's walk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from instances import random_graph, random_schedule, seeded
+from lazy_rounds import CLOSE, broken, placed, ram_limit, random_rows, scarce_problem
+from poetmodel.backends.protocol import Limits
+from poetmodel.backends.registry import backend
+from poetmodel.graph import Graph, operation
+from poetmodel.model.events import Events, recomputable_nodes
+from poetmodel.model.grouping import Grouping
+from poetmodel.problem import Quantity
+from poetmodel.problem.infeasibility import obstacle
+from poetmodel.schedule import Schedule, checkpoint_all, simulate
+from poetmodel.solver.lazy.disaggregation import GroupDecisions, Placement, place
+from poetmodel.solver.lazy.relaxation import Relaxation
+from poetmodel.solver.outcome import judge
+from worked import comb_graph, skip_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from poetmodel.problem import Problem
+
+
+def decided(
+    kept: set[tuple[int, int]] | None = None,
+    recomputed: set[tuple[int, int]] | None = None,
+    paged_in: set[tuple[int, int]] | None = None,
+) -> GroupDecisions:
+    """Return decisions."""
+    return GroupDecisions(
+        kept=frozenset(kept or ()),
+        recomputed=frozenset(recomputed or ()),
+        paged_in=frozenset(paged_in or ()),
+    )
+
+
+def comb_events(grouping: Grouping, events: dict[int, tuple[int, ...]]) -> Events:
+    """Return events of the comb of three teeth: those given, else none."""
+    return Events(
+        group_of=grouping.group_of,
+        uses=((),) * 6,
+        events=tuple(events.get(i, ()) for i in range(6)),
+        recompute=((),) * 6,
+        page_in=((),) * 6,
+    )
+
+
+# -- by hand -------------------------------------------------------------------------------------
+#
+# The comb: f0 f1 f2 are made in stages 0, 1 and 2, g2 g1 g0 in 3, 4 and 5. f0 is read in 1 and 5,
+# f1 in 2 and 4, f2 in 3, g2 in 4, g1 in 5. Row 2 leaves the groups of stages 0-2 and 3-5.
+
+COMB = comb_graph(3)
+GROUPS = Grouping(6, frozenset({2}))
+EVENTS = comb_events(GROUPS, {0: (1,), 1: (1,), 2: (1,)})
+
+
+def test_what_stays_in_its_group_is_held_from_its_step_to_its_last_reader() -> None:
+    """One group, no decision: every tensor to its last reader, as checkpoint-all has it."""
+    grouping = Grouping(6)
+    placement = place(COMB, grouping, comb_events(grouping, {}), decided())
+    assert placement.schedule() == checkpoint_all(COMB)
+    assert placement.stage_loads() == [4, 8, 12, 13, 10, 6]
+
+
+def test_a_recomputation_happens_at_its_first_reader() -> None:
+    """`f0`, not kept into stages 3-5 and made again there, is made in stage 5, its only reader."""
+    placement = place(COMB, GROUPS, EVENTS, decided({(1, 0), (2, 0)}, {(1, 0)}))
+    assert placement.recomputed == [(5, 0)]
+    assert sorted(placement.spans) == [(0, 1, 1), (1, 2, 4), (2, 3, 3), (3, 4, 4), (4, 5, 5)]
+    assert judge_of(placement) == ()
+    assert placement.stage_loads() == [4, 8, 8, 9, 6, 6]
+    assert list(placement.step_loads()) == [(5, 0, 5)]  # beside g1
+
+
+def test_a_recomputation_for_another_one_happens_in_its_stage() -> None:
+    """`f1` is made again in stage 4, so `f0`, its input, is too; it stays for `g0` in stage 5."""
+    placement = place(COMB, GROUPS, EVENTS, decided({(2, 0)}, {(1, 0), (1, 1)}))
+    assert sorted(placement.recomputed) == [(4, 0), (4, 1)]
+    assert (0, 5, 5) in placement.spans
+    assert judge_of(placement) == ()
+
+
+def test_a_page_in_happens_at_its_first_reader() -> None:
+    """And pages out right after the first computation; storage holds it from then on."""
+    placement = place(COMB, GROUPS, EVENTS, decided({(1, 0), (2, 0)}, None, {(1, 0)}))
+    assert placement.paged_in == [(5, 0)]
+    schedule = placement.schedule()
+    assert schedule.M_in == ((5, 0),)
+    assert schedule.M_out == ((0, 0),)
+    assert tuple((t, 0) for t in range(1, 6)) == schedule.S_AUX
+    assert judge_of(placement) == ()
+
+
+def test_what_is_only_kept_on_is_had_in_the_last_stage_of_its_group() -> None:
+    """`f0`, made again in the middle group for the last one, crosses no other end of a stage.
+
+    Groups are stages 0-1, 2-3 and 4-5; `f0` is made again in stage 3 and kept for stage 5.
+    """
+    grouping = Grouping(6, frozenset({1, 3}))
+    events = comb_events(grouping, {0: (1, 2), 1: (1, 2), 3: (2,)})
+    kept = {(0, 1), (1, 0), (1, 1), (3, 0)}
+    placement = place(COMB, grouping, events, decided(kept, {(1, 0)}))
+    assert placement.recomputed == [(3, 0)]
+    assert (0, 4, 5) in placement.spans
+    assert judge_of(placement) == ()
+
+
+def test_what_nobody_needs_is_not_placed() -> None:
+    """Neither a recomputation of what enters its group, nor a page-in without reader or keep.
+
+    Groups are stages 0-1, 2 and 3-5.
+    """
+    grouping = Grouping(6, frozenset({1, 2}))
+    events = comb_events(grouping, {0: (1, 2), 1: (1, 2), 2: (2,)})
+    kept = {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)}
+    placement = place(COMB, grouping, events, decided(kept, {(2, 1)}))
+    assert placement.recomputed == []
+    without = decided({(1, 0), (1, 1), (2, 0)}, {(2, 0)}, {(1, 0)})
+    placement = place(COMB, grouping, events, without)
+    assert placement.recomputed == [(5, 0)]
+    assert placement.paged_in == []
+    assert placement.schedule().M_out == ()
+
+
+def test_a_tensor_that_enters_its_group_is_not_brought_back() -> None:
+    """A point may say both where tensors may come back; it stays instead, at no cost."""
+    decisions = decided({(0, 0), (1, 0), (2, 0)}, {(1, 0)}, {(1, 0)})
+    placement = place(COMB, GROUPS, EVENTS, decisions)
+    assert (placement.recomputed, placement.paged_in) == ([], [])
+    assert placement.schedule() == checkpoint_all(COMB)
+
+
+def test_spans_of_a_tensor_that_touch_are_joined() -> None:
+    """Kept through three groups, `f0` has one span."""
+    grouping = Grouping(6, frozenset({1, 2, 3}))
+    events = comb_events(grouping, {0: (1, 2, 3), 1: (1, 2, 3), 2: (2,), 3: (3,)})
+    kept = {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (3, 0)}
+    placement = place(COMB, grouping, events, decided(kept))
+    assert [span for span in placement.spans if span[0] == 0] == [(0, 1, 5)]
+    assert placement.schedule() == checkpoint_all(COMB)
+
+
+def test_a_tensor_goes_within_a_group_that_does_not_keep_it_on() -> None:
+    """After its last reader there, or, as `f0` in stages 2-4, at once."""
+    grouping = Grouping(6, frozenset({1, 4}))
+    events = comb_events(grouping, {0: (1, 2), 1: (1,), 4: (2,)})
+    placement = place(COMB, grouping, events, decided({(1, 0), (0, 0), (4, 0)}, {(2, 0)}))
+    assert placement.recomputed == [(5, 0)]
+    assert [span for span in placement.spans if span[0] == 0] == [(0, 1, 2)]
+    assert [span for span in placement.spans if span[0] == 1] == [(1, 2, 4)]
+    assert judge_of(placement) == ()
+
+
+def test_samples_on_storage_need_no_page_out() -> None:
+    """A tensor that lies on storage from the start is paged in as it is."""
+    graph = skip_graph(on_aux=True)
+    grouping = Grouping(4, frozenset({2}))
+    events = Events(
+        group_of=grouping.group_of,
+        uses=((),) * 4,
+        events=((1,), (), (1,), ()),
+        recompute=((),) * 4,
+        page_in=((),) * 4,
+    )
+    placement = place(graph, grouping, events, decided({(2, 0)}, None, {(1, 0)}))
+    schedule = placement.schedule()
+    assert (schedule.M_in, schedule.M_out) == (((3, 0),), ())
+    assert simulate(graph, None, schedule).valid
+
+
+def test_copies_count_while_a_step_makes_a_new_one() -> None:
+    """Stage 2 holds `a` already, pages `b` in and makes both again, for nothing.
+
+    Step 0: `a` twice. Step 1: `a` for `b` and `c`, `b` paged in and made, its workspace.
+    """
+    graph = Graph(
+        name="copies",
+        nodes=(
+            operation("a", output_bytes=3),
+            operation("b", output_bytes=5, inputs=("a",), workspace_bytes=7),
+            operation("c", output_bytes=1, inputs=("a", "b")),
+        ),
+    )
+    placement = Placement(graph, spans=[(0, 1, 2)], recomputed=[(2, 0), (2, 1)], paged_in=[(2, 1)])
+    assert list(placement.step_loads()) == [(2, 0, 6), (2, 1, 3 + 5 + 5 + 7)]
+    curve = {
+        (p.stage, p.node): p.ram_bytes for p in simulate(graph, None, placement.schedule()).curve
+    }
+    assert curve[2, 0] == 6
+    assert curve[2, 1] == 20
+
+
+def judge_of(placement: Placement) -> tuple[str, ...]:
+    """Return what breaks the rules of execution."""
+    return simulate(placement.graph, None, placement.schedule()).violations
+
+
+# -- loads against the judge's walk --------------------------------------------------------------
+
+
+def placement_of(graph: Graph, schedule: Schedule) -> Placement:
+    """Return a schedule's decisions as a placement, one span for each entry of ``S_RAM``."""
+    return Placement(
+        graph,
+        spans=[(i, t, t) for t, i in schedule.S_RAM],
+        recomputed=[(t, k) for t, k in schedule.R if k < t],
+        paged_in=list(schedule.M_in),
+    )
+
+
+def check_loads(placement: Placement) -> int:
+    """Compare every load of a placement with the RAM that the judge finds; return how many."""
+    simulation = simulate(placement.graph, None, placement.schedule())
+    assert simulation.valid, simulation.violations
+    curve = {(point.stage, point.node): point.ram_bytes for point in simulation.curve}
+    loads = {(t, t): load for t, load in enumerate(placement.stage_loads())}
+    loads |= {(t, k): load for t, k, load in placement.step_loads()}
+    # A step that only frees something has a point of the walk, and no load of its own.
+    assert {step: curve[step] for step in loads} == loads
+    assert max(loads.values()) == simulation.peak_ram_bytes
+    return len(loads)
+
+
+def test_loads_are_what_the_judge_finds() -> None:
+    """At each step of 300 random schedules, wasteful ones, with copies made for nothing."""
+    steps = 0
+    for number in range(300):
+        rng = seeded(f"loads/{number}")
+        graph = random_graph(rng, (1, 8))
+        steps += check_loads(placement_of(graph, random_schedule(rng, graph)))
+    assert steps > 1800
+
+
+def test_joined_spans_have_the_same_loads() -> None:
+    """One span over several stages stands for one in each."""
+    placement = placement_of(COMB, checkpoint_all(COMB))
+    whole = place(COMB, Grouping(6), comb_events(Grouping(6), {}), decided())
+    assert len(whole.spans) < len(placement.spans)
+    assert whole.stage_loads() == placement.stage_loads()
+
+
+# -- whatever is decided -------------------------------------------------------------------------
+
+
+def points(count: int, kind: str) -> Iterator[tuple[str, Relaxation, NDArray[np.float64]]]:
+    """Yield random relaxations with a random 0/1 point each: best for a random objective."""
+    for number in range(count):
+        seed = f"placement-{kind}/{number}"
+        problem = scarce_problem(seed, (4, 9))
+        if obstacle(problem) is not None:
+            continue
+        rng = seeded(f"point of {seed}")
+        rows = random_rows(rng, problem, rng.choice((0.2, 0.4, 0.7)))
+        again = recomputable_nodes(problem)
+        relaxation = Relaxation.build(problem, rows, again, restoring=bool(number % 2))
+        form = relaxation.form
+        objective = np.array([rng.uniform(-0.3, 1.0) for _ in range(form.n_columns)])
+        if problem.minimize == Quantity.RAM:  # rows say something only where the peak is sought
+            objective[relaxation.column[id(relaxation.model.peak)]] = 100.0
+        form = replace(form, objective=objective)
+        raw = backend("highs").solve(form, Limits(rel_gap=0.0))
+        if raw.x is not None:
+            yield seed, relaxation, raw.x
+
+
+def cost_of(problem: Problem, relaxation: Relaxation, x: NDArray[np.float64]) -> float:
+    """Return what a point costs, in the unit of the minimized quantity."""
+    assert problem.minimize != Quantity.RAM
+    return float(relaxation.form.objective @ x) * relaxation.unit
+
+
+def check_points(count: int, kind: str) -> int:
+    """Check what every placed point promises; return how many had a recomputation or page-in."""
+    busy = 0
+    for seed, relaxation, x in points(count, kind):
+        problem, grouping = relaxation.problem, relaxation.grouping
+        placement = placed(relaxation, x)
+        check_loads(placement)
+        stages, steps = broken(placement, ram_limit(relaxation, x))
+        assert not set(stages) & grouping.stage_rows, seed
+        assert not set(steps) & grouping.step_rows, seed
+        candidate = judge(problem, placement.schedule())
+        if stages or steps:
+            assert all("peak RAM" in violation for violation in candidate.violations), seed
+        else:
+            assert candidate.violations == (), seed
+        if problem.minimize != Quantity.RAM:
+            assert candidate.value <= cost_of(problem, relaxation, x) + CLOSE, seed
+        busy += bool(placement.recomputed or placement.paged_in)
+    return busy
+
+
+def test_a_placed_point_keeps_rules_limits_and_enforced_rows() -> None:
+    """Of 0/1 points, however wasteful: at no more cost, and short of RAM at other rows at most."""
+    assert check_points(120, "random") > 40
+
+
+@pytest.mark.slow
+def test_more_placed_points_keep_rules_limits_and_enforced_rows() -> None:
+    """The same on 2,000 instances."""
+    assert check_points(2000, "more") > 700

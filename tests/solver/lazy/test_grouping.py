@@ -1,0 +1,351 @@
+"""Stages merged into groups: groups by hand, what is sure or can wait, and that nothing is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyomo.environ as pyo
+import pytest
+
+from instances import random_instances, seeded
+from lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
+from poetmodel.backends.compiler import compile_model
+from poetmodel.backends.protocol import Limits
+from poetmodel.backends.registry import backend
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, Node, Tensor, operation
+from poetmodel.model import lazy as model_lazy
+from poetmodel.model.compact import COMPACT
+from poetmodel.model.component import Component
+from poetmodel.model.events import find_events, recomputable_nodes
+from poetmodel.model.grouping import GroupEvents, Grouping, find_group_events
+from poetmodel.model.memory import StepView, state_memory
+from poetmodel.problem import Problem
+from poetmodel.problem.infeasibility import obstacle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.backends.standard_form import StandardForm
+
+
+def chain(uses: dict[int, tuple[int, ...]], n: int, **of_node: dict[str, Any]) -> Graph:
+    """Make `n` nodes of 4 bytes in a row; `uses` names further readers of some of them."""
+    nodes = []
+    for k in range(n):
+        inputs = {k - 1} if k else set()
+        inputs |= {i for i, readers in uses.items() if k in readers}
+        names = tuple(f"n{i}" for i in sorted(inputs))
+        options = of_node.get(f"n{k}", {})
+        nodes.append(operation(f"n{k}", **{"output_bytes": 4, "inputs": names, **options}))
+    return Graph(name="chain", nodes=tuple(nodes))
+
+
+def problem_of(graph: Graph, **limits: Any) -> Problem:
+    """State a problem in which paging costs more than any recomputation."""
+    ones = [1.0] * len(graph.nodes)
+    dear = [(9.0, 9.0)] * len(graph.tensors)
+    costs = Costs.from_arrays(
+        graph, compute_time_s=ones, compute_energy_j=ones, page_in=dear, page_out=dear
+    )
+    return Problem(graph, costs, **{"ram": 12, **limits})
+
+
+def events_of(problem: Problem, grouping: Grouping) -> GroupEvents:
+    """Return what is decided, and what is sure, for the enforced rows."""
+    return find_group_events(problem, grouping, recomputable_nodes(problem))
+
+
+# -- groups ------------------------------------------------------------------------------------
+
+
+def test_without_rows_all_stages_are_one_group() -> None:
+    """Nothing tells them apart."""
+    grouping = Grouping(4)
+    assert grouping.group_of == (0, 0, 0, 0)
+    assert grouping.last_stage == (3,)
+    assert grouping.first_stage == (0,)
+    assert grouping.steps == {}
+
+
+def test_a_group_ends_after_an_enforced_stage() -> None:
+    """Rows of stages 1 and 4 leave the groups of stages 0-1, 2-4 and 5."""
+    grouping = Grouping(6, frozenset({1, 4}))
+    assert grouping.group_of == (0, 0, 1, 1, 1, 2)
+    assert grouping.last_stage == (1, 4, 5)
+    assert grouping.first_stage == (0, 2, 5)
+    assert grouping.steps == {1: {1}, 4: {4}}
+
+
+def test_the_row_of_the_last_stage_ends_nothing() -> None:
+    """After the last stage there is nothing to cut off."""
+    grouping = Grouping(3, frozenset({2}))
+    assert grouping.group_of == (0, 0, 0)
+    assert grouping.last_stage == (2,)
+
+
+def test_a_stage_with_a_step_row_is_a_group_of_its_own() -> None:
+    """Cuts come before and after it, for its row tells what enters from what leaves."""
+    grouping = Grouping(6, frozenset(), frozenset({(3, 1)}))
+    assert grouping.group_of == (0, 0, 0, 1, 2, 2)
+    assert grouping.step_stages == {3}
+    assert grouping.steps == {3: {1}}
+
+
+def test_rows_are_added_and_kept() -> None:
+    """`add` returns a finer grouping and leaves the old one alone."""
+    grouping = Grouping(5, frozenset({1}))
+    finer = grouping.add([1, 3], [(4, 0), (4, 2)])
+    assert finer.stage_rows == {1, 3}
+    assert finer.step_rows == {(4, 0), (4, 2)}
+    assert finer.steps == {1: {1}, 3: {3}, 4: {0, 2}}
+    assert finer.group_of == (0, 0, 1, 1, 2)
+    assert grouping.stage_rows == {1}
+    assert grouping.step_rows == frozenset()
+
+
+def test_groups_of_random_rows_are_consistent() -> None:
+    """Groups are runs of stages; each row's stage ends one, and a step's stage is one."""
+    for number in range(200):
+        rng = seeded(f"groups/{number}")
+        problem = next(random_instances(1, (1, 12), seed=number))
+        grouping = random_rows(rng, problem, 0.4)
+        n = len(problem.graph.nodes)
+        runs = list(zip(grouping.first_stage, grouping.last_stage, strict=True))
+        assert [t for a, b in runs for t in range(a, b + 1)] == list(range(n))
+        assert all(grouping.group_of[t] == g for g, (a, b) in enumerate(runs) for t in (a, b))
+        assert grouping.stage_rows <= set(grouping.last_stage)
+        assert all((t, t) in runs for t in grouping.step_stages)
+        finer = grouping.add(tuple(random_rows(rng, problem, 0.3).stage_rows))
+        assert set(grouping.first_stage) <= set(finer.first_stage)
+
+
+# -- free keep ---------------------------------------------------------------------------------
+
+
+def test_what_crosses_no_row_that_counts_it_is_kept_for_nothing() -> None:
+    """`n0`, read by the row's own stage 3, is kept into stage 5, with nothing to decide.
+
+    The row counts it anyway, as an input of its step. `n1`, which nothing reads there, is not.
+    """
+    problem = problem_of(chain({0: (3, 5), 1: (5,)}, 6))
+    found = events_of(problem, Grouping(6, frozenset({3})))
+    assert found.events.uses[:2] == ((1,), (1,))
+    assert (0, 0) in found.kept
+    assert (1, 0) not in found.kept
+    assert found.events.recompute[:2] == ((), (1,))
+    assert found.events.page_in[:2] == ((), (1,))
+    assert found.sure[0] == {1}
+    assert found.sure[1] == frozenset()
+
+
+def test_what_the_stage_of_a_row_makes_is_kept_for_nothing() -> None:
+    """The row counts the outputs of its own step, whether they stay or not."""
+    problem = problem_of(chain({2: (5,)}, 6))
+    found = events_of(problem, Grouping(6, frozenset({2})))
+    assert (2, 0) in found.kept
+    assert found.events.recompute[2] == found.events.page_in[2] == ()
+
+
+def test_tensors_without_bytes_are_kept_for_nothing() -> None:
+    """No row counts them; a step row neither."""
+    problem = problem_of(chain({0: (5,)}, 6, n0={"output_bytes": 0}))
+    for grouping in (
+        Grouping(6, frozenset({2, 3})),
+        Grouping(6, frozenset(), frozenset({(3, 0)})),
+    ):
+        found = events_of(problem, grouping)
+        segments = range(len(found.events.events[0]))
+        assert {(0, a) for a in segments} <= found.kept
+        assert found.events.recompute[0] == found.events.page_in[0] == ()
+
+
+def test_a_direct_use_makes_sure_again() -> None:
+    """`n0` need not be there after row 2, but stage 4 reads it, so that it surely is in stage 6.
+
+    Row 5 reads it too. Groups are stages 0-2, 3-5 and 6-7.
+    """
+    problem = problem_of(chain({0: (4, 5, 7)}, 8))
+    found = events_of(problem, Grouping(8, frozenset({2, 5})))
+    assert found.events.uses[0] == (1, 2)
+    assert found.sure[0] == {2}
+    assert found.kept >= {(0, 1)}
+    assert found.events.recompute[0] == (1,)
+    assert found.events.page_in[0] == (1,)
+
+
+def test_a_node_is_recomputed_while_one_of_its_outputs_is_not_sure() -> None:
+    """`a` makes `a` and `a.b`; row 2 reads `a` alone, so `a.b` may have to be made again."""
+    pair = (Tensor(name="a", bytes=4), Tensor(name="a.b", bytes=4))
+    nodes = (
+        Node(name="a", op="op", phase="forward", inputs=(), outputs=pair),
+        operation("b", output_bytes=4, inputs=("a",)),
+        operation("c", output_bytes=4, inputs=("a", "b")),
+        operation("d", output_bytes=4, inputs=("a", "a.b", "c")),
+    )
+    problem = problem_of(Graph(name="pair", nodes=nodes))
+    found = events_of(problem, Grouping(4, frozenset({2})))
+    assert found.sure[:2] == (frozenset({1}), frozenset())
+    assert found.events.recompute[0] == (1,)
+    assert found.events.page_in[:2] == ((), (1,))
+    both = events_of(problem, Grouping(4))
+    assert both.events.recompute[0] == ()
+
+
+def test_an_output_that_nobody_reads_any_more_keeps_no_recomputation() -> None:
+    """Groups are stages 0-1, 2-3 and 4; `a.b` is last read in stage 2, `a` by the row of stage 3.
+
+    So `a` may have to be made again in the second group, which neither surely enters, and no later.
+    """
+    pair = (Tensor(name="a", bytes=4), Tensor(name="a.b", bytes=4))
+    nodes = (
+        Node(name="a", op="op", phase="forward", inputs=(), outputs=pair),
+        operation("b", output_bytes=4),
+        operation("c", output_bytes=4, inputs=("a.b", "b")),
+        operation("d", output_bytes=4, inputs=("a", "c")),
+        operation("e", output_bytes=4, inputs=("a", "d")),
+    )
+    problem = problem_of(Graph(name="early", nodes=nodes))
+    found = events_of(problem, Grouping(5, frozenset({1, 3})))
+    assert found.events.uses[:2] == ((1, 2), (1,))
+    assert found.sure[:2] == (frozenset({2}), frozenset())
+    assert found.events.recompute[0] == (1,)
+
+
+def test_a_recomputation_that_goes_takes_the_uses_of_its_inputs_along() -> None:
+    """`n1` is sure, so nobody makes it again, so nobody needs `n0` after row 2."""
+    problem = problem_of(chain({1: (2, 5)}, 6))
+    found = events_of(problem, Grouping(6, frozenset({2})))
+    assert found.events.recompute[1] == ()
+    assert found.events.uses[0] == found.events.events[0] == ()
+    lost = events_of(problem_of(chain({1: (5,)}, 6)), Grouping(6, frozenset({3})))
+    assert lost.events.recompute[1] == (1,)
+    assert lost.events.uses[0] == (1,)
+
+
+# -- beside step rows --------------------------------------------------------------------------
+
+
+def test_nothing_is_sure_beside_the_stage_of_a_step_row() -> None:
+    """Rows within stage 3 count what enters it and what leaves it, whatever stages 2 and 3 read.
+
+    With the row of stage 2 alone, `n0` is kept for nothing, since stage 2 reads it; likewise `n3`,
+    which stage 3 makes. With step ``(3, 1)`` enforced, both ends of stage 3 may count them.
+    """
+    problem = problem_of(chain({0: (2, 5), 3: (5,)}, 6))
+    plain = events_of(problem, Grouping(6, frozenset({2, 3})))
+    assert plain.events.uses[0] == (2,)
+    assert plain.sure[3] == {2}
+    stepped = Grouping(6, frozenset({2, 3}), frozenset({(3, 1)}))
+    assert stepped.group_of == (0, 0, 0, 1, 2, 2)
+    found = events_of(problem, stepped)
+    assert found.sure[0] == found.sure[3] == frozenset()
+    assert found.events.page_in[3] == found.events.recompute[3] == (2,)
+    # `n0` may also be read in stage 3, to recompute `n2` for stage 5.
+    assert found.events.page_in[0] == found.events.recompute[0] == (1, 2)
+
+
+def test_what_ends_before_a_step_row_is_sure() -> None:
+    """A keep that reaches no end of the step's stage is as free as without it."""
+    problem = problem_of(chain({0: (1, 2), 2: (5,)}, 6))
+    found = events_of(problem, Grouping(6, frozenset({1}), frozenset({(4, 2)})))
+    # Groups are stages 0-1, 2-3, 4 and 5.
+    assert found.sure[0] == {1}
+    assert found.events.events[2] == (2, 3)
+    assert found.sure[2] == frozenset()
+
+
+# -- that nothing is lost ----------------------------------------------------------------------
+
+
+def least(form: StandardForm, unit: float) -> float | None:
+    """Return the optimum of a form in the problem's quantity, None where it has no point."""
+    raw = backend("highs").solve(form, Limits(rel_gap=0.0))
+    assert raw.x is not None or raw.infeasible
+    return None if raw.objective is None else raw.objective * unit
+
+
+def instances(kind: str, count: int) -> Iterator[tuple[str, Problem, Grouping]]:
+    """Yield random problems of 5 to 9 nodes with random rows to enforce."""
+    for number in range(count):
+        seed = f"grouping-{kind}/{number}"
+        problem = scarce_problem(seed, (5, 9))
+        if obstacle(problem) is None:
+            rng = seeded(f"rows of {seed}")
+            yield seed, problem, random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
+
+
+def all_decisions(
+    problem: Problem, grouping: Grouping, recomputable: tuple[bool, ...]
+) -> GroupEvents:
+    """Return the groups of every decision, with nothing taken out."""
+    events = find_events(problem, grouping.group_of, recomputable=recomputable)
+    nothing = tuple(frozenset[int]() for _ in events.uses)
+    return GroupEvents(events=events, kept=frozenset(), sure=nothing)
+
+
+def check_free_keeps(kind: str, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Compare relaxations with and without free keeps; return their columns in total."""
+    columns = [0, 0]
+    for seed, problem, grouping in instances(kind, count):
+        reduced = relaxation_of(problem, grouping)
+        with monkeypatch.context() as patch:
+            patch.setattr(model_lazy, "find_group_events", all_decisions)
+            whole = relaxation_of(problem, grouping)
+        expected = least(whole.form, whole.unit)
+        assert least(reduced.form, reduced.unit) == pytest.approx(expected, abs=CLOSE), seed
+        columns[0] += reduced.form.n_columns
+        columns[1] += whole.form.n_columns
+    return columns[0], columns[1]
+
+
+def test_free_keeps_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relaxation without them has the same optimum, and more columns."""
+    reduced, whole = check_free_keeps("keep", 60, monkeypatch)
+    assert reduced < 0.8 * whole
+
+
+@pytest.mark.slow
+def test_free_keeps_lose_nothing_on_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on 2,000 instances."""
+    check_free_keeps("more-keep", 2000, monkeypatch)
+
+
+def ungrouped(problem: Problem, grouping: Grouping) -> pyo.ConcreteModel:
+    """Return `compact` with all its stages, but only the memory rows of a grouping."""
+
+    def memory(m: pyo.ConcreteModel) -> None:
+        state_memory(m, StepView(m), m.grouping.steps)
+
+    few = Component("memory", memory, "the rows of a grouping", frozenset({"variables"}))
+    m = pyo.ConcreteModel()
+    m.problem, m.grouping = problem, grouping
+    chosen = recomputable_nodes(problem)
+    m.events = find_events(problem, range(grouping.n_stages), recomputable=chosen)
+    COMPACT.swap(few, name="few rows").populate(m)
+    return m
+
+
+def check_merging(kind: str, count: int) -> tuple[int, int]:
+    """Compare grouped and ungrouped relaxations; return their columns in total."""
+    columns = [0, 0]
+    for seed, problem, grouping in instances(kind, count):
+        merged, apart = relaxation_of(problem, grouping), ungrouped(problem, grouping)
+        form = compile_model(apart)
+        expected = least(form, apart.objective_unit)
+        assert least(merged.form, merged.unit) == pytest.approx(expected, abs=CLOSE), seed
+        columns[0] += merged.form.n_columns
+        columns[1] += form.n_columns
+    return columns[0], columns[1]
+
+
+def test_merging_stages_loses_nothing() -> None:
+    """With the same rows enforced, deciding once for each stage gives the same optimum."""
+    merged, apart = check_merging("merge", 40)
+    assert merged < 0.5 * apart
+
+
+@pytest.mark.slow
+def test_merging_stages_loses_nothing_on_more() -> None:
+    """The same on 1,000 instances."""
+    check_merging("more-merge", 1000)

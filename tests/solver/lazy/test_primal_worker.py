@@ -1,0 +1,560 @@
+"""The search for schedules in a process of its own: what is told, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Any, Self
+
+import pytest
+
+from instances import seeded
+from lazy_rounds import CLOSE, random_rows, run_rounds, scarce_problem, solved
+from poetmodel.errors import BackendError
+from poetmodel.heuristics.greedy import offload_all
+from poetmodel.model.grouping import Grouping
+from poetmodel.problem import Problem
+from poetmodel.problem.infeasibility import obstacle
+from poetmodel.solver.lazy import primal_worker
+from poetmodel.solver.lazy.primal import Answer
+from poetmodel.solver.lazy.primal_worker import Beside, Found, News, Service, Task
+from poetmodel.solver.lazy.session import Session
+from poetmodel.solver.outcome import judge
+from poetmodel.solver.request import Request
+from worked import comb_graph, even_costs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from poetmodel.solver.outcome import Candidate
+    from poetmodel.solver.progress import SolveProgress
+
+PATIENCE_S = 120.0
+"""How long anything may take on a machine that is busy [s]."""
+ENDLESS = "import sys; sys.stdin.buffer.read()"
+"""A program that says nothing until it is told that there is no more."""
+
+
+def comb_problem(teeth: int = 14, ram: int = 13) -> Problem:
+    """State a problem that a search improves step by step: a comb, with page-ins at 5 J."""
+    graph = comb_graph(teeth)
+    return Problem(graph, even_costs(graph, page_in=(5, 5), page_out=(5, 5)), ram=ram)
+
+
+def everything_paged(problem: Problem) -> Candidate:
+    """Return a schedule that is far from the best."""
+    schedule = offload_all(problem)
+    assert schedule is not None
+    return judge(problem, schedule)
+
+
+def session_of(problem: Problem, best: Candidate | None = None, **choices: Any) -> Session:
+    """Begin a solve with two threads."""
+    request = Request(**{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, **choices})
+    return Session(problem, request, best)
+
+
+def answer_of(session: Session, grouping: Grouping) -> Answer:
+    """Solve a relaxation."""
+    relaxation = session.build(grouping)
+    x = solved(relaxation).x
+    assert x is not None
+    return Answer.of(relaxation, x)
+
+
+def until(condition: Callable[[], object]) -> bool:
+    """Wait until something holds; return whether it came to that."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start processes without waiting for a solve to get older."""
+    monkeypatch.setattr(primal_worker, "START_S", 0.0)
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, at_once: None) -> Callable[[str], None]:
+    """Let processes run another program, at once."""
+    del at_once
+    return lambda text: monkeypatch.setattr(primal_worker, "PROGRAM", text)
+
+
+# -- both sides together -------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_process_finds_better_schedules() -> None:
+    """From what the solve has, without its interpreter; afterwards there is no process."""
+    problem = comb_problem()
+    start = everything_paged(problem)
+    session = session_of(problem, start)
+    with Beside(session) as search:
+        assert until(lambda: session.best is not start)
+        assert search.runs.is_set()
+        process = search._process
+        assert process is not None
+        assert process.pid != os.getpid()
+    search.check()
+    assert session.best is not None
+    assert session.best.value < start.value
+    assert not session.best.violations
+    assert session.bound == 0.0
+    assert process.returncode is not None
+    assert not search.runs.is_set()
+    assert not search._thread.is_alive()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_an_answer_is_searched_with_in_the_process() -> None:
+    """Nothing else leads from no schedule at all to one whose value is that of the answer."""
+    problem = comb_problem(6, 9)
+    best = run_rounds(problem).value
+    assert best is not None
+    session = session_of(problem)
+    answer = answer_of(session, Grouping(12, frozenset({5})))
+    with Beside(session) as search:
+        search.put(Task(answer=answer, rows=Grouping(12, frozenset({5, 6}))))
+        assert until(lambda: session.best is not None and session.best.value <= best + CLOSE)
+        session.raise_bound(best)
+        assert session.done()
+    search.check()
+
+
+def test_a_quick_solve_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is over before `START_S` has gone by costs nothing."""
+
+    def start(_: IO[bytes]) -> subprocess.Popen[bytes]:
+        pytest.fail("started")
+
+    monkeypatch.setattr(primal_worker, "_start", start)
+    monkeypatch.setattr(primal_worker, "START_S", PATIENCE_S)
+    with Beside(session_of(comb_problem())) as search:
+        pass
+    search.check()
+    assert search._process is None
+    assert not search._thread.is_alive()
+
+
+def test_a_process_is_left_at_any_moment(program: Callable[[str], None]) -> None:
+    """Before it has read, with more to read than a pipe holds, it is ended and waited for."""
+    program("import time; time.sleep(1000)")
+    problem = comb_problem(400, 13)
+    for _ in range(3):
+        begun = time.monotonic()
+        with Beside(session_of(problem)) as search:
+            assert until(search.runs.is_set)
+        search.check()
+        assert time.monotonic() - begun < PATIENCE_S
+        assert search._process is not None
+        assert search._process.returncode is not None
+
+
+# -- what is told --------------------------------------------------------------------------------
+
+
+def test_news_are_told_once(program: Callable[[str], None]) -> None:
+    """A schedule until the search knows it, an answer once and only the latest; bounds always."""
+    program(ENDLESS)
+    problem = comb_problem()
+    start = everything_paged(problem)
+    session = session_of(problem, start)
+    search = Beside(session)
+    first, last = (
+        Task(answer=answer_of(session, Grouping(28)), rows=Grouping(28), glance=glance)
+        for glance in (True, False)
+    )
+    search.put(first)
+    search.put(last)
+    news = search._news()
+    assert news.found == Found(start.schedule, start.value)
+    assert news.task is last
+    session.raise_bound(2.0)
+    session.columns = 7
+    assert search._news() == News(bound=2.0, columns=7, found=None, task=None)
+    search._known = 0.0  # the search has sent something better in the meantime
+    session.best = replace(start, value=1.0)
+    assert search._news().found is None
+
+
+def test_what_is_told_survives_the_way() -> None:
+    """Answers, with all they hold, are equal on the other side."""
+    count = 0
+    for number in range(20):
+        problem = scarce_problem(f"told/{number}", (6, 10))
+        session = session_of(problem)
+        relaxation = session.build(random_rows(seeded(f"told/{number}"), problem))
+        raw = solved(relaxation)
+        if raw.x is None:
+            continue
+        answer = Answer.of(relaxation, raw.x)
+        count += bool(answer.supplies)
+        assert pickle.loads(pickle.dumps(answer)) == answer  # noqa: S301
+    assert count > 5
+
+
+# -- in the process ------------------------------------------------------------------------------
+
+
+class Peer:
+    """The other side of a service that runs in a thread: what it is told and what it answers."""
+
+    def __init__(self, problem: Problem, **choices: Any) -> None:
+        inner, self._into = os.pipe()
+        self._out, outer = os.pipe()
+        self.into, self.out = os.fdopen(self._into, "wb"), os.fdopen(self._out, "rb")
+        self.source, self.target = os.fdopen(inner, "rb"), os.fdopen(outer, "wb")
+        request = Request(**{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, **choices})
+        self.tell((problem, request))
+        self.service = Service(self.source, self.target)
+        self.heard: list[Found] = []
+
+    def tell(self, what: object) -> None:
+        """Send something."""
+        pickle.dump(what, self.into)
+        self.into.flush()
+
+    def news(self, **known: Any) -> None:
+        """Send news."""
+        self.tell(News(**{"bound": 0.0, "columns": 0, "found": None, "task": None, **known}))
+
+    def __enter__(self) -> Self:
+        self._work = threading.Thread(target=self._serve)
+        self._hear = threading.Thread(target=self._listen)
+        self._work.start()
+        self._hear.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.into.close()
+        self._work.join(PATIENCE_S)
+        self._hear.join(PATIENCE_S)
+        assert until(self.service.session.stop.is_set)  # it reads no more
+        self.out.close()
+        self.source.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the service goes on."""
+        return self._work.is_alive()
+
+    def _serve(self) -> None:
+        self.service.run()
+        self.target.close()
+
+    def _listen(self) -> None:
+        for found in _found(self.out):
+            self.heard.append(found)
+
+
+def _found(source: IO[bytes]) -> Iterator[Found]:
+    while True:
+        try:
+            yield pickle.load(source)  # noqa: S301
+        except EOFError:
+            return
+
+
+def test_a_service_ends_when_no_more_can_come() -> None:
+    """Whoever asked for it has gone."""
+    with Peer(comb_problem()) as peer:
+        peer.news()
+        assert peer.alive
+        assert peer.service.session.stopped is None
+    assert not peer.alive
+
+
+def test_a_service_ends_with_its_time_or_the_gap() -> None:
+    """Without being told to."""
+    problem = comb_problem()
+    start = everything_paged(problem)
+    found = Found(start.schedule, start.value)
+    with Peer(problem, time_limit_s=0.2) as late, Peer(problem) as proved:
+        late.news()
+        proved.news(found=found, bound=start.value)
+        assert until(lambda: not late.alive)
+        assert until(lambda: not proved.alive)
+    assert proved.service.session.stopped is None
+
+
+def test_a_service_sends_what_is_better_than_it_was_given() -> None:
+    """Not what came from the other side; values are those of the judge, ever better."""
+    problem = comb_problem()
+    start = everything_paged(problem)
+    with Peer(problem) as peer:
+        peer.news(found=Found(start.schedule, start.value))
+        assert until(lambda: peer.heard)
+    values = [found.value for found in peer.heard]
+    assert [start.value, *values] == sorted({start.value, *values}, reverse=True)
+    for schedule, value in peer.heard:
+        candidate = judge(problem, schedule)
+        assert not candidate.violations
+        assert candidate.value == value
+
+
+def test_a_service_takes_the_latest_answer() -> None:
+    """An answer that came before another is dropped; rows are enforced, columns taken note of."""
+    problem = comb_problem(6, 9)
+    session = session_of(problem)
+    with Peer(problem) as peer:
+        for row in (3, 5):
+            answer = answer_of(session, Grouping(12, frozenset({row})))
+            rows = Grouping(12, frozenset({row + 1}))
+            peer.service._hear(
+                News(
+                    bound=0.5,
+                    columns=9,
+                    found=None,
+                    task=Task(answer=answer, rows=rows, glance=True),
+                )
+            )
+        peer.news()
+        assert until(lambda: peer.service.search.grouping.stage_rows)
+        assert peer.service.search.grouping.stage_rows == {6}
+        assert peer.service.session.bound == 0.5
+        assert peer.service.session.columns == 9
+        assert peer.service.session.solve_s == 0.0  # a glance needs no solver
+        peer.news(task=Task(answer=answer, rows=rows))
+        assert until(lambda: peer.service.session.solve_s)
+
+
+def test_a_service_finds_nothing_wrong() -> None:
+    """On random problems all it sends is valid, and nothing is better than the optimum."""
+    count = 0
+    for number in range(15):
+        problem = scarce_problem(f"service/{number}", (5, 9))
+        if obstacle(problem) is not None:
+            continue
+        best = run_rounds(problem).value
+        session = session_of(problem)
+        relaxation = session.build(random_rows(seeded(f"service/{number}"), problem))
+        raw = solved(relaxation)
+        if raw.x is None or best is None:
+            continue
+        task = Task(answer=Answer.of(relaxation, raw.x), rows=relaxation.grouping)
+        with Peer(problem) as peer:
+            peer.news(task=task)
+            if until(lambda peer=peer: peer.heard):
+                count += 1
+        for schedule, value in peer.heard:
+            assert not judge(problem, schedule).violations
+            assert value >= best - CLOSE, number
+    assert count > 5
+
+
+# -- how it ends ---------------------------------------------------------------------------------
+
+
+def test_a_program_that_fails_is_an_error(program: Callable[[str], None]) -> None:
+    """The solve is stopped, and the last lines of the program are told."""
+    program("raise LookupError('of its own')")
+    session = session_of(comb_problem())
+    with Beside(session) as search:
+        assert until(session.stop.is_set)
+    with pytest.raises(BackendError, match=r"one thread(.|\n)*LookupError: of its own"):
+        search.check()
+    assert not search.runs.is_set()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_the_process_cannot_read_is_an_error() -> None:
+    """Also in the middle of its work: not a search that silently ends."""
+    problem = comb_problem()
+    start = everything_paged(problem)
+    session = session_of(problem, start)
+    with Beside(session) as search:
+        assert until(lambda: session.best is not start)
+        unreadable: Any = _Unreadable()
+        search.put(Task(answer=unreadable, rows=Grouping(28)))
+        assert until(session.stop.is_set)
+    with pytest.raises(BackendError, match=r"invalid literal.*'no number'"):
+        search.check()
+
+
+class _Unreadable:
+    """Something that can be written and not read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (int, ("no number",))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such signals")
+def test_a_process_that_is_killed_is_noted(
+    program: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As for want of memory: the proof goes on, and says so."""
+    program("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    session = session_of(comb_problem())
+    with caplog.at_level(logging.WARNING), Beside(session) as search:
+        assert until(lambda: session.log)
+        assert not session.done()
+        assert not search.runs.is_set()
+    search.check()
+    assert "ended from outside (status -9); the solve goes on" in session.log[-1]
+    assert "ended from outside" in caplog.text
+
+
+@pytest.mark.parametrize("executable", ["", "no-such-python"])
+@pytest.mark.usefixtures("at_once")
+def test_without_an_interpreter_the_proof_goes_on(
+    executable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where Python is part of another program, say."""
+    monkeypatch.setattr(sys, "executable", executable)
+    session = session_of(comb_problem())
+    with caplog.at_level(logging.WARNING), Beside(session) as search:
+        assert until(lambda: session.log)
+        assert not session.done()
+    search.check()
+    assert "could not be started" in session.log[-1]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_watcher_that_fails_is_heard() -> None:
+    """Also when it is told of a schedule that the process has found."""
+
+    def fail(_: SolveProgress) -> None:
+        msg = "heard"
+        raise LookupError(msg)
+
+    problem = comb_problem()
+    session = session_of(problem, everything_paged(problem), on_progress=fail)
+    with Beside(session) as search:
+        assert until(session.stop.is_set)
+    with pytest.raises(LookupError, match="heard"):
+        search.check()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such signals")
+def test_a_process_ignores_ctrl_c_and_ends_without_its_parent() -> None:
+    """Ctrl-C in a terminal reaches both, at any time; closed pipes are all that an end leaves."""
+    problem = comb_problem()
+    start = everything_paged(problem)
+    request = Request(gap=0.0, time_limit_s=300.0)
+    with tempfile.TemporaryFile() as errors:
+        process = primal_worker._start(errors)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.send_signal(signal.SIGINT)
+        try:
+            for what in (
+                sys.path,
+                (problem, request),
+                News(bound=0.0, columns=0, found=Found(start.schedule, start.value), task=None),
+            ):
+                process.stdin.write(pickle.dumps(what))
+            process.stdin.flush()
+            assert next(_found(process.stdout)).value < start.value
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+            assert process.poll() is None
+            process.stdin.close()
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+        errors.seek(0)
+        assert errors.read() == b""
+
+
+def test_what_is_printed_in_the_process_disturbs_nobody(program: Callable[[str], None]) -> None:
+    """Solvers print as they like; standard output belongs to schedules."""
+    serving = "from poetmodel.solver.lazy import primal_worker as worker"
+    noise = "import os\nrun = worker.Service.run\n"
+    noise += "worker.Service.run = lambda self: (os.write(1, b'noise'), print('noise'), run(self))"
+    text = primal_worker.PROGRAM.replace(
+        "from poetmodel.solver.lazy.primal_worker import serve\nserve()",
+        f"{serving}\n{noise}\nworker.serve()",
+    )
+    assert "noise" in text
+    program(text)
+    problem = comb_problem()
+    start = everything_paged(problem)
+    session = session_of(problem, start)
+    with Beside(session) as search:
+        assert until(lambda: session.best is not start)
+    search.check()
+
+
+# -- whole solves --------------------------------------------------------------------------------
+
+SCRIPT = """
+import os
+from poetmodel import Costs, Device, Problem, solve
+from poetmodel.graph import floor
+from poetmodel.graph.catalogue import load_model
+from poetmodel.solver.lazy import primal_worker
+
+print("once", flush=True)  # a script without a main of its own
+primal_worker.START_S = 0.0
+listen = primal_worker.Beside._listen
+
+def listen_and_tell(self, out):
+    print("begun", flush=True)
+    listen(self, out)
+
+primal_worker.Beside._listen = listen_and_tell
+graph = load_model("paper/resnet50")
+costs = Costs.estimate(graph, Device.load("paper-a72"))
+ram = floor(graph).bytes * 102 // 100  # a solve of many minutes
+problem = Problem(graph, costs, ram=ram, deadline="115%", deadline_counts="serial")
+result = solve(problem, threads=2, time_limit={limit}, gap=0)
+print(result.termination, result.schedule is not None)
+try:
+    os.waitpid(-1, 0)
+except ChildProcessError:
+    print("no process left")
+"""
+
+
+def script(folder: Path, limit: float) -> subprocess.Popen[str]:
+    """Start a script of a user, as a shell does: a group of processes that hears Ctrl-C."""
+    path = folder / "mine.py"
+    path.write_text(SCRIPT.format(limit=limit), encoding="utf-8")
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-X", "dev", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such signals")
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 2.5])
+def test_ctrl_c_in_a_terminal_keeps_the_schedule(after_s: float, tmp_path: Path) -> None:
+    """Whatever the process is doing: no traceback, no process left, the script is run once."""
+    with script(tmp_path, 300.0) as running:
+        assert running.stdout is not None
+        lines = [running.stdout.readline() for _ in range(2)]
+        time.sleep(after_s)
+        os.killpg(running.pid, signal.SIGINT)
+        out, errors = running.communicate(timeout=PATIENCE_S)
+    assert lines == ["once\n", "begun\n"]
+    assert out.splitlines() == ["interrupted True", "no process left"]
+    assert errors == ""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such signals")
+def test_a_time_limit_ends_both(tmp_path: Path) -> None:
+    """Without a warning of anything left open."""
+    with script(tmp_path, 3.0) as running:
+        out, errors = running.communicate(timeout=PATIENCE_S)
+    assert out.splitlines() == ["once", "begun", "time_limit True", "no process left"]
+    assert errors == ""

@@ -1,0 +1,384 @@
+"""The compiled relaxations: their bounds, the points of schedules, restrictions, cuts as rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from instances import random_instances, random_schedule, seeded
+from lazy_rounds import (
+    CLOSE,
+    groupings_between,
+    no_rows,
+    random_rows,
+    relaxation_of,
+    scarce_problem,
+    solved,
+)
+from oracle import optimum
+from poetmodel.backends.protocol import Limits
+from poetmodel.backends.registry import backend
+from poetmodel.heuristics.trimming import trim
+from poetmodel.model.events import recomputable_nodes
+from poetmodel.model.grouping import Grouping
+from poetmodel.problem import Problem, Quantity
+from poetmodel.problem.infeasibility import obstacle
+from poetmodel.result import unavoidable
+from poetmodel.schedule import Schedule, checkpoint_all
+from poetmodel.solver.lazy.relaxation import Allowed, Cut, Origin, Relaxation, Used
+from poetmodel.solver.outcome import judge
+from worked import comb_graph, even_costs, skip_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.backends.standard_form import StandardForm
+
+ORIGIN = Origin(
+    first_stage=0, last_stage=1, reader=1, again=False, chain=(), ends_in_recomputation=False
+)
+
+
+def feasible(count: int, seed: str, n: tuple[int, int] = (3, 5)) -> Iterator[tuple[Problem, float]]:
+    """Yield tight random problems that have a schedule, with their least value."""
+    for number in range(count):
+        problem = scarce_problem(f"{seed}/{number}", n)
+        best = None if obstacle(problem) is not None else optimum(problem)
+        if best is not None:
+            yield problem, best.value - unavoidable(problem)
+
+
+def comb_problem(**limits: Any) -> Problem:
+    """State the problem of a comb of three teeth without paging."""
+    graph = comb_graph(3)
+    return Problem(graph, even_costs(graph, page_in=None, page_out=None), ram=9, **limits)
+
+
+def least(form: StandardForm) -> float | None:
+    """Return the optimum of a form, None where it has no point."""
+    raw = backend("highs").solve(form, Limits(rel_gap=0.0))
+    assert raw.x is not None or raw.infeasible
+    return raw.objective
+
+
+# -- bounds ------------------------------------------------------------------------------------
+
+
+def test_every_relaxation_bounds_the_problem() -> None:
+    """Whatever rows are enforced, the optimum of a relaxation is never above the problem's."""
+    count, below = 0, 0
+    for number, (problem, value) in enumerate(feasible(80, "relaxation-11")):
+        for grouping in groupings_between(problem, seeded(f"bounds/{number}"), 3):
+            relaxation = relaxation_of(problem, grouping)
+            found = least(relaxation.form)
+            assert found is not None, number
+            assert found * relaxation.unit <= value + CLOSE, (number, grouping)
+            count += 1
+            below += found * relaxation.unit < value - CLOSE
+    assert count > 200
+    assert below > 8  # the test would be idle if every relaxation were the problem
+
+
+def test_more_rows_never_lower_the_bound() -> None:
+    """The optimum grows with the rows that are enforced, and with all of them is the problem's."""
+    for number, (problem, value) in enumerate(feasible(30, "relaxation-12")):
+        before = 0.0
+        for grouping in groupings_between(problem, seeded(f"more/{number}"), 4):
+            relaxation = relaxation_of(problem, grouping)
+            found = least(relaxation.form)
+            assert found is not None
+            assert found * relaxation.unit >= before - CLOSE, (number, grouping)
+            before = found * relaxation.unit
+        n = len(problem.graph.nodes)
+        steps = frozenset((t, k) for t in range(n) for k in range(t))
+        whole = relaxation_of(problem, Grouping(n, frozenset(range(n)), steps))
+        found = least(whole.form)
+        assert found is not None
+        assert found * whole.unit == pytest.approx(value, abs=CLOSE), number
+
+
+def test_linear_relaxations_are_below_integer_ones() -> None:
+    """Dropping integrality never raises the optimum."""
+    for number, (problem, _) in enumerate(feasible(60, "relaxation-13")):
+        form = relaxation_of(problem, random_rows(seeded(f"linear/{number}"), problem)).form
+        whole, linear = least(form), least(form.relaxed())
+        assert whole is not None
+        assert linear is not None
+        assert linear <= whole + CLOSE
+
+
+def test_without_rows_nothing_is_decided() -> None:
+    """With all stages in one group there is nothing to pay for, and no decision."""
+    relaxation = relaxation_of(skip_problem(), Grouping(4))
+    assert relaxation.form.n_columns == 0
+    assert (relaxation.kept, relaxation.recomputed, relaxation.paged_in) == ({}, {}, {})
+
+
+def test_one_row_is_stated_by_hand() -> None:
+    """The row of `c` in the worked example: `a` must not cross it, as 4 + 6 + 5 exceed 13 bytes.
+
+    Groups are stages 0-2 and 3. `b` is used in the first one, `c` made by the row's own stage.
+    """
+    relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
+    assert set(relaxation.kept) == {(0, 0)}
+    assert set(relaxation.recomputed) == {(1, 0)}
+    assert set(relaxation.paged_in) == {(1, 0)}
+    assert set(relaxation.paged_out) == {0}
+    raw = solved(relaxation)
+    assert raw.x is not None
+    assert raw.objective is not None
+    assert raw.objective * relaxation.unit == pytest.approx(1.0)  # recomputed for 1 J
+    decisions = relaxation.decisions(raw.x)
+    assert decisions.recomputed == {(1, 0)}
+    assert decisions.paged_in == frozenset()
+    # `c`, made by the row's own stage, is kept at no cost.
+    assert decisions.kept == {(2, 0)}
+
+
+# -- where tensors may come back ---------------------------------------------------------------
+
+
+def restoring(problem: Problem, grouping: Grouping) -> Relaxation:
+    """Build the relaxation that lets tensors come back to groups that they enter."""
+    return Relaxation.build(problem, grouping, recomputable_nodes(problem), restoring=True)
+
+
+def test_only_in_groups_of_one_stage_nothing_comes_twice() -> None:
+    """There a tensor cannot go and come back; in longer ones it can, so that nothing is said."""
+    fewer = 0
+    for number, (problem, _) in enumerate(feasible(40, "relaxation-19", (4, 7))):
+        grouping = random_rows(seeded(f"once/{number}"), problem, 0.5)
+        every = set(relaxation_of(problem, grouping).model.once)
+        stages = zip(grouping.first_stage, grouping.last_stage, strict=True)
+        single = {group for group, (first, last) in enumerate(stages) if first == last}
+        wanted = {(group, i) for group, i in every if group in single}
+        assert set(restoring(problem, grouping).model.once) == wanted
+        fewer += wanted < every
+    assert fewer > 5
+
+
+def test_coming_back_is_worth_nothing() -> None:
+    """The optimum is that of the relaxation in which nothing comes twice."""
+    for number, (problem, _) in enumerate(feasible(60, "relaxation-20", (4, 7))):
+        grouping = random_rows(seeded(f"back/{number}"), problem, 0.4)
+        found = least(restoring(problem, grouping).form)
+        wanted = least(relaxation_of(problem, grouping).form)
+        assert found == pytest.approx(wanted, abs=CLOSE), number
+
+
+# -- points of schedules -----------------------------------------------------------------------
+
+
+def test_points_of_schedules_are_admitted_and_cost_no_more() -> None:
+    """The point of a best schedule, where it has one, keeps all rows and costs no more."""
+    admitted, missing = 0, 0
+    for number, (problem, value) in enumerate(feasible(60, "relaxation-14")):
+        best = optimum(problem)
+        assert best is not None
+        tidy = trim(problem.graph, best.schedule)
+        for grouping in groupings_between(problem, seeded(f"points/{number}"), 3):
+            relaxation = relaxation_of(problem, grouping)
+            x = relaxation.start(tidy)
+            if x is None:
+                missing += 1
+                continue
+            admitted += 1
+            assert relaxation.form.violation(x) <= CLOSE
+            stated = float(relaxation.form.objective @ x) * relaxation.unit
+            bound = least(relaxation.form)
+            assert bound is not None
+            assert bound * relaxation.unit - CLOSE <= stated <= value + CLOSE, (number, grouping)
+    assert admitted > 4 * missing
+
+
+def test_points_of_other_valid_schedules_are_points_or_nothing() -> None:
+    """So does the point of any schedule that the judge accepts, however wasteful."""
+    admitted = 0
+    for number, problem in enumerate(random_instances(150, (3, 6), seed=15)):
+        rng = seeded(f"wasteful/{number}")
+        schedule = random_schedule(rng, problem.graph, paging=problem.can_page)
+        candidate = judge(problem, schedule)
+        if candidate.violations:
+            continue
+        relaxation = relaxation_of(problem, random_rows(rng, problem))
+        x = relaxation.start(schedule)
+        if x is not None:
+            admitted += 1
+            assert relaxation.form.violation(x) <= CLOSE
+            stated = float(relaxation.form.objective @ x) * relaxation.unit
+            if problem.minimize != Quantity.RAM:
+                assert stated <= candidate.value + CLOSE
+    assert admitted > 15
+
+
+def test_a_schedule_that_breaks_an_enforced_row_has_no_point() -> None:
+    """Checkpoint-all exceeds the worked example's budget in stage 2."""
+    problem = skip_problem()
+    everything = checkpoint_all(problem.graph)
+    assert relaxation_of(problem, Grouping(4, frozenset({2}))).start(everything) is None
+    assert relaxation_of(problem, Grouping(4, frozenset({1}))).start(everything) is not None
+
+
+def test_a_point_reads_back_as_its_decisions() -> None:
+    """Columns are found again by what they mean: the schedule's own decisions, group by group."""
+    problem = skip_problem()
+    relaxation = relaxation_of(problem, Grouping(4, frozenset({2})))
+    paged = Schedule(
+        R=tuple((t, t) for t in range(4)),
+        S_RAM=((1, 0), (2, 1), (3, 2)),
+        S_AUX=((1, 0), (2, 0), (3, 0)),
+        M_in=((3, 0),),
+        M_out=((0, 0),),
+    )
+    assert not judge(problem, paged).violations
+    x = relaxation.start(paged)
+    assert x is not None
+    assert relaxation.decisions(x).paged_in == {(1, 0)}
+    assert relaxation.decisions(x).recomputed == frozenset()
+    assert x[relaxation.paged_out[0]] == 1
+    assert float(relaxation.form.objective @ x) * relaxation.unit == pytest.approx(2.0)
+
+
+# -- restrictions ------------------------------------------------------------------------------
+
+
+def test_a_restriction_allows_what_it_is_told_and_no_more() -> None:
+    """Decisions outside the allowed spans are fixed to zero, those within are left alone."""
+    problem = skip_problem()
+    relaxation = relaxation_of(problem, Grouping(4, frozenset({2})))
+    allowed = Allowed()
+    assert least(relaxation.restricted(allowed)) is None
+    allowed.paged_in[0] = {(3, 3)}
+    form = relaxation.restricted(allowed)
+    assert form.upper[relaxation.paged_in[1, 0]] == 1
+    assert form.upper[relaxation.recomputed[1, 0]] == 0
+    found = least(form)
+    assert found is not None
+    assert found * relaxation.unit == pytest.approx(2.0)
+    allowed.recomputed[0] = {(3, 3)}
+    found = least(relaxation.restricted(allowed))
+    assert found is not None
+    assert found * relaxation.unit == pytest.approx(1.0)
+
+
+def test_spans_reach_every_group_that_they_touch() -> None:
+    """A span of stages allows a decision in each group with one of them; wider ones in more.
+
+    `f0` is read in stages 1 and 5; the groups are stages 0-2, 3, 4 and 5.
+    """
+    relaxation = relaxation_of(comb_problem(), Grouping(6, frozenset({2, 3, 4})))
+    assert {group for group, k in relaxation.recomputed if k == 0} == {1, 2, 3}
+
+    def groups(allowed: Allowed) -> set[int]:
+        upper = relaxation.restricted(allowed).upper
+        return {g for (g, k), column in relaxation.recomputed.items() if k == 0 and upper[column]}
+
+    allowed = Allowed(recomputed={0: {(5, 5)}})
+    assert groups(allowed) == {3}
+    allowed.widen(1)
+    assert groups(allowed) == {2, 3}
+    assert groups(Allowed(recomputed={0: {(0, 3)}})) == {1}
+
+
+def test_what_a_point_uses_is_told_in_stages() -> None:
+    """From some value on; a finer group within a span is nothing new, a coarser one is."""
+    coarse = relaxation_of(skip_problem(), Grouping(4, frozenset({0, 2})))
+    x = np.zeros(coarse.form.n_columns)
+    x[coarse.recomputed[2, 0]] = 0.5
+    x[coarse.paged_in[2, 0]] = 0.25
+    assert coarse.used(x, 0.5) == Used(recomputed=((0, 3, 3),), paged_in=())
+    used = coarse.used(x, 0.25)
+    assert used == Used(recomputed=((0, 3, 3),), paged_in=((0, 3, 3),))
+    allowed = Allowed(recomputed={0: {(1, 3)}})
+    assert not allowed.add(coarse.used(x, 0.5))
+    assert allowed.add(used)
+    assert allowed.paged_in == {0: {(3, 3)}}
+    assert allowed.add(Used(recomputed=((0, 0, 3),), paged_in=()))
+
+
+def test_a_restriction_to_a_schedule_admits_it() -> None:
+    """What a schedule does is allowed once it is added, so that the restriction keeps its value."""
+    count = 0
+    for number, (problem, value) in enumerate(feasible(60, "relaxation-16")):
+        best = optimum(problem)
+        assert best is not None
+        tidy = trim(problem.graph, best.schedule)
+        relaxation = relaxation_of(problem, random_rows(seeded(f"only/{number}"), problem))
+        x = relaxation.start(tidy)
+        allowed = Allowed()
+        allowed.add_schedule(tidy)
+        form = relaxation.restricted(allowed)
+        if x is None or problem.deadline_s is not None or problem.energy_budget_j is not None:
+            continue
+        count += 1
+        assert np.all(x <= form.upper + CLOSE)
+        found = least(form)
+        assert found is not None
+        assert found * relaxation.unit <= value + CLOSE
+    assert count > 20
+
+
+def test_restrictions_are_never_below_the_relaxation() -> None:
+    """Less freedom never gives a better answer; everything allowed gives the same one."""
+    for number, (problem, _) in enumerate(feasible(60, "relaxation-17")):
+        if problem.deadline_s is not None or problem.energy_budget_j is not None:
+            continue
+        rng = seeded(f"restricted/{number}")
+        relaxation = relaxation_of(problem, random_rows(rng, problem))
+        best = least(relaxation.form)
+        assert best is not None
+        some, everything = Allowed(), Allowed()
+        x = np.array([float(rng.random() < 0.5) for _ in relaxation.form.columns])
+        some.add(relaxation.used(x, 0.5))
+        all_used = relaxation.used(np.ones_like(x), 0.5)
+        assert everything.add(all_used) == bool(relaxation.recomputed or relaxation.paged_in)
+        assert not everything.add(all_used)  # nothing new
+        restricted = least(relaxation.restricted(some))
+        assert restricted is None or restricted >= best - CLOSE
+        assert least(relaxation.restricted(everything)) == pytest.approx(best, abs=CLOSE)
+
+
+def test_time_limits_of_a_restriction_are_a_little_tighter() -> None:
+    """Within a solver's tolerance of the deadline is not within it; bytes stay as they are."""
+    problem = comb_problem(deadline=22.5, deadline_counts="compute")  # a pass takes 21 s
+    relaxation = relaxation_of(problem, Grouping(6, frozenset({2, 3, 4})))
+    form, tighter = relaxation.form, relaxation.restricted(Allowed())
+    names = [row.local_name.partition("[")[0] for row in form.rows]
+    assert {"deadline", "memory"} <= set(names)
+    for r, name in enumerate(names):
+        before, after = form.row_upper[r], tighter.row_upper[r]
+        assert before - 1e-5 < after < before if name == "deadline" else after == before, name
+
+
+# -- cuts as rows ------------------------------------------------------------------------------
+
+
+def test_cuts_become_rows() -> None:
+    """A form with cuts has one more row for each, at least its right-hand side."""
+    relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
+    column = relaxation.recomputed[1, 0]
+    cut = Cut(terms=((column, 1.0),), right=1.0, origin=ORIGIN)
+    form = relaxation.with_cuts([cut])
+    assert form.n_rows == relaxation.form.n_rows + 1
+    assert form.row_lower[-1] == 1.0
+    assert np.isinf(form.row_upper[-1])
+    assert form.matrix[[-1]].toarray().tolist() == [
+        [float(j == column) for j in range(form.n_columns)]
+    ]
+    raw = backend("highs").solve(form, Limits(rel_gap=0.0))
+    assert raw.x is not None
+    assert raw.x[column] == 1
+    assert relaxation.with_cuts([]) is relaxation.form
+
+
+def test_bounds_of_random_rows_are_those_of_no_rows_at_least() -> None:
+    """The empty relaxation of every feasible problem has value zero, or the floor for RAM."""
+    for problem, _ in feasible(40, "relaxation-18"):
+        relaxation = relaxation_of(problem, no_rows(problem))
+        found = least(relaxation.form)
+        assert found is not None
+        assert found >= 0
+        if problem.minimize != Quantity.RAM:
+            assert found == pytest.approx(0.0)

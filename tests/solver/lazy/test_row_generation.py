@@ -1,0 +1,801 @@
+"""The driver's loop: what it reports, and how it stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from lazy_rounds import no_rows, scarce_problem
+from oracle import optimum
+from poetmodel.backends.protocol import Progress, RawSolution
+from poetmodel.backends.protocol import Termination as Stop
+from poetmodel.device import Costs
+from poetmodel.errors import BackendError
+from poetmodel.graph import Graph, operation
+from poetmodel.heuristics.greedy import construct, offload_all
+from poetmodel.model.grouping import Grouping
+from poetmodel.problem import Problem, Quantity
+from poetmodel.problem.infeasibility import obstacle
+from poetmodel.result import Termination, unavoidable
+from poetmodel.schedule import checkpoint_all
+from poetmodel.solver.lazy import primal_worker, row_generation, solve_lazily
+from poetmodel.solver.lazy.primal import ScheduleSearch
+from poetmodel.solver.lazy.session import Session
+from poetmodel.solver.outcome import judge
+from poetmodel.solver.request import Request
+from worked import comb_graph, comb_problem, even_costs, skip_problem
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from poetmodel.solver.outcome import Candidate, Outcome
+    from poetmodel.solver.progress import SolveProgress
+
+
+def greedy(problem: Problem) -> Candidate:
+    """Return the constructive start."""
+    schedule = construct(problem)
+    assert schedule is not None
+    return judge(problem, schedule)
+
+
+def solved(problem: Problem, **choices: Any) -> Outcome:
+    """Solve to gap 0, by default from nothing."""
+    first = choices.pop("first", None)
+    start = choices.pop("start", None)
+    request = Request(**{"gap": 0.0, "time_limit_s": 300.0, **choices})
+    return solve_lazily(problem, request, start=start, first=first)
+
+
+def value_of(outcome: Outcome) -> float:
+    """Return the value of what was found."""
+    assert outcome.candidate is not None
+    assert not outcome.candidate.violations
+    return outcome.candidate.value
+
+
+# -- what it reports -----------------------------------------------------------------------------
+
+
+def test_the_worked_example_takes_no_second_round() -> None:
+    """Checkpoint-all is worst in stage 2; with its row the answer is right at once.
+
+    The columns are keeping, recomputing, paging in and paging out `a`: `b` and `c` are free.
+    """
+    outcome = solved(skip_problem())
+    assert outcome.termination == Termination.PROVED
+    assert value_of(outcome) == pytest.approx(1.0)
+    assert outcome.bound == pytest.approx(1.0)
+    statistics = outcome.statistics
+    assert statistics["rounds"] <= 1  # none where the linear phase proves it
+    assert (statistics["enforced_rows"], statistics["columns"]) == (1, 4)
+    assert statistics["rows"] >= 3
+    assert set(outcome.versions) == {"highs", "highspy"}
+    assert outcome.build_s > 0
+    assert outcome.solve_s > 0
+    assert outcome.log
+
+
+def test_statistics_tell_rounds_rows_and_columns() -> None:
+    """Several rounds, fewer rows than stages, and far fewer columns than the whole model has."""
+    problem = comb_problem()
+    outcome = solved(problem)
+    assert outcome.termination == Termination.PROVED
+    assert outcome.statistics["rounds"] > 1
+    assert 1 < outcome.statistics["enforced_rows"] < 20
+    assert 20 < outcome.statistics["columns"] < 150
+
+
+def test_one_row_is_enforced_while_that_raises_the_bound() -> None:
+    """The worst of those broken; more where the one before gained little: all near the end."""
+    session = Session(comb_problem(), Request(gap=0.0), None)
+    rounds = row_generation._Rounds(session, Grouping(20))
+    relaxation = session.build(Grouping(20))
+    relaxation = rounds._refine(relaxation, [9, 5, 7], [])
+    assert relaxation.grouping.stage_rows == {9}
+    session.bound = rounds.known + 1.0
+    relaxation = rounds._refine(relaxation, [5, 7, 3], [])
+    assert relaxation.grouping.stage_rows == {9, 5}
+    session.bound = rounds.known * (1 + row_generation.WORTH_A_ROUND / 2)
+    relaxation = rounds._refine(relaxation, [7, 3, 11, 13], [])
+    assert relaxation.grouping.stage_rows == {9, 5, 7, 3, 11}
+    session.bound = rounds.known * (1 + row_generation.WORTH_A_ROUND / 2)
+    value = session.bound * (1 + row_generation.WIDE / 2)
+    session.best = replace(greedy(session.problem), value=value)
+    relaxation = rounds._refine(relaxation, [13, 12, 14, 15], [])
+    assert relaxation.grouping.stage_rows == {9, 5, 7, 3, 11, 13, 12, 14, 15}
+
+
+@pytest.mark.parametrize(("rise", "rows"), [(0.03, 1), (0.015, 2), (0.005, 4), (0.0, 4)])
+def test_near_the_end_the_last_gain_says_how_many_rows_come(rise: float, rows: int) -> None:
+    """One after much, two after some; all where answers only dodged what was enforced."""
+    rounds = rounds_of(10.0, 9.9)
+    rounds.known = 9.9 / (1 + rise)
+    relaxation = rounds._refine(rounds.session.build(Grouping(20)), [13, 12, 14, 15], [])
+    assert len(relaxation.grouping.stage_rows) == rows
+
+
+def test_the_first_answer_that_breaks_steps_only_brings_room_cuts() -> None:
+    """The groups stay as they are; after the next such answer the worst step has a row."""
+    session = Session(comb_problem(), Request(gap=0.0), None)
+    rounds = row_generation._Rounds(session, Grouping(20))
+    relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
+    assert session.restoring
+    assert relaxation.model.restoring
+    assert relaxation.grouping == Grouping(20)
+    session.bound = rounds.known + 1.0
+    relaxation = rounds._refine(relaxation, [], [(12, 11), (14, 13)])
+    assert relaxation.grouping == Grouping(20, step_rows=frozenset({(12, 11)}))
+    assert relaxation.model.restoring
+
+
+def test_with_a_very_wide_gap_room_cuts_come_at_once() -> None:
+    """Where RAM is the only limit, and is not minimized; a deadline is a second one."""
+    for changes, gap, expected in (
+        ({}, 0.5, True),
+        ({}, 0.05, False),
+        ({"energy_budget": 25.0}, 0.5, False),
+        ({"minimize": "ram"}, 0.5, False),
+    ):
+        problem = replace(comb_problem(), **changes)
+        session = Session(problem, Request(gap=0.0), greedy(comb_problem()))
+        assert session.best is not None
+        session.bound = session.best.value * (1.0 - gap)
+        before = session.build(Grouping(20, frozenset({9})))
+        relaxation = row_generation._Rounds(session, before.grouping)._with_rooms(before)
+        assert session.restoring == relaxation.model.restoring == expected
+        assert (relaxation is before) != expected
+        assert relaxation.grouping == before.grouping
+
+
+def rounds_of(value: float | None, bound: float) -> row_generation._Rounds:
+    """Begin a solve with a bound and a schedule of some value, or none."""
+    problem = comb_problem()
+    best = None if value is None else replace(greedy(problem), value=value)
+    session = Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
+    session.bound = bound
+    return row_generation._Rounds(session, Grouping(20))
+
+
+def test_a_solve_looks_for_a_part_of_the_gap_only() -> None:
+    """An eighth at first; with 3 % left, or with nothing to be better than, there is no goal."""
+    assert rounds_of(10.0, 2.0)._goal() == pytest.approx(3.0)
+    assert rounds_of(10.0, 9.75)._goal() is None
+    assert rounds_of(None, 2.0)._goal() is None
+    rounds = rounds_of(10.0, 2.0)
+    rounds.step = 1.0
+    assert rounds._goal() is None
+
+
+def test_what_has_no_answer_leads_to_the_next_goal() -> None:
+    """The step is longer if that was easy, all of the gap if it was below the tolerance.
+
+    That all of it is ruled out is the end.
+    """
+    rounds = rounds_of(10.0, 2.0)
+    easy = RawSolution(
+        termination=Stop.CUTOFF,
+        infeasible=False,
+        x=None,
+        objective=None,
+        bound=3.0,
+        violation=None,
+        nodes=1,
+        build_s=0.0,
+        solve_s=0.0,
+        start_accepted=None,
+        log=None,
+    )
+    rounds.session.raise_bound(3.0)
+    assert rounds._rule_out(3.0, easy, 2.0)
+    assert rounds._goal() == pytest.approx(3.0 + 2 * 7.0 / 8)
+    rounds.session.raise_bound(4.0)
+    assert rounds._rule_out(4.0, replace(easy, nodes=17), 3.0)
+    assert rounds._goal() == pytest.approx(4.0 + 2 * 6.0 / 8)
+    assert rounds._rule_out(4.0, easy, 4.0)
+    assert rounds._goal() is None
+    assert not rounds._rule_out(None, easy, 4.0)
+
+
+def test_nothing_is_built_after_the_end() -> None:
+    """Out of time, or stopped, a round that found broken rows leaves them."""
+    rounds = rounds_of(10.0, 2.0)
+    relaxation = rounds.session.build(Grouping(20))
+    rounds.session.stopped = Termination.TIME_LIMIT
+    assert rounds._refine(relaxation, [13], []) is relaxation
+
+
+def test_the_allowance_of_a_cutoff_is_no_bound() -> None:
+    """Nothing below the cutoff means nothing below the best value; more is a contradiction."""
+    session = rounds_of(10.0, 2.0).session
+    relaxation = session.build(Grouping(20))
+    cutoff = session.cutoff(relaxation)["objective_cutoff"]
+    assert cutoff * relaxation.unit > 10.0
+    assert session.within_cutoff(relaxation, cutoff) == 10.0
+    assert session.within_cutoff(relaxation, 5.0 / relaxation.unit) == pytest.approx(5.0)
+    assert session.within_cutoff(relaxation, 10.1 / relaxation.unit) == pytest.approx(10.1)
+    session = rounds_of(None, 2.0).session
+    assert session.within_cutoff(relaxation, 1e9) == pytest.approx(1e9 * relaxation.unit)
+
+
+@pytest.mark.parametrize("large", [10**6, 10**9])
+def test_few_written_bytes_beside_large_tensors(large: int) -> None:
+    """The best schedule writes a few bytes, in units of the largest tensor hardly anything."""
+    chain = (
+        operation("wide", output_bytes=large),
+        operation("small", output_bytes=3, inputs=("wide",), recomputable=False),
+        operation("other", output_bytes=large, inputs=("small",)),
+        operation("last", output_bytes=1, inputs=("other",)),
+        operation("end", output_bytes=large, inputs=("last", "small")),
+        operation("sum", output_bytes=large, inputs=("end",)),
+    )
+    graph = Graph(name="wide", nodes=chain)
+    problem = Problem(graph, even_costs(graph), ram=2 * large + 1, minimize="writes")
+    best = optimum(problem)
+    outcome = solved(problem)
+    assert best is not None
+    assert outcome.termination == Termination.PROVED
+    assert value_of(outcome) == pytest.approx(best.value - unavoidable(problem))
+
+
+def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bounds on the way are void; what the second run ended with counts."""
+    rounds = rounds_of(10.0, 2.0)
+    session = rounds.session
+    relaxation = session.build(Grouping(20))
+    solve = type(session.solver).solve
+
+    def misled(solver: Any, form: Any, limits: Any, **given: Any) -> RawSolution:
+        given["on_progress"](Progress(elapsed_s=0.0, incumbent=None, bound=9.0, x=None))
+        assert session.bound > 2.0
+        return replace(solve(solver, form, limits, **given), solved_again=True)
+
+    monkeypatch.setattr(type(session.solver), "solve", misled)
+
+    def watch(progress: Progress) -> bool:
+        assert progress.bound is not None
+        session.raise_bound(progress.bound)
+        return True
+
+    assert session.solve(relaxation.form, watch=watch) is not None
+    assert session.bound == 2.0
+
+
+def test_a_forced_search_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process beside is only told of an answer; what decides the end cannot wait for it."""
+    rounds = rounds_of(10.0, 2.0)
+    rounds.search = ScheduleSearch(rounds.session, rounds.grouping)
+    relaxation = rounds.session.build(Grouping(20))
+    rounds.beside = primal_worker.Beside(rounds.session)
+    rounds.beside.runs.set()
+    runs: list[bool] = []
+    monkeypatch.setattr(ScheduleSearch, "run", lambda _, __, *, force: runs.append(force))
+    x = np.zeros(relaxation.form.n_columns)
+    rounds._search(relaxation, x)
+    assert runs == []
+    rounds._search(relaxation, x, force=True)
+    assert runs == [True]
+
+
+def test_after_new_rows_the_next_goal_is_near_again() -> None:
+    """What a relaxation with more rows proves easily is not known yet."""
+    rounds = rounds_of(10.0, 2.0)
+    rounds.step = 0.5
+    rounds._refine(rounds.session.build(Grouping(20)), [13], [])
+    assert rounds.step == row_generation.STEP
+
+
+@pytest.mark.parametrize(
+    ("bound", "part", "expected"),
+    [(2.0, True, 0.4), (2.0, False, 0.75), (9.75, False, 1.0), (9.75, True, 0.4)],
+)
+def test_near_the_end_a_solve_may_take_all_the_time(
+    bound: float, part: bool, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a wide gap some is left to search for schedules; less for a part of the gap."""
+    rounds = rounds_of(10.0, bound)
+    session = rounds.session
+    session.request = Request(gap=0.0, time_limit_s=1e6)
+    relaxation = session.build(Grouping(20))
+    times: list[float] = []
+    monkeypatch.setattr(Session, "solve", lambda *_, most_s, **__: times.append(most_s))
+    assert rounds._solve(relaxation, goal=bound + 0.1 if part else None) is None
+    assert times == [pytest.approx(expected * 1e6, rel=1e-3)]
+
+
+def test_bytes_are_proved_at_once() -> None:
+    """A bound between two whole numbers would be a proof with a gap."""
+    rounds = rounds_of(10.0, 2.0)
+    assert rounds._goal() is not None
+    for minimize in ("ram", "writes"):
+        rounds.session.problem = replace(comb_problem(), minimize=minimize)
+        assert rounds._goal() is None
+
+
+def test_the_gap_is_closed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the whole solve the cutoffs rise, and what is ruled out on the way counts."""
+    problem = comb_problem()
+    cutoffs: list[float] = []
+    ruled_out: list[float] = []
+    solve = Session.solve
+
+    def noted(session: Session, form: Any, **settings: Any) -> Any:
+        raw = solve(session, form, **settings)
+        if form.is_mip and settings.get("options"):
+            cutoffs.append(settings["targets"]["objective_cutoff"])
+            if raw is not None and raw.termination == Stop.CUTOFF:
+                ruled_out.append(cutoffs[-1])
+        return raw
+
+    monkeypatch.setattr(Session, "solve", noted)
+    outcome = solved(problem, start=greedy(problem))
+    assert outcome.termination == Termination.PROVED
+    assert cutoffs[0] < cutoffs[-1]
+    assert ruled_out
+    assert min(ruled_out) < max(cutoffs)
+    assert outcome.bound == pytest.approx(value_of(outcome))
+
+
+def test_near_the_end_step_rows_are_enforced_at_once() -> None:
+    """One row settles what is left, with or without room cuts."""
+    session = Session(comb_problem(), Request(gap=0.0), None)
+    rounds = row_generation._Rounds(session, Grouping(20))
+    session.best = greedy(session.problem)
+    session.bound = 0.99 * session.best.value
+    relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
+    assert not session.restoring
+    assert relaxation.grouping.step_rows == {(12, 11)}
+    session.restoring = True
+    relaxation = rounds._refine(relaxation, [], [(14, 13)])
+    assert relaxation.grouping.step_rows == {(12, 11), (14, 13)}
+
+
+def test_where_ram_is_minimized_step_rows_are_enforced_at_once() -> None:
+    """Room cuts are about a budget that is a number."""
+    session = Session(replace(comb_problem(), minimize="ram"), Request(gap=0.0), None)
+    rounds = row_generation._Rounds(session, Grouping(20))
+    relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
+    assert not session.restoring
+    assert relaxation.grouping.step_rows == {(12, 11)}
+
+
+def test_a_solve_whose_answer_breaks_rows_ends_before_its_proof() -> None:
+    """As soon as its own gap is small beside the whole; a better one of it would break them too."""
+    problem = comb_problem()
+    best = greedy(problem)
+    session = Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
+    rounds = row_generation._Rounds(session, Grouping(20))
+    relaxation = session.build(Grouping(20))
+    half = best.value / relaxation.unit / 2
+
+    def goes_on(left_open: float, x: NDArray[np.float64] | None = None) -> bool:
+        bound = half * (1 - left_open)
+        return rounds._watch(relaxation, Progress(elapsed_s=1.0, incumbent=half, bound=bound, x=x))
+
+    assert goes_on(0.0)  # nothing is known of its answers
+    assert goes_on(0.01, np.zeros(0))
+    assert rounds.broken
+    assert not goes_on(0.002)
+    rounds.broken = False
+    assert goes_on(0.002)
+    session.raise_bound(best.value * 0.99)
+    rounds.broken = True
+    assert goes_on(0.002)  # with 1 % open in all that is no longer small
+    assert not goes_on(0.0005)
+
+
+def test_every_first_grouping_leads_to_the_same_value() -> None:
+    """No row, the worst one, all of them, or steps for no reason."""
+    problem = comb_problem(6, 9)
+    values = [
+        value_of(solved(problem, first=first))
+        for first in (
+            None,
+            no_rows(problem),
+            Grouping(12, frozenset(range(12))),
+            Grouping(12, frozenset({8}), frozenset({(7, 2), (9, 1)})),
+        )
+    ]
+    assert values == pytest.approx([values[0]] * 4)
+
+
+def test_the_same_seed_gives_the_same_course() -> None:
+    """With one thread and time enough: same schedule, same bound, same rounds, same progress."""
+    problem = comb_problem()
+
+    def course() -> tuple[Any, ...]:
+        told: list[tuple[float | None, float | None]] = []
+
+        def watch(progress: SolveProgress) -> None:
+            told.append((progress.incumbent, progress.bound))
+
+        outcome = solved(problem, seed=5, on_progress=watch)
+        assert outcome.candidate is not None
+        states = sorted(set(told), key=told.index)  # how often it is told is a matter of time
+        return outcome.candidate.schedule, outcome.bound, dict(outcome.statistics), states
+
+    assert course() == course()
+
+
+def test_another_seed_gives_the_same_value() -> None:
+    """Whatever the solver's luck, the optimum is one number."""
+    problem = comb_problem()
+    values = [value_of(solved(problem, seed=seed)) for seed in (0, 1, 2)]
+    assert values == pytest.approx([values[0]] * 3)
+
+
+def test_a_gap_that_is_asked_for_is_enough() -> None:
+    """With a gap of a half it stops earlier, and claims no more than it proved."""
+    problem = comb_problem(12, 13)
+    exact, rough = solved(problem), solved(problem, gap=0.5)
+    assert rough.termination == Termination.PROVED
+    assert value_of(rough) * 0.5 <= rough.bound * (1 + 1e-9)
+    assert rough.bound <= value_of(exact) * (1 + 1e-9) <= value_of(rough) * (1 + 2e-9)
+    assert rough.statistics["rounds"] <= exact.statistics["rounds"]
+
+
+# -- progress ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("minimize", ["energy", "ram"])
+def test_progress_only_gets_better(threads: int, minimize: str) -> None:
+    """The bound never falls, the incumbent never rises, and they never cross."""
+    problem = comb_problem(8, 13, minimize=minimize, deadline="120%")
+    told: list[SolveProgress] = []
+    outcome = solved(problem, threads=threads, on_progress=told.append)
+    value = value_of(outcome)
+    bounds = [progress.bound for progress in told if progress.bound is not None]
+    incumbents = [progress.incumbent for progress in told if progress.incumbent is not None]
+    assert len(bounds) == len(told) > 2
+    assert bounds == sorted(bounds)
+    assert incumbents == sorted(incumbents, reverse=True)
+    assert incumbents[-1] == value
+    assert max(bounds) <= value * (1 + 1e-6)
+    assert outcome.bound == pytest.approx(value)
+
+
+# -- two threads ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start a process for the search at once."""
+    monkeypatch.setattr(primal_worker, "START_S", 0.0)
+
+
+@pytest.mark.parametrize("start_s", [0.0, 0.3, 1e9])
+def test_a_search_beside_the_proof_changes_no_value(
+    start_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever its process starts, or if it never does; without leaving one."""
+    monkeypatch.setattr(primal_worker, "START_S", start_s)
+    monkeypatch.setattr(primal_worker, "EVERY_S", 0.01)
+    made: list[subprocess.Popen[bytes]] = []
+    start = primal_worker._start
+
+    def noted(errors: IO[bytes]) -> subprocess.Popen[bytes]:
+        made.append(start(errors))
+        return made[-1]
+
+    monkeypatch.setattr(primal_worker, "_start", noted)
+    problem = comb_problem(14, 13, 5.0)
+    outcome = solved(problem, start=judge(problem, offload_all(problem)), threads=2)
+    assert outcome.termination == Termination.PROVED
+    assert value_of(outcome) == pytest.approx(77.0)
+    assert outcome.bound == pytest.approx(77.0)
+    assert all(process.returncode is not None for process in made)
+    assert len(made) == 1 or start_s > 0.0
+    assert 1 < outcome.statistics["enforced_rows"] < 28
+
+
+@pytest.mark.usefixtures("at_once")
+def test_answers_are_handed_over_while_a_process_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof's own process does not search then, and does where there is none."""
+    problem = comb_problem()
+    session = Session(problem, Request(gap=0.0, threads=2), None)
+    rounds = row_generation._Rounds(session, Grouping(20))
+    rounds.search = ScheduleSearch(session, Grouping(20))
+    rounds.beside = primal_worker.Beside(session)
+    handed: list[primal_worker.Task] = []
+    monkeypatch.setattr(rounds.beside, "put", handed.append)
+    relaxation = session.build(Grouping(20, frozenset({9})))
+    x = session.solve(relaxation.form).x
+    rounds.beside.runs.set()
+    rounds._glance(relaxation, x)
+    rounds._search(relaxation, x)
+    assert [task.glance for task in handed] == [True, False]
+    assert handed[1].rows.stage_rows == rounds.search.grouping.stage_rows == {9}
+    assert session.best is None
+    rounds.beside.runs.clear()
+    rounds._search(relaxation, x)
+    assert session.best is not None
+    assert len(handed) == 3
+
+
+def test_one_thread_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it make ready to."""
+    monkeypatch.setattr(row_generation, "Beside", lambda _: pytest.fail("made ready"))
+    assert solved(comb_problem(6, 9), threads=1).termination == Termination.PROVED
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_search_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with one thread; the solve does not go on without a word."""
+    monkeypatch.setattr(primal_worker, "PROGRAM", "raise LookupError('of its own')")
+    with pytest.raises(BackendError, match="LookupError: of its own"):
+        solved(comb_problem(14, 13, 5.0), threads=2)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.skipif(os.name == "nt", reason="no such signals")
+def test_the_proof_goes_on_without_a_search_that_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It searches by itself again, and the log tells."""
+    monkeypatch.setattr(primal_worker, "PROGRAM", "import os; os.kill(os.getpid(), 9)")
+    outcome = solved(comb_problem(14, 13, 5.0), threads=2)
+    assert outcome.termination == Termination.PROVED
+    assert value_of(outcome) == pytest.approx(77.0)
+    assert "ended from outside (status -9)" in outcome.log
+
+
+# -- how it stops --------------------------------------------------------------------------------
+
+
+def test_without_time_the_start_comes_back_with_a_bound() -> None:
+    """Even if not a single relaxation could be solved."""
+    problem = comb_problem()
+    start = greedy(problem)
+    outcome = solved(problem, start=start, time_limit_s=1e-9)
+    assert outcome.termination == Termination.TIME_LIMIT
+    assert outcome.candidate is start
+    assert outcome.bound == 0.0
+    assert outcome.statistics["rounds"] == 0
+    least = comb_problem(minimize="ram")
+    assert solved(least, time_limit_s=1e-9).bound == 8  # the floor: f1 reads f0
+
+
+def test_without_time_or_start_nothing_is_claimed() -> None:
+    """Neither a schedule nor that there is none."""
+    outcome = solved(comb_problem(), time_limit_s=1e-9)
+    assert outcome.termination == Termination.TIME_LIMIT
+    assert outcome.candidate is None
+    assert not outcome.infeasible
+    assert "no schedule was found" in outcome.reason
+
+
+def stop_after(calls: int) -> Callable[[SolveProgress], bool]:
+    """Return a callback that answers False from some call on."""
+    count = 0
+
+    def watch(_: SolveProgress) -> bool:
+        nonlocal count
+        count += 1
+        return count < calls
+
+    return watch
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("calls", [1, 2, 4, 8, 16])
+def test_a_callback_stops_the_rounds_anywhere(calls: int, threads: int) -> None:
+    """What was found by then is returned, with a bound that holds."""
+    problem = comb_problem(14, 13, 5.0)
+    start = greedy(problem)
+    outcome = solved(problem, start=start, threads=threads, on_progress=stop_after(calls))
+    assert outcome.termination == Termination.INTERRUPTED
+    assert value_of(outcome) <= start.value
+    assert 0.0 <= outcome.bound <= 78.0 * (1 + 1e-6)  # the least value, by longer solves
+    assert not outcome.infeasible
+
+
+def test_ctrl_c_keeps_the_best_schedule_so_far() -> None:
+    """A signal in the middle of the rounds ends them; the rounds' own schedule is returned."""
+    problem = comb_problem(14, 13, 5.0)
+    everything = offload_all(problem)  # dear, so that the rounds find better ones
+    assert everything is not None
+    start = judge(problem, everything)
+    found: list[float] = []
+
+    def interrupt(progress: SolveProgress) -> None:
+        if progress.incumbent is not None and progress.incumbent < start.value and not found:
+            found.append(progress.incumbent)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has none
+    try:
+        outcome = solved(problem, start=start, on_progress=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert found
+    assert outcome.termination == Termination.INTERRUPTED
+    assert value_of(outcome) <= found[0]
+    assert outcome.bound <= value_of(outcome)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("calls", [1, 5, 15])
+def test_a_callback_that_fails_is_heard(calls: int, threads: int) -> None:
+    """Its exception ends the solve and comes out of it, whichever thread it was called from."""
+    count = 0
+
+    def fail(_: SolveProgress) -> None:
+        nonlocal count
+        count += 1
+        if count >= calls:
+            msg = "heard"
+            raise LookupError(msg)
+
+    with pytest.raises(LookupError, match="heard"):
+        solved(comb_problem(14, 13, 5.0), on_progress=fail, threads=threads)
+
+
+# -- infeasible problems -------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_proved() -> None:
+    """The skip connection without paging and recomputation needs 15 bytes."""
+    outcome = solved(skip_problem(recompute=False, paging=False, ram=14))
+    assert outcome.infeasible
+    assert outcome.termination == Termination.PROVED
+    assert outcome.candidate is None
+    assert outcome.reason.startswith("proved: no schedule keeps the RAM budget of 14 B")
+
+
+def test_infeasible_problems_are_proved_to_be() -> None:
+    """With whatever limits: each that exhaustive search finds none for, and no other."""
+    infeasible = 0
+    for number in range(160):
+        problem = scarce_problem(f"infeasible/{number}", (4, 5), deadline_counts="serial")
+        if obstacle(problem) is not None or problem.deadline_s is None:
+            continue
+        wanted = optimum(problem) is None
+        assert solved(problem).infeasible == wanted, number
+        infeasible += wanted
+    assert infeasible > 3
+
+
+# -- starts --------------------------------------------------------------------------------------
+
+
+def test_the_best_start_is_proved_to_be_the_best() -> None:
+    """Nothing better is found, the start itself comes back, and the bound meets it."""
+    problem = comb_problem(8, 13)
+    best = solved(problem).candidate
+    assert best is not None
+    outcome = solved(problem, start=best)
+    assert outcome.termination == Termination.PROVED
+    assert outcome.candidate is best
+    assert outcome.bound == pytest.approx(best.value)
+
+
+@pytest.mark.parametrize("minimize", list(Quantity))
+def test_a_start_changes_no_value(minimize: str) -> None:
+    """From the greedy schedule as from nothing."""
+    count = 0
+    for number in range(15):
+        problem = scarce_problem(f"starts/{number}", (5, 9), minimize=minimize)
+        schedule = None if obstacle(problem) is not None else construct(problem)
+        if schedule is None:
+            continue
+        count += 1
+        start = judge(problem, schedule)
+        assert not start.violations
+        with_start, without = solved(problem, start=start), solved(problem)
+        assert value_of(with_start) == pytest.approx(value_of(without), abs=1e-6), number
+    assert count > 4
+
+
+# -- numbers -------------------------------------------------------------------------------------
+
+
+def two_peaks(size: int, ram: int) -> Problem:
+    """State a problem with two equal peaks one after the other, each for one recomputation."""
+    nodes = []
+    for part, before in (("a", ()), ("b", ("a3",))):
+        nodes += [
+            operation(f"{part}0", output_bytes=size, inputs=before),
+            operation(f"{part}1", output_bytes=size, inputs=(f"{part}0",)),
+            operation(f"{part}2", output_bytes=size, inputs=(f"{part}1",)),
+            operation(f"{part}3", output_bytes=1, inputs=(f"{part}2", f"{part}0")),
+        ]
+    graph = Graph(name="peaks", nodes=tuple(nodes))
+    ones = [1.0] * 8
+    costs = Costs.from_arrays(graph, compute_time_s=ones, compute_energy_j=ones)
+    return Problem(graph, costs, ram=ram)
+
+
+@pytest.mark.parametrize("size", [4, 4_000, 400_000_000])
+def test_a_single_byte_counts_at_any_scale(size: int) -> None:
+    """A row that is broken by one byte of a gigabyte is broken: both peaks cost a recomputation."""
+    problem = two_peaks(size, 3 * size - 1)
+    best = optimum(problem)
+    assert best is not None
+    assert best.value - unavoidable(problem) == 2.0
+    outcome = solved(problem)
+    assert outcome.termination == Termination.PROVED
+    assert value_of(outcome) == 2.0
+
+
+@pytest.mark.parametrize(("ram", "value"), [(300_000_004, 0.0), (300_000_003, 5.0)])
+def test_what_only_a_tolerance_lets_through_is_cut_off(ram: int, value: float) -> None:
+    """A row of tensors of 100 MB and of 4 B: to a solver, the last 4 B are nothing.
+
+    Keeping all of `x`, `k`, `s` and `e` takes 300,000,004 bytes; without room for all of it, the
+    cheapest is to make `s` (4 B) again.
+    """
+    graph = Graph(
+        name="mixed",
+        nodes=(
+            operation("x", output_bytes=100_000_000),
+            operation("s", output_bytes=4),
+            operation("k", output_bytes=100_000_000),
+            operation("e", output_bytes=100_000_000, inputs=("k",)),
+            operation("u", output_bytes=0, inputs=("x",)),
+            operation("v", output_bytes=0, inputs=("s", "e")),
+        ),
+    )
+    costs = Costs.from_arrays(
+        graph, compute_time_s=[1.0] * 6, compute_energy_j=[9.0, 5.0, 9.0, 9.0, 1.0, 1.0]
+    )
+    problem = Problem(graph, costs, ram=ram)
+    outcome = solved(problem)
+    assert outcome.termination == Termination.PROVED
+    assert value_of(outcome) == value
+    assert outcome.bound == pytest.approx(value, abs=1e-6)
+
+
+def test_costs_of_any_size_are_compared() -> None:
+    """Microjoules and megajoules have the same best schedule."""
+    graph = comb_graph(6)
+    schedules = []
+    for unit in (1e-9, 1.0, 1e9):
+        table = [unit * (k + 1) for k in range(12)]
+        costs = Costs.from_arrays(graph, compute_time_s=table, compute_energy_j=table)
+        outcome = solved(Problem(graph, costs, ram=9))
+        assert outcome.termination == Termination.PROVED
+        assert outcome.candidate is not None
+        schedules.append(outcome.candidate.value / unit)
+    assert schedules == pytest.approx([schedules[0]] * 3)
+
+
+def test_where_nothing_need_be_decided_nothing_is_paid() -> None:
+    """With RAM for everything the rounds end at checkpoint-all, without a column."""
+    problem = comb_problem(4, 100)
+    outcome = solved(problem)
+    assert value_of(outcome) == outcome.bound == 0.0
+    assert outcome.candidate is not None
+    assert outcome.candidate.schedule == checkpoint_all(problem.graph)
+
+
+# -- back ends -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("scip", marks=pytest.mark.scip),
+        pytest.param("gurobi", marks=pytest.mark.gurobi),
+    ],
+)
+def test_every_back_end_finds_the_same_optimum(backend: str) -> None:
+    """On random problems and on a comb, HiGHS and the others agree to gap 0."""
+    pytest.importorskip({"scip": "pyscipopt", "gurobi": "gurobipy"}[backend])
+    problems = [scarce_problem(f"solvers/{number}", (5, 8)) for number in range(12)]
+    problems = [problem for problem in problems if obstacle(problem) is None]
+    for number, problem in enumerate([*problems, comb_problem(7, 13)]):
+        one, other = solved(problem), solved(problem, backend=backend)
+        assert other.termination == Termination.PROVED, number
+        assert one.infeasible == other.infeasible, number
+        if not one.infeasible:
+            assert value_of(other) == pytest.approx(value_of(one), abs=1e-6), number
+            assert other.bound == pytest.approx(value_of(one), abs=1e-5), number

@@ -1,0 +1,259 @@
+"""Counting equal decisions: the same points and values, with fewer ways to spread a fraction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from instances import seeded
+from lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
+from poetmodel.backends.protocol import Limits
+from poetmodel.backends.registry import backend
+from poetmodel.backends.standard_form import StandardForm
+from poetmodel.device import Costs
+from poetmodel.problem import Problem, Quantity
+from poetmodel.solver import solve
+from poetmodel.solver.lazy import symmetry
+from poetmodel.solver.lazy.symmetry import CountedForm, count_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+def small_form(
+    *,
+    row: str = "deadline",
+    costs: Sequence[float] = (3.0, 3.0, 3.0, 1.0),
+    uses: Sequence[float] = (2.0, 2.0, 2.0, 1.0),
+    limit: float = 5.0,
+) -> StandardForm:
+    """Return a form of four binaries, three of them equal: cover two of them, within a limit."""
+    return StandardForm.from_arrays(
+        [[1.0, 1.0, 1.0, 1.0], list(uses)],
+        list(costs),
+        upper=1.0,
+        integer=True,
+        row_lower=[2.0, -np.inf],
+        row_upper=[np.inf, limit],
+        rows=["need", row],
+    )
+
+
+def alike_problem(seed: str, n: tuple[int, int]) -> Problem:
+    """Return a problem under a deadline in which many nodes and tensors cost the same."""
+    scarce = scarce_problem(seed, n)
+    graph, rng = scarce.graph, seeded(seed)
+    page = [(1.0, float(rng.choice((1, 2)))) for _ in graph.tensors]
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[1.0] * len(graph.nodes),
+        compute_energy_j=[float(rng.choice((2, 5))) for _ in graph.nodes],
+        page_in=page,
+        page_out=page,
+    )
+    deadline = len(graph.nodes) + rng.randint(1, 6)
+    ram = scarce.ram_budget_bytes
+    return Problem(graph, costs, ram=ram, deadline=deadline, deadline_counts="serial")
+
+
+def limited_forms(count: int, n: tuple[int, int]) -> Iterator[tuple[str, StandardForm]]:
+    """Yield relaxations of such problems, from random rows."""
+    for number in range(count):
+        seed = f"counting {number}"
+        problem = alike_problem(seed, n)
+        yield seed, relaxation_of(problem, random_rows(seeded(seed), problem)).form
+
+
+def least(form: StandardForm, **targets: float) -> float | None:
+    """Return the least value of a form; None where there is no point."""
+    raw = backend("highs").solve(form, Limits(rel_gap=0.0, **targets))
+    assert raw.x is not None or raw.infeasible or raw.termination == "cutoff"
+    return raw.objective
+
+
+def test_one_class_with_as_many_counters_as_the_limit_admits() -> None:
+    """One class with as many counters as the limit admits."""
+    counted = count_equal(small_form(), None)
+    assert counted is not None
+    (tally,) = counted.tallies
+    assert tally.members.tolist() == [0, 1, 2]
+    assert list(tally.counters) == [4, 5]  # three of them would take 6 of 5
+    assert counted.form.objective.tolist() == [0.0, 0.0, 0.0, 1.0, 3.0, 3.0]
+    dense = counted.form.matrix.toarray()
+    assert dense[1].tolist() == [0.0, 0.0, 0.0, 1.0, 2.0, 2.0]
+    assert dense[2].tolist() == [1.0, 1.0, 1.0, 0.0, -1.0, -1.0]
+    assert dense[3].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, -1.0]
+
+
+def test_a_cutoff_admits_fewer() -> None:
+    """A cutoff admits fewer."""
+    counted = count_equal(small_form(), 5.9)
+    assert counted is not None
+    assert len(counted.tallies[0].counters) == 1
+
+
+def test_a_quotient_that_misses_a_whole_number_by_rounding_counts_as_whole() -> None:
+    """A quotient that misses a whole number by rounding counts as whole."""
+    counted = count_equal(small_form(limit=4.0 - 1e-9), None)
+    assert counted is not None
+    assert len(counted.tallies[0].counters) == 2
+
+
+def test_columns_that_differ_in_a_limit_or_in_cost_are_not_counted_together() -> None:
+    """Columns that differ in a limit or in cost are not counted together."""
+    assert count_equal(small_form(uses=(2.0, 2.5, 3.0, 1.0)), None) is None
+    assert count_equal(small_form(costs=(3.0, 3.5, 4.0, 1.0)), None) is None
+
+
+def test_cheap_decisions_are_not_counted() -> None:
+    """Cheap decisions are not counted."""
+    cheap = (0.001, 0.001, 0.001, 1.0)
+    assert count_equal(small_form(costs=cheap, uses=cheap), 10.0) is None
+
+
+@pytest.mark.parametrize("row", ["deadline", "energy_budget", "storage"])
+def test_each_limit_is_a_reason_to_count(row: str) -> None:
+    """Each limit is a reason to count."""
+    assert count_equal(small_form(row=row), None) is not None
+
+
+def test_without_a_limit_nothing_is_counted() -> None:
+    """Without a limit nothing is counted."""
+    assert count_equal(small_form(row="memory"), None) is None
+
+
+def test_nor_where_a_column_gains_or_gives_back() -> None:
+    """Nor where a column gains or gives back."""
+    assert count_equal(small_form(costs=(3.0, 3.0, 3.0, -1.0)), None) is None
+    assert count_equal(small_form(uses=(2.0, 2.0, 2.0, -1.0)), None) is None
+
+
+def test_points_are_extended() -> None:
+    """Points are extended."""
+    counted = count_equal(small_form(), None)
+    assert counted is not None
+    point = counted.point(np.array([1.0, 0.0, 0.0, 1.0]))
+    assert point is not None
+    assert point.tolist() == [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
+    assert counted.point(np.array([1.0, 1.0, 1.0, 0.0])) is None
+    assert counted.point(None) is None
+
+
+def test_one_branching_on_a_counter_settles_what_half_a_decision_left_open() -> None:
+    """One branching on a counter settles what half a decision left open."""
+    # Three decisions of 3 each, two and a half of them needed: 7.5, whichever are taken.
+    form = StandardForm.from_arrays(
+        [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]],
+        [3.0] * 3,
+        upper=1.0,
+        integer=True,
+        row_lower=[2.5, -np.inf],
+        row_upper=[np.inf, 3.0],
+        rows=["need", "deadline"],
+    )
+    counted = count_equal(form, None)
+    assert counted is not None
+    relaxed = counted.form.relaxed()
+    assert least(relaxed) == pytest.approx(7.5)
+    third = counted.tallies[0].counters[2]
+    for value, expected in ((0.0, None), (1.0, 9.0)):
+        bounds = {"lower": relaxed.lower.copy(), "upper": relaxed.upper.copy()}
+        for array in bounds.values():
+            array[third] = value
+        found = least(replace(relaxed, **bounds))
+        assert found == (expected if expected is None else pytest.approx(expected))
+
+
+def test_counted_forms_have_the_same_least_value() -> None:
+    """Counted forms have the same least value."""
+    compared = 0
+    for seed, form in limited_forms(120, (8, 14)):
+        counted = count_equal(form, None)
+        if counted is None:
+            continue
+        one, other = least(form), least(counted.form)
+        assert (one is None) == (other is None), seed
+        if one is not None and other is not None:
+            assert other == pytest.approx(one, abs=CLOSE), seed
+        compared += 1
+    assert compared > 60
+
+
+def test_so_they_have_below_a_cutoff_and_nothing_is_found_where_nothing_is() -> None:
+    """So they have below a cutoff and nothing is found where nothing is."""
+    compared = 0
+    for seed, form in limited_forms(60, (8, 14)):
+        best = least(form)
+        if best is None or best <= form.offset + CLOSE:
+            continue
+        above, below = best + 1e-6 * (1 + abs(best)), best - 0.5 * (best - form.offset)
+        counted = count_equal(form, above)
+        if counted is not None:
+            assert least(counted.form) == pytest.approx(best, abs=CLOSE), seed
+            compared += 1
+        tight = count_equal(form, below)
+        if tight is not None:
+            assert least(tight.form, objective_cutoff=below) is None, seed
+    assert compared > 20
+
+
+def test_points_keep_value_and_rows() -> None:
+    """Points keep value and rows."""
+    extended = 0
+    for seed, form in limited_forms(40, (8, 14)):
+        counted = count_equal(form, None)
+        if counted is None:
+            continue
+        rng = np.random.default_rng(len(seed))
+        priced = replace(form, objective=rng.random(form.n_columns))
+        raw = backend("highs").solve(priced, Limits(rel_gap=0.0))
+        if raw.x is None:
+            continue
+        point = counted.point(raw.x)
+        assert point is not None, seed
+        assert counted.form.violation(point) <= CLOSE, seed
+        assert counted.form.value(point) == pytest.approx(form.value(raw.x)), seed
+        extended += 1
+    assert extended > 20
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_the_driver_ends_with_the_value_of_compact(number: int) -> None:
+    """The driver ends with the value of compact."""
+    problem = alike_problem(f"counted {number}", (9, 16))
+    expected = solve(problem, formulation="compact", gap=0.0)
+    result = solve(problem, gap=0.0)
+    assert (result.schedule is None) == (expected.schedule is None)
+    if result.overhead_j is not None:
+        assert result.overhead_j == pytest.approx(expected.overhead_j, abs=CLOSE)
+        assert result.overhead_bound_j == pytest.approx(expected.overhead_j, abs=CLOSE)
+
+
+def test_most_of_these_problems_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of these problems are counted."""
+    counted: list[bool] = []
+
+    def watched(form: StandardForm, cutoff: float | None) -> CountedForm | None:
+        found = count_equal(form, cutoff)
+        counted.append(found is not None)
+        return found
+
+    monkeypatch.setattr(symmetry, "count_equal", watched)
+    for number in range(10):
+        solve(alike_problem(f"counted {number}", (9, 16)), gap=0.0)
+    assert sum(counted) > len(counted) / 2
+
+
+def test_without_a_limit_relaxations_are_not_counted() -> None:
+    """Without a limit relaxations are not counted."""
+    counted = 0
+    for number in range(10):
+        problem = alike_problem(f"counted {number}", (9, 16))
+        grouping = random_rows(seeded(number), problem)
+        free = problem.without(Quantity.TIME)
+        counted += count_equal(relaxation_of(problem, grouping).form, None) is not None
+        assert count_equal(relaxation_of(free, grouping).form, None) is None
+    assert counted > 4

@@ -1,0 +1,146 @@
+"""What other decisions would have cost: against the oracle, and never more than is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from instances import random_instance, seeded
+from oracle import optimum
+from poetmodel.errors import InputError
+from poetmodel.result import Status
+from poetmodel.solver import solve
+from poetmodel.solver.alternatives import (
+    Alternative,
+    Forbidden,
+    How,
+    find_alternatives,
+    value_of_ram,
+)
+from poetmodel.solver.decisions import Fate, find_lives
+from worked import skip_problem
+
+if TYPE_CHECKING:
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+
+
+def best(problem: Problem) -> Schedule:
+    """Return the best schedule of a problem."""
+    return solve(problem, gap=0.0).require_schedule()
+
+
+def test_recomputed_tensor_could_be_paged() -> None:
+    """Instead of computing a again (1 J) it can be paged (2 J), but not be kept in 13 B."""
+    problem = skip_problem()
+    paged, kept = find_alternatives(problem, best(problem), 0)
+    assert (paged.forbidden, paged.becomes, paged.how) == (
+        Forbidden.RECOMPUTATION,
+        Fate.PAGED,
+        How.SOLVED,
+    )
+    assert (paged.energy_j, paged.least_j, paged.time_s) == (1.0, 1.0, 1.0)
+    assert paged.exact
+    assert (kept.forbidden, kept.how, kept.energy_j) == (Forbidden.BOTH, How.BOUNDED, None)
+    assert kept.least_j is not None
+    assert kept.least_j > 11
+
+
+def test_what_cannot_be_otherwise_is_impossible() -> None:
+    """Where nothing may be paged, 13 B cannot do without computing a again: proved."""
+    problem = skip_problem(paging=False)
+    (kept,) = find_alternatives(problem, best(problem), 0)
+    assert (kept.forbidden, kept.how, kept.exact) == (Forbidden.BOTH, How.IMPOSSIBLE, True)
+
+
+def test_kept_tensor_could_go_for_at_most_its_way_out_and_back() -> None:
+    """With 15 B all is kept; letting a go from b to d costs 2 J paged and 1 J computed again."""
+    problem = skip_problem(ram=15)
+    paged, recomputed = find_alternatives(problem, best(problem), 0)
+    assert (paged.becomes, paged.energy_j, paged.time_s) == (Fate.PAGED, 2.0, 2.0)
+    assert (recomputed.becomes, recomputed.energy_j) == (Fate.RECOMPUTED, 1.0)
+    assert {paged.how, recomputed.how} == {How.BOUNDED}
+    assert not paged.exact
+    assert find_alternatives(problem, best(problem), 3) == ()
+
+
+def test_change_that_breaks_a_limit_has_no_price() -> None:
+    """With a deadline of one pass nothing can be let go."""
+    problem = skip_problem(ram=15, deadline="100%")
+    assert [other.energy_j for other in find_alternatives(problem, best(problem), 0)] == [None] * 2
+
+
+def test_alternatives_are_those_of_an_exhaustive_search() -> None:
+    """Without computing a node again, without paging a tensor: the oracle agrees on the price."""
+    seen = set()
+    choices = {"minimize": "energy", "aux_limit": False, "switches": False, "deadline": False}
+    for number in ("3/19", "4/10", "4/17", "5/17", "5/22", "5/35"):
+        problem = random_instance(seeded(number), (4, 6), **choices)
+        result = solve(problem, gap=0.0)
+        for life in find_lives(problem, result.require_schedule()):
+            if life.fate in (Fate.RECOMPUTED, Fate.PAGED):
+                for other in find_alternatives(problem, result.require_schedule(), life.tensor):
+                    seen.add(_checked(problem, result.energy_j or 0.0, other))
+    assert seen >= {(way, True) for way in tuple(Forbidden)[:2]}
+
+
+def _checked(problem: Problem, energy_j: float, other: Alternative) -> tuple[Forbidden, bool]:
+    graph, i = problem.graph, other.tensor
+    asked = problem
+    if other.forbidden != Forbidden.PAGING:
+        nodes = list(graph.nodes)
+        nodes[graph.node_of[i]] = replace(nodes[graph.node_of[i]], recomputable=False)
+        asked = replace(asked, graph=replace(graph, nodes=tuple(nodes)))
+    dear = 1e4
+    if other.forbidden != Forbidden.RECOMPUTATION and problem.costs.pages is not None:
+        name = graph.tensors[i].name
+        page = problem.costs.pages[name]
+        pages = {
+            **problem.costs.pages,
+            name: replace(page, page_in=replace(page.page_in, energy_j=dear)),
+        }
+        asked = replace(asked, costs=replace(problem.costs, pages=pages))
+    found = optimum(asked)
+    if found is None or found.value >= dear:
+        assert other.energy_j is None
+        return other.forbidden, False
+    assert other.energy_j == pytest.approx(found.value - energy_j, abs=1e-9)
+    assert other.least_j is not None
+    assert other.least_j <= other.energy_j
+    return other.forbidden, True
+
+
+def test_more_ram_is_worth_what_it_saves() -> None:
+    """From 14 B, 1 B more saves the one joule of computing a again; proved."""
+    problem = skip_problem(ram=14)
+    for more in value_of_ram(problem, best(problem)):
+        assert (more.more_bytes, more.saved_j, more.most_j) == (1, 1.0, 1.0)
+        assert more.saved_j_per_kb == 1000.0
+    assert value_of_ram(skip_problem(), best(skip_problem()))[0].saved_j == 0.0
+
+
+def test_alternative_out_of_time_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a schedule and without a bound, no price is given."""
+    from poetmodel.solver import alternatives as module
+
+    problem = skip_problem()
+    schedule = best(problem)
+    blank = replace(
+        solve(problem), schedule=None, simulation=None, status=Status.UNKNOWN, objective_bound=None
+    )
+    monkeypatch.setattr(module, "solve", lambda *_, **__: blank)
+    for other in find_alternatives(problem, schedule, 0):
+        assert (other.how, other.energy_j, other.least_j) == (How.BOUNDED, None, None)
+        assert not other.exact
+    more = value_of_ram(problem, schedule)[0]
+    assert (more.saved_j, more.saved_j_per_kb, more.most_j) == (None, None, 1.0)
+
+
+def test_time_limit_must_be_positive_all_the_same() -> None:
+    """Questions get a little time even where none is left."""
+    problem = skip_problem()
+    assert len(find_alternatives(problem, best(problem), 0, time_limit=0.0)) == 2
+    with pytest.raises(InputError):
+        solve(problem, time_limit=0.0)

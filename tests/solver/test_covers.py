@@ -1,0 +1,223 @@
+"""Cover cuts: what only a solver's tolerance lets through is excluded, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from instances import random_costs, random_graph, random_instance, seeded
+from oracle import optimum
+from poetmodel.backends.standard_form import StandardForm
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, floor
+from poetmodel.model import Formulation, build
+from poetmodel.model.compact import COMPACT
+from poetmodel.model.quantities import DEADLINE_ROWS, WRITES_ROW
+from poetmodel.model.unreduced import UNREDUCED
+from poetmodel.problem import Problem
+from poetmodel.result import Status
+from poetmodel.schedule import simulate
+from poetmodel.solver import covers, monolithic, solve
+from poetmodel.solver.covers import with_covers
+
+if TYPE_CHECKING:
+    import random
+
+
+def knapsack(sizes: list[float], limit: float, **more: Any) -> StandardForm:
+    """Return one row over binaries."""
+    return StandardForm.from_arrays(
+        [sizes], np.zeros(len(sizes)), upper=1.0, integer=True, row_upper=[limit], **more
+    )
+
+
+def test_a_point_within_its_rows_needs_no_cut() -> None:
+    """Nothing to exclude."""
+    assert with_covers(knapsack([3, 2, 2], 5), np.array([1.0, 1, 0]), [0]) is None
+
+
+def test_a_point_at_its_limit_needs_no_cut() -> None:
+    """Rounding errors of a sum that meets the limit exactly do not count."""
+    form = knapsack([0.1, 0.2, 0.3], 0.6)
+    assert sum([0.3, 0.2, 0.1]) <= 0.6 < sum([0.1, 0.2, 0.3])
+    assert with_covers(form, np.ones(3), [0]) is None
+
+
+def test_a_cover_is_excluded_and_no_larger_than_needed() -> None:
+    """Of 3 + 2 + 1 > 4 the first two are enough: not both of them."""
+    form = with_covers(knapsack([1, 3, 2], 4), np.ones(3), [0])
+    assert form is not None
+    assert form.matrix.toarray()[1].tolist() == [0.0, 1.0, 1.0]
+    assert form.row_upper[1] == 1.0
+    assert form.row_name(1) == "cover"
+    assert form.n_rows == 2
+
+
+def test_rows_that_are_not_asked_for_are_left_alone() -> None:
+    """Only the named rows may be looked at."""
+    assert with_covers(knapsack([3, 3], 4), np.ones(2), []) is None
+
+
+def test_columns_that_take_away_count_at_their_bound() -> None:
+    """In ``3 x + 3 y - 4 peak <= 0`` with ``peak <= 1``, x and y cannot both be 1."""
+    form = StandardForm.from_arrays(
+        [[3, 3, -4]], np.zeros(3), upper=1.0, integer=[True, True, False], row_upper=[0]
+    )
+    found = with_covers(form, np.array([1.0, 1.0, 1.0]), [0])
+    assert found is not None
+    assert found.matrix.toarray()[1].tolist() == [1.0, 1.0, 0.0]
+
+
+def test_no_point_that_keeps_its_row_is_lost() -> None:
+    """Against all 0/1 points of random rows: only points above the limit go, the given one does."""
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        sizes = rng.integers(1, 10, size=6).astype(float)
+        limit = float(rng.integers(5, 25)) + 0.5
+        form = knapsack(list(sizes), limit)
+        for bits in product((0.0, 1.0), repeat=6):
+            x = np.array(bits)
+            found = with_covers(form, x, [0])
+            assert (found is None) == (sizes @ x <= limit)
+            if found is None:
+                continue
+            assert found.violation(x) >= 1.0
+            for other in product((0.0, 1.0), repeat=6):
+                y = np.array(other)
+                if sizes @ y <= limit:
+                    assert found.violation(y) == 0.0
+
+
+def heavy(rng: random.Random, **fixed: Any) -> Problem:
+    """Make a problem that is one byte short of what would be best with a little more.
+
+    Its tensors have 100 MB to 900 MB and up to 9 bytes more. To a solver with a tolerance of 1e-7
+    of a row's largest coefficient, single bytes are nothing.
+    """
+    small = random_instance(rng, (4, 5), **fixed)
+    nodes = tuple(
+        replace(
+            node,
+            outputs=tuple(
+                replace(tensor, bytes=tensor.bytes * 10**8 + rng.randint(0, 9))
+                for tensor in node.outputs
+            ),
+            workspace_bytes=node.workspace_bytes * 10**8,
+        )
+        for node in small.graph.nodes
+    )
+    graph = Graph(name="heavy", nodes=nodes)
+    limits: dict[str, Any] = {
+        "deadline": small.deadline_s,
+        "deadline_counts": small.deadline_counts,
+        "energy_budget": small.energy_budget_j,
+        "recompute": small.recompute,
+        "paging": small.paging,
+        "minimize": small.minimize,
+    }
+    least = max(floor(graph).bytes, 1)
+    limits["ram"] = max(least, small.ram_budget_bytes * 10**8 + 60)
+    if small.aux_limit_bytes is not None:
+        limits["aux_bytes"] = small.aux_limit_bytes * 10**8 + 60
+    best = optimum(Problem(graph, small.costs, **limits))
+    if best is not None:
+        used = simulate(graph, small.costs, best.schedule)
+        limits["ram"] = max(least, used.peak_ram_bytes - 1)
+        if "aux_bytes" in limits:
+            limits["aux_bytes"] = max(0, used.aux_used_bytes - 1)
+    return Problem(graph, small.costs, **limits)
+
+
+@pytest.mark.parametrize("reductions", [True, False])
+def test_bytes_below_a_solver_s_tolerance_count(
+    reductions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The optimum is exact to the byte, where the solver's first answer often is not."""
+    used = 0
+
+    def counted(*arguments: Any, **choices: bool) -> StandardForm | None:
+        nonlocal used
+        used += 1
+        return with_covers(*arguments, **choices)
+
+    monkeypatch.setattr(monolithic, "with_covers", counted)
+    for seed in range(90):
+        minimize = ("energy", "time", "writes")[seed % 3]
+        problem = heavy(seeded(f"heavy/{seed}"), minimize=minimize, zero_bytes=False)
+        best = optimum(problem)
+        result = solve(build(problem, reductions=reductions), gap=0.0)
+        if best is None:
+            assert result.status == Status.INFEASIBLE, seed
+        else:
+            assert result.status == Status.OPTIMAL, seed
+            assert result.objective_value == pytest.approx(best.value, rel=1e-12), seed
+    assert used > 0, "no answer was beyond the tolerance; this shows nothing"
+
+
+@pytest.mark.parametrize("reductions", [True, False])
+def test_the_least_ram_is_bounded_to_the_byte(reductions: bool) -> None:
+    """Where a solver is a few bytes off, the result says so: no bound is above the optimum."""
+    for seed in range(50):
+        problem = heavy(seeded(f"heavy/{seed}"), minimize="ram")
+        best = optimum(problem)
+        result = solve(build(problem, reductions=reductions), gap=0.0)
+        if best is None:
+            assert result.status == Status.INFEASIBLE, seed
+            continue
+        assert result.objective_bound is not None
+        assert result.objective_value is not None
+        assert result.objective_bound <= best.value <= result.objective_value, seed
+        assert result.objective_value <= best.value * (1 + 1e-7), seed
+        assert (result.status == Status.OPTIMAL) == (result.objective_value == best.value), seed
+
+
+@pytest.mark.parametrize("formulation", [COMPACT, UNREDUCED], ids=lambda form: form.name)
+def test_the_rows_that_covers_look_at_exist(formulation: Formulation) -> None:
+    """A component renamed in a formulation must be renamed there as well."""
+    names = {part.name for part in formulation.components} | {*DEADLINE_ROWS, WRITES_ROW}
+    assert names >= covers.LIMITS
+    assert "deadline" in DEADLINE_ROWS
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-12, 1e6])
+def test_limits_that_are_just_kept(scale: float) -> None:
+    """With a limit that is exactly the least time or energy, the least is found: any real costs."""
+    for seed in range(25):
+        problem = tight(seeded(f"tight/{seed}"), scale)
+        best = optimum(problem)
+        assert best is not None
+        result = solve(build(problem), gap=0.0)
+        assert result.schedule is not None, seed
+        assert result.objective_value == pytest.approx(best.value, rel=2e-9), seed
+
+
+def tight(rng: random.Random, scale: float) -> Problem:
+    """Make a problem with real costs whose deadline or energy budget is the least possible one."""
+    while True:
+        graph = random_graph(rng, (3, 5))
+        device = random_costs(rng, graph).device
+
+        def draw(most: float) -> float:
+            return 0.0 if rng.random() < 0.1 else rng.random() * most
+
+        costs = Costs.from_arrays(
+            graph,
+            compute_time_s=[draw(3 * scale) for _ in graph.nodes],
+            compute_energy_j=[draw(3 * scale) for _ in graph.nodes],
+            page_in=[(draw(2), draw(2)) for _ in graph.tensors],
+            page_out=[(draw(2), draw(2)) for _ in graph.tensors],
+            device=device,
+        )
+        limits: dict[str, Any] = {
+            "ram": max(1, floor(graph).bytes + rng.randint(0, 4)),
+            "deadline_counts": rng.choice(("serial", "compute")),
+        }
+        quantity, limit = rng.choice((("time", "deadline"), ("energy", "energy_budget")))
+        least = optimum(Problem(graph, costs, **limits), quantity)
+        if least is not None and least.value > 0:
+            minimize = rng.choice(("energy", "time", "ram", "writes"))
+            return Problem(graph, costs, **limits, **{limit: least.value}, minimize=minimize)

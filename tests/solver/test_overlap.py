@@ -1,0 +1,265 @@
+"""Makespans: a deadline is kept by the plan, the bound holds for every plan."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import pyomo.environ as pyo
+import pytest
+
+from instances import bench_device, random_schedule, seeded
+from lazy_rounds import scarce_problem
+from oracle import optimum
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, operation
+from poetmodel.model import build
+from poetmodel.plan import check_plan
+from poetmodel.planner import make_plan, verify
+from poetmodel.problem import Problem
+from poetmodel.result import SolveResult, Status, Termination
+from poetmodel.solver import solve
+from poetmodel.solver.outcome import judge
+
+if TYPE_CHECKING:
+    from poetmodel.solver.progress import SolveProgress
+
+CLOSE = 1e-6
+
+
+def slow_storage(page_s: float = 2.0, **limits: Any) -> Problem:
+    """Return a chain whose sample has to leave RAM, by a slow page or a dear recomputation.
+
+    x is read at once by a and in the end by d; b has a workspace for which x must go. All tensors
+    take 4 B, and the budget is 12 B. One pass takes 10 s and 10 J: x 1 s, a 3 s, b 3 s, c 2 s, d
+    1 s, and 2 J each. Paging x costs 1 J, and a transfer 2 s: out from 1 s to 3 s, in from 7 s,
+    when b has ended, to 9 s, when d begins. Computing it anew takes 1 s and 2 J.
+    """
+    graph = Graph(
+        name="slow-storage",
+        nodes=(
+            operation("x", output_bytes=4),
+            operation("a", output_bytes=4, inputs=("x",)),
+            operation("b", output_bytes=4, inputs=("a",), workspace_bytes=4),
+            operation("c", output_bytes=4, inputs=("b",)),
+            operation("d", output_bytes=4, inputs=("c", "x")),
+        ),
+    )
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[1, 3, 3, 2, 1],
+        compute_energy_j=[2, 2, 2, 2, 2],
+        page_in=[(page_s, 0.5)] * 5,
+        page_out=[(page_s, 0.5)] * 5,
+    )
+    return Problem(graph, costs, **{"ram": 12, "deadline_counts": "overlap", **limits})
+
+
+def planned_s(problem: Problem, result: SolveResult) -> float:
+    """Return how long the plan of a result takes, by the judge of plans."""
+    plan = make_plan(
+        problem.graph,
+        problem.costs,
+        result.require_schedule(),
+        mode="dma",
+        ram_budget_bytes=problem.usable_ram_bytes,
+    )
+    check = check_plan(problem.graph, problem.costs, plan)
+    assert check.valid, check.violations
+    assert check.makespan_s is not None
+    return check.makespan_s
+
+
+def overlapping(problem: Problem, **changes: Any) -> Problem:
+    """Return a problem in the meaning ``overlap``, without a device and so without idle power.
+
+    Idle power is drawn over the time that counts, so meanings could not be compared.
+    """
+    given = {f.name: getattr(problem, f.name) for f in fields(problem) if f.init}
+    given["costs"] = replace(problem.costs, device=None)
+    return Problem(**{**given, "deadline_counts": "overlap", **changes})
+
+
+@pytest.mark.parametrize("formulation", ["lazy", "compact"])
+def test_transfers_hide_behind_computing(formulation: str) -> None:
+    """Paging x takes 4 s of the bus and none of the core, so one pass of 10 s is enough."""
+    problem = slow_storage(deadline=10)
+    result = solve(problem, formulation=formulation)
+    assert result.status == Status.OPTIMAL
+    assert result.overhead_j == pytest.approx(1.0)
+    assert result.to_dict()["makespan_s"] == pytest.approx(10.0)
+    assert planned_s(problem, result) == pytest.approx(10.0)
+    assert solve(slow_storage(deadline=10, deadline_counts="serial")).schedule is None
+
+
+def test_result_states_the_time_of_the_plan_without_a_deadline() -> None:
+    """`makespan_s` is the checked plan's, and the status is that of the energy."""
+    problem = slow_storage()
+    result = solve(problem)
+    assert result.status == Status.OPTIMAL
+    assert result.simulation is not None
+    assert result.simulation.compute_s == 10.0
+    assert result.simulation.makespan_s == planned_s(problem, result)
+
+
+def test_model_with_own_rows_keeps_the_deadline_of_its_plan() -> None:
+    """A user's constraint forbids the page-out; then x is computed anew and takes 11 s."""
+    for deadline, status in ((11, Status.OPTIMAL), (10, Status.INFEASIBLE)):
+        model = build(slow_storage(deadline=deadline))
+        model.no_writes = pyo.Constraint(
+            expr=sum(model.M_out[t, i] for t in range(5) for i in range(t + 1)) <= 0
+        )
+        objective, problem = model.objective.expr, model.problem
+        result = solve(model)
+        assert result.status == status, deadline
+        assert model.objective.expr is objective
+        assert model.problem is problem
+        assert model.component("stand_in_deadline") is None
+
+
+def test_makespan_that_cannot_be_reached_is_proved_only_by_the_sums() -> None:
+    """Below one pass it is infeasible; where only plans miss it, unknown with the best makespan."""
+    assert solve(slow_storage(deadline=9.9)).status == Status.INFEASIBLE
+    # With 4.9 s a transfer core and bus are each within 10 s, but b waits for the page-out until
+    # 5.9 s, and d for the page-in, from 8.9 s, until 13.8 s.
+    result = solve(slow_storage(4.9, deadline=10))
+    assert result.status == Status.UNKNOWN
+    assert result.termination != Termination.PROVED
+    assert "14.8 s" in result.reason
+
+
+def test_least_makespan_is_found_and_bounded() -> None:
+    """Paging takes no time of its own here: the pass of 10 s is reached and proved."""
+    result = solve(slow_storage(minimize="time"))
+    assert (result.status, result.objective_value) == (Status.OPTIMAL, pytest.approx(10.0))
+    assert result.objective_gap == 0.0
+
+
+def test_idle_power_is_drawn_over_the_makespan() -> None:
+    """3 W over the plan's 10 s; the baseline draws it over one pass, the same here."""
+    problem = slow_storage()
+    costs = replace(problem.costs, device=bench_device(idle_power_w=3.0))
+    result = solve(Problem(problem.graph, costs, ram=12, deadline_counts="overlap"))
+    assert result.energy_j == pytest.approx(10.0 + 1.0 + 30.0)
+    assert result.baseline_energy_j == pytest.approx(40.0)
+    assert result.overhead_j == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_result_lies_between_both_sums(number: int) -> None:
+    """Between the optimum with compute time alone and that with all transfers added, both exact.
+
+    The plan keeps the deadline, and no schedule that is drawn at random and whose plan keeps it
+    beats the bound.
+    """
+    check_against_sums(f"overlap/{number}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(30, 200))
+def test_result_lies_between_both_sums_on_more(number: int) -> None:
+    """The same on many more graphs."""
+    check_against_sums(f"overlap/{number}")
+
+
+def check_against_sums(seed: str) -> None:
+    """Compare one random problem with the exhaustive search under both sums."""
+    problem = overlapping(
+        scarce_problem(seed, (3, 5), minimize="energy", energy_budget=False, deadline=False),
+    )
+    rng = seeded(f"{seed}/deadline")
+    deadline = problem.pass_time_s + rng.randint(0, 6)
+    if deadline == 0:
+        return
+    problem = overlapping(problem, deadline=deadline)
+    result = solve(problem, gap=0.0, time_limit=60)
+    below = optimum(overlapping(problem, deadline_counts="compute"))
+    above = optimum(overlapping(problem, deadline_counts="serial"))
+    if result.schedule is None:
+        assert above is None
+        if result.status == Status.INFEASIBLE:
+            return
+        assert result.status == Status.UNKNOWN
+        return
+    assert result.energy_j is not None
+    assert result.bound_j is not None
+    assert planned_s(problem, result) <= deadline * (1 + 1e-9)
+    assert below is not None
+    assert below.value <= result.bound_j + CLOSE
+    assert result.bound_j <= result.energy_j + CLOSE
+    if above is not None:
+        assert result.energy_j <= above.value + CLOSE
+    for _ in range(10):
+        schedule = random_schedule(rng, problem.graph, paging=problem.can_page)
+        verdict = verify(problem, schedule)
+        if verdict.valid:
+            assert verdict.simulation.energy_j is not None
+            assert result.bound_j <= verdict.simulation.energy_j + CLOSE
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_least_makespan_lies_between_its_bounds(number: int) -> None:
+    """Not above the serial optimum, not below its own bound, which no random plan beats."""
+    problem = overlapping(
+        scarce_problem(f"makespan/{number}", (3, 5), minimize="time", energy_budget=False,
+                       deadline=False)
+    )  # fmt: skip
+    result = solve(problem, gap=0.0)
+    serial = optimum(overlapping(problem, deadline_counts="serial"))
+    if serial is None:
+        assert result.schedule is None
+        return
+    assert result.objective_value is not None
+    assert result.objective_bound is not None
+    assert planned_s(problem, result) == pytest.approx(result.objective_value)
+    assert result.objective_bound - CLOSE <= result.objective_value <= serial.value + CLOSE
+    rng = seeded(f"makespan/{number}/plans")
+    for _ in range(10):
+        schedule = random_schedule(rng, problem.graph, paging=problem.can_page)
+        verdict = verify(problem, schedule)
+        if verdict.valid:
+            assert verdict.simulation.time_s is not None
+            assert result.objective_bound <= verdict.simulation.time_s + CLOSE
+
+
+def test_progress_tells_only_what_holds_for_the_makespan() -> None:
+    """Bounds told on the way never exceed what is found in the end."""
+    told: list[SolveProgress] = []
+    result = solve(slow_storage(deadline=10), on_progress=lambda p: told.append(p) or True)
+    assert told
+    assert result.overhead_j is not None
+    for progress in told:
+        assert progress.bound is None or progress.bound <= result.overhead_j + CLOSE
+        assert progress.incumbent is None or progress.incumbent >= result.overhead_j - CLOSE
+
+
+def test_callback_can_stop_the_search() -> None:
+    """False ends it; what was found so far is returned, or that nothing was."""
+    result = solve(slow_storage(deadline=10), on_progress=lambda _: False)
+    assert result.termination in (Termination.INTERRUPTED, Termination.PROVED)
+
+
+def test_start_that_keeps_the_deadline_is_never_lost() -> None:
+    """With no time at all the given schedule is the answer."""
+    problem = slow_storage(deadline=10)
+    first = solve(problem).require_schedule()
+    again = solve(problem, start=first, time_limit=1e-3)
+    assert again.overhead_j == pytest.approx(1.0)
+
+
+def test_interrupt_between_two_solves_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a plan is judged ends the search with what there was."""
+    problem = slow_storage(deadline=10)
+    first = solve(problem).require_schedule()
+    seen: list[Any] = []
+
+    def interrupted(stated: Problem, schedule: Any) -> Any:
+        seen.append(schedule)
+        if len(seen) > 1:
+            raise KeyboardInterrupt
+        return judge(stated, schedule)
+
+    monkeypatch.setattr("poetmodel.solver.overlap.judge", interrupted)
+    result = solve(problem, start=first)
+    assert len(seen) == 2
+    assert result.schedule == first
