@@ -10,18 +10,18 @@ from oracle import optimum
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.heuristics.greedy import construct
-from poetmodel.heuristics.neighbourhood import NOTHING, Improvement, supplies_of
+from poetmodel.heuristics.neighbourhood import NOTHING, LargeNeighbourhoodSearch, restorations_of
 from poetmodel.problem import Problem, Quantity
 from poetmodel.solver.outcome import judge
 from worked import skip_problem
 
 
-def searched(problem: Problem, turns: int, seed: int = 0) -> Improvement:
+def searched(problem: Problem, turns: int, seed: int = 0) -> LargeNeighbourhoodSearch:
     """Search from checkpoint-all for some turns."""
-    improvement = Improvement(problem, seed=seed)
+    improvement = LargeNeighbourhoodSearch(problem, seed=seed)
     improvement.consider([])
     for _ in range(turns):
-        improvement.turn()
+        improvement.iterate()
     return improvement
 
 
@@ -67,10 +67,10 @@ def test_it_goes_on_from_a_schedule_and_never_returns_a_worse_one() -> None:
         if start is None:
             continue
         value = judge(problem, start).value
-        improvement = Improvement(problem)
-        improvement.consider(supplies_of(start))
+        improvement = LargeNeighbourhoodSearch(problem)
+        improvement.consider(restorations_of(start))
         for _ in range(30):
-            improvement.turn()
+            improvement.iterate()
         schedule = improvement.schedule()
         assert schedule is not None
         after = judge(problem, schedule).value
@@ -93,7 +93,7 @@ def test_the_seed_determines_the_course() -> None:
 
 def test_without_time_it_finds_nothing() -> None:
     """A search that may not take any time ends with nothing, not with something invalid."""
-    improvement = Improvement(skip_problem())
+    improvement = LargeNeighbourhoodSearch(skip_problem())
     improvement.until_s = 0.0
     assert not improvement.consider([])
     assert improvement.best == NOTHING

@@ -1,12 +1,12 @@
-"""What drafts are measured by agrees with the judge."""
+"""What partial schedules are measured by agrees with the judge."""
 
 from __future__ import annotations
 
 import pytest
 
 from instances import random_instances, seeded
-from poetmodel.heuristics.partial_schedule import Draft, Supply
-from poetmodel.heuristics.penalties import Aim, energies, no_prices
+from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
+from poetmodel.heuristics.penalties import PenalizedObjective, energies, no_prices
 from poetmodel.problem import Quantity
 from poetmodel.schedule import verify
 from poetmodel.solver.outcome import judge
@@ -15,25 +15,25 @@ from worked import skip_problem
 
 @pytest.mark.parametrize("minimize", list(Quantity))
 def test_value_and_limits_are_those_of_the_judge(minimize: str) -> None:
-    """For 80 problems with every limit and a few random supplies each."""
+    """For 80 problems with every limit and a few random restorations each."""
     exceeding = 0
     for number, problem in enumerate(random_instances(80, (3, 8), seed=91, minimize=minimize)):
         rng = seeded(f"value/{number}")
         graph = problem.graph
-        draft = Draft(graph)
+        partial = PartialSchedule(graph)
         for t in range(1, len(graph.nodes)):
             k = rng.randrange(t)
             if problem.may_recompute(k) and rng.random() < 0.4:
-                draft.add(Supply(t, k, again=True))
+                partial.add(Restoration(t, k, recompute=True))
             for i in graph.outputs_of[k]:
                 if problem.can_page and rng.random() < 0.4:
-                    draft.add(Supply(t, i, again=False))
-        aim = Aim(problem)
-        candidate = judge(problem, draft.schedule())
-        assert aim.value(draft) == pytest.approx(candidate.value, abs=1e-9)
+                    partial.add(Restoration(t, i, recompute=False))
+        objective = PenalizedObjective(problem)
+        candidate = judge(problem, partial.schedule())
+        assert objective.value(partial) == pytest.approx(candidate.value, abs=1e-9)
         others = ("peak RAM", "storage used")
         broken = [v for v in candidate.violations if not v.startswith(others)]
-        assert (aim.excess(draft) > 0) == bool(broken), candidate.violations
+        assert (objective.excess(partial) > 0) == bool(broken), candidate.violations
         exceeding += bool(broken)
     assert exceeding > 5
 
@@ -43,18 +43,18 @@ def test_prices_add_up() -> None:
     problem = skip_problem()
     once = energies(problem)
     twice = once.plus(once, 1.0)
-    draft = Draft(problem.graph, [Supply(3, 0, again=True)])
-    assert once.total(draft) > 0
-    assert twice.total(draft) == pytest.approx(2 * once.total(draft))
-    assert no_prices(problem).total(draft) == 0
+    partial = PartialSchedule(problem.graph, [Restoration(3, 0, recompute=True)])
+    assert once.total(partial) > 0
+    assert twice.total(partial) == pytest.approx(2 * once.total(partial))
+    assert no_prices(problem).total(partial) == 0
 
 
-def test_stress_moves_prices_from_the_objective_to_the_limits() -> None:
+def test_the_penalty_moves_prices_from_the_objective_to_the_limits() -> None:
     """Without limits it changes nothing; with them their use costs ever more."""
-    free, bound = Aim(skip_problem()), Aim(skip_problem(deadline=12))
+    free, bound = PenalizedObjective(skip_problem()), PenalizedObjective(skip_problem(deadline=12))
     assert free.prices(0.0) == free.prices(5.0)
-    draft = Draft(skip_problem().graph, [Supply(3, 0, again=True)])
-    cheap, dear = (bound.prices(stress).total(draft) for stress in (0.0, 1.0))
+    partial = PartialSchedule(skip_problem().graph, [Restoration(3, 0, recompute=True)])
+    cheap, dear = (bound.prices(penalty).total(partial) for penalty in (0.0, 1.0))
     assert cheap < dear
-    assert bound.balance(draft) > 0
-    assert not verify(skip_problem(deadline=12, ram=15), draft.schedule()).violations
+    assert bound.balance(partial) > 0
+    assert not verify(skip_problem(deadline=12, ram=15), partial.schedule()).violations

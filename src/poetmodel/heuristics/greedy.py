@@ -9,8 +9,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
-from poetmodel.heuristics.partial_schedule import Draft, Supply
-from poetmodel.heuristics.penalties import Aim
+from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
+from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.heuristics.repair import Repair
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import obstacle
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 _ONLY_LIMITS: Final = float("inf")
-"""Stress at which only the limits count."""
+"""Penalty at which only the limits count."""
 _HALVINGS: Final = 3
-"""How often the range of stress that may be best is halved."""
+"""How often the range of penalty that may be best is halved."""
 _STRONGEST: Final = 10.0
-"""Power of two of the largest stress tried in between."""
+"""Power of two of the largest penalty tried in between."""
 _PEAKS: Final = 8
 """How many peaks are tried where the least is requested."""
 
@@ -60,11 +60,11 @@ def offload_all(problem: Problem) -> Schedule | None:
     """
     if not problem.can_page:
         return None
-    draft = Draft(problem.graph)
-    for i, gaps in enumerate(draft.gaps):
+    partial = PartialSchedule(problem.graph)
+    for i, gaps in enumerate(partial.gaps):
         for _, need in tuple(gaps):
-            draft.add(Supply(need, i, again=False))
-    return draft.schedule()
+            partial.add(Restoration(need, i, recompute=False))
+    return partial.schedule()
 
 
 def trivial(problem: Problem) -> Schedule | None:
@@ -75,40 +75,40 @@ def trivial(problem: Problem) -> Schedule | None:
 
 
 class _Greedy:
-    """Tries prices, and peaks where the least is requested, and keeps the best draft."""
+    """Tries prices, and peaks where the least is requested, and keeps the best partial schedule."""
 
     def __init__(self, problem: Problem, until_s: float) -> None:
         self.problem = problem
         self.until_s = until_s
-        self.aim = Aim(problem)
-        self.best: tuple[float, Draft] | None = None
+        self.objective = PenalizedObjective(problem)
+        self.best: tuple[float, PartialSchedule] | None = None
 
     def run(self) -> None:
         usable = self.problem.usable_ram_bytes
         if self._attempt(0.0, usable):
-            stress = 0.0
-        elif self.aim.limits and self._attempt(_ONLY_LIMITS, usable):
-            stress = self._halve(usable)
+            penalty = 0.0
+        elif self.objective.limits and self._attempt(_ONLY_LIMITS, usable):
+            penalty = self._halve(usable)
         else:
             return
         if self.problem.minimize == Quantity.RAM:
-            self._lower(stress)
+            self._lower(penalty)
 
     def _halve(self, limit_bytes: int) -> float:
-        """Look for the least stress that keeps the limits; return it."""
+        """Look for the least penalty that keeps the limits; return it."""
         least, most = -_STRONGEST, _STRONGEST
-        stress = _ONLY_LIMITS
+        penalty = _ONLY_LIMITS
         for _ in range(_HALVINGS):
             if time.monotonic() > self.until_s:
                 break
             middle = (least + most) / 2
             if self._attempt(2.0**middle, limit_bytes):
-                most, stress = middle, 2.0**middle
+                most, penalty = middle, 2.0**middle
             else:
                 least = middle
-        return stress
+        return penalty
 
-    def _lower(self, stress: float) -> None:
+    def _lower(self, penalty: float) -> None:
         """Look for the least peak."""
         least = floor(self.problem.graph).bytes
         for _ in range(_PEAKS):
@@ -116,21 +116,21 @@ class _Greedy:
             if most <= least or time.monotonic() > self.until_s:
                 break
             middle = (least + most) // 2
-            if not self._attempt(stress, middle):
+            if not self._attempt(penalty, middle):
                 least = middle + 1
 
-    def _attempt(self, stress: float, limit_bytes: int) -> bool:
-        """Make a draft; return whether it keeps all limits."""
-        draft = Draft(self.problem.graph)
-        repair = Repair(self.problem, draft, self.aim.prices(stress), limit_bytes)
+    def _attempt(self, penalty: float, limit_bytes: int) -> bool:
+        """Make a partial schedule; return whether it keeps all limits."""
+        partial = PartialSchedule(self.problem.graph)
+        repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)
         repair.until_s = self.until_s if self.best is not None else float("inf")
         if not repair.fit():
             return False
         repair.until_s = self.until_s
         repair.tighten()
-        if self.aim.excess(draft) > 0:
+        if self.objective.excess(partial) > 0:
             return False
-        value = self.aim.value(draft)
+        value = self.objective.value(partial)
         if self.best is None or value < self.best[0]:
-            self.best = (value, draft)
+            self.best = (value, partial)
         return True

@@ -1,10 +1,10 @@
 """A schedule in the making: what is brought back when, and what that leaves in RAM.
 
-A draft is a set of *supplies*: recomputations and page-ins, each in a stage. Everything else
-follows. Whoever reads a tensor gets it from its latest supply, its first computation if there is no
-other, and it stays in RAM from a supply to the last reader that the supply serves. So every draft
-keeps the rules of execution; only limits can be broken, and RAM is known for every step at any
-moment, because a change touches a few tensors only.
+A partial schedule is a set of *restorations*: recomputations and page-ins, each in a stage.
+Everything else follows. Whoever reads a tensor gets it from its latest restoration, its first
+computation if there is no other, and it stays in RAM from a restoration to the last reader that the
+restoration serves. So every partial schedule keeps the rules of execution; only limits can be
+broken, and RAM is known for every step at any moment, because a change touches a few tensors only.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 
-class Supply(NamedTuple):
+class Restoration(NamedTuple):
     """One recomputation or page-in."""
 
     stage: int
     """Where it happens."""
     item: int
     """The node that is recomputed, or the tensor that is paged in."""
-    again: bool
+    recompute: bool
     """Whether it is a recomputation."""
 
 
-class Draft:
-    """A set of supplies with the RAM that it needs.
+class PartialSchedule:
+    """A set of restorations with the RAM that it needs.
 
     Parameters
     ----------
     graph : Graph
         The training graph.
-    supplies : iterable of Supply, optional
+    restorations : iterable of Restoration, optional
         What to begin with; without any it is checkpoint-all.
 
     Attributes
@@ -57,12 +57,12 @@ class Draft:
         For each stage the nodes recomputed and the tensors paged in.
     """
 
-    def __init__(self, graph: Graph, supplies: Iterable[Supply] = ()) -> None:
+    def __init__(self, graph: Graph, restorations: Iterable[Restoration] = ()) -> None:
         self.graph = graph
         self.sizes = graph.tensor_bytes
         n = len(graph.nodes)
-        self.again: list[set[int]] = [set() for _ in range(n)]
-        self.arrive: list[set[int]] = [set() for _ in range(n)]
+        self.recomputed: list[set[int]] = [set() for _ in range(n)]
+        self.paged_in: list[set[int]] = [set() for _ in range(n)]
         self.page_ins = [0] * len(self.sizes)
         """How often each tensor is paged in."""
         self.written_bytes = 0
@@ -71,7 +71,7 @@ class Draft:
         """For each tensor the stages ``first <= t < need`` whose rows count it though they neither
         read nor make it; `need` reads it next."""
         self._needs = [list(users) for users in graph.users_of]
-        self._supplies = [[k] for k in graph.node_of]
+        self._sources = [[k] for k in graph.node_of]
         self._own = [frozenset((k, *graph.users_of[i])) for i, k in enumerate(graph.node_of)]
         self._working = graph.step_bytes
         self._made = graph.output_bytes
@@ -85,46 +85,49 @@ class Draft:
         self.load: NDArray[np.int64] = np.array(self._working, dtype=np.int64)
         self.extra: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
         self._dirty: set[int] = set()
-        self._log: list[tuple[Supply, bool]] = []
+        self._log: list[tuple[Restoration, bool]] = []
         for i in range(len(self.sizes)):
             check_time_limit()
             self._count(i)
-        for supply in supplies:
-            if supply not in self:
-                self.add(supply)
+        for restoration in restorations:
+            if restoration not in self:
+                self.add(restoration)
         self.commit()
 
     # -- what it is ----------------------------------------------------------------------------
 
-    def __contains__(self, supply: Supply) -> bool:
-        return supply.item in (self.again if supply.again else self.arrive)[supply.stage]
+    def __contains__(self, restoration: Restoration) -> bool:
+        return (
+            restoration.item
+            in (self.recomputed if restoration.recompute else self.paged_in)[restoration.stage]
+        )
 
-    def supplies(self) -> list[Supply]:
-        """Return all supplies, by stage."""
+    def restorations(self) -> list[Restoration]:
+        """Return all restorations, by stage."""
         return [
-            Supply(t, item, again)
-            for t in range(len(self.again))
-            for chosen, again in ((self.again[t], True), (self.arrive[t], False))
+            Restoration(t, item, again)
+            for t in range(len(self.recomputed))
+            for chosen, again in ((self.recomputed[t], True), (self.paged_in[t], False))
             for item in sorted(chosen)
         ]
 
     def schedule(self) -> Schedule:
         """Return the schedule."""
-        graph, n = self.graph, len(self.again)
+        graph, n = self.graph, len(self.recomputed)
         held = (span for i in range(len(self.sizes)) for span in self._spans(i))
         return paged_at_once(
             graph,
-            R=((*sorted(nodes), t) for t, nodes in enumerate(self.again)),
+            R=((*sorted(nodes), t) for t, nodes in enumerate(self.recomputed)),
             S_RAM=rows_of_spans(held, n),
-            M_in=map(sorted, self.arrive),
+            M_in=map(sorted, self.paged_in),
             identity=GraphIdentity.of(graph),
         )
 
     def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:
         """Yield the stages, first to last, that begin with tensor `i` in RAM."""
-        needs, supplies = self._needs[i], self._supplies[i]
-        for a, supplied in enumerate(supplies):
-            end = supplies[a + 1] if a + 1 < len(supplies) else len(self.again)
+        needs, restorations = self._needs[i], self._sources[i]
+        for a, supplied in enumerate(restorations):
+            end = restorations[a + 1] if a + 1 < len(restorations) else len(self.recomputed)
             served = bisect_left(needs, end)
             if served:
                 yield i, supplied + 1, needs[served - 1]
@@ -133,94 +136,94 @@ class Draft:
 
     def enters(self, i: int, t: int) -> bool:
         """Return whether stage `t` begins with tensor `i` in RAM."""
-        supplies = self._supplies[i]
-        before = bisect_left(supplies, t)
+        restorations = self._sources[i]
+        before = bisect_left(restorations, t)
         return before > 0 and self._next_is_need(i, t, before)
 
     def serves(self, i: int, t: int) -> bool:
         """Return whether tensor `i`, made or brought back in stage `t`, is read from there."""
-        return self._next_is_need(i, t, bisect_right(self._supplies[i], t))
+        return self._next_is_need(i, t, bisect_right(self._sources[i], t))
 
     def at_hand(self, i: int, t: int) -> bool:
         """Return whether a step of stage `t` may read tensor `i` with nothing changed."""
-        supplies = self._supplies[i]
-        before = bisect_right(supplies, t)
-        return supplies[before - 1] == t or self._next_is_need(i, t, before)
+        restorations = self._sources[i]
+        before = bisect_right(restorations, t)
+        return restorations[before - 1] == t or self._next_is_need(i, t, before)
 
     def _next_is_need(self, i: int, t: int, following: int) -> bool:
-        needs, supplies = self._needs[i], self._supplies[i]
+        needs, restorations = self._needs[i], self._sources[i]
         need = bisect_left(needs, t)
         if need == len(needs):
             return False
-        return following == len(supplies) or needs[need] < supplies[following]
+        return following == len(restorations) or needs[need] < restorations[following]
 
     def kept_from(self, i: int, t: int) -> int:
         """Return the first stage whose row counts tensor `i` if it is kept for a step of `t`."""
-        supplies, needs = self._supplies[i], self._needs[i]
-        last = supplies[bisect_left(supplies, t) - 1]
+        restorations, needs = self._sources[i], self._needs[i]
+        last = restorations[bisect_left(restorations, t) - 1]
         need = bisect_left(needs, t)
         if need:
             last = max(last, needs[need - 1])
         return last + (last in self._own[i])
 
-    def source(self, i: int, t: int) -> Supply | None:
-        """Return the supply that tensor `i` in stage `t` comes from; None for the first one."""
-        stage = self._supplies[i][bisect_right(self._supplies[i], t) - 1]
+    def source(self, i: int, t: int) -> Restoration | None:
+        """Return what brought back tensor `i` of stage `t`; None for its first computation."""
+        stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
         k = self.graph.node_of[i]
-        if i in self.arrive[stage]:
-            return Supply(stage, i, again=False)
-        return Supply(stage, k, again=True) if k in self.again[stage] else None
+        if i in self.paged_in[stage]:
+            return Restoration(stage, i, recompute=False)
+        return Restoration(stage, k, recompute=True) if k in self.recomputed[stage] else None
 
     # -- changes ---------------------------------------------------------------------------------
 
-    def add(self, supply: Supply) -> None:
-        """Add a supply that is not there."""
+    def add(self, restoration: Restoration) -> None:
+        """Add a restoration that is not there."""
         check_time_limit()
-        self._change(supply, adding=True)
-        self._log.append((supply, True))
+        self._change(restoration, adding=True)
+        self._log.append((restoration, True))
 
-    def drop(self, supply: Supply) -> None:
-        """Take a supply away; what served only it stays."""
-        self._change(supply, adding=False)
-        self._log.append((supply, False))
+    def drop(self, restoration: Restoration) -> None:
+        """Take a restoration away; what served only it stays."""
+        self._change(restoration, adding=False)
+        self._log.append((restoration, False))
 
-    def remove(self, supply: Supply) -> None:
-        """Take a supply away, and those that served only it."""
-        self.drop(supply)
-        for i in self.graph.inputs_of[supply.item] if supply.again else ():
-            source = self.source(i, supply.stage)
+    def remove(self, restoration: Restoration) -> None:
+        """Take a restoration away, and those that served only it."""
+        self.drop(restoration)
+        for i in self.graph.inputs_of[restoration.item] if restoration.recompute else ():
+            source = self.source(i, restoration.stage)
             if source is not None and self.is_useless(source):
                 self.remove(source)
 
-    def is_useless(self, supply: Supply) -> bool:
-        """Return whether a supply serves no reader."""
-        if not supply.again:
-            return not self.serves(supply.item, supply.stage)
+    def is_useless(self, restoration: Restoration) -> bool:
+        """Return whether a restoration serves no reader."""
+        if not restoration.recompute:
+            return not self.serves(restoration.item, restoration.stage)
         return not any(
-            self.serves(i, supply.stage) and i not in self.arrive[supply.stage]
-            for i in self.graph.outputs_of[supply.item]
+            self.serves(i, restoration.stage) and i not in self.paged_in[restoration.stage]
+            for i in self.graph.outputs_of[restoration.item]
         )
 
     def mark(self) -> int:
-        """Return where the draft stands, for `undo`."""
+        """Return where the partial schedule stands, for `undo`."""
         return len(self._log)
 
     def undo(self, mark: int) -> None:
         """Take back all changes since a mark."""
         while len(self._log) > mark:
-            supply, added = self._log.pop()
-            self._change(supply, adding=not added)
+            restoration, added = self._log.pop()
+            self._change(restoration, adding=not added)
 
     def commit(self) -> None:
-        """Forget how the draft came about: marks before this one are void."""
+        """Forget how the partial schedule came about: marks before this one are void."""
         self._log.clear()
 
-    def _change(self, supply: Supply, *, adding: bool) -> None:
-        t, item, again = supply
+    def _change(self, restoration: Restoration, *, adding: bool) -> None:
+        t, item, again = restoration
         graph = self.graph
         supplied = graph.outputs_of[item] if again else (item,)
         read = graph.inputs_of[item] if again else ()
-        chosen = (self.again if again else self.arrive)[t]
+        chosen = (self.recomputed if again else self.paged_in)[t]
         if not again:
             before = self.page_ins[item]
             self.page_ins[item] += 1 if adding else -1
@@ -229,13 +232,13 @@ class Draft:
         if adding:
             chosen.add(item)
             for i in supplied:
-                insort(self._supplies[i], t)
+                insort(self._sources[i], t)
             for i in read:
                 insort(self._needs[i], t)
         else:
             chosen.remove(item)
             for i in supplied:
-                self._supplies[i].remove(t)
+                self._sources[i].remove(t)
             for i in read:
                 self._needs[i].remove(t)
         for i in (*supplied, *read):
@@ -243,19 +246,19 @@ class Draft:
         self._dirty.update((t - 1, t))
 
     def _gaps_now(self, i: int) -> list[tuple[int, int]]:
-        """Return what `gaps` should hold for tensor `i`: needs and supplies in one pass."""
-        supplies, own = self._supplies[i], self._own[i]
+        """Return what `gaps` should hold for tensor `i`: needs and restorations in one pass."""
+        restorations, own = self._sources[i], self._own[i]
         gaps = []
         previous = -1
-        supplied = following = supplies[0]
-        place, count, never = 0, len(supplies), len(self.again)
+        supplied = following = restorations[0]
+        place, count, never = 0, len(restorations), len(self.recomputed)
         for need in self._needs[i]:
             if need == previous:
                 continue
             while following <= need:
                 supplied = following
                 place += 1
-                following = supplies[place] if place < count else never
+                following = restorations[place] if place < count else never
             if supplied != need:
                 last = previous if previous > supplied else supplied
                 first = last + 1 if last in own else last
@@ -288,7 +291,7 @@ class Draft:
         """Bring `extra` up to date."""
         for t in self._dirty:
             check_time_limit()
-            busy = t >= 0 and (self.again[t] or self.arrive[t])
+            busy = t >= 0 and (self.recomputed[t] or self.paged_in[t])
             if busy:
                 self.extra[t] = max(0, self._highest_step(t) - int(self.load[t]))
             elif t >= 0:
@@ -310,7 +313,7 @@ class Draft:
     def _highest_step(self, t: int) -> int:
         """Return the highest RAM use in stage `t`, simulated as the verifier does [B]."""
         graph, sizes, node_of = self.graph, self.sizes, self.graph.node_of
-        again, arrive = self.again[t], self.arrive[t]
+        again, arrive = self.recomputed[t], self.paged_in[t]
         page: dict[int, list[int]] = {}
         for i in arrive:
             page.setdefault(node_of[i], []).append(i)
@@ -332,7 +335,7 @@ class Draft:
 
     def _gone(self, t: int, steps: list[int], page: dict[int, list[int]]) -> dict[int, int]:
         """Return the bytes that are let go after the steps of stage `t`."""
-        graph, sizes, again = self.graph, self.sizes, self.again[t]
+        graph, sizes, again = self.graph, self.sizes, self.recomputed[t]
         last: dict[int, int] = {}
         for k in steps:
             if k == t or k in again:

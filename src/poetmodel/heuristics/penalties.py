@@ -1,4 +1,4 @@
-"""What drafts are measured by: the minimized quantity, and how far they are from their limits."""
+"""What partial schedules are measured by: the minimized quantity, and the excess over limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from poetmodel.problem import Quantity, deadline_slack_s, energy_slack_j
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.heuristics.partial_schedule import Draft
+    from poetmodel.heuristics.partial_schedule import PartialSchedule
     from poetmodel.problem import Problem, TimeSum
 
 _TIE: Final = 1e-4
@@ -42,12 +42,12 @@ class Prices:
             page_out=added(self.page_out, other.page_out),
         )
 
-    def total(self, draft: Draft) -> float:
-        """Return the price of a draft."""
-        nodes = sum(self.compute[k] for again in draft.again for k in again)
+    def total(self, partial: PartialSchedule) -> float:
+        """Return the price of a partial schedule."""
+        nodes = sum(self.compute[k] for again in partial.recomputed for k in again)
         return nodes + sum(
             count * self.page_in[i] + self.page_out[i]
-            for i, count in enumerate(draft.page_ins)
+            for i, count in enumerate(partial.page_ins)
             if count
         )
 
@@ -102,8 +102,8 @@ def _prices(
     )
 
 
-class Aim:
-    """What a problem asks of a draft that fits into RAM.
+class PenalizedObjective:
+    """What a problem asks of a partial schedule that fits into RAM.
 
     Attributes
     ----------
@@ -133,44 +133,44 @@ class Aim:
         if slack_j is not None:
             limits.append((energy, slack_j, problem.baseline_energy_j))
         self.limits = tuple((prices, slack) for prices, slack, _ in limits)
-        self._stress = no_prices(problem)
+        self._penalty = no_prices(problem)
         for prices, slack, whole in limits:
-            self._stress = self._stress.plus(prices, 1 / max(slack, _TINY * whole, _TINY))
+            self._penalty = self._penalty.plus(prices, 1 / max(slack, _TINY * whole, _TINY))
 
-    def prices(self, stress: float) -> Prices:
+    def prices(self, penalty: float) -> Prices:
         """Return what to be greedy about: the objective, and as much of the limits as is asked.
 
         Parameters
         ----------
-        stress : float
+        penalty : float
             How much the use of all that the limits leave counts, beside the whole of the objective
             (the baseline, for energy); infinite to leave the objective out.
         """
-        if not self.limits or stress == 0:
+        if not self.limits or penalty == 0:
             return self._greedy
-        if stress == float("inf"):
-            return self._stress.plus(self._greedy, _TIE)
-        return self._greedy.plus(self._stress, stress)
+        if penalty == float("inf"):
+            return self._penalty.plus(self._greedy, _TIE)
+        return self._greedy.plus(self._penalty, penalty)
 
-    def balance(self, draft: Draft) -> float:
-        """Return the stress at which the limits of a draft weigh as much as its objective."""
-        used = self._stress.total(draft)
-        return self._greedy.total(draft) / used if used > 0 else 1.0
+    def balance(self, partial: PartialSchedule) -> float:
+        """Return the penalty at which limits weigh as much as the objective."""
+        used = self._penalty.total(partial)
+        return self._greedy.total(partial) / used if used > 0 else 1.0
 
-    def excess(self, draft: Draft) -> float:
-        """Return by how much a draft exceeds its limits, as fractions of what they leave, summed.
+    def excess(self, partial: PartialSchedule) -> float:
+        """Return by how much limits are exceeded, as fractions of what they leave, summed.
 
-        0 exactly where it keeps them all.
+        0 exactly where the partial schedule keeps them all.
         """
         total = 0.0
         for prices, slack in self.limits:
-            used = prices.total(draft)
+            used = prices.total(partial)
             if used > slack:
                 total += (used - slack) / slack if slack > 0 else 1.0 + used
         return total
 
-    def value(self, draft: Draft) -> float:
+    def value(self, partial: PartialSchedule) -> float:
         """Return the minimized quantity beyond what every schedule pays, in its own unit."""
         if self.problem.minimize == Quantity.RAM:
-            return float(draft.peak_bytes())
-        return self.objective.total(draft)
+            return float(partial.peak_bytes())
+        return self.objective.total(partial)

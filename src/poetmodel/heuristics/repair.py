@@ -1,4 +1,4 @@
-"""Make a draft fit into RAM at little cost, and take out of it what there is room for."""
+"""Make a partial schedule fit into RAM at little cost, and take out what there is room for."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.heuristics.partial_schedule import Supply
+from poetmodel.heuristics.partial_schedule import Restoration
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from poetmodel.heuristics.partial_schedule import Draft
+    from poetmodel.heuristics.partial_schedule import PartialSchedule
     from poetmodel.heuristics.penalties import Prices
     from poetmodel.problem import Problem
 
@@ -26,19 +26,19 @@ LONG: Final = 300
 _BATCH: Final = 20
 """One in how many of the tensors that could leave RAM leaves it before all are looked at again."""
 
-Plan = tuple[float, tuple[Supply, ...]]
-"""Price and supplies that bring a tensor back."""
+Plan = tuple[float, tuple[Restoration, ...]]
+"""Price and restorations that bring a tensor back."""
 
 
 @dataclass(slots=True)
 class Repair:
-    """Changes a draft: greedily, with a little noise where a search asks for it.
+    """Changes a partial schedule: greedily, with a little noise where a search asks for it.
 
     Parameters
     ----------
     problem : Problem
         What may be done.
-    draft : Draft
+    partial : PartialSchedule
         What is changed.
     prices : Prices
         What to be greedy about.
@@ -55,7 +55,7 @@ class Repair:
     """
 
     problem: Problem
-    draft: Draft
+    partial: PartialSchedule
     prices: Prices
     limit_bytes: int
     rng: Random | None = None
@@ -84,12 +84,12 @@ class Repair:
         bool
             Whether every step fits.
         """
-        draft = self.draft
+        partial = self.partial
         depth = self.depth if self._can_page else LONG
         while time.monotonic() < self.until_s:
             check_time_limit()
-            draft.settle()
-            excess = draft.load + draft.extra - self.limit_bytes
+            partial.settle()
+            excess = partial.load + partial.extra - self.limit_bytes
             worst = int(excess.argmax())
             if excess[worst] <= 0:
                 return True
@@ -99,27 +99,27 @@ class Repair:
                     continue
                 return False
             for _, _, plan in choices[: max(1, len(choices) // _BATCH)]:
-                for supply in plan:
-                    if supply not in draft and self._has_storage(supply):
-                        draft.add(supply)
+                for restoration in plan:
+                    if restoration not in partial and self._has_storage(restoration):
+                        partial.add(restoration)
         return False
 
     def _choices(
         self, worst: int, crowded: np.ndarray, depth: int, noise: float
-    ) -> list[tuple[float, int, tuple[Supply, ...]]]:
+    ) -> list[tuple[float, int, tuple[Restoration, ...]]]:
         """Return what relieves a stage, the most for its price first."""
         self._known.clear()
-        draft = self.draft
+        partial = self.partial
         count = np.concatenate(([0], np.cumsum(crowded))).tolist()
         found = []
-        for i, gaps in enumerate(draft.gaps):
+        for i, gaps in enumerate(partial.gaps):
             check_time_limit()
             for first, need in gaps:
                 if first <= worst < need:
                     break
             else:
                 continue
-            if not draft.sizes[i]:
+            if not partial.sizes[i]:
                 continue
             plan = self._plan(i, need, depth)
             if plan is None:
@@ -127,7 +127,7 @@ class Repair:
             price = plan[0]
             if noise and self.rng is not None:
                 price *= 1 + noise * self.rng.random()
-            relief = draft.sizes[i] * (count[need] - count[first])
+            relief = partial.sizes[i] * (count[need] - count[first])
             found.append((-relief / price if price > 0 else float("-inf"), i, plan[1]))
         return sorted(found)
 
@@ -138,19 +138,19 @@ class Repair:
         return self._known[i, t]
 
     def _plan_anew(self, i: int, t: int, depth: int) -> Plan | None:
-        problem, draft, prices = self.problem, self.draft, self.prices
+        problem, partial, prices = self.problem, self.partial, self.prices
         k = problem.graph.node_of[i]
         best: Plan | None = None
-        page = Supply(t, i, again=False)
+        page = Restoration(t, i, recompute=False)
         if self._can_page and self._has_storage(page):
-            price = prices.page_in[i] + (0.0 if draft.page_ins[i] else prices.page_out[i])
+            price = prices.page_in[i] + (0.0 if partial.page_ins[i] else prices.page_out[i])
             best = (price, (page,))
         if not depth or t in self.banned or not problem.may_recompute(k):
             return best
         total = prices.compute[k]
-        parts: tuple[Supply, ...] = ()
+        parts: tuple[Restoration, ...] = ()
         for p in problem.graph.inputs_of[k]:
-            if draft.at_hand(p, t) or self._has_room(p, t):
+            if partial.at_hand(p, t) or self._has_room(p, t):
                 continue
             plan = self._plan(p, t, depth - 1)
             if plan is None or (best is not None and total + plan[0] >= best[0]):
@@ -158,89 +158,91 @@ class Repair:
             total += plan[0]
             parts += plan[1]
         if best is None or total < best[0]:
-            best = (total, tuple(dict.fromkeys((*parts, Supply(t, k, again=True)))))
+            best = (total, tuple(dict.fromkeys((*parts, Restoration(t, k, recompute=True)))))
         return best
 
     def _has_room(self, i: int, t: int) -> bool:
         """Return whether tensor `i` can be kept for a step of stage `t` as things are."""
-        draft = self.draft
-        span = slice(draft.kept_from(i, t), t)
-        full = draft.load[span] + draft.extra[span]
-        return not full.size or int(full.max()) + draft.sizes[i] <= self.limit_bytes
+        partial = self.partial
+        span = slice(partial.kept_from(i, t), t)
+        full = partial.load[span] + partial.extra[span]
+        return not full.size or int(full.max()) + partial.sizes[i] <= self.limit_bytes
 
-    def _has_storage(self, supply: Supply) -> bool:
-        """Return whether there is room on storage for what a supply pages in."""
+    def _has_storage(self, restoration: Restoration) -> bool:
+        """Return whether there is room on storage for what a restoration pages in."""
         limit = self.problem.aux_limit_bytes
-        graph, draft, i = self.problem.graph, self.draft, supply.item
-        if supply.again or limit is None or draft.page_ins[i]:
+        graph, partial, i = self.problem.graph, self.partial, restoration.item
+        if restoration.recompute or limit is None or partial.page_ins[i]:
             return True
         stored = graph.nodes[graph.node_of[i]].on_aux
-        return stored or draft.written_bytes + draft.sizes[i] <= limit
+        return stored or partial.written_bytes + partial.sizes[i] <= limit
 
     def _page_instead(self, t: int) -> bool:
         """Page in what stage `t` recomputes; return whether that changed anything."""
-        draft, graph = self.draft, self.problem.graph
-        if not self._can_page or not draft.again[t]:
+        partial, graph = self.partial, self.problem.graph
+        if not self._can_page or not partial.recomputed[t]:
             return False
         self.banned.add(t)
         changed = False
-        for k in sorted(draft.again[t], reverse=True):
-            if k not in draft.again[t]:
+        for k in sorted(partial.recomputed[t], reverse=True):
+            if k not in partial.recomputed[t]:
                 continue
             wanted = [
-                Supply(t, i, again=False)
+                Restoration(t, i, recompute=False)
                 for i in graph.outputs_of[k]
-                if draft.serves(i, t) and i not in draft.arrive[t]
+                if partial.serves(i, t) and i not in partial.paged_in[t]
             ]
-            if all(self._has_storage(supply) for supply in wanted):
-                draft.remove(Supply(t, k, again=True))
-                for supply in wanted:
-                    draft.add(supply)
+            if all(self._has_storage(restoration) for restoration in wanted):
+                partial.remove(Restoration(t, k, recompute=True))
+                for restoration in wanted:
+                    partial.add(restoration)
                 changed = True
         return changed
 
     # -- using room ------------------------------------------------------------------------------
 
     def tighten(self, noise: float = 0.0) -> None:
-        """Take away supplies that there is room to do without, the dearest first."""
+        """Take away restorations that there is room to do without, the dearest first."""
         gained = True
         while gained and time.monotonic() < self.until_s:
             gained = False
-            for supply in sorted(self.draft.supplies(), key=lambda s: -self._worth(s, noise)):
+            for restoration in sorted(
+                self.partial.restorations(), key=lambda s: -self._worth(s, noise)
+            ):
                 if time.monotonic() >= self.until_s:
                     break
                 check_time_limit()
-                if supply in self.draft and self._may_go(supply):
-                    gained = self._drop(supply) or gained
+                if restoration in self.partial and self._may_go(restoration):
+                    gained = self._drop(restoration) or gained
 
-    def _worth(self, supply: Supply, noise: float) -> float:
-        prices, item = self.prices, supply.item
-        if supply.again:
+    def _worth(self, restoration: Restoration, noise: float) -> float:
+        prices, item = self.prices, restoration.item
+        if restoration.recompute:
             worth = prices.compute[item]
         else:
             worth = prices.page_in[item]
-            if self.draft.page_ins[item] == 1:
+            if self.partial.page_ins[item] == 1:
                 worth += prices.page_out[item]
         return worth * (1 + noise * self.rng.random()) if noise and self.rng is not None else worth
 
-    def _drop(self, supply: Supply) -> bool:
-        mark = self.draft.mark()
-        self.draft.remove(supply)
-        if self.draft.fits(self.limit_bytes):
+    def _drop(self, restoration: Restoration) -> bool:
+        mark = self.partial.mark()
+        self.partial.remove(restoration)
+        if self.partial.fits(self.limit_bytes):
             return True
-        self.draft.undo(mark)
+        self.partial.undo(mark)
         return False
 
-    def _may_go(self, supply: Supply) -> bool:
-        """Return whether what a supply serves could be kept, going by the rows of stages alone."""
-        draft, graph, t = self.draft, self.problem.graph, supply.stage
+    def _may_go(self, restoration: Restoration) -> bool:
+        """Return whether what a restoration serves could be kept, by the rows of stages alone."""
+        partial, graph, t = self.partial, self.problem.graph, restoration.stage
         freed = 0
-        supplied: Sequence[int] = (supply.item,)
-        if supply.again:
-            supplied = [i for i in graph.outputs_of[supply.item] if draft.serves(i, t)]
-            freed = sum(draft.sizes[i] for i in graph.inputs_of[supply.item])
+        supplied: Sequence[int] = (restoration.item,)
+        if restoration.recompute:
+            supplied = [i for i in graph.outputs_of[restoration.item] if partial.serves(i, t)]
+            freed = sum(partial.sizes[i] for i in graph.inputs_of[restoration.item])
         for i in supplied:
-            rows = draft.load[draft.kept_from(i, t) : t]
-            if rows.size and int(rows.max()) + draft.sizes[i] - freed > self.limit_bytes:
+            rows = partial.load[partial.kept_from(i, t) : t]
+            if rows.size and int(rows.max()) + partial.sizes[i] - freed > self.limit_bytes:
                 return False
         return True

@@ -32,7 +32,7 @@ def trim(graph: Graph, schedule: Schedule) -> Schedule:
     Notes
     -----
     Walks backwards from the last stage. A tensor is wanted before a step if a later step of the
-    stage reads it, or if it is wanted when the next stage begins; whatever supplies no wanted
+    stage reads it, or if it is wanted when the next stage begins; whatever restorations no wanted
     tensor goes. A page-out that is needed moves to the first computation, where the tensor is in
     RAM whatever else is dropped.
     """

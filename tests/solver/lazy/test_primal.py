@@ -11,7 +11,7 @@ import pytest
 from instances import seeded
 from lazy_rounds import CLOSE, no_rows, random_rows, run_rounds, scarce_problem, solved
 from poetmodel.heuristics.greedy import construct, offload_all
-from poetmodel.heuristics.partial_schedule import Supply
+from poetmodel.heuristics.partial_schedule import Restoration
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.solver.lazy.primal import PATIENCE, Answer, ScheduleSearch, examine, start_point
@@ -221,7 +221,7 @@ def test_an_answer_is_told_in_terms_of_the_graph() -> None:
     assert x is not None
     answer = Answer.of(relaxation, x)
     assert answer.grouping == relaxation.grouping
-    assert answer.supplies == (Supply(3, 0, again=True),)
+    assert answer.restorations == (Restoration(3, 0, recompute=True),)
     assert answer.used == Used(recomputed=((0, 3, 3),), paged_in=())
     x = x.copy()
     x[relaxation.paged_in[1, 0]] = 0.25

@@ -202,7 +202,7 @@ def test_what_is_told_survives_the_way() -> None:
         if raw.x is None:
             continue
         answer = Answer.of(relaxation, raw.x)
-        count += bool(answer.supplies)
+        count += bool(answer.restorations)
         assert pickle.loads(pickle.dumps(answer)) == answer  # noqa: S301
     assert count > 5
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.heuristics.neighbourhood import Improvement, supplies_of
-from poetmodel.heuristics.partial_schedule import Supply
+from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch, restorations_of
+from poetmodel.heuristics.partial_schedule import Restoration
 from poetmodel.solver.lazy.disaggregation import place
 from poetmodel.solver.lazy.relaxation import Allowed
 from poetmodel.solver.lazy.rows import broken_stages, broken_steps, claimed_ram
@@ -49,7 +49,7 @@ class Answer:
 
     grouping: Grouping
     """Rows that the relaxation enforces."""
-    supplies: tuple[Supply, ...]
+    restorations: tuple[Restoration, ...]
     """What it brings back, placed on stages."""
     used: Used
     """Decisions that it uses, fractional ones included."""
@@ -61,9 +61,9 @@ class Answer:
         placement = place(graph, relaxation.grouping, relaxation.events, relaxation.decisions(x))
         return cls(
             grouping=relaxation.grouping,
-            supplies=(
-                *(Supply(t, k, again=True) for t, k in placement.recomputed),
-                *(Supply(t, i, again=False) for t, i in placement.paged_in),
+            restorations=(
+                *(Restoration(t, k, recompute=True) for t, k in placement.recomputed),
+                *(Restoration(t, i, recompute=False) for t, i in placement.paged_in),
             ),
             used=relaxation.used(x, USED),
         )
@@ -85,7 +85,7 @@ class ScheduleSearch:
     allowed: Allowed = field(default_factory=Allowed)
     hurry: Callable[[], bool] = lambda: False
     """Whether something better than a local search waits: it ends then."""
-    improvement: Improvement = field(init=False)
+    neighbourhood: LargeNeighbourhoodSearch = field(init=False)
     patience: float = PATIENCE
     restricted_s: float = RESTRICTED_S
     """Time for the next restricted relaxation [s]."""
@@ -98,8 +98,8 @@ class ScheduleSearch:
 
     def __post_init__(self) -> None:
         request = self.session.request
-        self.improvement = Improvement(self.session.problem, seed=request.seed)
-        self.improvement.until_s = request.started_s + request.time_limit_s
+        self.neighbourhood = LargeNeighbourhoodSearch(self.session.problem, seed=request.seed)
+        self.neighbourhood.until_s = request.started_s + request.time_limit_s
 
     def run(self, answer: Answer, *, force: bool = False) -> None:
         """Search with what one more answer used.
@@ -120,7 +120,7 @@ class ScheduleSearch:
 
         While the gap is far from closed, a local search goes on from there.
         """
-        self.improvement.consider(answer.supplies)
+        self.neighbourhood.consider(answer.restorations)
         self._offer()
         if self._is_far():
             self.improve()
@@ -134,31 +134,31 @@ class ScheduleSearch:
 
     def improve(self) -> None:
         """Search locally until nothing is gained for a while, and offer what was found."""
-        session, improvement = self.session, self.improvement
-        best, before = session.best, improvement.best
+        session, neighbourhood = self.session, self.neighbourhood
+        best, before = session.best, neighbourhood.best
         if best is not None and (0.0, best.value) < before:
             before = (0.0, best.value)
-            improvement.consider(supplies_of(best.schedule))
+            neighbourhood.consider(restorations_of(best.schedule))
         until = session.request.elapsed_s() + min(LONGEST_S, session.request.remaining_s() / 4)
         turns = 0
         most = max(1, int(self.patience * session.columns))
         idle = 0
         while idle < most and not (session.done() or self.hurry()):
-            idle = 0 if improvement.turn() else idle + 1
+            idle = 0 if neighbourhood.iterate() else idle + 1
             turns += 1
             if turns % TURNS == 0:
                 self._offer()
             if session.request.elapsed_s() > until:
                 break
         self._offer()
-        factor = 2.0 if improvement.best < before else 0.5
+        factor = 2.0 if neighbourhood.best < before else 0.5
         self.patience = max(PATIENCE, factor * self.patience)
 
     def _offer(self) -> None:
         """Give the best schedule of the local search to the verifier, if it seems to be better."""
         best = self.session.best
-        if best is None or self.improvement.best < (0.0, best.value):
-            schedule = self.improvement.schedule()
+        if best is None or self.neighbourhood.best < (0.0, best.value):
+            schedule = self.neighbourhood.schedule()
             if schedule is not None:
                 self.session.offer(schedule)
 
