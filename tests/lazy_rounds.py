@@ -160,7 +160,7 @@ def run_rounds(problem: Problem, grouping: Grouping | None = None) -> Found:
         count += 1
         if raw.x is None or raw.objective is None:
             if not raw.infeasible:
-                msg = f"the solver stopped with {raw.termination}"
+                msg = f"the solver stopped with {raw.status}"
                 raise RoundsError(msg)
             return Found(None, count, current)
         value = raw.objective * relaxation.unit

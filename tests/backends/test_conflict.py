@@ -7,7 +7,6 @@ import importlib.util
 import numpy as np
 import pytest
 
-from poetmodel.backends import conflict as module
 from poetmodel.backends.conflict import find_conflict
 from poetmodel.backends.standard_form import StandardForm
 
@@ -54,6 +53,6 @@ def test_nothing_is_claimed_of_a_feasible_model_or_without_time() -> None:
 def test_rows_that_are_feasible_alone_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer of a solver that a solve of its rows does not confirm is dropped."""
     infeasible = form([[-1, -1], [1, -1]], [-2, -0.5], integer=True)
-    for ask in ("_of_relaxation", "_of_whole"):
-        monkeypatch.setattr(module, ask, lambda *_: [1])
+    for name in ("highs", "scip"):
+        monkeypatch.setattr(f"poetmodel.backends.{name}.conflicting_rows", lambda *_: [1])
     assert find_conflict(infeasible, time_s=10) is None

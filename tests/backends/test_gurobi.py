@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poetmodel.backends import Limits
+from poetmodel.backends import Limits, SolverStatus
 from poetmodel.backends.gurobi import STATUS, Gurobi, _failure, _model
-from poetmodel.backends.solver import Status
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.errors import BackendError, BackendUnavailableError
 
@@ -28,7 +27,7 @@ def error(name: str) -> Any:
 def test_every_status_has_a_meaning() -> None:
     """A new release cannot add a status unseen."""
     assert set(STATUS) == {name for name in dir(gurobipy.GRB.Status) if name.isupper()}
-    assert STATUS["OPTIMAL"] is Status.OPTIMAL
+    assert STATUS["OPTIMAL"] is SolverStatus.OPTIMAL
 
 
 def test_unknown_status_is_an_error() -> None:

@@ -10,23 +10,22 @@ import numpy as np
 import pytest
 
 from lazy_rounds import scarce_problem
-from poetmodel.backends import Limits, Termination
+from poetmodel.backends import Limits, RawSolution, SolverStatus
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.highs import STATUS, Highs, _fresh_scheduler, _is_misfit
-from poetmodel.backends.solver import Outcome, Status
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.errors import BackendError
 from poetmodel.model import build
 
 if TYPE_CHECKING:
-    from poetmodel.backends.protocol import Progress
+    from poetmodel.backends.protocol import BackendProgress
     from poetmodel.backends.watch import Watch
 
 
 def test_every_status_has_a_meaning() -> None:
     """A new release cannot add a status unseen."""
     assert set(STATUS) == set(highspy.HighsModelStatus.__members__)
-    assert STATUS["kOptimal"] is Status.OPTIMAL
+    assert STATUS["kOptimal"] is SolverStatus.OPTIMAL
 
 
 def test_unknown_status_is_an_error() -> None:
@@ -47,7 +46,7 @@ def test_cutoff_below_the_optimum_is_not_an_optimum() -> None:
         integer=True,
     )
     result = Highs().solve(form, Limits(time_s=60.0, objective_cutoff=500.0))
-    assert result.termination is Termination.CUTOFF  # the optimum is 503
+    assert result.status is SolverStatus.CUTOFF  # the optimum is 503
     assert (result.x, result.bound) == (None, 500.0)
 
 
@@ -91,7 +90,7 @@ def test_presolve_does_not_lose_the_optimum(seed: int) -> None:
     for options in ({}, {"presolve_rule_off": 0}):
         lines: list[str] = []
         raw = Highs().solve(form, Limits(rel_gap=0.0, options=options, log=lines.append))
-        assert raw.termination == Termination.PROVED
+        assert raw.status == SolverStatus.OPTIMAL
         assert raw.x is not None
         assert form.objective @ raw.x == pytest.approx(best)
         again = any("solving again without it" in line for line in lines)
@@ -112,16 +111,16 @@ def test_a_second_run_begins_with_nothing_of_the_first(monkeypatch: pytest.Monke
             return run(self, form, limits, watch, start)
         watch.solution(-5.0, lambda: np.zeros(form.n_columns), -5.0)
         watch.tick(1e6)
-        return Outcome(status=Status.INTERRUPTED), False
+        return RawSolution(status=SolverStatus.INTERRUPTED), False
 
-    def enough(progress: Progress) -> bool:
+    def enough(progress: BackendProgress) -> bool:
         told.append((progress.incumbent, progress.bound))
         return progress.incumbent != -5.0
 
     monkeypatch.setattr(Highs, "_run_once", misled)
     raw = Highs().solve(form, Limits(rel_gap=0.0), on_progress=enough)
     assert runs == ["None", "off"]
-    assert (raw.termination, raw.solved_again) == (Termination.PROVED, True)
+    assert (raw.status, raw.solved_again) == (SolverStatus.OPTIMAL, True)
     assert told[0] == (-5.0, -5.0)
     assert raw.objective is not None
     assert all(incumbent != -5.0 for incumbent, _ in told[1:])

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from poetmodel.backends import SolverStatus
 from poetmodel.backends.scip import STATUS, Scip, _optimize
-from poetmodel.backends.solver import Status
 from poetmodel.errors import BackendError
 
 pytestmark = pytest.mark.scip
@@ -18,7 +18,7 @@ def test_every_status_has_a_meaning() -> None:
     """A new release cannot add a status unseen."""
     names = {name.lower() for name in dir(pyscipopt.SCIP_STATUS) if name.isupper()}
     assert set(STATUS) == names
-    assert STATUS["gaplimit"] is Status.OPTIMAL
+    assert STATUS["gaplimit"] is SolverStatus.OPTIMAL
 
 
 def test_unknown_status_is_an_error() -> None:

@@ -8,7 +8,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from poetmodel.backends import Limits, Progress
+from poetmodel.backends import BackendProgress, Limits
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
 from poetmodel.backends.watch import Watch, finite
 
@@ -35,7 +35,7 @@ def test_finite(value: float, kept: float | None) -> None:
 @pytest.mark.parametrize(("sense", "values"), [(MINIMIZE, [5, 6, 4, 4]), (MAXIMIZE, [5, 4, 6, 6])])
 def test_only_better_solutions_are_reported(sense: int, values: list[float]) -> None:
     """Solvers repeat and deteriorate; listeners see improvements, rounded."""
-    seen: list[Progress] = []
+    seen: list[BackendProgress] = []
     watch = Watch(form(sense), Limits(), seen.append, None)
     for value in values:
         watch.solution(value, lambda value=value: at(value + 1e-7))
@@ -45,7 +45,7 @@ def test_only_better_solutions_are_reported(sense: int, values: list[float]) -> 
 
 def test_bounds_never_slacken() -> None:
     """A listener sees the best bound so far."""
-    seen: list[Progress] = []
+    seen: list[BackendProgress] = []
     watch = Watch(form(), Limits(), seen.append, None)
     for bound, objective in ((1.0, 9.0), (0.5, 8.0), (None, 7.0), (2.0, 6.0)):
         watch.solution(objective, lambda: at(0.0), bound)
@@ -55,7 +55,7 @@ def test_bounds_never_slacken() -> None:
 @pytest.mark.parametrize(("sense", "bound"), [(MINIMIZE, 7.0), (MAXIMIZE, 3.0)])
 def test_bounds_beyond_the_cutoff_prove_the_cutoff(sense: int, bound: float) -> None:
     """With a cutoff, no bound says more than that nothing is better than it."""
-    seen: list[Progress] = []
+    seen: list[BackendProgress] = []
     watch = Watch(form(sense), Limits(objective_cutoff=5.0), seen.append, None)
     watch.solution(9.0, lambda: at(0.0), bound)
     assert seen[0].bound == 5.0
@@ -63,7 +63,7 @@ def test_bounds_beyond_the_cutoff_prove_the_cutoff(sense: int, bound: float) -> 
 
 def test_ticks_are_thinned_out() -> None:
     """News without a solution comes at most a few times a second."""
-    seen: list[Progress] = []
+    seen: list[BackendProgress] = []
     watch = Watch(form(), Limits(), seen.append, None)
     for _ in range(100):
         watch.tick(1.0)
@@ -75,7 +75,7 @@ def test_ticks_are_thinned_out() -> None:
 
 def test_refusal_stops_and_silences() -> None:
     """After False nothing more is reported, and every answer is to stop."""
-    seen: list[Progress] = []
+    seen: list[BackendProgress] = []
     watch = Watch(form(), Limits(), lambda news: bool(seen.append(news)), None)
     assert watch.solution(5.0, lambda: at(5.0))
     assert watch.solution(4.0, lambda: at(4.0))
@@ -88,7 +88,7 @@ def test_refusal_stops_and_silences() -> None:
 def test_failure_is_kept(error: BaseException) -> None:
     """An exception of a callback, Ctrl-C among them, is kept for after the solve."""
 
-    def fail(_: Progress) -> NoReturn:
+    def fail(_: BackendProgress) -> NoReturn:
         raise error
 
     watch = Watch(form(), Limits(), fail, None)

@@ -119,7 +119,7 @@ def test_model_that_the_licence_refuses_is_refused_though_time_ran_out_before(
     cell = replace(_cell("optimal"), formulation="compact")
     taken = measure(cell.to_dict())
     assert taken["status"] == "optimal"
-    monkeypatch.setattr("poetmodel.backends.trial.refusal", refusal)
+    monkeypatch.setattr("poetmodel.backends.registry.refusal", refusal)
     assert measure(cell.to_dict())["status"] == "optimal"
     assert asked == []
     monkeypatch.setattr(measurement, "run", too_late)

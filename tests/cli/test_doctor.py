@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commands import invoke
-from poetmodel.backends import trial
+from poetmodel.backends import registry
 from poetmodel.cli import doctor as module
 from poetmodel.errors import BackendError, BackendUnavailableError, LicenceError
 
@@ -54,20 +54,20 @@ def test_what_does_not_work_is_said(
 
 def test_licence_that_refuses_large_models_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small model works and a larger one is refused: the licence is limited."""
-    real = trial._least
+    real = registry._least
 
     def limited(name: str, columns: int, rows: int) -> float | None:
-        if columns >= trial.LICENCE_SIZE:
+        if columns >= registry.LICENCE_SIZE:
             msg = "too large"
             raise LicenceError(msg)
         return real(name, columns, rows)
 
-    monkeypatch.setattr(trial, "_least", limited)
+    monkeypatch.setattr(registry, "_least", limited)
     found = invoke("doctor", "--json").json["backends"][0]
     assert (found["state"], found["remark"]) == ("works", "the licence is limited to small models")
 
 
 def test_solver_that_is_wrong_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value other than the known one is no success."""
-    monkeypatch.setattr(trial, "_least", lambda *_: 2.0)
+    monkeypatch.setattr(registry, "_least", lambda *_: 2.0)
     assert invoke("doctor", "--json").json["backends"][0]["state"] == "broken"

@@ -7,26 +7,22 @@
 from __future__ import annotations
 
 from poetmodel.backends.protocol import (
-    Backend,
-    Feature,
+    BackendProgress,
     Limits,
     OptionValue,
-    Progress,
     RawSolution,
-    Termination,
+    SolverStatus,
 )
 from poetmodel.backends.registry import backend, backend_names
 from poetmodel.backends.worker import run_interruptibly
 from poetmodel.errors import check_docstrings
 
 __all__ = [
-    "Backend",
-    "Feature",
+    "BackendProgress",
     "Limits",
     "OptionValue",
-    "Progress",
     "RawSolution",
-    "Termination",
+    "SolverStatus",
     "backend",
     "backend_names",
     "run_interruptibly",

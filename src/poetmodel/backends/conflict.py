@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -23,8 +23,6 @@ from poetmodel.backends.standard_form import StandardForm
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-IRREDUCIBLE: Final = 6
-"""HiGHS: a set of rows of the relaxation that is infeasible, and no smaller one of it is."""
 LEAST_S: Final = 0.1
 """Less time than this is not worth a try [s]."""
 
@@ -59,11 +57,12 @@ def find_conflict(form: StandardForm, *, time_s: float) -> Conflict | None:
     single = _single(form)
     if single is not None:
         return Conflict(rows=(single,), found_by="reading")
-    for name, ask in (("highs", _of_relaxation), ("scip", _of_whole)):
+    for name, package in (("highs", "highspy"), ("scip", "pyscipopt")):
         left_s = ends_s - time.monotonic()
-        if left_s < LEAST_S:
+        if left_s < LEAST_S or importlib.util.find_spec(package) is None:
             return None
-        rows = ask(form, left_s)
+        solver = importlib.import_module(f"poetmodel.backends.{name}")
+        rows = solver.conflicting_rows(form, left_s)
         if rows and _infeasible(form, rows, ends_s - time.monotonic()):
             return Conflict(rows=tuple(sorted(rows)), found_by=name)
     return None
@@ -83,49 +82,6 @@ def _single(form: StandardForm) -> int | None:
     broken = (smallest > form.row_upper + slack) | (largest < form.row_lower - slack)
     found = np.flatnonzero(broken)
     return int(found[0]) if found.size else None
-
-
-def _of_relaxation(form: StandardForm, time_s: float) -> Sequence[int] | None:
-    """Ask HiGHS; None where the relaxation is feasible, and its answer therefore not valid."""
-    highspy: Any = importlib.import_module("highspy")
-    highs = highspy.Highs()
-    highs.setOptionValue("output_flag", False)  # noqa: FBT003 - takes no keyword
-    highs.setOptionValue("threads", 1)
-    highs.setOptionValue("iis_strategy", IRREDUCIBLE)
-    highs.setOptionValue("iis_time_limit", time_s)
-    highs.setOptionValue("time_limit", time_s)
-    highspy.Highs.resetGlobalScheduler(True)  # noqa: FBT003 - takes no keyword
-    matrix, relaxed = form.matrix, np.zeros(form.n_columns, dtype=np.int32)
-    highs.passModel(
-        form.n_columns,
-        form.n_rows,
-        matrix.nnz,
-        2,
-        1,
-        0.0,
-        np.zeros(form.n_columns),
-        form.lower,
-        form.upper,
-        form.row_lower,
-        form.row_upper,
-        matrix.indptr.astype(np.int32),
-        matrix.indices.astype(np.int32),
-        matrix.data,
-        relaxed,
-    )
-    done, found = highs.getIis()
-    if done == highspy.HighsStatus.kError or not found.valid_:
-        return None
-    return [int(i) for i in found.row_index_]
-
-
-def _of_whole(form: StandardForm, time_s: float) -> Sequence[int] | None:
-    """Ask SCIP, where it is installed; it takes integrality into account."""
-    if importlib.util.find_spec("pyscipopt") is None:
-        return None
-    from poetmodel.backends.scip import conflicting_rows
-
-    return conflicting_rows(form, time_s)
 
 
 def _infeasible(form: StandardForm, rows: Sequence[int], time_s: float) -> bool:

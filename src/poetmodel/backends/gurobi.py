@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.backends.protocol import Feature
-from poetmodel.backends.solver import Outcome, Solver, Status
+from poetmodel.backends.protocol import RawSolution, SolverStatus
+from poetmodel.backends.solver import Solver
 from poetmodel.backends.watch import finite
 from poetmodel.errors import BackendError, LicenceError, UnknownOptionError
 
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.backends.watch import Watch
 
-STATUS: Final[Mapping[str, Status]] = {
-    "LOADED": Status.FAILED,
-    "OPTIMAL": Status.OPTIMAL,
-    "INFEASIBLE": Status.INFEASIBLE,
-    "INF_OR_UNBD": Status.INFEASIBLE_OR_UNBOUNDED,
-    "UNBOUNDED": Status.INFEASIBLE_OR_UNBOUNDED,  # says nothing about feasibility
-    "CUTOFF": Status.CUTOFF,
-    "ITERATION_LIMIT": Status.OTHER_LIMIT,
-    "NODE_LIMIT": Status.OTHER_LIMIT,
-    "TIME_LIMIT": Status.TIME_LIMIT,
-    "SOLUTION_LIMIT": Status.OTHER_LIMIT,
-    "INTERRUPTED": Status.INTERRUPTED,
-    "NUMERIC": Status.FAILED,
-    "SUBOPTIMAL": Status.OTHER_LIMIT,
-    "INPROGRESS": Status.FAILED,
-    "USER_OBJ_LIMIT": Status.OBJECTIVE_STOP,
-    "WORK_LIMIT": Status.OTHER_LIMIT,
-    "MEM_LIMIT": Status.OTHER_LIMIT,
-    "LOCALLY_OPTIMAL": Status.FAILED,  # of nonlinear models only
-    "LOCALLY_INFEASIBLE": Status.FAILED,
+STATUS: Final[Mapping[str, SolverStatus]] = {
+    "LOADED": SolverStatus.FAILED,
+    "OPTIMAL": SolverStatus.OPTIMAL,
+    "INFEASIBLE": SolverStatus.INFEASIBLE,
+    "INF_OR_UNBD": SolverStatus.INFEASIBLE_OR_UNBOUNDED,
+    "UNBOUNDED": SolverStatus.INFEASIBLE_OR_UNBOUNDED,  # says nothing about feasibility
+    "CUTOFF": SolverStatus.CUTOFF,
+    "ITERATION_LIMIT": SolverStatus.OTHER_LIMIT,
+    "NODE_LIMIT": SolverStatus.OTHER_LIMIT,
+    "TIME_LIMIT": SolverStatus.TIME_LIMIT,
+    "SOLUTION_LIMIT": SolverStatus.OTHER_LIMIT,
+    "INTERRUPTED": SolverStatus.INTERRUPTED,
+    "NUMERIC": SolverStatus.FAILED,
+    "SUBOPTIMAL": SolverStatus.OTHER_LIMIT,
+    "INPROGRESS": SolverStatus.FAILED,
+    "USER_OBJ_LIMIT": SolverStatus.OBJECTIVE_STOP,
+    "WORK_LIMIT": SolverStatus.OTHER_LIMIT,
+    "MEM_LIMIT": SolverStatus.OTHER_LIMIT,
+    "LOCALLY_OPTIMAL": SolverStatus.FAILED,  # of nonlinear models only
+    "LOCALLY_INFEASIBLE": SolverStatus.FAILED,
 }
 """What each member of ``GRB.Status`` means here."""
 
@@ -58,7 +58,6 @@ class Gurobi(Solver):
     """Solves with Gurobi, in this process."""
 
     name = "gurobi"
-    features = frozenset({Feature.THREADS})
     package = "gurobipy"
     remedy = 'pip install "poetmodel[gurobi]"'
 
@@ -73,7 +72,7 @@ class Gurobi(Solver):
         limits: Limits,
         watch: Watch,
         start: NDArray[np.float64] | None,
-    ) -> Outcome:
+    ) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction."""
         gurobipy = self.module()
         with _model(gurobipy, quiet=not watch.wants_log) as model:
@@ -90,22 +89,21 @@ class Gurobi(Solver):
         limits: Limits,
         watch: Watch,
         start: NDArray[np.float64] | None,
-    ) -> Outcome:
+    ) -> RawSolution:
         columns = _load(gurobipy, model, form)
         _configure(gurobipy, model, limits)
         if start is not None:
             columns.Start = np.where(np.isnan(start), gurobipy.GRB.UNDEFINED, start)
         model.update()
-        remaining_s = watch.remaining_s
+        remaining_s = watch.built()
         if remaining_s == 0.0:
-            return Outcome(status=Status.TIME_LIMIT, build_s=watch.elapsed_s)
+            return RawSolution(status=SolverStatus.TIME_LIMIT)
         if remaining_s is not None and "TimeLimit" not in limits.options:
             _set(gurobipy, model, "TimeLimit", remaining_s)
-        build_s = watch.elapsed_s
         model.optimize(_listener(gurobipy, columns, watch))
         names = {getattr(gurobipy.GRB.Status, name): name for name in STATUS}
         status = self.translate(names.get(model.Status, model.Status), STATUS)
-        return _collect(model, columns, form, status, build_s)
+        return _collect(model, columns, form, status)
 
 
 @contextmanager
@@ -227,13 +225,11 @@ def _failure(gurobipy: Any, error: Any, model: Any) -> BackendError:
     return BackendError(f"backend 'gurobi': failed ({error})")
 
 
-def _collect(
-    model: Any, columns: Any, form: StandardForm, status: Status, build_s: float
-) -> Outcome:
+def _collect(model: Any, columns: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
     x = np.array(columns.X) if model.SolCount else None
     if form.is_mip:
         bound, nodes = finite(model.ObjBound), int(model.NodeCount)
     else:
-        done = status is Status.OPTIMAL
+        done = status is SolverStatus.OPTIMAL
         bound, nodes = (finite(model.ObjVal) if done else None), None
-    return Outcome(status=status, x=x, bound=bound, nodes=nodes, build_s=build_s)
+    return RawSolution(status=status, x=x, bound=bound, nodes=nodes)

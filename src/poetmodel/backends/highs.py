@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.backends.protocol import Feature
-from poetmodel.backends.solver import Outcome, Solver, Status
+from poetmodel.backends.protocol import RawSolution, SolverStatus
+from poetmodel.backends.solver import Solver
 from poetmodel.backends.watch import finite
 from poetmodel.errors import BackendError, UnknownOptionError
 
@@ -41,27 +41,27 @@ if TYPE_CHECKING:
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.backends.watch import Watch
 
-STATUS: Final[Mapping[str, Status]] = {
-    "kNotset": Status.FAILED,
-    "kLoadError": Status.FAILED,
-    "kModelError": Status.FAILED,
-    "kPresolveError": Status.FAILED,
-    "kSolveError": Status.FAILED,
-    "kPostsolveError": Status.FAILED,
-    "kModelEmpty": Status.FAILED,  # a model without columns never gets here
-    "kOptimal": Status.OPTIMAL,
-    "kInfeasible": Status.INFEASIBLE,
-    "kUnboundedOrInfeasible": Status.INFEASIBLE_OR_UNBOUNDED,
-    "kUnbounded": Status.UNBOUNDED,
-    "kObjectiveBound": Status.CUTOFF,
-    "kObjectiveTarget": Status.OBJECTIVE_STOP,
-    "kTimeLimit": Status.TIME_LIMIT,
-    "kIterationLimit": Status.OTHER_LIMIT,
-    "kUnknown": Status.FAILED,
-    "kSolutionLimit": Status.OTHER_LIMIT,
-    "kInterrupt": Status.INTERRUPTED,
-    "kHighsInterrupt": Status.OTHER_LIMIT,  # by HiGHS itself, not by the user
-    "kMemoryLimit": Status.OTHER_LIMIT,
+STATUS: Final[Mapping[str, SolverStatus]] = {
+    "kNotset": SolverStatus.FAILED,
+    "kLoadError": SolverStatus.FAILED,
+    "kModelError": SolverStatus.FAILED,
+    "kPresolveError": SolverStatus.FAILED,
+    "kSolveError": SolverStatus.FAILED,
+    "kPostsolveError": SolverStatus.FAILED,
+    "kModelEmpty": SolverStatus.FAILED,  # a model without columns never gets here
+    "kOptimal": SolverStatus.OPTIMAL,
+    "kInfeasible": SolverStatus.INFEASIBLE,
+    "kUnboundedOrInfeasible": SolverStatus.INFEASIBLE_OR_UNBOUNDED,
+    "kUnbounded": SolverStatus.UNBOUNDED,
+    "kObjectiveBound": SolverStatus.CUTOFF,
+    "kObjectiveTarget": SolverStatus.OBJECTIVE_STOP,
+    "kTimeLimit": SolverStatus.TIME_LIMIT,
+    "kIterationLimit": SolverStatus.OTHER_LIMIT,
+    "kUnknown": SolverStatus.FAILED,
+    "kSolutionLimit": SolverStatus.OTHER_LIMIT,
+    "kInterrupt": SolverStatus.INTERRUPTED,
+    "kHighsInterrupt": SolverStatus.OTHER_LIMIT,  # by HiGHS itself, not by the user
+    "kMemoryLimit": SolverStatus.OTHER_LIMIT,
 }
 """What each member of ``HighsModelStatus`` means here."""
 
@@ -73,6 +73,8 @@ _MISFIT: Final = re.compile(
 """How HiGHS says that a solution of the presolved model is none of the model itself."""
 _LARGE_MISFIT: Final = 1e-3
 """Least violation of a row or bound that no rounding explains."""
+_IRREDUCIBLE: Final = 6
+"""``iis_strategy``: rows of the relaxation that are infeasible, and no smaller set of them is."""
 _BY_ROW: Final = 2
 _SMALLEST_COEFFICIENT: Final = 1e-12
 _FEASIBLE: Final = 2
@@ -85,7 +87,6 @@ class Highs(Solver):
     """Solves with HiGHS, in this process."""
 
     name = "highs"
-    features = frozenset({Feature.THREADS})
     package = "highspy"
     remedy = 'pip install "highspy>=1.15"'
 
@@ -99,7 +100,7 @@ class Highs(Solver):
         limits: Limits,
         watch: Watch,
         start: NDArray[np.float64] | None,
-    ) -> Outcome:
+    ) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction."""
         outcome, sound = self._run_once(form, limits, watch, start)
         if sound or "presolve" in limits.options:
@@ -116,7 +117,7 @@ class Highs(Solver):
         limits: Limits,
         watch: Watch,
         start: NDArray[np.float64] | None,
-    ) -> tuple[Outcome, bool]:
+    ) -> tuple[RawSolution, bool]:
         """Solve; return also whether every solution that was found fits the model."""
         highspy = self.module()
         highs = highspy.Highs()
@@ -128,19 +129,52 @@ class Highs(Solver):
             given = np.flatnonzero(~np.isnan(start)).astype(np.int32)
             done = highs.setSolution(given.size, given, start[given])
             _check(highspy, done, "refused the start")
-        remaining_s = watch.remaining_s
+        remaining_s = watch.built()
         if remaining_s == 0.0:
-            return Outcome(status=Status.TIME_LIMIT, build_s=watch.elapsed_s), True
+            return RawSolution(status=SolverStatus.TIME_LIMIT), True
         if remaining_s is not None and "time_limit" not in limits.options:
             _set(highspy, highs, "time_limit", remaining_s)
-        build_s = watch.elapsed_s
         _fresh_scheduler(highspy)
         done = highs.run()
         status = self.translate(highs.getModelStatus().name, STATUS)
         if done == highspy.HighsStatus.kError and not watch.stopping:
             msg = f"backend 'highs': stopped with an error ({highs.getModelStatus().name})"
             raise BackendError(msg)
-        return _collect(highs, form, status, build_s), not misfits
+        return _collect(highs, form, status), not misfits
+
+
+def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
+    """Return rows of the relaxation of a model that are infeasible by themselves.
+
+    Parameters
+    ----------
+    form : StandardForm
+        The model.
+    time_s : float
+        Wall time for it [s].
+
+    Returns
+    -------
+    list of int or None
+        None where the relaxation is feasible, and HiGHS's answer therefore not valid.
+    """
+    highspy = Highs().module()
+    highs = highspy.Highs()
+    settings = {
+        "output_flag": False,
+        "threads": 1,
+        "iis_strategy": _IRREDUCIBLE,
+        "iis_time_limit": time_s,
+        "time_limit": time_s,
+    }
+    for name, value in settings.items():
+        _set(highspy, highs, name, value)
+    _fresh_scheduler(highspy)
+    _load(highspy, highs, replace(form.relaxed(), objective=np.zeros(form.n_columns)))
+    done, found = highs.getIis()
+    if done == highspy.HighsStatus.kError or not found.valid_:
+        return None
+    return [int(i) for i in found.row_index_]
 
 
 @cache
@@ -274,16 +308,16 @@ def _marked(handle: Callable[[Any], None], threads: int) -> Callable[[Any], None
     return call
 
 
-def _collect(highs: Any, form: StandardForm, status: Status, build_s: float) -> Outcome:
+def _collect(highs: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
     info = highs.getInfo()
     held = info.valid and info.primal_solution_status == _FEASIBLE
     x = np.array(highs.getSolution().col_value) if held else None
     if form.is_mip:
         bound, nodes = finite(info.mip_dual_bound), max(0, int(info.mip_node_count))
     else:
-        done = status is Status.OPTIMAL
+        done = status is SolverStatus.OPTIMAL
         bound, nodes = (finite(info.objective_function_value) if done else None), None
-    return Outcome(status=status, x=x, bound=bound, nodes=nodes, build_s=build_s)
+    return RawSolution(status=status, x=x, bound=bound, nodes=nodes)
 
 
 def _check(highspy: Any, done: Any, what: str) -> None:

@@ -1,4 +1,4 @@
-"""What every back end promises: limits in, progress on the way, separate facts out."""
+"""What goes into a back end and comes out: limits, progress on the way, separate facts."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Integral
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from poetmodel.errors import InputError
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from poetmodel.backends.standard_form import StandardForm
-
-    OnProgress: TypeAlias = Callable[["Progress"], bool | None]
+    OnProgress: TypeAlias = Callable[["BackendProgress"], bool | None]
 
 OptionValue: TypeAlias = bool | int | float | str
 """What a solver's own option may be set to."""
@@ -48,13 +45,13 @@ class Limits:
     abs_gap: float = 1e-9
     """Stop when ``|objective - bound| <= abs_gap``."""
     threads: int = 1
-    """Threads that a solver may use; a back end without `Feature.THREADS` uses one."""
+    """Threads that a solver may use; SCIP searches with one."""
     seed: int = 0
     """Seed of the solver's random choices."""
     objective_stop: float | None = None
     """Stop at the first solution at least as good as this."""
     objective_cutoff: float | None = None
-    """Look only for solutions at least as good as this; see `Termination.CUTOFF`."""
+    """Look only for solutions at least as good as this; see `SolverStatus.CUTOFF`."""
     tolerance: float = 1e-7
     """How far a row, a bound or an integer may be off, absolutely, in the solver's eyes."""
     log: Callable[[str], None] | None = None
@@ -63,19 +60,17 @@ class Limits:
     """The solver's own options by its own names, set last, so that they win."""
 
     def __post_init__(self) -> None:
+        time_s = self.time_s is None or 0 < self.time_s < math.inf
+        tolerance = _MIN_TOLERANCE <= self.tolerance <= _MAX_TOLERANCE
         checks = (
-            ("time_s", "a finite number of seconds above 0", _positive(self.time_s)),
-            ("rel_gap", "a finite number of 0 or more", _not_negative(self.rel_gap)),
-            ("abs_gap", "a finite number of 0 or more", _not_negative(self.abs_gap)),
+            ("time_s", "a finite number of seconds above 0", time_s),
+            ("rel_gap", "a finite number of 0 or more", 0 <= self.rel_gap < math.inf),
+            ("abs_gap", "a finite number of 0 or more", 0 <= self.abs_gap < math.inf),
             ("threads", "a whole number of 1 or more", _whole(self.threads, 1, _MAX_THREADS)),
             ("seed", f"a whole number from 0 to {_MAX_SEED}", _whole(self.seed, 0, _MAX_SEED)),
-            ("objective_stop", "a finite number", _finite(self.objective_stop)),
-            ("objective_cutoff", "a finite number", _finite(self.objective_cutoff)),
-            (
-                "tolerance",
-                f"a number from {_MIN_TOLERANCE} to {_MAX_TOLERANCE}",
-                _MIN_TOLERANCE <= self.tolerance <= _MAX_TOLERANCE,
-            ),
+            ("objective_stop", "a finite number", math.isfinite(self.objective_stop or 0)),
+            ("objective_cutoff", "a finite number", math.isfinite(self.objective_cutoff or 0)),
+            ("tolerance", f"a number from {_MIN_TOLERANCE} to {_MAX_TOLERANCE}", tolerance),
         )
         faults = [
             f"{name}: expected {wanted}, got {getattr(self, name)!r}"
@@ -86,18 +81,6 @@ class Limits:
             raise InputError(faults)
 
 
-def _finite(value: float | None) -> bool:
-    return value is None or math.isfinite(value)
-
-
-def _not_negative(value: float) -> bool:
-    return math.isfinite(value) and value >= 0
-
-
-def _positive(value: float | None) -> bool:
-    return value is None or (math.isfinite(value) and value > 0)
-
-
 def _whole(value: object, least: int, most: int) -> bool:
     if isinstance(value, bool) or not isinstance(value, Integral):
         return False
@@ -105,24 +88,26 @@ def _whole(value: object, least: int, most: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Progress:
-    """How far a running solve has come."""
+class BackendProgress:
+    """How far a running solve has come, in the model's sense."""
 
-    elapsed_s: float
-    """Since the call began [s]."""
     incumbent: float | None
-    """Objective of the best solution so far, in the model's sense; None without one."""
+    """Objective of the best solution so far; None without one."""
     bound: float | None
-    """Best proven bound so far, in the model's sense; None without one."""
+    """Best proven bound so far; None without one."""
     x: NDArray[np.float64] | None
     """The new best solution, integers rounded; None where this call does not bring a new one."""
 
 
-class Termination(StrEnum):
-    """Why the solver stopped. Says nothing about what it found."""
+class SolverStatus(StrEnum):
+    """Why a solver stopped; every back end has a closed table from its own statuses to these."""
 
-    PROVED = "proved"
-    """Gap at most the tolerance, or infeasibility proved."""
+    OPTIMAL = "optimal"
+    """Gap at most the tolerance."""
+    INFEASIBLE = "infeasible"
+    """Proved: no solution at all."""
+    UNBOUNDED = "unbounded"
+    """Proved: there are solutions, and none is best."""
     CUTOFF = "cutoff"
     """Proved: no solution is better than `Limits.objective_cutoff`."""
     OBJECTIVE_STOP = "objective_stop"
@@ -133,103 +118,44 @@ class Termination(StrEnum):
     """Stopped by the stop event, by `on_progress`, or by Ctrl-C."""
     OTHER_LIMIT = "other_limit"
     """A limit among `Limits.options` (nodes, memory, solutions), or numerical trouble."""
-    UNBOUNDED = "unbounded"
-    """Proved: there are solutions, and none is best."""
+    INFEASIBLE_OR_UNBOUNDED = "infeasible_or_unbounded"
+    """The solver left open which; never in what `Solver.solve` returns."""
+    FAILED = "failed"
+    """Not a result; `Solver.solve` raises instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RawSolution:
-    """What a solver returned; nothing in it has been verified yet."""
+    """What a solver returned; nothing in it has been verified yet.
 
-    termination: Termination
+    `Solver.run` gives status, solution, bound and nodes as the solver says them; `Solver.solve`
+    makes them keep the common promises and adds the rest.
+    """
+
+    status: SolverStatus
     """Why it stopped."""
-    infeasible: bool
-    """Whether it proved that there is no solution at all."""
-    x: NDArray[np.float64] | None
+    x: NDArray[np.float64] | None = None
     """Best solution found, integers rounded, one value per column; None without one."""
-    objective: float | None
+    objective: float | None = None
     """Objective of `x`, computed from it, in the model's sense."""
-    bound: float | None
+    bound: float | None = None
     """Proven bound in the model's sense, never beyond `objective`; None without one."""
-    violation: float | None
-    """Largest violation of a row or bound by the rounded `x`, absolute."""
-    nodes: int | None
+    nodes: int | None = None
     """Branch-and-bound nodes; None for a model without integers."""
-    build_s: float
+    build_s: float = 0.0
     """Time to hand the model over [s]."""
-    solve_s: float
+    solve_s: float = 0.0
     """Time in the solver [s]."""
-    start_accepted: bool | None
+    start_accepted: bool | None = None
     """True: the start is complete and feasible, so `x` is at least as good; False: it is complete
     and breaks the model; None: no start, or a partial one, which the solver may use as it can."""
-    log: str | None
-    """The solver's log where `Limits.log` asked for it."""
+    log: str | None = None
+    """The solver's log where `Limits.log` requested it."""
     solved_again: bool = False
     """Whether a run went wrong, so that the model was solved a second time, in a safer way: what
     the first run reported on its way, bounds above all, is void."""
 
-
-class Feature(StrEnum):
-    """What not every back end does."""
-
-    THREADS = "threads"
-    """Uses more than one thread when asked to."""
-
-
-class Backend(Protocol):
-    """One solver behind one door."""
-
     @property
-    def name(self) -> str:
-        """Name by which users choose it."""
-
-    @property
-    def features(self) -> frozenset[Feature]:
-        """What it does beyond the common ground."""
-
-    def available(self) -> bool:
-        """Return whether its package is installed; imports nothing."""
-
-    def versions(self) -> Mapping[str, str]:
-        """Return the versions of the solver and of its wrapper.
-
-        Raises
-        ------
-        BackendUnavailableError
-            If the package is missing.
-        """
-
-    def solve(
-        self,
-        form: StandardForm,
-        limits: Limits,
-        *,
-        start: NDArray[np.float64] | None = None,
-        on_progress: OnProgress | None = None,
-        stop: threading.Event | None = None,
-    ) -> RawSolution:
-        """Solve a model.
-
-        Parameters
-        ----------
-        form : StandardForm
-            The model.
-        limits : Limits
-            When to stop.
-        start : ndarray of float64, shape (n_columns,)
-            Values to begin from; NaN where none is given.
-        on_progress : callable
-            Called from the solver's thread at every better solution and otherwise a few times a
-            second; returning False stops the solve, an exception stops it and is raised again.
-        stop : threading.Event
-            Stops the solve when set, by any thread.
-
-        Raises
-        ------
-        BackendUnavailableError
-            If the package is missing, or its licence refuses the model.
-        UnknownOptionError
-            If the solver does not know one of `Limits.options`, or refuses its value.
-        BackendError
-            If the solver fails, or returns what cannot be a solution.
-        """
+    def infeasible(self) -> bool:
+        """Whether the solver proved that there is no solution at all."""
+        return self.status is SolverStatus.INFEASIBLE

@@ -1,16 +1,18 @@
-"""Which back ends there are. A new one is a module with a `Solver`, and a line here."""
+"""Which back ends there are, and whether they work here.
+
+A new one is a module with a `Solver`, and a line here.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import InputError
+from poetmodel.errors import BackendError, InputError, LicenceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poetmodel.backends.protocol import Backend
     from poetmodel.backends.solver import Solver
 
 _HOMES: Final[Mapping[str, tuple[str, str]]] = {
@@ -19,13 +21,16 @@ _HOMES: Final[Mapping[str, tuple[str, str]]] = {
     "gurobi": ("poetmodel.backends.gurobi", "Gurobi"),
 }
 
+LICENCE_SIZE: Final = 2001
+"""One column or row more than a size-limited licence allows."""
+
 
 def backend_names() -> tuple[str, ...]:
     """Return the names of all back ends, the default one first, whether installed or not."""
     return tuple(_HOMES)
 
 
-def backend(name: str) -> Backend:
+def backend(name: str) -> Solver:
     """Return a back end by its name; its package is needed only when it solves.
 
     Parameters
@@ -49,3 +54,48 @@ def backend(name: str) -> Backend:
     module, kind = _HOMES[name]
     solver: Solver = getattr(importlib.import_module(module), kind)()
     return solver
+
+
+def try_out(name: str) -> None:
+    """Solve a small model, which also loads the solver.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If the solver is missing, or its licence refuses even that.
+    BackendError
+        If the small model is not solved.
+    """
+    value = _least(name, 2, 1)
+    if value != 1.0:
+        msg = f"the least value of a small model is 1, and it says {value}"
+        raise BackendError(msg)
+
+
+def refusal(name: str, *, columns: int, rows: int) -> LicenceError | None:
+    """Return what the licence of a back end says against models of this size, None for nothing.
+
+    The solver itself is given models of as many columns and of as many rows.
+
+    Raises
+    ------
+    BackendError
+        If the back end cannot be tried for another reason.
+    """
+    try:
+        _least(name, columns, 1)
+        _least(name, 1, rows)
+    except LicenceError as error:
+        return error
+    return None
+
+
+def _least(name: str, columns: int, rows: int) -> float | None:
+    """Minimize a sum of binaries that every row wants to be at least one."""
+    from poetmodel.backends.protocol import Limits
+    from poetmodel.backends.standard_form import StandardForm
+
+    form = StandardForm.from_arrays(
+        [[1.0] * columns] * rows, [1.0] * columns, upper=1.0, row_lower=1.0, integer=True
+    )
+    return backend(name).solve(form, Limits(time_s=10.0)).objective

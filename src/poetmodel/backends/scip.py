@@ -12,11 +12,12 @@ import math
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.backends.solver import Outcome, Solver, Status
+from poetmodel.backends.protocol import RawSolution, SolverStatus
+from poetmodel.backends.solver import Solver
 from poetmodel.backends.standard_form import MAXIMIZE
 from poetmodel.backends.watch import finite
 from poetmodel.errors import BackendError, UnknownOptionError
@@ -26,28 +27,28 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.backends.protocol import Feature, Limits, OptionValue
+    from poetmodel.backends.protocol import Limits, OptionValue
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.backends.watch import Watch
 
-STATUS: Final[Mapping[str, Status]] = {
-    "unknown": Status.FAILED,
-    "userinterrupt": Status.INTERRUPTED,
-    "nodelimit": Status.OTHER_LIMIT,
-    "totalnodelimit": Status.OTHER_LIMIT,
-    "stallnodelimit": Status.OTHER_LIMIT,
-    "timelimit": Status.TIME_LIMIT,
-    "memlimit": Status.OTHER_LIMIT,
-    "gaplimit": Status.OPTIMAL,
-    "primallimit": Status.OBJECTIVE_STOP,
-    "duallimit": Status.OTHER_LIMIT,
-    "sollimit": Status.OTHER_LIMIT,
-    "bestsollimit": Status.OTHER_LIMIT,
-    "restartlimit": Status.OTHER_LIMIT,
-    "optimal": Status.OPTIMAL,
-    "infeasible": Status.INFEASIBLE,
-    "unbounded": Status.UNBOUNDED,
-    "inforunbd": Status.INFEASIBLE_OR_UNBOUNDED,
+STATUS: Final[Mapping[str, SolverStatus]] = {
+    "unknown": SolverStatus.FAILED,
+    "userinterrupt": SolverStatus.INTERRUPTED,
+    "nodelimit": SolverStatus.OTHER_LIMIT,
+    "totalnodelimit": SolverStatus.OTHER_LIMIT,
+    "stallnodelimit": SolverStatus.OTHER_LIMIT,
+    "timelimit": SolverStatus.TIME_LIMIT,
+    "memlimit": SolverStatus.OTHER_LIMIT,
+    "gaplimit": SolverStatus.OPTIMAL,
+    "primallimit": SolverStatus.OBJECTIVE_STOP,
+    "duallimit": SolverStatus.OTHER_LIMIT,
+    "sollimit": SolverStatus.OTHER_LIMIT,
+    "bestsollimit": SolverStatus.OTHER_LIMIT,
+    "restartlimit": SolverStatus.OTHER_LIMIT,
+    "optimal": SolverStatus.OPTIMAL,
+    "infeasible": SolverStatus.INFEASIBLE,
+    "unbounded": SolverStatus.UNBOUNDED,
+    "inforunbd": SolverStatus.INFEASIBLE_OR_UNBOUNDED,
 }
 """What each status that ``Model.getStatus`` returns means here."""
 
@@ -56,7 +57,6 @@ class Scip(Solver):
     """Solves with SCIP, in this process."""
 
     name = "scip"
-    features: ClassVar[frozenset[Feature]] = frozenset()
     package = "pyscipopt"
     remedy = 'pip install "poetmodel[scip]"'
 
@@ -73,7 +73,7 @@ class Scip(Solver):
         limits: Limits,
         watch: Watch,
         start: NDArray[np.float64] | None,
-    ) -> Outcome:
+    ) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction."""
         pyscipopt = self.module()
         model = pyscipopt.Model()
@@ -84,15 +84,14 @@ class Scip(Solver):
             _offer(model, variables, start)
         with _log(model, watch) as pass_on:
             _listen(pyscipopt, model, variables, watch, pass_on)
-            remaining_s = watch.remaining_s
+            remaining_s = watch.built()
             if remaining_s == 0.0:
-                return Outcome(status=Status.TIME_LIMIT, build_s=watch.elapsed_s)
+                return RawSolution(status=SolverStatus.TIME_LIMIT)
             if remaining_s is not None and "limits/time" not in limits.options:
                 _set(model, "limits/time", remaining_s)
-            build_s = watch.elapsed_s
             _optimize(model)
         status = self.translate(model.getStatus(), STATUS)
-        outcome = _collect(model, variables, form, status, build_s)
+        outcome = _collect(model, variables, form, status)
         model.freeProb()
         return outcome
 
@@ -268,13 +267,11 @@ def _listen(
 
 
 def _collect(
-    model: Any, variables: list[Any], form: StandardForm, status: Status, build_s: float
-) -> Outcome:
+    model: Any, variables: list[Any], form: StandardForm, status: SolverStatus
+) -> RawSolution:
     x = None
-    if model.getNSols() and status is not Status.UNBOUNDED:
+    if model.getNSols() and status is not SolverStatus.UNBOUNDED:
         best = model.getBestSol()
         x = np.array([model.getSolVal(best, variable) for variable in variables])
     nodes = int(model.getNTotalNodes()) if form.is_mip else None
-    return Outcome(
-        status=status, x=x, bound=finite(model.getDualbound()), nodes=nodes, build_s=build_s
-    )
+    return RawSolution(status=status, x=x, bound=finite(model.getDualbound()), nodes=nodes)

@@ -6,7 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.backends.protocol import Progress
+from poetmodel.backends.protocol import BackendProgress
 from poetmodel.backends.standard_form import round_binaries
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Watch:
     limits : Limits
         Its limits.
     on_progress, stop : optional
-        As in `Backend.solve`.
+        As in `Solver.solve`.
     """
 
     def __init__(
@@ -65,6 +65,8 @@ class Watch:
         self._log: list[str] = []
         self._began = time.perf_counter()
         self._reported = self._began
+        self.build_s = 0.0
+        """Time until the solver was ready to start [s]."""
 
     @property
     def elapsed_s(self) -> float:
@@ -77,9 +79,14 @@ class Watch:
         limit_s = self._limits.time_s
         return None if limit_s is None else max(0.0, limit_s - self.elapsed_s)
 
+    def built(self) -> float | None:
+        """Note that the solver is ready to start; return what is left of the time [s]."""
+        self.build_s = self.elapsed_s
+        return self.remaining_s
+
     @property
     def stopping(self) -> bool:
-        """Whether the solver has been told to stop."""
+        """Whether the solver has to stop."""
         return self._refused or (self._stop is not None and self._stop.is_set())
 
     @property
@@ -148,9 +155,7 @@ class Watch:
         if self._refused:
             return
         self._reported = time.perf_counter()
-        progress = Progress(
-            elapsed_s=self.elapsed_s, incumbent=self._incumbent, bound=self._bound, x=x
-        )
+        progress = BackendProgress(incumbent=self._incumbent, bound=self._bound, x=x)
         if self._on_progress is not None and self._on_progress(progress) is False:
             self._refused = True
 

@@ -143,7 +143,7 @@ def _raise_refusal(cell: Cell, result: SolveResult) -> None:
     called = bool(result.versions.keys() - {"poetmodel"})
     if cell.backend is None or cell.formulation is None or called:
         return
-    from poetmodel.backends.trial import LICENCE_SIZE, refusal
+    from poetmodel.backends.registry import LICENCE_SIZE, refusal
 
     if result.termination != Termination.TIME_LIMIT:
         return

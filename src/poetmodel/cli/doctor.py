@@ -122,7 +122,7 @@ def _try_out(name: str) -> str:
     BackendError
         If it does not solve a small model.
     """
-    from poetmodel.backends.trial import LICENCE_SIZE, refusal, try_out
+    from poetmodel.backends.registry import LICENCE_SIZE, refusal, try_out
 
     try_out(name)
     refused = refusal(name, columns=LICENCE_SIZE, rows=1)

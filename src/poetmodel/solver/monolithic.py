@@ -13,8 +13,7 @@ import numpy as np
 from pyomo.core import Objective, minimize
 
 from poetmodel.backends.compiler import compile_model, load_values
-from poetmodel.backends.protocol import Limits
-from poetmodel.backends.protocol import Termination as Stop
+from poetmodel.backends.protocol import Limits, SolverStatus
 from poetmodel.backends.registry import backend
 from poetmodel.backends.worker import run_interruptibly
 from poetmodel.errors import TimeLimitError, VerificationError
@@ -46,19 +45,20 @@ if TYPE_CHECKING:
     import pyomo.environ as pyo
     from numpy.typing import NDArray
 
-    from poetmodel.backends.protocol import Progress, RawSolution
+    from poetmodel.backends.protocol import BackendProgress, RawSolution
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.schedule import Schedule
     from poetmodel.solver.request import Request
 
-TERMINATIONS: Final[Mapping[Stop, Termination]] = {
-    Stop.PROVED: Termination.PROVED,
-    Stop.CUTOFF: Termination.PROVED,
-    Stop.OBJECTIVE_STOP: Termination.PROVED,
-    Stop.TIME_LIMIT: Termination.TIME_LIMIT,
-    Stop.INTERRUPTED: Termination.INTERRUPTED,
-    Stop.OTHER_LIMIT: Termination.STALLED,
-    Stop.UNBOUNDED: Termination.STALLED,
+TERMINATIONS: Final[Mapping[SolverStatus, Termination]] = {
+    SolverStatus.OPTIMAL: Termination.PROVED,
+    SolverStatus.INFEASIBLE: Termination.PROVED,
+    SolverStatus.CUTOFF: Termination.PROVED,
+    SolverStatus.OBJECTIVE_STOP: Termination.PROVED,
+    SolverStatus.TIME_LIMIT: Termination.TIME_LIMIT,
+    SolverStatus.INTERRUPTED: Termination.INTERRUPTED,
+    SolverStatus.OTHER_LIMIT: Termination.STALLED,
+    SolverStatus.UNBOUNDED: Termination.STALLED,
 }
 """What each way of a back end to stop means for a solve."""
 
@@ -237,7 +237,7 @@ def _run(
         log=pieces.append,
     )
 
-    def report(progress: Progress) -> bool | None:
+    def report(progress: BackendProgress) -> bool | None:
         return _report(compiled, request, progress)
 
     def attempt(stop: threading.Event) -> RawSolution:
@@ -248,7 +248,7 @@ def _run(
     return replace(raw, log="".join(pieces) or raw.log)
 
 
-def _report(compiled: _Compiled, request: Request, progress: Progress) -> bool | None:
+def _report(compiled: _Compiled, request: Request, progress: BackendProgress) -> bool | None:
     if request.on_progress is None:
         return None
     bound = None
@@ -294,7 +294,7 @@ def _search(
 def _joined(before: RawSolution, after: RawSolution | None, *, as_stated: bool) -> RawSolution:
     """Return what two runs found together, the second one on a tighter model."""
     if after is None:
-        return replace(before, termination=Stop.TIME_LIMIT, x=None, objective=None)
+        return replace(before, status=SolverStatus.TIME_LIMIT, x=None, objective=None)
     bounds = [raw.bound for raw in (before, after) if raw.bound is not None]
     return replace(
         after,
@@ -325,7 +325,7 @@ def _conclude(
         bound = compiled.bound(raw.bound)
     proved_nothing = raw.infeasible and not compiled.model.exact
     return Outcome(
-        termination=TERMINATIONS[raw.termination],
+        termination=TERMINATIONS[raw.status],
         candidate=candidate,
         bound=bound,
         infeasible=raw.infeasible and not proved_nothing,
@@ -357,7 +357,7 @@ def _reason(compiled: _Compiled, raw: RawSolution, *, own_rows: bool, proved_not
             f"the model of {name!r} has no schedule, which proves nothing of the problem; "
             "use lazy or compact"
         )
-    if raw.termination == Stop.UNBOUNDED:
+    if raw.status == SolverStatus.UNBOUNDED:
         return "the objective of the model is unbounded: give the variables in it bounds"
     if raw.infeasible:
         reduced = own_rows and compiled.model.formulation == COMPACT

@@ -12,8 +12,7 @@ import pytest
 
 from lazy_rounds import no_rows, scarce_problem
 from oracle import optimum
-from poetmodel.backends.protocol import Progress, RawSolution
-from poetmodel.backends.protocol import Termination as Stop
+from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStatus
 from poetmodel.device import Costs
 from poetmodel.errors import BackendError
 from poetmodel.graph import Graph, operation
@@ -181,19 +180,7 @@ def test_what_has_no_answer_leads_to_the_next_goal() -> None:
     That all of it is ruled out is the end.
     """
     rounds = rounds_of(10.0, 2.0)
-    easy = RawSolution(
-        termination=Stop.CUTOFF,
-        infeasible=False,
-        x=None,
-        objective=None,
-        bound=3.0,
-        violation=None,
-        nodes=1,
-        build_s=0.0,
-        solve_s=0.0,
-        start_accepted=None,
-        log=None,
-    )
+    easy = RawSolution(status=SolverStatus.CUTOFF, bound=3.0, nodes=1)
     rounds.session.raise_bound(3.0)
     assert rounds._rule_out(3.0, easy, 2.0)
     assert rounds._goal() == pytest.approx(3.0 + 2 * 7.0 / 8)
@@ -254,13 +241,13 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch: pytest.Monke
     solve = type(session.solver).solve
 
     def misled(solver: Any, form: Any, limits: Any, **given: Any) -> RawSolution:
-        given["on_progress"](Progress(elapsed_s=0.0, incumbent=None, bound=9.0, x=None))
+        given["on_progress"](BackendProgress(incumbent=None, bound=9.0, x=None))
         assert session.bound > 2.0
         return replace(solve(solver, form, limits, **given), solved_again=True)
 
     monkeypatch.setattr(type(session.solver), "solve", misled)
 
-    def watch(progress: Progress) -> bool:
+    def watch(progress: BackendProgress) -> bool:
         assert progress.bound is not None
         session.raise_bound(progress.bound)
         return True
@@ -331,7 +318,7 @@ def test_the_gap_is_closed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         raw = solve(session, form, **settings)
         if form.is_mip and settings.get("options"):
             cutoffs.append(settings["targets"]["objective_cutoff"])
-            if raw is not None and raw.termination == Stop.CUTOFF:
+            if raw is not None and raw.status == SolverStatus.CUTOFF:
                 ruled_out.append(cutoffs[-1])
         return raw
 
@@ -378,7 +365,7 @@ def test_a_solve_whose_answer_breaks_rows_ends_before_its_proof() -> None:
 
     def goes_on(left_open: float, x: NDArray[np.float64] | None = None) -> bool:
         bound = half * (1 - left_open)
-        return rounds._watch(relaxation, Progress(elapsed_s=1.0, incumbent=half, bound=bound, x=x))
+        return rounds._watch(relaxation, BackendProgress(incumbent=half, bound=bound, x=x))
 
     assert goes_on(0.0)  # nothing is known of its answers
     assert goes_on(0.01, np.zeros(0))

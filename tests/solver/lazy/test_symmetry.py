@@ -70,7 +70,7 @@ def limited_forms(count: int, n: tuple[int, int]) -> Iterator[tuple[str, Standar
 def least(form: StandardForm, **targets: float) -> float | None:
     """Return the least value of a form; None where there is no point."""
     raw = backend("highs").solve(form, Limits(rel_gap=0.0, **targets))
-    assert raw.x is not None or raw.infeasible or raw.termination == "cutoff"
+    assert raw.x is not None or raw.infeasible or raw.status == "cutoff"
     return raw.objective
 
 

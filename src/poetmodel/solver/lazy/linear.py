@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.backends.protocol import Termination as Stop
+from poetmodel.backends.protocol import SolverStatus
 from poetmodel.solver.lazy.cuts.interval import VIOLATED, separate
 from poetmodel.solver.lazy.cuts.rounding import rounded_rows, separate_rounded
 from poetmodel.solver.lazy.fractional import stage_loads
@@ -61,7 +61,7 @@ def tighten(session: Session, relaxation: Relaxation) -> LinearAnswer:
         idle = 0 if gained else idle + 1
         answer = LinearAnswer(raw.x, max(answer.value, raw.bound))
         last = turn == CUT_ROUNDS - 1 or idle >= PATIENCE
-        if last or session.done() or raw.termination != Stop.PROVED:
+        if last or session.done() or raw.status != SolverStatus.OPTIMAL:
             break
         relaxation.cuts = _tight(relaxation, raw.x)
         found = [*separate_rounded(rounded, raw.x, VIOLATED), *separate(relaxation, raw.x)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.backends.protocol import Termination as Stop
+from poetmodel.backends.protocol import SolverStatus
 from poetmodel.backends.worker import run_interruptibly
 from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.graph import checkpoint_all_profile
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.backends.protocol import Progress, RawSolution
+    from poetmodel.backends.protocol import BackendProgress, RawSolution
     from poetmodel.problem import Problem
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.request import Request
@@ -262,13 +262,13 @@ class _Rounds:
             return relaxation
         if raw.bound is not None:
             session.raise_bound(session.within_cutoff(relaxation, raw.bound))
-        if raw.infeasible or raw.termination == Stop.CUTOFF:
+        if raw.infeasible or raw.status == SolverStatus.CUTOFF:
             return relaxation if self._rule_out(goal, raw, before[0]) else None
         if raw.x is None:
             self.slice_s *= 2
             self.step = max(LEAST_STEP, self.step / 2)
             return relaxation
-        proved = raw.termination == Stop.PROVED
+        proved = raw.status == SolverStatus.OPTIMAL
         return self._follow(relaxation, raw.x, proved=proved, before=before)
 
     def _rule_out(self, goal: float | None, raw: RawSolution, before: float) -> bool:
@@ -400,7 +400,7 @@ class _Rounds:
         """Return whether what is still open is too little for a solver's own heuristics."""
         return self.session.gap() < NEAR
 
-    def _watch(self, relaxation: Relaxation, progress: Progress) -> bool:
+    def _watch(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
         """Follow a running solve; return whether it should go on.
 
         It should not once its bound closes the gap, or once its best answer, which breaks rows, is

@@ -8,8 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.backends.protocol import Limits
-from poetmodel.backends.protocol import Termination as Stop
+from poetmodel.backends.protocol import Limits, SolverStatus
 from poetmodel.backends.registry import backend
 from poetmodel.heuristics.trimming import trim
 from poetmodel.model.events import recomputable_nodes
@@ -32,7 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.backends.protocol import Backend, OptionValue, Progress, RawSolution
+    from poetmodel.backends.protocol import BackendProgress, OptionValue, RawSolution
+    from poetmodel.backends.solver import Solver
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.model.grouping import Grouping
     from poetmodel.problem import Problem
@@ -76,7 +76,7 @@ class Session:
     stop: threading.Event = field(default_factory=threading.Event)
     """Set to end every solve that runs."""
     log: list[str] = field(default_factory=list)
-    solver: Backend = field(init=False)
+    solver: Solver = field(init=False)
     recomputable: tuple[bool, ...] = field(init=False)
     lock: threading.RLock = field(default_factory=threading.RLock)
     telling: threading.RLock = field(default_factory=threading.RLock)
@@ -202,7 +202,7 @@ class Session:
         targets: dict[str, float] | None = None,
         start: NDArray | None = None,  # type: ignore[type-arg]
         options: Mapping[str, OptionValue] | None = None,
-        watch: Callable[[Progress], bool] | None = None,
+        watch: Callable[[BackendProgress], bool] | None = None,
     ) -> RawSolution | None:
         """Solve within the time that is left; None if there is none.
 
@@ -236,7 +236,7 @@ class Session:
             options=options or {},
         )
 
-        def on_progress(progress: Progress) -> bool:
+        def on_progress(progress: BackendProgress) -> bool:
             if watch is not None and not watch(progress):
                 return False
             self.tell()
@@ -252,7 +252,7 @@ class Session:
             self.solve_s += time.monotonic() - begun
             if raw.solved_again:
                 self.bound = known  # what the first run told on its way may be wrong
-        if raw.termination == Stop.INTERRUPTED:
+        if raw.status == SolverStatus.INTERRUPTED:
             self.done()  # takes note of the signal, if that is what it was
         return raw
 
