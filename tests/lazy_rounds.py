@@ -17,7 +17,7 @@ from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
 from poetmodel.solver.lazy.disaggregation import place
 from poetmodel.solver.lazy.relaxation import Relaxation
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 
 if TYPE_CHECKING:
     import random
@@ -149,8 +149,8 @@ def run_rounds(problem: Problem, grouping: Grouping | None = None) -> Found:
     Raises
     ------
     RoundsError
-        If an enforced row is broken by the placed answer, a bound falls, or the judge does not find
-        what the relaxation says.
+        If an enforced row is broken by the placed answer, a bound falls, or the verifier does not
+        find what the relaxation says.
     """
     current = no_rows(problem) if grouping is None else grouping
     count, bound = 0, 0.0
@@ -181,16 +181,16 @@ def run_rounds(problem: Problem, grouping: Grouping | None = None) -> Found:
 
 
 def _compare(problem: Problem, placement: Placement, value: float) -> None:
-    candidate = judge(problem, placement.schedule())
+    candidate = verify_schedule(problem, placement.schedule())
     if candidate.violations:
-        msg = f"the judge rejects the placed answer: {candidate.violations}"
+        msg = f"the verifier rejects the placed answer: {candidate.violations}"
         raise RoundsError(msg)
     # The answer of a relaxation may hold decisions that placing drops; it costs what is left.
     if abs(candidate.value - value) > CLOSE and problem.minimize != Quantity.RAM:
-        msg = f"the relaxation says {value}, the judge {candidate.value}"
+        msg = f"the relaxation says {value}, the verifier {candidate.value}"
         raise RoundsError(msg)
     if candidate.value > value + CLOSE:
-        msg = f"the relaxation says {value}, the judge {candidate.value}"
+        msg = f"the relaxation says {value}, the verifier {candidate.value}"
         raise RoundsError(msg)
 
 

@@ -12,7 +12,7 @@ from poetmodel.cli.progress import LiveLine, live_line
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
-from poetmodel.solver.progress import SolveProgress
+from poetmodel.solver.request import SolveProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from poetmodel.graph.catalogue import load_model
 from poetmodel.heuristics.greedy import construct
 from poetmodel.heuristics.neighbourhood import NOTHING, LargeNeighbourhoodSearch, restorations_of
 from poetmodel.problem import Problem, Quantity
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 from worked import skip_problem
 
 
@@ -31,7 +31,7 @@ def test_the_worked_example() -> None:
     assert improvement.best == (0.0, 1.0)
     schedule = improvement.schedule()
     assert schedule is not None
-    assert judge(skip_problem(), schedule).value == 1.0
+    assert verify_schedule(skip_problem(), schedule).value == 1.0
 
 
 @pytest.mark.parametrize("minimize", list(Quantity))
@@ -46,12 +46,12 @@ def test_what_it_finds_is_valid_worth_what_it_says_and_no_better_than_the_best(
         if schedule is None:
             continue
         found += 1
-        candidate = judge(problem, schedule)
+        candidate = verify_schedule(problem, schedule)
         assert not candidate.violations
         assert improvement.best[1] == pytest.approx(candidate.value, abs=1e-9)
         best = optimum(problem)
         assert best is not None
-        least = judge(problem, best.schedule).value
+        least = verify_schedule(problem, best.schedule).value
         assert candidate.value >= least - 1e-9
         optimal += candidate.value <= least + 1e-9
     assert found > 30
@@ -66,14 +66,14 @@ def test_it_goes_on_from_a_schedule_and_never_returns_a_worse_one() -> None:
         start = construct(problem)
         if start is None:
             continue
-        value = judge(problem, start).value
+        value = verify_schedule(problem, start).value
         improvement = LargeNeighbourhoodSearch(problem)
         improvement.consider(restorations_of(start))
         for _ in range(30):
             improvement.iterate()
         schedule = improvement.schedule()
         assert schedule is not None
-        after = judge(problem, schedule).value
+        after = verify_schedule(problem, schedule).value
         assert after <= value + 1e-9
         better += after < value - 1e-9
     assert better > 0
@@ -88,7 +88,7 @@ def test_the_seed_determines_the_course() -> None:
     one, two = searched(problem, 25, seed=3), searched(problem, 25, seed=3)
     assert one.best == two.best
     assert one.schedule() == two.schedule()
-    assert one.best[1] < judge(problem, greedy).value
+    assert one.best[1] < verify_schedule(problem, greedy).value
 
 
 def test_without_time_it_finds_nothing() -> None:

@@ -9,7 +9,7 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
 from poetmodel.heuristics.penalties import PenalizedObjective, energies, no_prices
 from poetmodel.problem import Quantity
 from poetmodel.schedule import verify
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 from worked import skip_problem
 
 
@@ -29,7 +29,7 @@ def test_value_and_limits_are_those_of_the_judge(minimize: str) -> None:
                 if problem.can_page and rng.random() < 0.4:
                     partial.add(Restoration(t, i, recompute=False))
         objective = PenalizedObjective(problem)
-        candidate = judge(problem, partial.schedule())
+        candidate = verify_schedule(problem, partial.schedule())
         assert objective.value(partial) == pytest.approx(candidate.value, abs=1e-9)
         others = ("peak RAM", "storage used")
         broken = [v for v in candidate.violations if not v.startswith(others)]

@@ -9,7 +9,7 @@ from poetmodel.graph import floor
 from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
 from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.heuristics.repair import Repair
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 from worked import skip_problem
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def test_what_fits_keeps_budget_and_storage_and_does_only_what_is_allowed() -> N
             continue
         fitting += 1
         repair.tighten(noise=number % 2)
-        violations = judge(problem, partial.schedule()).violations
+        violations = verify_schedule(problem, partial.schedule()).violations
         assert all(v.startswith(("time", "energy")) for v in violations), violations
     assert fitting > 120
 

@@ -133,7 +133,7 @@ def test_no_ram_at_all_is_enough_for_tensors_of_no_bytes(reductions: bool) -> No
 
 
 def test_an_ablation_is_one_line() -> None:
-    """Without its storage rows ``compact`` pages more than fits; the judge says so."""
+    """Without its storage rows ``compact`` pages more than fits; the verifier says so."""
     problem = two_ways(aux_bytes=8, recompute=False)
     unlimited = COMPACT.without("storage", name="unlimited")
     assert solve(problem, formulation="compact").status == Status.INFEASIBLE

@@ -43,7 +43,7 @@ def solved(problem: Problem, *, reductions: bool = True) -> SolveResult:
 
 
 def check_figures(problem: Problem, result: SolveResult) -> None:
-    """Hold the model's own figures against the judge's."""
+    """Hold the model's own figures against the verifier's."""
     if result.schedule is None:
         return
     value = result.objective_value

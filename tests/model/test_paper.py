@@ -1,4 +1,4 @@
-"""``paper``: Algorithm 1 as published, what it refuses, what the judge says of its schedules."""
+"""``paper``: Algorithm 1 as published, what it refuses, what the verifier says of its schedules."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def test_the_exhaustive_reading_tells_budgets_apart() -> None:
     assert len(set(best)) > 1
 
 
-# -- what the judge says of it -----------------------------------------------------------------
+# -- what the verifier says of it -----------------------------------------------------------------
 
 
 def accepted_problem() -> Problem:
@@ -358,7 +358,7 @@ def rejected_problem() -> Problem:
     """State a problem where its schedule is not valid.
 
     Only `a` can leave while `c` is computed. ``paper`` pages it in in stage 2, to have it in stage
-    3; its ``U`` counts the 4 bytes from stage 3 on, the judge at once, beside 11 of `b` and `c`.
+    3; its ``U`` counts the 4 bytes from stage 3 on, the verifier at once, beside 11 of `b` and `c`.
     """
     return skip_problem(recompute=False)
 
@@ -375,7 +375,7 @@ def test_an_accepted_schedule() -> None:
 
 
 def test_a_rejected_schedule() -> None:
-    """The result lists what the judge objects to, without an exception, and claims nothing."""
+    """The result lists what the verifier objects to, without an exception, and claims nothing."""
     problem = rejected_problem()
     result = solve(problem, formulation="paper", gap=0.0)
     assert result.status == Status.FEASIBLE

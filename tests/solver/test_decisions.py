@@ -59,7 +59,7 @@ def test_all_kept_binds_at_its_peak() -> None:
 
 @pytest.mark.parametrize("number", range(12))
 def test_tensors_in_ram_are_those_that_the_judge_counts(number: int) -> None:
-    """At every executed step the tensors that are held add up to the judge's curve."""
+    """At every executed step the tensors that are held add up to the verifier's curve."""
     rng = seeded(f"held/{number}")
     graph = random_graph(rng, (4, 7), on_aux=False, two_outputs=False)
     schedule = random_schedule(rng, graph)

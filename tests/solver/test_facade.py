@@ -22,7 +22,7 @@ from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, verify
 from poetmodel.solver import SolveProgress, facade, monolithic, solve
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 from worked import comb_graph, even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
@@ -55,7 +55,10 @@ def loose_start() -> tuple[Problem, Schedule]:
         best, greedy = optimum(problem), construct(problem)
         if best is None or greedy is None:
             continue
-        if judge(problem, greedy).value > judge(problem, best.schedule).value + 1:
+        if (
+            verify_schedule(problem, greedy).value
+            > verify_schedule(problem, best.schedule).value + 1
+        ):
             return problem, best.schedule
     pytest.fail("greedy is the best everywhere")
 
@@ -353,7 +356,7 @@ def test_a_valid_schedule_against_a_proof_of_infeasibility_is_an_error(
 ) -> None:
     """One of the two is wrong, so nothing is claimed."""
     problem = skip_problem()
-    valid = judge(problem, solve(problem).require_schedule())
+    valid = verify_schedule(problem, solve(problem).require_schedule())
     wrong = facade.Outcome(termination=Termination.PROVED, candidate=valid, infeasible=True)
     monkeypatch.setattr(facade, "_state_and_solve", lambda *_: wrong)
     with pytest.raises(BackendError, match="infeasible for which there is a valid schedule"):
@@ -552,7 +555,7 @@ def test_ctrl_c_on_a_model_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX systems")
 @pytest.mark.parametrize("formulation", EXACT)
 def test_ctrl_c_during_a_real_solve(formulation: str, tmp_path: Path) -> None:
-    """A real SIGINT, in a process of its own, ends with the best schedule so far, judged."""
+    """A real SIGINT, in a process of its own, ends with the best schedule so far, verified."""
     script = tmp_path / "interrupted.py"
     script.write_text(
         "\n".join(

@@ -1,4 +1,4 @@
-"""One model, one solve: starts, what the judge rejects, and what may be said on the way."""
+"""One model, one solve: starts, what the verifier rejects, and what may be said on the way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from poetmodel.result import Status, Termination
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solver import SolveProgress, monolithic, solve
 from poetmodel.solver.monolithic import TERMINATIONS, solve_model, start_values
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
 from worked import comb_graph, even_costs, skip_problem
 
@@ -54,7 +54,7 @@ def test_a_valid_schedule_is_a_complete_start(reductions: bool) -> None:
 
 
 @pytest.mark.parametrize("minimize", ["energy", "time", "ram", "writes"])
-def test_a_start_has_the_value_that_the_judge_gives_it(minimize: str) -> None:
+def test_a_start_has_the_value_that_the_verifier_gives_it(minimize: str) -> None:
     """In the unit of the minimized quantity."""
     problem = skip_problem(minimize=minimize)
     model = build(problem)
@@ -62,7 +62,7 @@ def test_a_start_has_the_value_that_the_judge_gives_it(minimize: str) -> None:
     values = start_values(model, form, RECOMPUTED)
     assert values is not None
     found = form.value(values) * model.objective_unit
-    assert found == pytest.approx(judge(problem, RECOMPUTED).value)
+    assert found == pytest.approx(verify_schedule(problem, RECOMPUTED).value)
 
 
 def test_a_start_that_is_above_the_budget_breaks_the_model() -> None:
@@ -90,7 +90,7 @@ def test_paper_takes_no_start() -> None:
     assert start_values(model, compile_model(model), RECOMPUTED) is None
 
 
-# -- what the judge rejects --------------------------------------------------------------------
+# -- what the verifier rejects --------------------------------------------------------------------
 
 
 def rejecting(monkeypatch: pytest.MonkeyPatch, after: Callable[..., RawSolution | None]) -> None:

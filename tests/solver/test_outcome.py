@@ -18,10 +18,10 @@ from poetmodel.solver.outcome import (
     Candidate,
     Outcome,
     finish,
-    judge,
+    is_tight,
     least_value,
-    same,
-    settle,
+    reported_bound,
+    verify_schedule,
 )
 from poetmodel.solver.request import Request
 from worked import skip_graph, skip_problem
@@ -56,19 +56,19 @@ def test_values_count_beyond_what_every_schedule_pays(
 ) -> None:
     """10 J and 10 s of one pass are no part of them; RAM and writes count as they are."""
     problem = skip_problem(minimize=minimize)
-    assert judge(problem, RECOMPUTED).value == recomputed
-    assert judge(problem, PAGED).value == paged
+    assert verify_schedule(problem, RECOMPUTED).value == recomputed
+    assert verify_schedule(problem, PAGED).value == paged
 
 
 def test_time_counts_in_the_meaning_of_the_deadline() -> None:
     """Where only compute time counts, paging takes none."""
     problem = skip_problem(minimize="time", deadline_counts="compute")
-    assert judge(problem, PAGED).value == 0.0
+    assert verify_schedule(problem, PAGED).value == 0.0
 
 
-def test_the_judge_tells_violations() -> None:
+def test_the_verifier_tells_violations() -> None:
     """A schedule above the budget is a candidate with violations."""
-    candidate = judge(skip_problem(), checkpoint_all(skip_graph()))
+    candidate = verify_schedule(skip_problem(), checkpoint_all(skip_graph()))
     assert len(candidate.violations) == 1
 
 
@@ -101,15 +101,15 @@ def test_a_bound_is_snapped_only_within_rounding_errors(
     value: float, bound: float, expected: bool
 ) -> None:
     """It must be close relative to the overhead and, by the contract's tolerance, to all energy."""
-    assert same(skip_problem(), value, bound) is expected
+    assert is_tight(skip_problem(), value, bound) is expected
 
 
 @pytest.mark.parametrize("minimize", ["ram", "writes"])
 def test_bytes_are_whole(minimize: str) -> None:
     """A bound reaches the next whole number of bytes, but not one byte more, whatever the sum."""
     problem = skip_problem(minimize=minimize)
-    assert same(problem, 4e9, 4e9 - 0.4)
-    assert not same(problem, 4e9, 4e9 - 1)
+    assert is_tight(problem, 4e9, 4e9 - 0.4)
+    assert not is_tight(problem, 4e9, 4e9 - 1)
 
 
 # -- bounds ------------------------------------------------------------------------------------
@@ -117,36 +117,36 @@ def test_bytes_are_whole(minimize: str) -> None:
 
 def test_a_bound_below_the_value_is_reported_as_it_is() -> None:
     """The gap is what is missing."""
-    candidate = judge(skip_problem(), PAGED)
-    assert settle(skip_problem(), candidate, 1.0) == 1.0
+    candidate = verify_schedule(skip_problem(), PAGED)
+    assert reported_bound(skip_problem(), candidate, 1.0) == 1.0
 
 
 def test_a_bound_at_the_value_up_to_rounding_is_the_value() -> None:
     """Above or below by rounding errors alone: the gap is 0."""
-    candidate = judge(skip_problem(), PAGED)
-    assert settle(skip_problem(), candidate, 2.0 - 1e-12) == 2.0
-    assert settle(skip_problem(), candidate, 2.0 + 0.5 * EQUAL) == 2.0
+    candidate = verify_schedule(skip_problem(), PAGED)
+    assert reported_bound(skip_problem(), candidate, 2.0 - 1e-12) == 2.0
+    assert reported_bound(skip_problem(), candidate, 2.0 + 0.5 * EQUAL) == 2.0
 
 
 def test_a_bound_above_a_valid_value_is_an_error() -> None:
     """One of the two is wrong; nothing can be claimed."""
-    candidate = judge(skip_problem(), PAGED)
+    candidate = verify_schedule(skip_problem(), PAGED)
     with pytest.raises(BackendError, match=r"bound 2\.1 is above the value 2\.0"):
-        settle(skip_problem(), candidate, 2.1)
+        reported_bound(skip_problem(), candidate, 2.1)
 
 
 def test_a_bound_above_a_rejected_value_is_none() -> None:
-    """What the judge rejects proves nothing of the bound."""
+    """What the verifier rejects proves nothing of the bound."""
     problem = skip_problem()
-    rejected = judge(problem, checkpoint_all(skip_graph()))
-    assert settle(problem, rejected, 2.1) == rejected.value == 0.0
+    rejected = verify_schedule(problem, checkpoint_all(skip_graph()))
+    assert reported_bound(problem, rejected, 2.1) == rejected.value == 0.0
 
 
 def test_the_floor_bounds_ram() -> None:
     """Even where the solver has proved less."""
     problem = skip_problem(minimize="ram", ram=15)
-    whole = judge(problem, checkpoint_all(skip_graph()))
-    assert settle(problem, whole, 3.0) == 12
+    whole = verify_schedule(problem, checkpoint_all(skip_graph()))
+    assert reported_bound(problem, whole, 3.0) == 12
 
 
 # -- results -----------------------------------------------------------------------------------
@@ -154,7 +154,9 @@ def test_the_floor_bounds_ram() -> None:
 
 def test_a_gap_of_zero_is_optimal() -> None:
     """Value and bound agree."""
-    result = finished(skip_problem(), candidate=judge(skip_problem(), RECOMPUTED), bound=1.0)
+    result = finished(
+        skip_problem(), candidate=verify_schedule(skip_problem(), RECOMPUTED), bound=1.0
+    )
     assert (result.status, result.termination) == (Status.OPTIMAL, Termination.PROVED)
     assert (result.energy_j, result.bound_j, result.gap) == (11.0, 11.0, 0.0)
 
@@ -164,7 +166,7 @@ def test_a_gap_of_zero_is_optimal() -> None:
 )
 def test_optimal_means_the_gap_asked_for(asked: float, status: Status) -> None:
     """The gap is of the overhead: bound 1 J of 2 J is 50 %, though 8 % of all energy."""
-    candidate = judge(skip_problem(), PAGED)
+    candidate = verify_schedule(skip_problem(), PAGED)
     result = finished(skip_problem(), gap=asked, candidate=candidate, bound=1.0)
     assert (result.status, result.gap) == (status, 0.5)
     assert (result.overhead_bound_j, result.bound_j) == (1.0, 11.0)
@@ -183,7 +185,7 @@ def test_no_bound_is_above_its_value_in_the_last_digit(minimize: str) -> None:
             compute_energy_j=[rng.random() for _ in graph.nodes],
         )
         problem = Problem(graph, costs, ram=12, minimize=minimize)
-        candidate = judge(problem, RECOMPUTED)
+        candidate = verify_schedule(problem, RECOMPUTED)
         result = finished(problem, candidate=candidate, bound=candidate.value)
         value, bound = result.objective_value or 0.0, result.objective_bound or 0.0
         rounded += value < unavoidable(problem) + candidate.value
@@ -196,7 +198,7 @@ def test_no_bound_is_above_its_value_in_the_last_digit(minimize: str) -> None:
 
 def test_a_solver_that_ends_with_less_than_asked_has_stalled() -> None:
     """Its own proof is of something else, so it is not passed on."""
-    candidate = judge(skip_problem(), PAGED)
+    candidate = verify_schedule(skip_problem(), PAGED)
     assert finished(skip_problem(), candidate=candidate).termination == Termination.STALLED
     stopped = finished(
         skip_problem(), candidate=candidate, termination=Termination.TIME_LIMIT, bound=1.0
@@ -219,15 +221,15 @@ def test_proved_infeasible() -> None:
 
 
 def test_infeasible_with_a_valid_schedule_is_an_error() -> None:
-    """A schedule that the judge accepts disproves the solver."""
-    candidate = judge(skip_problem(), PAGED)
+    """A schedule that the verifier accepts disproves the solver."""
+    candidate = verify_schedule(skip_problem(), PAGED)
     with pytest.raises(BackendError, match="for which there is a valid schedule"):
         finished(skip_problem(), infeasible=True, candidate=candidate)
 
 
 def test_a_rejected_schedule_is_feasible_at_most() -> None:
     """No bound, no optimality, whatever the solver proved."""
-    candidate = judge(skip_problem(), checkpoint_all(skip_graph()))
+    candidate = verify_schedule(skip_problem(), checkpoint_all(skip_graph()))
     result = finished(skip_problem(), candidate=candidate, bound=0.0)
     assert (result.status, result.bound_j) == (Status.FEASIBLE, 10.0)
     assert result.violations == candidate.violations
@@ -237,14 +239,14 @@ def test_a_rejected_schedule_is_feasible_at_most() -> None:
 def test_other_quantities_bound_no_energy(minimize: str, value: float, bound: float) -> None:
     """The bound is of the minimized quantity; that of the energy stays the baseline."""
     problem = skip_problem(minimize=minimize)
-    result = finished(problem, candidate=judge(problem, PAGED), bound=1.0)
+    result = finished(problem, candidate=verify_schedule(problem, PAGED), bound=1.0)
     assert (result.objective_value, result.objective_bound) == (value, bound)
     assert (result.bound_j, result.overhead_bound_j) == (10.0, 0.0)
 
 
 def test_a_candidate_is_frozen() -> None:
-    """What the judge has seen cannot change after."""
-    candidate: Candidate = judge(skip_problem(), PAGED)
+    """What the verifier has seen cannot change after."""
+    candidate: Candidate = verify_schedule(skip_problem(), PAGED)
     assert replace(candidate, value=3.0).value == 3.0
     with pytest.raises(AttributeError):
         candidate.value = 0.0  # type: ignore[misc]

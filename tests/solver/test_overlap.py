@@ -19,10 +19,10 @@ from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.solver import solve
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 
 if TYPE_CHECKING:
-    from poetmodel.solver.progress import SolveProgress
+    from poetmodel.solver.request import SolveProgress
 
 CLOSE = 1e-6
 
@@ -56,7 +56,7 @@ def slow_storage(page_s: float = 2.0, **limits: Any) -> Problem:
 
 
 def planned_s(problem: Problem, result: SolveResult) -> float:
-    """Return how long the plan of a result takes, by the judge of plans."""
+    """Return how long the plan of a result takes, by the verifier of plans."""
     plan = make_plan(
         problem.graph,
         problem.costs,
@@ -248,7 +248,7 @@ def test_start_that_keeps_the_deadline_is_never_lost() -> None:
 
 
 def test_interrupt_between_two_solves_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while a plan is judged ends the search with what there was."""
+    """Ctrl-C while a plan is verified ends the search with what there was."""
     problem = slow_storage(deadline=10)
     first = solve(problem).require_schedule()
     seen: list[Any] = []
@@ -257,9 +257,9 @@ def test_interrupt_between_two_solves_keeps_the_best(monkeypatch: pytest.MonkeyP
         seen.append(schedule)
         if len(seen) > 1:
             raise KeyboardInterrupt
-        return judge(stated, schedule)
+        return verify_schedule(stated, schedule)
 
-    monkeypatch.setattr("poetmodel.solver.overlap.judge", interrupted)
+    monkeypatch.setattr("poetmodel.solver.overlap.verify_schedule", interrupted)
     result = solve(problem, start=first)
     assert len(seen) == 2
     assert result.schedule == first

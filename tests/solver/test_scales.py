@@ -25,13 +25,13 @@ from poetmodel.model.linear import ExactLimit, limit_row
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import Status, unavoidable
 from poetmodel.solver import solve
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from poetmodel.result import SolveResult
-    from poetmodel.solver.progress import SolveProgress
+    from poetmodel.solver.request import SolveProgress
 
 WAYS: Final = ("lazy", "compact", "unreduced")
 BACKENDS: Final = tuple(
@@ -62,7 +62,10 @@ def fault(problem: Problem, way: str, name: str, gap: float) -> str:
         return "" if result.status == Status.INFEASIBLE else f"infeasible, got {result.status}"
     if result.schedule is None:
         return f"optimum {best.value}, got {result.status}"
-    least, found = judge(problem, best.schedule), judge(problem, result.schedule)
+    least, found = (
+        verify_schedule(problem, best.schedule),
+        verify_schedule(problem, result.schedule),
+    )
     assert not least.violations
     whole = unavoidable(problem)
     bound = result.objective_bound
@@ -135,7 +138,8 @@ def test_the_instances_reach_every_scale_and_limit() -> None:
                 "nothing": 0 in problem.table.compute_energy_j,
                 "costs 1e12 apart": bool(costs) and max(costs) > 1e12 * min(costs),
                 "infeasible": best is None,
-                "worth deciding": best is not None and judge(problem, best.schedule).value > 0,
+                "worth deciding": best is not None
+                and verify_schedule(problem, best.schedule).value > 0,
             }
         )
     assert len(seen) == 12

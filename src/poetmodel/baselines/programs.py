@@ -10,7 +10,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import limits_in_words, obstacle
 from poetmodel.result import Status, Termination
-from poetmodel.solver.outcome import Outcome, finish, judge, least_value
+from poetmodel.solver.outcome import Outcome, finish, least_value, verify_schedule
 from poetmodel.solver.request import Request
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _restricted(problem: Problem, options: dict[str, Any], **changes: Any) -> So
         msg = f"it has no schedule within {limits_in_words(restricted)}"
         raise MethodNotApplicableError(msg)
     if found.schedule is not None:
-        candidate = judge(problem, found.schedule)
+        candidate = verify_schedule(problem, found.schedule)
         if candidate.violations:
             broken = "; ".join(candidate.violations)
             msg = f"its schedule breaks a limit: {broken}"

@@ -16,7 +16,7 @@ from poetmodel.errors import (
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
 from poetmodel.solver.collection import rare_collections
-from poetmodel.solver.outcome import Outcome, finish, judge
+from poetmodel.solver.outcome import Outcome, finish, verify_schedule
 from poetmodel.solver.request import Request
 from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
@@ -96,7 +96,7 @@ def _result(problem: Problem, entry: Method, request: Request) -> SolveResult:
 def _outcome(problem: Problem, entry: Method, request: Request) -> Outcome:
     try:
         with time_limit(request.remaining_s()), rare_collections():
-            candidate = judge(problem, entry.function()(problem))
+            candidate = verify_schedule(problem, entry.function()(problem))
     except TimeLimitError:
         limit = format_seconds(request.time_limit_s)
         reason = (

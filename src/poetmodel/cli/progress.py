@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from poetmodel.problem import Problem
-    from poetmodel.solver.progress import SolveProgress
+    from poetmodel.solver.request import SolveProgress
 
     OnProgress = Callable[[SolveProgress], None]
 

@@ -1,6 +1,6 @@
 """The solver: a problem or a model in, a verified schedule with its proof out."""
 
 from poetmodel.solver.facade import solve
-from poetmodel.solver.progress import SolveProgress
+from poetmodel.solver.request import SolveProgress
 
 __all__ = ["SolveProgress", "solve"]

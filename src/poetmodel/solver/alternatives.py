@@ -20,7 +20,7 @@ from poetmodel.schedule import GraphIdentity, Schedule
 from poetmodel.schedule.relations import storage_entries
 from poetmodel.solver.decisions import Fate, find_lives
 from poetmodel.solver.facade import solve
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,7 +183,7 @@ def value_of_ram(
     tuple of MoreRam
         For each of `MORE_RAM`.
     """
-    energy_j = judge(problem, schedule).simulation.energy_j or 0.0
+    energy_j = verify_schedule(problem, schedule).simulation.energy_j or 0.0
     found = []
     for part in MORE_RAM:
         more = max(1, math.ceil(part * problem.ram_budget_bytes))
@@ -213,7 +213,7 @@ def _solve_without(
     time_limit: float,
     threads: int,
 ) -> Alternative:
-    before = judge(problem, schedule).simulation
+    before = verify_schedule(problem, schedule).simulation
     asked = replace(problem, minimize=str(Quantity.ENERGY))
     if way in (Forbidden.PAGING, Forbidden.BOTH) and problem.can_page:
         asked = _priced(asked, i, 2 * max(before.energy_j or 0.0, problem.energy_budget_j or 0.0))
@@ -228,7 +228,7 @@ def _solve_without(
     if result.schedule is None:
         return Alternative(tensor=i, forbidden=way, how=How.BOUNDED, least_j=least_j)
     other = replace(result.schedule, identity=GraphIdentity.of(problem.graph))
-    candidate = judge(replace(problem, minimize=str(Quantity.ENERGY)), other)
+    candidate = verify_schedule(replace(problem, minimize=str(Quantity.ENERGY)), other)
     becomes = find_lives(problem, other)[i].fate
     paged = becomes in (Fate.PAGED, Fate.BOTH)
     if candidate.violations or (paged and way != Forbidden.RECOMPUTATION):
@@ -276,7 +276,7 @@ def _not_recomputable(problem: Problem, k: int) -> Problem:
 def _let_go(problem: Problem, schedule: Schedule, i: int) -> Iterator[Alternative]:
     """Yield what it costs at most to let a kept tensor go in the longest gap between two uses."""
     graph, k = problem.graph, problem.graph.node_of[i]
-    before = judge(problem, schedule).simulation
+    before = verify_schedule(problem, schedule).simulation
     stages = sorted({t for t, j in schedule.R if j in graph.users_of[i]} | {k})
     gaps = [(after - first, first, after) for first, after in pairwise(stages)]
     if not gaps:
@@ -295,7 +295,7 @@ def _let_go(problem: Problem, schedule: Schedule, i: int) -> Iterator[Alternativ
     if problem.may_recompute(k):
         changes[Fate.RECOMPUTED] = {"S_RAM": kept, "R": (*schedule.R, (after, k))}
     for fate, change in changes.items():
-        candidate = judge(problem, replace(schedule, **change))
+        candidate = verify_schedule(problem, replace(schedule, **change))
         figures = candidate.simulation
         possible = not candidate.violations
         yield Alternative(

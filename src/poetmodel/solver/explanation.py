@@ -18,7 +18,7 @@ from poetmodel.problem.infeasibility import obstacle, obstacles
 from poetmodel.result import Status, Termination
 from poetmodel.solver.facade import solve
 from poetmodel.solver.limits import freed, paged_at_floor
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ def _accepted_from(
     def accepts(limit: float) -> bool:
         stated = int(limit) if change in _WHOLE else float(f"{limit:.{DIGITS}g}")
         limits: dict[str, Any] = {field: stated}
-        return not judge(replace(problem, **limits), schedule).violations
+        return not verify_schedule(replace(problem, **limits), schedule).violations
 
     if accepts(amount):
         return amount

@@ -14,10 +14,9 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination, relative_gap
 from poetmodel.schedule import check_identity
 from poetmodel.solver.collection import rare_collections
-from poetmodel.solver.outcome import Candidate, Outcome, accepted, finish, least_value, same
+from poetmodel.solver.outcome import Candidate, Outcome, accepted, finish, is_tight, least_value
 from poetmodel.solver.overlap import restated, solve_overlapping, states_problem
-from poetmodel.solver.progress import SolveProgress
-from poetmodel.solver.request import GRACE_S, Request
+from poetmodel.solver.request import GRACE_S, Request, SolveProgress
 from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
 
@@ -148,7 +147,11 @@ def _search(
     try:
         with time_limit(request.remaining_s() + GRACE_S):
             best = _first(problem, request, accepted(problem, start))
-            if best is not None and not paper and same(problem, best.value, least_value(problem)):
+            if (
+                best is not None
+                and not paper
+                and is_tight(problem, best.value, least_value(problem))
+            ):
                 return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
             # What `paper` finds is its own: nothing is announced or given to it to begin from.
             if not paper and _announce(request, problem, best) is False:
@@ -251,7 +254,7 @@ def _telling(request: Request, found: Candidate, bound: float) -> Request:
 
 
 def _is_closed(problem: Problem, request: Request, found: Candidate, bound: float) -> bool:
-    return same(problem, found.value, bound) or relative_gap(found.value, bound) <= request.gap
+    return is_tight(problem, found.value, bound) or relative_gap(found.value, bound) <= request.gap
 
 
 def _joined(before: Outcome, after: Outcome, found: Candidate) -> Outcome:

@@ -31,12 +31,12 @@ from poetmodel.solver.outcome import (
     SOLVER_ERROR,
     Candidate,
     Outcome,
-    judge,
     least_value,
-    vouched,
+    safe_bound,
+    verify_schedule,
 )
 from poetmodel.solver.overlap import states_problem
-from poetmodel.solver.progress import SolveProgress
+from poetmodel.solver.request import SolveProgress
 from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class _Compiled:
     def bound(self, bound: float) -> float:
         """Return what a solver's bound of the model proves of the problem, in its unit."""
         problem = self.model.problem
-        return max(least_value(problem), self.quantity(vouched(problem, bound)))
+        return max(least_value(problem), self.quantity(safe_bound(problem, bound)))
 
     def quantity(self, objective: float) -> float:
         """Return the form's objective in the unit of the minimized quantity, or of the user's."""
@@ -342,9 +342,9 @@ def _read(compiled: _Compiled, x: NDArray[np.float64], *, trimmed: bool) -> Cand
     model = compiled.model
     load_values(compiled.form, x)
     schedule = read_schedule(model)
-    candidate = judge(model.problem, schedule)
+    candidate = verify_schedule(model.problem, schedule)
     if trimmed and not candidate.violations:
-        tidy = judge(model.problem, trim(model.problem.graph, schedule))
+        tidy = verify_schedule(model.problem, trim(model.problem.graph, schedule))
         if not tidy.violations and tidy.value <= candidate.value:
             return tidy
     return candidate

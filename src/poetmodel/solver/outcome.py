@@ -89,7 +89,7 @@ class Outcome:
     """The solver's log."""
 
 
-def judge(problem: Problem, schedule: Schedule) -> Candidate:
+def verify_schedule(problem: Problem, schedule: Schedule) -> Candidate:
     """Give a schedule to the verifier, with its plan where time is a makespan."""
     begun_s = time.monotonic()
     verdict = verify(problem, schedule)
@@ -112,7 +112,7 @@ def accepted(problem: Problem, schedule: Schedule | None) -> Candidate | None:
     """Return a schedule as a candidate; None where there is none or the verifier objects."""
     if schedule is None:
         return None
-    candidate = judge(problem, schedule)
+    candidate = verify_schedule(problem, schedule)
     return None if candidate.violations else candidate
 
 
@@ -125,7 +125,7 @@ def _overtime_s(problem: Problem, simulation: Simulation) -> float:
     return beyond_s if beyond_s > ROUNDING * whole_s else 0.0
 
 
-def vouched(problem: Problem, bound: float) -> float:
+def safe_bound(problem: Problem, bound: float) -> float:
     """Return the part of a solver's bound that its tolerances leave certain, in the same units.
 
     For the peak it is that of the rows that state it, which count a thousand times.
@@ -139,7 +139,7 @@ def least_value(problem: Problem) -> float:
     return floor(problem.graph).bytes if problem.minimize == Quantity.RAM else 0.0
 
 
-def same(problem: Problem, value: float, bound: float) -> bool:
+def is_tight(problem: Problem, value: float, bound: float) -> bool:
     """Return whether a bound reaches a value, rounding errors aside."""
     if bound >= value:
         return True
@@ -149,7 +149,7 @@ def same(problem: Problem, value: float, bound: float) -> bool:
     return missing <= EQUAL * value and missing <= EQUAL_IN_ALL * (unavoidable(problem) + value)
 
 
-def settle(problem: Problem, candidate: Candidate, bound: float) -> float:
+def reported_bound(problem: Problem, candidate: Candidate, bound: float) -> float:
     """Return the bound to report for a candidate: never above its value.
 
     Raises
@@ -159,7 +159,7 @@ def settle(problem: Problem, candidate: Candidate, bound: float) -> float:
         nothing can be claimed.
     """
     bound = max(bound, least_value(problem))
-    if same(problem, candidate.value, bound):
+    if is_tight(problem, candidate.value, bound):
         slack = EQUAL * abs(candidate.value) + EQUAL_IN_ALL * unavoidable(problem)
         if bound > candidate.value + slack and not candidate.violations:
             msg = (
@@ -198,7 +198,7 @@ def finish(
         raise BackendError(msg)
     own, bound = candidate.own, 0.0
     if not candidate.violations and own is None:
-        bound = settle(problem, candidate, outcome.bound)
+        bound = reported_bound(problem, candidate, outcome.bound)
     gap = relative_gap(candidate.value, bound) if own is None else own.gap
     proved = not candidate.violations and gap <= request.gap
     whole = min(unavoidable(problem) + bound, measured(problem, candidate.simulation))

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import TimeLimitError
 from poetmodel.problem import Quantity
 from poetmodel.result import Termination, relative_gap
-from poetmodel.solver.outcome import Candidate, Outcome, judge, same
-from poetmodel.solver.progress import SolveProgress
-from poetmodel.solver.request import GRACE_S
+from poetmodel.solver.outcome import Candidate, Outcome, is_tight, verify_schedule
+from poetmodel.solver.request import GRACE_S, SolveProgress
 from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
 
@@ -161,7 +160,7 @@ class _ShareSearch:
         if own is not None:
             self.own_bound = own.bound if share == 0 else self.own_bound
             own = replace(own, bound=self.own_bound)
-        candidate = replace(judge(self.problem, schedule), own=own)
+        candidate = replace(verify_schedule(self.problem, schedule), own=own)
         makespan_s = candidate.simulation.planned_s
         if candidate.violations:
             if makespan_s is not None and candidate.simulation.valid:
@@ -180,7 +179,7 @@ class _ShareSearch:
             return False
         if self.best.own is not None:
             return self.best.own.gap <= self.request.gap
-        if same(self.problem, self.best.value, self.bound):
+        if is_tight(self.problem, self.best.value, self.bound):
             return True
         return relative_gap(self.best.value, self.bound) <= self.request.gap
 

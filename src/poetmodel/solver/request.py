@@ -1,4 +1,4 @@
-"""How to solve: solver, limits, and who watches."""
+"""How to solve, within which limits, and what is reported on the way."""
 
 from __future__ import annotations
 
@@ -8,16 +8,38 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
+from poetmodel.result import relative_gap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poetmodel.solver.progress import SolveProgress
-
-    OnProgress = Callable[[SolveProgress], bool | None]
+    OnProgress = Callable[["SolveProgress"], bool | None]
 
 GRACE_S: Final = 1.0
 """Time beyond the limit in which a schedule that is being made may still be finished [s]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveProgress:
+    """The state of a solve at one moment; quantities are those minimized, in their own unit.
+
+    Energies and times count beyond the single pass that all schedules pay, so the
+    gap is the gap of what can be decided.
+    """
+
+    seconds: float
+    """Since the solve was requested, building included [s]."""
+    incumbent: float | None
+    """Best value found so far; None before the first."""
+    bound: float | None
+    """Best proven lower bound so far; None before the first."""
+
+    @property
+    def gap(self) -> float | None:
+        """Gap between the two, as a fraction of the incumbent; None while one is missing."""
+        if self.incumbent is None or self.bound is None:
+            return None
+        return relative_gap(self.incumbent, self.bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""From decisions per group to a schedule: by hand, and its loads against the judge's walk."""
+"""From decisions per group to a schedule: by hand, and its loads against the verifier's walk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule, checkpoint_all, simulate
 from poetmodel.solver.lazy.disaggregation import GroupDecisions, Placement, place
 from poetmodel.solver.lazy.relaxation import Relaxation
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 from worked import comb_graph, skip_graph
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def judge_of(placement: Placement) -> tuple[str, ...]:
     return simulate(placement.graph, None, placement.schedule()).violations
 
 
-# -- loads against the judge's walk --------------------------------------------------------------
+# -- loads against the verifier's walk -----------------------------------------------------------
 
 
 def placement_of(graph: Graph, schedule: Schedule) -> Placement:
@@ -220,7 +220,7 @@ def placement_of(graph: Graph, schedule: Schedule) -> Placement:
 
 
 def check_loads(placement: Placement) -> int:
-    """Compare every load of a placement with the RAM that the judge finds; return how many."""
+    """Compare every load of a placement with the RAM that the verifier finds; return how many."""
     simulation = simulate(placement.graph, None, placement.schedule())
     assert simulation.valid, simulation.violations
     curve = {(point.stage, point.node): point.ram_bytes for point in simulation.curve}
@@ -290,7 +290,7 @@ def check_points(count: int, kind: str) -> int:
         stages, steps = broken(placement, ram_limit(relaxation, x))
         assert not set(stages) & grouping.stage_rows, seed
         assert not set(steps) & grouping.step_rows, seed
-        candidate = judge(problem, placement.schedule())
+        candidate = verify_schedule(problem, placement.schedule())
         if stages or steps:
             assert all("peak RAM" in violation for violation in candidate.violations), seed
         else:

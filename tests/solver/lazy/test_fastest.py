@@ -16,9 +16,8 @@ from poetmodel.result import Termination, unavoidable
 from poetmodel.solver.lazy import fastest, row_generation, solve_lazily
 from poetmodel.solver.lazy.fastest import MARGIN, find_fastest, has_fastest
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import Candidate, Outcome, judge
-from poetmodel.solver.progress import SolveProgress
-from poetmodel.solver.request import Request
+from poetmodel.solver.outcome import Candidate, Outcome, verify_schedule
+from poetmodel.solver.request import Request, SolveProgress
 from worked import comb_problem, skip_problem
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def check_verdicts(count: int, kind: str, n: tuple[int, int]) -> Counter[bool]:
         assert verdict.infeasible == infeasible, seed
         assert (verdict.start is None) == infeasible, seed
         if verdict.start is not None:
-            assert not judge(problem, verdict.start.schedule).violations
+            assert not verify_schedule(problem, verdict.start.schedule).violations
         assert not verdict.interrupted
         seen[infeasible] += 1
     return seen

@@ -17,7 +17,7 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.solver.lazy.primal import PATIENCE, Answer, ScheduleSearch, examine, start_point
 from poetmodel.solver.lazy.relaxation import Used
 from poetmodel.solver.lazy.session import FAR, Session
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
 from worked import comb_problem, skip_problem
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def session_of(problem: Problem, *, greedy: bool = False) -> Session:
     """Begin a solve, from nothing or from the constructive schedule."""
     schedule = construct(problem) if greedy else None
-    best = None if schedule is None else judge(problem, schedule)
+    best = None if schedule is None else verify_schedule(problem, schedule)
     return Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
 
 

@@ -27,7 +27,7 @@ from poetmodel.solver.lazy import primal_worker
 from poetmodel.solver.lazy.primal import Answer
 from poetmodel.solver.lazy.primal_worker import Beside, Found, News, Service, Task
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
 from worked import comb_graph, even_costs
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.solver.outcome import Candidate
-    from poetmodel.solver.progress import SolveProgress
+    from poetmodel.solver.request import SolveProgress
 
 PATIENCE_S = 120.0
 """How long anything may take on a machine that is busy [s]."""
@@ -54,7 +54,7 @@ def everything_paged(problem: Problem) -> Candidate:
     """Return a schedule that is far from the best."""
     schedule = offload_all(problem)
     assert schedule is not None
-    return judge(problem, schedule)
+    return verify_schedule(problem, schedule)
 
 
 def session_of(problem: Problem, best: Candidate | None = None, **choices: Any) -> Session:
@@ -292,7 +292,7 @@ def test_a_service_ends_with_its_time_or_the_gap() -> None:
 
 
 def test_a_service_sends_what_is_better_than_it_was_given() -> None:
-    """Not what came from the other side; values are those of the judge, ever better."""
+    """Not what came from the other side; values are those of the verifier, ever better."""
     problem = comb_problem()
     start = everything_paged(problem)
     with Peer(problem) as peer:
@@ -301,7 +301,7 @@ def test_a_service_sends_what_is_better_than_it_was_given() -> None:
     values = [found.value for found in peer.heard]
     assert [start.value, *values] == sorted({start.value, *values}, reverse=True)
     for schedule, value in peer.heard:
-        candidate = judge(problem, schedule)
+        candidate = verify_schedule(problem, schedule)
         assert not candidate.violations
         assert candidate.value == value
 
@@ -351,7 +351,7 @@ def test_a_service_finds_nothing_wrong() -> None:
             if until(lambda peer=peer: peer.heard):
                 count += 1
         for schedule, value in peer.heard:
-            assert not judge(problem, schedule).violations
+            assert not verify_schedule(problem, schedule).violations
             assert value >= best - CLOSE, number
     assert count > 5
 

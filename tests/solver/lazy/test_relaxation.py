@@ -28,7 +28,7 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import unavoidable
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solver.lazy.relaxation import Allowed, Cut, Origin, Relaxation, Used
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 from worked import comb_graph, even_costs, skip_problem
 
 if TYPE_CHECKING:
@@ -194,12 +194,12 @@ def test_points_of_schedules_are_admitted_and_cost_no_more() -> None:
 
 
 def test_points_of_other_valid_schedules_are_points_or_nothing() -> None:
-    """So does the point of any schedule that the judge accepts, however wasteful."""
+    """So does the point of any schedule that the verifier accepts, however wasteful."""
     admitted = 0
     for number, problem in enumerate(random_instances(150, (3, 6), seed=15)):
         rng = seeded(f"wasteful/{number}")
         schedule = random_schedule(rng, problem.graph, paging=problem.can_page)
-        candidate = judge(problem, schedule)
+        candidate = verify_schedule(problem, schedule)
         if candidate.violations:
             continue
         relaxation = relaxation_of(problem, random_rows(rng, problem))
@@ -232,7 +232,7 @@ def test_a_point_reads_back_as_its_decisions() -> None:
         M_in=((3, 0),),
         M_out=((0, 0),),
     )
-    assert not judge(problem, paged).violations
+    assert not verify_schedule(problem, paged).violations
     x = relaxation.start(paged)
     assert x is not None
     assert relaxation.decisions(x).paged_in == {(1, 0)}

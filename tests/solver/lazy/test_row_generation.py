@@ -25,7 +25,7 @@ from poetmodel.schedule import checkpoint_all
 from poetmodel.solver.lazy import primal_worker, row_generation, solve_lazily
 from poetmodel.solver.lazy.primal import ScheduleSearch
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
 from worked import comb_graph, comb_problem, even_costs, skip_problem
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.solver.outcome import Candidate, Outcome
-    from poetmodel.solver.progress import SolveProgress
+    from poetmodel.solver.request import SolveProgress
 
 
 def greedy(problem: Problem) -> Candidate:
     """Return the constructive start."""
     schedule = construct(problem)
     assert schedule is not None
-    return judge(problem, schedule)
+    return verify_schedule(problem, schedule)
 
 
 def solved(problem: Problem, **choices: Any) -> Outcome:
@@ -475,7 +475,7 @@ def test_a_search_beside_the_proof_changes_no_value(
 
     monkeypatch.setattr(primal_worker, "_start", noted)
     problem = comb_problem(14, 13, 5.0)
-    outcome = solved(problem, start=judge(problem, offload_all(problem)), threads=2)
+    outcome = solved(problem, start=verify_schedule(problem, offload_all(problem)), threads=2)
     assert outcome.termination == Termination.PROVED
     assert value_of(outcome) == pytest.approx(77.0)
     assert outcome.bound == pytest.approx(77.0)
@@ -590,7 +590,7 @@ def test_ctrl_c_keeps_the_best_schedule_so_far() -> None:
     problem = comb_problem(14, 13, 5.0)
     everything = offload_all(problem)  # dear, so that the rounds find better ones
     assert everything is not None
-    start = judge(problem, everything)
+    start = verify_schedule(problem, everything)
     found: list[float] = []
 
     def interrupt(progress: SolveProgress) -> None:
@@ -675,7 +675,7 @@ def test_a_start_changes_no_value(minimize: str) -> None:
         if schedule is None:
             continue
         count += 1
-        start = judge(problem, schedule)
+        start = verify_schedule(problem, schedule)
         assert not start.violations
         with_start, without = solved(problem, start=start), solved(problem)
         assert value_of(with_start) == pytest.approx(value_of(without), abs=1e-6), number

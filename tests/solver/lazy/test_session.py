@@ -16,17 +16,17 @@ from poetmodel.solver.lazy.cuts.interval import separate
 from poetmodel.solver.lazy.cuts.recompute_memory import Rooms
 from poetmodel.solver.lazy.relaxation import Cut, RoomOrigin
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.outcome import judge
+from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
 from worked import comb_graph, even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
-    from poetmodel.solver.progress import SolveProgress
+    from poetmodel.solver.request import SolveProgress
 
 
 def session_of(problem: Problem, start: Schedule | None = None, **choices: Any) -> Session:
     """Begin a solve."""
-    best = None if start is None else judge(problem, start)
+    best = None if start is None else verify_schedule(problem, start)
     return Session(problem, Request(**{"gap": 0.0, "time_limit_s": 300.0, **choices}), best)
 
 
@@ -58,7 +58,7 @@ def test_only_a_better_bound_counts() -> None:
 
 
 def test_only_a_better_valid_schedule_counts() -> None:
-    """The judge decides; a valid one that is no better is valid all the same."""
+    """The verifier decides; a valid one that is no better is valid all the same."""
     told: list[SolveProgress] = []
     session = session_of(skip_problem(), on_progress=told.append)
     assert not session.offer(checkpoint_all(skip_graph()))

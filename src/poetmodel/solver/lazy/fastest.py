@@ -9,7 +9,7 @@ from poetmodel.heuristics.greedy import construct
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.result import Termination
 from poetmodel.solver.outcome import Candidate, Outcome, accepted
-from poetmodel.solver.progress import SolveProgress
+from poetmodel.solver.request import SolveProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from poetmodel.solver.lazy.cuts.interval import VIOLATED, separate
 from poetmodel.solver.lazy.cuts.rounding import rounded_rows, separate_rounded
 from poetmodel.solver.lazy.fractional import stage_loads
 from poetmodel.solver.lazy.rows import SLACK, broken_stages, claimed_ram
-from poetmodel.solver.outcome import vouched
+from poetmodel.solver.outcome import safe_bound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def tighten(session: Session, relaxation: Relaxation) -> LinearAnswer:
             if raw is not None and raw.infeasible:
                 return LinearAnswer(None, 0.0, infeasible=True)
             return answer
-        session.raise_bound(vouched(session.problem, raw.bound) * relaxation.unit)
+        session.raise_bound(safe_bound(session.problem, raw.bound) * relaxation.unit)
         gained = raw.bound > answer.value + WORTH_A_CUT * abs(raw.bound)
         idle = 0 if gained else idle + 1
         answer = LinearAnswer(raw.x, max(answer.value, raw.bound))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from poetmodel.schedule import Schedule
     from poetmodel.solver.lazy.primal import Answer
-    from poetmodel.solver.progress import SolveProgress
+    from poetmodel.solver.request import SolveProgress
 
 START_S: Final = 0.5
 """After how long the process is started, which takes a second of its core [s]."""

@@ -19,12 +19,12 @@ from poetmodel.solver.lazy.relaxation import Relaxation, RoomOrigin
 from poetmodel.solver.outcome import (
     SOLVER_ERROR,
     Candidate,
-    judge,
+    is_tight,
     least_value,
-    same,
-    vouched,
+    safe_bound,
+    verify_schedule,
 )
-from poetmodel.solver.progress import SolveProgress
+from poetmodel.solver.request import SolveProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -105,7 +105,7 @@ class Session:
                 return True
             if self.best is None:
                 return False
-            if same(self.problem, self.best.value, self.bound):
+            if is_tight(self.problem, self.best.value, self.bound):
                 return True
             return relative_gap(self.best.value, self.bound) <= self.request.gap
 
@@ -137,7 +137,7 @@ class Session:
         The solve's cutoff is a little above `aim`; that nothing is below it is proved up to `aim`.
         A bound beyond the cutoff is left as it is: it contradicts a schedule.
         """
-        value = vouched(self.problem, bound) * relaxation.unit
+        value = safe_bound(self.problem, bound) * relaxation.unit
         aim = self.aim()
         if aim is None or value > aim + 2 * ALLOWANCE * (relaxation.unit + abs(aim)):
             return value
@@ -145,7 +145,7 @@ class Session:
 
     def offer(self, schedule: Schedule) -> bool:
         """Give a schedule to the verifier and keep it if it is the best; return whether valid."""
-        tidy = judge(self.problem, trim(self.problem.graph, schedule))
+        tidy = verify_schedule(self.problem, trim(self.problem.graph, schedule))
         if tidy.violations:
             return False
         with self.lock:
