@@ -26,8 +26,7 @@ from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, simulate
 from poetmodel.schedule.document import STATED
 from poetmodel.schedule.io import load_document
 from poetmodel.solver import solve
-from poetmodel.solver.explanation import explain_infeasible
-from poetmodel.solver.limits import find_limits
+from poetmodel.solver.sensitivity import explain_infeasible, find_limits
 from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from commands import invoke
 from poetmodel.cli import diff as module
 from poetmodel.cli.diff import _words
-from poetmodel.solver.decisions import Fate, Life
+from poetmodel.schedule.decisions import Choice, Decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,9 +62,9 @@ def test_table_fits_and_shows_the_change(diff: Callable[..., Outcome]) -> None:
 
 def test_stages_are_shown_where_words_are_the_same() -> None:
     """A tensor that is recomputed at another stage differs; how often is said with the word."""
-    life = Life(
+    decision = Decision(
         tensor=0,
-        fate=Fate.RECOMPUTED,
+        choice=Choice.RECOMPUTED,
         in_ram=(),
         on_storage=(),
         recomputed=(4,),
@@ -72,10 +72,13 @@ def test_stages_are_shown_where_words_are_the_same() -> None:
         paged_out=(),
         energy_j=1.0,
         time_s=1.0,
-        binding_bytes=0,
+        bytes_at_limit=0,
     )
-    assert _words(life, replace(life, recomputed=(5,))) == ("recomputed at 4", "recomputed at 5")
-    assert _words(life, replace(life, recomputed=(4, 5))) == ("recomputed", "recomputed x2")
+    assert _words(decision, replace(decision, recomputed=(5,))) == (
+        "recomputed at 4",
+        "recomputed at 5",
+    )
+    assert _words(decision, replace(decision, recomputed=(4, 5))) == ("recomputed", "recomputed x2")
 
 
 def test_long_lists_are_cut(diff: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from commands import invoke
 from poetmodel.cli.explain import Account, _otherwise
 from poetmodel.cli.stated import read_stated
 from poetmodel.graph.catalogue import OWN_SHAPE
-from poetmodel.solver.alternatives import Alternative, Forbidden, How
+from poetmodel.solver.sensitivity.alternatives import Alternative, Forbidden, How
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -217,7 +217,7 @@ def test_noise_below_the_gap_is_nothing(
     stated = ("--device", board_file, "--ram", "350", "--out", out)
     assert invoke("solve", chain_file, *stated).status == 0
     found = read_stated(out, str(chain_file), OWN_SHAPE, device=None, profile=None)
-    account = Account(stated=found, lives=(), binding=(), asked=(), more_ram=())
+    account = Account(stated=found, decisions=(), at_limit=(), asked=(), more_ram=())
     assert account.noise_j == pytest.approx(4.06e-7, rel=1e-3)
     assert account.signed(energy_j) == words
 
@@ -247,7 +247,7 @@ def test_price_that_is_not_proven_is_a_range(
     stated = ("--device", board_file, "--ram", "350", "--out", out)
     assert invoke("solve", chain_file, *stated).status == 0
     found = read_stated(out, str(chain_file), OWN_SHAPE, device=None, profile=None)
-    account = Account(stated=found, lives=(), binding=(), asked=(), more_ram=())
+    account = Account(stated=found, decisions=(), at_limit=(), asked=(), more_ram=())
     other = Alternative(
         tensor=0,
         forbidden=Forbidden.PAGING,

@@ -9,7 +9,7 @@ import pytest
 
 from commands import chain, invoke, write_graph
 from poetmodel.result import Status
-from poetmodel.solver import limits as module
+from poetmodel.solver import sensitivity as module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,14 @@ def test_unproven_amounts_come_with_their_gap(
     def unproved(status: Status, bound: float) -> None:
         def find(*arguments: Any, **options: Any) -> list[module.Limit]:
             last = real(*arguments, **options)[-1]
-            return [replace(last, bound=bound, result=replace(last.result, status=status))]
+            overhead_bound_j = bound - last.result.baseline_energy_j
+            result = replace(
+                last.result,
+                status=status,
+                objective_bound=bound,
+                overhead_bound_j=overhead_bound_j,
+            )
+            return [replace(last, result=result)]
 
         monkeypatch.setattr(module, "find_limits", find)
 

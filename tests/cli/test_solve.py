@@ -146,7 +146,7 @@ def test_interrupted_explanation_leaves_the_answer(
     solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while it is looked for ends with what is known: exit 3 and the reason."""
-    from poetmodel.solver import explanation
+    from poetmodel.solver.sensitivity import explanation
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

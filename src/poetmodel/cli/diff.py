@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from poetmodel.cli.stated import Stated
-    from poetmodel.solver.decisions import Life
+    from poetmodel.schedule.decisions import Decision
 
 EPILOG: Final = "Example: poetmodel diff mlp.json mlp.json --graph mlp"
 
@@ -39,17 +39,17 @@ SecondArgument = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class SchedulePair:
     """Two schedules of one graph."""
 
     sides: tuple[Stated, Stated]
     """The schedules."""
-    lives: tuple[Sequence[Life], Sequence[Life]]
+    decisions: tuple[Sequence[Decision], Sequence[Decision]]
     """The decisions for each tensor, for each schedule."""
 
-    def changed(self) -> Iterator[tuple[Life, Life]]:
+    def changed(self) -> Iterator[tuple[Decision, Decision]]:
         """Yield the tensors with different decisions."""
-        for one, other in zip(*self.lives, strict=True):
+        for one, other in zip(*self.decisions, strict=True):
             if _deeds(one) != _deeds(other):
                 yield one, other
 
@@ -73,7 +73,7 @@ def diff(
     quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Compare two schedules of one graph, made for other budgets or devices or by other methods."""
-    from poetmodel.solver.decisions import find_lives
+    from poetmodel.schedule.decisions import find_decisions
 
     shape = InputShape(batch=batch, image=image, sequence=sequence)
     sides = (
@@ -81,24 +81,23 @@ def diff(
         read_stated(b, graph, shape, device=device, profile=profile),
     )
     print_warnings(dict.fromkeys(note for side in sides for note in side.notes))
-    first, second = (find_lives(side.problem, side.schedule) for side in sides)
-    difference = Difference(sides=sides, lives=(first, second))
+    first, second = (find_decisions(side.problem, side.schedule) for side in sides)
+    pair = SchedulePair(sides=sides, decisions=(first, second))
     rooms = [side.room for side in sides if side.room is not None]
     print_warnings(dict.fromkeys(text for room in rooms if (text := room.warning())))
     if json:
-        print_json(as_dict(difference, (a, b)))
+        print_json(as_dict(pair, (a, b)))
     else:
-        _print(difference, (a, b))
+        _print(pair, (a, b))
 
 
-def as_dict(difference: Difference, paths: tuple[Path, Path]) -> dict[str, Any]:
+def as_dict(pair: SchedulePair, paths: tuple[Path, Path]) -> dict[str, Any]:
     """Return two schedules as plain values in SI units: figures of each, and what changed."""
-    graph = difference.sides[0].problem.graph
+    graph = pair.sides[0].problem.graph
     return {
         "graph": {"name": graph.name, "sha256": graph.sha256},
         "schedules": [
-            {"file": str(path)} | _facts(side)
-            for path, side in zip(paths, difference.sides, strict=True)
+            {"file": str(path)} | _facts(side) for path, side in zip(paths, pair.sides, strict=True)
         ],
         "changed": [
             {
@@ -107,19 +106,19 @@ def as_dict(difference: Difference, paths: tuple[Path, Path]) -> dict[str, Any]:
                 "a": _side(one),
                 "b": _side(other),
             }
-            for one, other in difference.changed()
+            for one, other in pair.changed()
         ],
     }
 
 
-def _side(life: Life) -> dict[str, Any]:
+def _side(decision: Decision) -> dict[str, Any]:
     return {
-        "fate": str(life.fate),
-        "recomputed": list(life.recomputed),
-        "paged_out": list(life.paged_out),
-        "paged_in": list(life.paged_in),
-        "energy_j": life.energy_j,
-        "time_s": life.time_s,
+        "fate": str(decision.choice),
+        "recomputed": list(decision.recomputed),
+        "paged_out": list(decision.paged_out),
+        "paged_in": list(decision.paged_in),
+        "energy_j": decision.energy_j,
+        "time_s": decision.time_s,
     }
 
 
@@ -145,21 +144,21 @@ def _facts(side: Stated) -> dict[str, Any]:
     }
 
 
-def _deeds(life: Life) -> tuple[tuple[int, ...], ...]:
+def _deeds(decision: Decision) -> tuple[tuple[int, ...], ...]:
     """Return the stages of what is done to a tensor; when it is dropped follows from them."""
-    return life.recomputed, life.paged_out, life.paged_in
+    return decision.recomputed, decision.paged_out, decision.paged_in
 
 
-def _print(difference: Difference, paths: tuple[Path, Path]) -> None:
-    graph = difference.sides[0].problem.graph
-    facts = [_facts(side) for side in difference.sides]
+def _print(pair: SchedulePair, paths: tuple[Path, Path]) -> None:
+    graph = pair.sides[0].problem.graph
+    facts = [_facts(side) for side in pair.sides]
     rows = [
         (words, *(form(fact[key]) for fact in facts), _change(form, *(fact[key] for fact in facts)))
         for key, words, form in _ROWS
     ]
     names = [path.name if paths[0].name != paths[1].name else str(path) for path in paths]
     show(listing(f"Schedules for {graph.name}", ("", *names, "change"), rows))
-    changed = list(difference.changed())
+    changed = list(pair.changed())
     if not changed:
         print_text("Both schedules decide the same for every tensor.")
         return
@@ -179,7 +178,7 @@ def _print(difference: Difference, paths: tuple[Path, Path]) -> None:
         print_text(f"and {len(changed) - SHOWN} more; --json has them all")
 
 
-def _words(one: Life, other: Life) -> tuple[str, str]:
+def _words(one: Decision, other: Decision) -> tuple[str, str]:
     """Return what each schedule does to a tensor, with the stages if they do the same."""
     first, second = _word(one), _word(other)
     if first != second:
@@ -187,17 +186,17 @@ def _words(one: Life, other: Life) -> tuple[str, str]:
     return f"{first} {_listed(one)}", f"{second} {_listed(other)}"
 
 
-def _word(life: Life) -> str:
-    times = len(_stages(life))
-    return f"{life.fate} x{times}" if times > 1 else str(life.fate)
+def _word(decision: Decision) -> str:
+    times = len(_stages(decision))
+    return f"{decision.choice} x{times}" if times > 1 else str(decision.choice)
 
 
-def _listed(life: Life) -> str:
-    return f"at {','.join(map(str, _stages(life)))}"
+def _listed(decision: Decision) -> str:
+    return f"at {','.join(map(str, _stages(decision)))}"
 
 
-def _stages(life: Life) -> list[int]:
-    return sorted((*life.recomputed, *life.paged_in))
+def _stages(decision: Decision) -> list[int]:
+    return sorted((*decision.recomputed, *decision.paged_in))
 
 
 def _change(form: Callable[[Any], str], one: Any, other: Any) -> str:

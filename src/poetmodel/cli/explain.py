@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from poetmodel.cli.stated import Stated
     from poetmodel.graph import Graph
+    from poetmodel.schedule.decisions import Decision
     from poetmodel.schedule.simulation import MemoryPoint
-    from poetmodel.solver.alternatives import Alternative, MoreRam
-    from poetmodel.solver.decisions import Life
+    from poetmodel.solver.sensitivity.alternatives import Alternative, MoreRam
 
 EPILOG: Final = "Example: poetmodel explain mlp.json --graph mlp"
 
@@ -66,11 +66,11 @@ class Account:
 
     stated: Stated
     """The schedule and its problem."""
-    lives: Sequence[Life]
-    """What becomes of each tensor."""
-    binding: Sequence[MemoryPoint]
+    decisions: Sequence[Decision]
+    """What is decided on each tensor."""
+    at_limit: Sequence[MemoryPoint]
     """The steps at which RAM is at its limit."""
-    asked: Sequence[tuple[Life, Sequence[Alternative]]]
+    asked: Sequence[tuple[Decision, Sequence[Alternative]]]
     """The tensors with their alternatives, the most expensive first."""
     more_ram: Sequence[MoreRam]
     """What more RAM is worth."""
@@ -150,38 +150,48 @@ def give_account(stated: Stated, tensor: str | None, *, time_limit: float, threa
     InputError
         If the graph has no such tensor.
     """
-    from poetmodel.solver.alternatives import find_alternatives, value_of_ram
-    from poetmodel.solver.decisions import MOVED, binding_points, find_lives
+    from poetmodel.schedule.decisions import find_decisions, steps_at_limit
+    from poetmodel.solver.sensitivity.alternatives import find_alternatives, value_of_ram
 
     problem, schedule = stated.problem, stated.schedule
-    binding = binding_points(problem, schedule, stated.verdict.simulation)
-    lives = find_lives(problem, schedule, binding)
+    at_limit = steps_at_limit(problem, schedule, stated.verdict.simulation)
+    decisions = find_decisions(problem, schedule, at_limit)
     more_ram: Sequence[MoreRam] = ()
     if tensor is None:
-        chosen = _dearest([life for life in lives if life.fate in MOVED], problem.graph)
+        chosen = _dearest(
+            [decision for decision in decisions if decision.choice.has_cost], problem.graph
+        )
         more_ram = value_of_ram(
             problem, schedule, time_limit=RAM_SHARE * time_limit, threads=threads
         )
     else:
-        chosen = [lives[_number(stated, tensor)]]
+        chosen = [decisions[_number(stated, tensor)]]
     part_s = TENSOR_SHARE * time_limit
     asked = [
         (
-            life,
-            find_alternatives(problem, schedule, life.tensor, time_limit=part_s, threads=threads),
+            decision,
+            find_alternatives(
+                problem, schedule, decision.tensor, time_limit=part_s, threads=threads
+            ),
         )
-        for life in chosen
+        for decision in chosen
     ]
-    return Account(stated=stated, lives=lives, binding=binding, asked=asked, more_ram=more_ram)
+    return Account(
+        stated=stated, decisions=decisions, at_limit=at_limit, asked=asked, more_ram=more_ram
+    )
 
 
-def _dearest(moved: Sequence[Life], graph: Graph) -> list[Life]:
+def _dearest(moved: Sequence[Decision], graph: Graph) -> list[Decision]:
     """Return the most expensive decisions, a recomputation only for its largest output."""
     size = graph.tensor_bytes
-    chosen: dict[tuple[object, ...], Life] = {}
-    for life in sorted(moved, key=lambda life: (-life.energy_j, -size[life.tensor])):
-        shared = not life.paged_in
-        chosen.setdefault((shared, graph.node_of[life.tensor] if shared else life.tensor), life)
+    chosen: dict[tuple[object, ...], Decision] = {}
+    for decision in sorted(
+        moved, key=lambda decision: (-decision.energy_j, -size[decision.tensor])
+    ):
+        shared = not decision.paged_in
+        chosen.setdefault(
+            (shared, graph.node_of[decision.tensor] if shared else decision.tensor), decision
+        )
     return list(chosen.values())[:SHOWN]
 
 
@@ -216,22 +226,22 @@ def as_dict(account: Account) -> dict[str, Any]:
                 "node": graph.nodes[point.node].name,
                 "ram_bytes": point.ram_bytes,
             }
-            for point in account.binding
+            for point in account.at_limit
         ],
-        "tensors": [life.to_dict(graph) for life in account.lives],
+        "tensors": [decision.to_dict(graph) for decision in account.decisions],
         "decisions": [
-            life.to_dict(graph) | {"alternatives": [other.to_dict() for other in others]}
-            for life, others in account.asked
+            decision.to_dict(graph) | {"alternatives": [other.to_dict() for other in others]}
+            for decision, others in account.asked
         ],
         "more_ram": [more.to_dict() for more in account.more_ram],
     }
 
 
 def _print_tensor(account: Account) -> None:
-    ((life, others),) = account.asked
+    ((decision, others),) = account.asked
     graph = account.stated.problem.graph
-    tensor = graph.tensors[life.tensor]
-    show(figures(f"{tensor.name} in {graph.name}", _life_rows(account, life)))
+    tensor = graph.tensors[decision.tensor]
+    show(figures(f"{tensor.name} in {graph.name}", _decision_rows(account, decision)))
     if not others:
         print_text("", "There is no alternative for it.")
         return
@@ -240,33 +250,33 @@ def _print_tensor(account: Account) -> None:
     print_text("", f"0 J: below {format_joules(account.noise_j)}, which is within the gap")
 
 
-def _life_rows(account: Account, life: Life) -> Iterator[tuple[str, str, str]]:
+def _decision_rows(account: Account, decision: Decision) -> Iterator[tuple[str, str, str]]:
     graph = account.stated.problem.graph
-    size = graph.tensor_bytes[life.tensor]
-    made = graph.nodes[graph.node_of[life.tensor]].name
-    users = ", ".join(graph.nodes[k].name for k in graph.users_of[life.tensor]) or "no node"
+    size = graph.tensor_bytes[decision.tensor]
+    made = graph.nodes[graph.node_of[decision.tensor]].name
+    users = ", ".join(graph.nodes[k].name for k in graph.users_of[decision.tensor]) or "no node"
     yield "size", format_bytes(size), f"made by {made}, read by {users}"
-    yield "decision", str(life.fate), _deeds(life)
-    yield "costs", format_joules(life.energy_j), format_seconds(life.time_s)
-    yield "in RAM", _spans(life.in_ram), "stages"
-    if life.on_storage:
-        yield "on storage", _spans(life.on_storage), "stages"
-    steps = life.binding_bytes // size if size else 0
+    yield "decision", str(decision.choice), _deeds(decision)
+    yield "costs", format_joules(decision.energy_j), format_seconds(decision.time_s)
+    yield "in RAM", _spans(decision.in_ram), "stages"
+    if decision.on_storage:
+        yield "on storage", _spans(decision.on_storage), "stages"
+    steps = decision.bytes_at_limit // size if size else 0
     yield (
         "at the limit",
-        format_bytes(life.binding_bytes),
-        f"its size times {steps} of the {len(account.binding)} steps where RAM is at its limit, "
+        format_bytes(decision.bytes_at_limit),
+        f"its size times {steps} of the {len(account.at_limit)} steps where RAM is at its limit, "
         "those with it in RAM",
     )
 
 
-def _deeds(life: Life) -> str:
+def _deeds(decision: Decision) -> str:
     parts = [
         f"{what} in stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
         for what, stages in (
-            ("recomputed", life.recomputed),
-            ("paged out", life.paged_out),
-            ("paged in", life.paged_in),
+            ("recomputed", decision.recomputed),
+            ("paged out", decision.paged_out),
+            ("paged in", decision.paged_in),
         )
         if stages
     ]
@@ -279,7 +289,7 @@ def _spans(spans: Sequence[tuple[int, int]]) -> str:
 
 def _row(account: Account, other: Alternative) -> tuple[str, str, str]:
     """Return an alternative: what it forbids, its cost, and how that is known."""
-    from poetmodel.solver.alternatives import How
+    from poetmodel.solver.sensitivity.alternatives import How
 
     without = f"without {other.forbidden}"
     if other.how == How.IMPOSSIBLE:
@@ -336,13 +346,17 @@ def _print_schedule(account: Account) -> None:
     stated = account.stated
     graph, simulation = stated.problem.graph, stated.verdict.simulation
     overhead = format_joules(simulation.overhead_j or 0.0)
-    fates: dict[str, int] = {}
-    for life in account.lives:
-        fates[str(life.fate)] = fates.get(str(life.fate), 0) + 1
+    counts: dict[str, int] = {}
+    for decision in account.decisions:
+        counts[decision.choice] = counts.get(decision.choice, 0) + 1
     rows = [
         ("energy", format_joules(simulation.energy_j or 0.0), f"overhead {overhead}"),
-        ("tensors", f"{len(account.lives)}", ", ".join(f"{n} {fate}" for fate, n in fates.items())),
-        *_binding_rows(account),
+        (
+            "tensors",
+            f"{len(account.decisions)}",
+            ", ".join(f"{n} {choice}" for choice, n in counts.items()),
+        ),
+        *_at_limit_rows(account),
         *room_row(stated.room),
         *(_more_row(account, more) for more in account.more_ram),
     ]
@@ -358,8 +372,8 @@ def _print_schedule(account: Account) -> None:
     )
 
 
-def _binding_rows(account: Account) -> Iterator[tuple[str, str, str]]:
-    graph, points = account.stated.problem.graph, account.binding
+def _at_limit_rows(account: Account) -> Iterator[tuple[str, str, str]]:
+    graph, points = account.stated.problem.graph, account.at_limit
     fullest = sorted(points, key=lambda point: -point.ram_bytes)[:3]
     names = ", ".join(f"{graph.nodes[point.node].name} in stage {point.stage}" for point in fullest)
     total = len(account.stated.verdict.simulation.curve)
@@ -390,12 +404,12 @@ def _more_row(account: Account, more: MoreRam) -> tuple[str, str, str]:
 
 def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
     graph = account.stated.problem.graph
-    for life, others in account.asked:
+    for decision, others in account.asked:
         yield (
-            graph.tensors[life.tensor].name,
-            str(life.fate),
-            format_joules(life.energy_j),
-            format_seconds(life.time_s),
+            graph.tensors[decision.tensor].name,
+            str(decision.choice),
+            format_joules(decision.energy_j),
+            format_seconds(decision.time_s),
             _otherwise(account, others),
         )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.result import SolveResult
-    from poetmodel.solver.binding import LimitAnswer
+    from poetmodel.solver.sensitivity.limits import UsedLimit
 
 PANEL: Final = "The whole job"
 
@@ -102,10 +102,10 @@ def limits_of_a_step(
 
 def answer(job: Job, result: SolveResult) -> Reply:
     """Find out which limits a solved step is at."""
-    from poetmodel.solver.binding import binding_limits
+    from poetmodel.solver.sensitivity.limits import used_limits
 
     limit_s = QUESTION_SHARE * (result.time_limit_s or 1.0)
-    return Reply(job=job, result=result, limits=binding_limits(result, time_limit=limit_s))
+    return Reply(job=job, result=result, limits=used_limits(result, time_limit=limit_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Reply:
     """The job."""
     result: SolveResult
     """One step of it."""
-    limits: tuple[LimitAnswer, ...]
+    limits: tuple[UsedLimit, ...]
     """For each limit, whether the step is at it."""
 
     @property
@@ -147,8 +147,8 @@ class Reply:
             "total_j": self.total_j,
             "limits": [
                 {
-                    "limit": str(limit.limit),
-                    "binding": str(limit.binding),
+                    "limit": str(limit.quantity),
+                    "binding": str(limit.state),
                     "used": limit.used,
                     "allowed": limit.allowed,
                     "minimized_without": limit.without,
@@ -178,14 +178,14 @@ class Reply:
         ]
         return figures("The whole job", rows)
 
-    def _row(self, limit: LimitAnswer) -> tuple[str, str, str]:
-        form = _FORMS[limit.limit]
+    def _row(self, limit: UsedLimit) -> tuple[str, str, str]:
+        form = _FORMS[limit.quantity]
         used = "" if limit.used is None else f"{form(limit.used)} of "
         remark = f"{used}{form(limit.allowed)} a step"
-        if limit.binding == "binds" and limit.without is not None:
+        if limit.state == "binds" and limit.without is not None:
             minimized = str(self.result.problem.minimize)
             remark += f"; without this limit: {minimized} {_AMOUNTS[minimized](limit.without)}"
-        return _NAMES[limit.limit], _WORDS[limit.binding], remark
+        return _NAMES[limit.quantity], _WORDS[limit.state], remark
 
     def sentences(self) -> Iterator[str]:
         """Yield why a step has no schedule, in sentences."""
@@ -198,10 +198,11 @@ class Reply:
         if amounts:
             yield f"each of the {self.steps:,} steps may take {' and '.join(amounts)}"
         for limit in self.limits:
-            if limit.binding == "binds":
-                yield f"without the {_NAMES[limit.limit]} there is a schedule"
-            elif limit.binding == "impossible":
-                yield f"no schedule keeps the {_NAMES[limit.limit]}, even without the other limits"
+            if limit.state == "binds":
+                yield f"without the {_NAMES[limit.quantity]} there is a schedule"
+            elif limit.state == "impossible":
+                name = _NAMES[limit.quantity]
+                yield f"no schedule keeps the {name}, even without the other limits"
 
 
 def _share(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import typer
 
     from poetmodel.problem import Problem
-    from poetmodel.solver.limits import Limit
+    from poetmodel.solver.sensitivity import Limit
 
 EPILOG: Final = "Example: poetmodel limits mlp --device mkr1000 --ram 70%"
 
@@ -70,7 +70,7 @@ def limits(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Find the smallest RAM, the smallest deadline and the smallest energy."""
     from poetmodel.problem import Problem
-    from poetmodel.solver.limits import find_limits
+    from poetmodel.solver.sensitivity import find_limits
 
     training_graph = graphs.read_graph(
         model, graph, InputShape(batch=batch, image=image, sequence=sequence)
@@ -104,7 +104,7 @@ def limits(  # noqa: PLR0913 - one parameter per option
 
 def _warn(found: Sequence[Limit]) -> None:
     """Warn if not even the schedule with the least RAM fits the device."""
-    rooms = [limit.room for limit in found if limit.room is not None]
+    rooms = [limit.result.room for limit in found if limit.result.room is not None]
     if rooms:
         print_room_warning(min(rooms, key=lambda room: room.needed_bytes))
 
@@ -150,7 +150,7 @@ def _proof(limit: Limit, form: Callable[[float], str]) -> str:
     words = percent(gap, digits=3) if gap >= SMALL_GAP else "less than 0.0001 %"
     if limit.result.status == Status.OPTIMAL:
         return f"proven within a gap of {words}"
-    return f"found, gap {words}; proven: less than {form(limit.least or 0.0)} is infeasible"
+    return f"found, gap {words}; proven: less than {form(limit.bound or 0.0)} is infeasible"
 
 
 def _condition(problem: Problem, limit: Limit) -> str:
@@ -170,7 +170,8 @@ def _condition(problem: Problem, limit: Limit) -> str:
 
 
 def _over(limit: Limit) -> str:
-    return "" if limit.room is None or limit.room.fits else "; does not fit the device"
+    room = limit.result.room
+    return "" if room is None or room.fits else "; does not fit the device"
 
 
 def _place(limit: Limit) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.result import SolveResult
-    from poetmodel.solver.explanation import Explanation
+    from poetmodel.solver.sensitivity import Explanation
 
 EPILOG: Final = "Example: poetmodel solve mlp --device mkr1000 --ram 70% --out mlp.json"
 
@@ -178,7 +178,7 @@ def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
 
     if result.status != Outcome.INFEASIBLE or result.method != DEFAULT:
         return None
-    from poetmodel.solver.explanation import SHARE, explain_infeasible
+    from poetmodel.solver.sensitivity.explanation import SHARE, explain_infeasible
 
     limit_s = SHARE * (result.time_limit_s or 1.0)
     try:

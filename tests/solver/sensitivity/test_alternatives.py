@@ -11,15 +11,15 @@ from instances import random_instance, seeded
 from oracle import optimum
 from poetmodel.errors import InputError
 from poetmodel.result import Status
+from poetmodel.schedule.decisions import Choice, find_decisions
 from poetmodel.solver import solve
-from poetmodel.solver.alternatives import (
+from poetmodel.solver.sensitivity.alternatives import (
     Alternative,
     Forbidden,
     How,
     find_alternatives,
     value_of_ram,
 )
-from poetmodel.solver.decisions import Fate, find_lives
 from worked import skip_problem
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def test_recomputed_tensor_could_be_paged() -> None:
     paged, kept = find_alternatives(problem, best(problem), 0)
     assert (paged.forbidden, paged.becomes, paged.how) == (
         Forbidden.RECOMPUTATION,
-        Fate.PAGED,
+        Choice.PAGED,
         How.SOLVED,
     )
     assert (paged.energy_j, paged.least_j, paged.time_s) == (1.0, 1.0, 1.0)
@@ -59,8 +59,8 @@ def test_kept_tensor_could_go_for_at_most_its_way_out_and_back() -> None:
     """With 15 B all is kept; letting a go from b to d costs 2 J paged and 1 J computed again."""
     problem = skip_problem(ram=15)
     paged, recomputed = find_alternatives(problem, best(problem), 0)
-    assert (paged.becomes, paged.energy_j, paged.time_s) == (Fate.PAGED, 2.0, 2.0)
-    assert (recomputed.becomes, recomputed.energy_j) == (Fate.RECOMPUTED, 1.0)
+    assert (paged.becomes, paged.energy_j, paged.time_s) == (Choice.PAGED, 2.0, 2.0)
+    assert (recomputed.becomes, recomputed.energy_j) == (Choice.RECOMPUTED, 1.0)
     assert {paged.how, recomputed.how} == {How.BOUNDED}
     assert not paged.exact
     assert find_alternatives(problem, best(problem), 3) == ()
@@ -79,9 +79,9 @@ def test_alternatives_are_those_of_an_exhaustive_search() -> None:
     for number in ("3/19", "4/10", "4/17", "5/17", "5/22", "5/35"):
         problem = random_instance(seeded(number), (4, 6), **choices)
         result = solve(problem, gap=0.0)
-        for life in find_lives(problem, result.require_schedule()):
-            if life.fate in (Fate.RECOMPUTED, Fate.PAGED):
-                for other in find_alternatives(problem, result.require_schedule(), life.tensor):
+        for decision in find_decisions(problem, result.require_schedule()):
+            if decision.choice in (Choice.RECOMPUTED, Choice.PAGED):
+                for other in find_alternatives(problem, result.require_schedule(), decision.tensor):
                     seen.add(_checked(problem, result.energy_j or 0.0, other))
     assert seen >= {(way, True) for way in tuple(Forbidden)[:2]}
 
@@ -123,14 +123,14 @@ def test_more_ram_is_worth_what_it_saves() -> None:
 
 def test_alternative_out_of_time_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a schedule and without a bound, no price is given."""
-    from poetmodel.solver import alternatives as module
+    from poetmodel.solver.sensitivity import variants
 
     problem = skip_problem()
     schedule = best(problem)
     blank = replace(
         solve(problem), schedule=None, simulation=None, status=Status.UNKNOWN, objective_bound=None
     )
-    monkeypatch.setattr(module, "solve", lambda *_, **__: blank)
+    monkeypatch.setattr(variants, "solve", lambda *_, **__: blank)
     for other in find_alternatives(problem, schedule, 0):
         assert (other.how, other.energy_j, other.least_j) == (How.BOUNDED, None, None)
         assert not other.exact

@@ -1,7 +1,7 @@
 """Why a problem has no schedule, in plain words, and the nearest problems that have one.
 
 Each limit is changed by itself: the problem is solved for the least RAM, time, energy or storage
-that would do while all other limits stay. Nothing here changes the answer.
+that would do while the other limits stay.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.errors import listed
 from poetmodel.model.quantities import DEADLINE_ROWS
+from poetmodel.planner import verify
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import obstacle, obstacles
-from poetmodel.result import Status, Termination
-from poetmodel.solver.facade import solve
-from poetmodel.solver.limits import freed, paged_at_floor
-from poetmodel.solver.outcome import verify_schedule
+from poetmodel.result import Status
+from poetmodel.solver.sensitivity.limits import Limit
+from poetmodel.solver.sensitivity.variants import Budget, Variant, solve_variants
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyomo.environ as pyo
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 SHARE: Final = 0.2
 """Part of the time limit that an explanation may take beside the solve."""
 LEAST_S: Final = 0.05
-"""Least time for one question [s]."""
+"""Least time for one change [s]."""
 NAMED: Final = 3
 """Most tensors that a sentence names."""
 DIGITS: Final = 10
 """Digits of a time or energy that works; what they leave out is within the tolerance of limits."""
-TRIALS: Final = 12
-"""Halvings of the range in which the RAM is looked for that a plan needs."""
+HALVINGS: Final = 12
+"""How often the range is halved that has the RAM a plan with overlapping transfers needs."""
 
 
 class Change(StrEnum):
@@ -57,27 +57,67 @@ class Change(StrEnum):
     RECOMPUTATION = "recomputation"
     """Recomputation allowed."""
     BATCH = "batch"
-    """Batches of one sample; only networks of the zoo can be made again so."""
+    """Batches of one sample, for networks of the zoo."""
+
+
+class _Amount(NamedTuple):
+    """A limit that is an amount."""
+
+    field: str
+    """The field of a problem that states it."""
+    allowed: str
+    """The field that has its value."""
+    quantity: Quantity
+    """What to minimize for the least that works."""
+    unit: str
+    """``bytes``, which are whole; ``s``; ``J``."""
+    role: str
+    """What it is, after a number."""
+
+
+_AMOUNTS: Final = {
+    Change.RAM: _Amount("ram", "ram_budget_bytes", Quantity.RAM, "bytes", "of RAM"),
+    Change.TIME: _Amount("deadline", "deadline_s", Quantity.TIME, "s", "as the deadline"),
+    Change.ENERGY: _Amount(
+        "energy_budget", "energy_budget_j", Quantity.ENERGY, "J", "as the energy budget"
+    ),
+    Change.STORAGE: _Amount("aux_bytes", "aux_limit_bytes", Quantity.WRITES, "bytes", "of storage"),
+}
+_IN_WORDS: Final = {
+    Change.RAM: "more RAM",
+    Change.TIME: "a later deadline",
+    Change.ENERGY: "a larger energy budget",
+    Change.STORAGE: "more storage",
+    Change.PAGING: "paging",
+    Change.RECOMPUTATION: "recomputation",
+    Change.BATCH: "batch size 1",
+}
+_RULES: Final = {
+    "memory": "the RAM budget",
+    "storage": "the storage",
+    "energy_budget": "the energy budget",
+    **dict.fromkeys(DEADLINE_ROWS, "the deadline"),
+}
+"""The limits that rows of a model state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """What comes of one change, all other limits as they are."""
+    """What comes of one change, with all other limits as they are; amounts in bytes, s or J."""
 
     change: Change
-    """What is changed."""
     works: bool | None
-    """True: a schedule was found. False: it is proved that there is none. None: not decided."""
+    """True: a schedule was found. False: it is proven that there is none. None: not decided."""
     allowed: float | None = None
-    """The limit as it is, in its own unit; None for what is allowed or not."""
+    """The limit as it is; None for what is not an amount."""
     nearest: float | None = None
     """The limit with which a schedule was found."""
     bound: float | None = None
     """Proven: with less than this there is none."""
     node: str | None = None
-    """For RAM above the floor, the step at which that schedule takes most of it."""
+    """For RAM above the minimum RAM, the step at which that schedule takes most of it."""
     tensors: tuple[str, ...] = ()
-    """What is in RAM at that step."""
+    """The tensors in RAM at that step."""
 
     def __repr__(self) -> str:
         words = {True: "would do", False: "would not do", None: "not decided"}
@@ -86,31 +126,29 @@ class Remedy:
 
     @property
     def proven(self) -> bool:
-        """Whether it is proved that nothing nearer works."""
+        """Whether it is proven that nothing nearer works."""
         if self.works is None:
             return False
         return self.nearest is None or (self.bound is not None and self.bound >= self.nearest)
 
     def sentence(self) -> str:
         """Return it in words."""
-        thing = _THINGS[self.change]
+        change = _IN_WORDS[self.change]
         if self.works is None:
-            return f"whether {thing} alone would do was not decided in time"
+            return f"whether {change} alone would do was not decided in time"
         if not self.works:
-            return f"{thing} alone does not help"
+            return f"{change} alone does not help"
         if self.nearest is None:
-            return f"feasible with {thing}"
-        form = _FORMS[self.change]
-        amount = f"{form(self.nearest)} {_OF[self.change]}{self._place()}"
+            return f"feasible with {change}"
+        kind = _AMOUNTS[self.change]
+        amount = f"{_exact(self.nearest, kind.unit)} {kind.role}"
+        if self.node is not None:
+            tensors = listed(self.tensors, most=NAMED)
+            amount += f", which {self.node!r} takes with {tensors} in RAM"
         if self.proven:
             return f"feasible from {amount}"
-        least = form(self.bound or 0.0)
+        least = _exact(self.bound or 0.0, kind.unit)
         return f"feasible with {amount}; all that is proven is that less than {least} does not do"
-
-    def _place(self) -> str:
-        if self.node is None:
-            return ""
-        return f", which {self.node!r} takes with {listed(self.tensors, most=NAMED)} in RAM"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, SI."""
@@ -128,7 +166,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What stands in the way of a problem, and what would do."""
+    """Why a problem has no schedule, and which changes would help."""
 
     reason: str
     """The reason that the solve gave."""
@@ -137,7 +175,7 @@ class Explanation:
     remedies: tuple[Remedy, ...]
     """What comes of each change by itself."""
     constraints: tuple[str, ...] = ()
-    """Constraints added to a model that contradict each other or the limits, by name."""
+    """Names of constraints added to a model that contradict each other or the limits."""
     limits: tuple[str, ...] = ()
     """What else of the model takes part in that, in words."""
     notes: tuple[str, ...] = ()
@@ -195,15 +233,15 @@ def explain_infeasible(
     time_limit: float = 10.0,
     threads: int = 1,
 ) -> Explanation:
-    """Say what stands in the way of a problem that was proved infeasible.
+    """Find out why a problem that was proven infeasible has no schedule.
 
     Parameters
     ----------
     result : SolveResult
         With the proof that there is no schedule.
     model : ConcreteModel, optional
-        The model that was solved, where one was: constraints that were added to it are looked at
-        if the problem without them has a schedule.
+        The model that was solved, if one was: if the problem alone has a schedule, the answer is
+        which of the constraints added to it are in conflict.
     time_limit : float
         Wall time for all of it [s].
     threads : int
@@ -213,22 +251,20 @@ def explain_infeasible(
     -------
     Explanation
         Changes of one limit each, with the least amount that works; every "does not help" is
-        proved, every amount that works has a schedule that the verifier accepts.
+        proven, every amount that works has a schedule that the verifier accepts.
     """
     ends_s = time.monotonic() + time_limit
     problem = result.problem
     if model is not None:
-        own = _explain_own_rows(result, model, ends_s=ends_s, threads=threads)
-        if own is not None:
-            return own
-    changes = list(_changes(problem))
-    remedies = []
-    for place, (change, changed) in enumerate(changes):
-        left_s = max(0.0, ends_s - time.monotonic()) / (len(changes) - place)
-        found = _solve(changed, change, time_limit=max(LEAST_S, left_s), threads=threads)
-        remedies.append(_remedy(problem, change, found))
-        if found.termination == Termination.INTERRUPTED:
-            break
+        conflict = _conflict_of_added_rows(result, model, ends_s=ends_s, threads=threads)
+        if conflict is not None:
+            return conflict
+    changes = dict(_changes(problem))
+    budget = Budget(time_limit_s=ends_s - time.monotonic(), least_s=LEAST_S, threads=threads)
+    results = solve_variants(list(changes.values()), budget)
+    remedies = [
+        _remedy(problem, change, found) for change, found in zip(changes, results, strict=False)
+    ]
     return Explanation(
         reason=result.reason,
         obstacles=tuple(obstacles(problem)),
@@ -237,39 +273,29 @@ def explain_infeasible(
     )
 
 
-def _solve(changed: Problem, change: Change, *, time_limit: float, threads: int) -> SolveResult:
-    """Solve for the least amount, or for any schedule where the change has no amount.
-
-    The least RAM is often the floor, and paging alone reaches that soon.
-    """
-    start, gap = None, 0.0 if change in _FORMS else 1.0
-    if change == Change.RAM and changed.can_page:
-        time_limit /= 2
-        start = paged_at_floor(changed, time_limit=time_limit, threads=threads)
-    return solve(changed, time_limit=time_limit, gap=gap, threads=threads, start=start)
-
-
-def _changes(problem: Problem) -> Iterator[tuple[Change, Problem]]:
-    """Yield the problem with each limit of it left out and, where it is an amount, minimized."""
-    yield Change.RAM, freed(problem, Quantity.RAM)
-    if problem.deadline_s is not None:
-        yield Change.TIME, freed(problem, Quantity.TIME)
-    if problem.energy_budget_j is not None:
-        yield Change.ENERGY, freed(problem, Quantity.ENERGY)
-    limit = problem.aux_limit_bytes
-    if problem.can_page and limit is not None and limit < sum(problem.graph.tensor_bytes):
-        yield Change.STORAGE, freed(problem, Quantity.WRITES)
+def _changes(problem: Problem) -> Iterator[tuple[Change, Variant]]:
+    """Yield the problem with each limit left out, and minimized if it is an amount."""
+    for change, kind in _AMOUNTS.items():
+        allowed = getattr(problem, kind.allowed)
+        all_bytes = sum(problem.graph.tensor_bytes)
+        if allowed is None or (
+            change == Change.STORAGE and not (problem.can_page and allowed < all_bytes)
+        ):
+            continue
+        changed = problem.without(kind.quantity, minimize=kind.quantity)
+        paging_first = change == Change.RAM and problem.can_page
+        yield change, Variant(problem=changed, gap=0.0, paging_first=paging_first)
     if not problem.paging and problem.table.has_storage:
-        yield Change.PAGING, replace(problem, paging=True)
+        yield Change.PAGING, Variant(problem=replace(problem, paging=True), gap=1.0)
     if not problem.recompute:
-        yield Change.RECOMPUTATION, replace(problem, recompute=True)
-    small = _one_sample(problem)
+        yield Change.RECOMPUTATION, Variant(problem=replace(problem, recompute=True), gap=1.0)
+    small = _of_one_sample(problem)
     if small is not None:
-        yield Change.BATCH, small
+        yield Change.BATCH, Variant(problem=small, gap=1.0)
 
 
-def _one_sample(problem: Problem) -> Problem | None:
-    """Return the problem with batches of 1, where it can be made: a network of the zoo, estimated.
+def _of_one_sample(problem: Problem) -> Problem | None:
+    """Return the problem with batches of 1, for a network of the zoo with estimated costs.
 
     Absolute limits stay as they are.
     """
@@ -285,77 +311,58 @@ def _one_sample(problem: Problem) -> Problem | None:
     if Costs.estimate(graph, device).table(graph) != problem.table:
         return None
     small = make(batch_size=1)
-    return replace(
-        problem,
-        graph=small,
-        costs=Costs.estimate(small, device),
-        ram=problem.ram_budget_bytes,
-        deadline=problem.deadline_s,
-        aux_bytes=problem.aux_limit_bytes,
-        energy_budget=problem.energy_budget_j,
-    )
+    stated = {kind.field: getattr(problem, kind.allowed) for kind in _AMOUNTS.values()}
+    return replace(problem, graph=small, costs=Costs.estimate(small, device), **stated)
 
 
 def _remedy(problem: Problem, change: Change, found: SolveResult) -> Remedy:
-    undecided = found.schedule is None and found.status != Status.INFEASIBLE
-    works = None if undecided else found.schedule is not None
-    allowed = _allowed(problem, change)
-    simulation, graph = found.simulation, problem.graph
-    if simulation is None or allowed is None:
-        return Remedy(change=change, works=works, allowed=allowed)
-    resident = problem.ram_budget_bytes - problem.usable_ram_bytes if change == Change.RAM else 0
-    value, bound = found.objective_value or 0.0, found.objective_bound
-    if change == Change.STORAGE:
-        value = simulation.aux_used_bytes
-    nearest = _accepted_from(problem, change, found, value + resident)
-    above_floor = change == Change.RAM and obstacle(problem) is None
-    return Remedy(
-        change=change,
+    works = found.schedule is not None
+    decided = works or found.status == Status.INFEASIBLE
+    kind, simulation = _AMOUNTS.get(change), found.simulation
+    allowed = None if kind is None else getattr(problem, kind.allowed)
+    remedy = Remedy(change=change, works=works if decided else None, allowed=allowed)
+    if kind is None or simulation is None:
+        return remedy
+    limit, graph = Limit(name=change, result=found), problem.graph
+    amount = simulation.aux_used_bytes if change == Change.STORAGE else limit.value
+    nearest = _accepted_from(problem, kind, found, amount or 0.0)
+    above_minimum = change == Change.RAM and obstacle(problem) is None
+    return replace(
+        remedy,
         works=works if nearest is not None else None,
-        allowed=allowed,
         nearest=nearest,
-        bound=None if bound is None else bound + resident,
-        node=graph.nodes[simulation.peak.node].name if above_floor else None,
+        bound=limit.bound,
+        node=graph.nodes[simulation.peak.node].name if above_minimum else None,
         tensors=tuple(graph.tensors[i].name for i in simulation.peak_tensors),
     )
 
 
 def _accepted_from(
-    problem: Problem, change: Change, found: SolveResult, amount: float
+    problem: Problem, kind: _Amount, found: SolveResult, amount: float
 ) -> float | None:
     """Return the least amount tried, from `amount`, as whose limit the verifier accepts a schedule.
 
     Transfers that run beside the computing take longer in less RAM: a schedule that was found with
     plenty of it may miss a deadline in no more than its own peak.
     """
-    schedule, field = found.require_schedule(), _FIELDS[change]
+    schedule = found.require_schedule()
 
     def accepts(limit: float) -> bool:
-        stated = int(limit) if change in _WHOLE else float(f"{limit:.{DIGITS}g}")
-        limits: dict[str, Any] = {field: stated}
-        return not verify_schedule(replace(problem, **limits), schedule).violations
+        stated = int(limit) if kind.unit == "bytes" else float(f"{limit:.{DIGITS}g}")
+        limits: dict[str, Any] = {kind.field: stated}
+        return verify(replace(problem, **limits), schedule).valid
 
     if accepts(amount):
         return amount
-    if change != Change.RAM:
+    if kind.quantity != Quantity.RAM:
         return None
     low, high = int(amount), found.problem.ram_budget_bytes
     if high <= low or not accepts(high):
         return None
-    for _ in range(TRIALS):
+    for _ in range(HALVINGS):
         middle = (low + high) // 2
         low, high = (low, middle) if accepts(middle) else (middle, high)
     return high
-
-
-def _allowed(problem: Problem, change: Change) -> float | None:
-    amounts: dict[Change, float | None] = {
-        Change.RAM: problem.ram_budget_bytes,
-        Change.TIME: problem.deadline_s,
-        Change.ENERGY: problem.energy_budget_j,
-        Change.STORAGE: problem.aux_limit_bytes,
-    }
-    return amounts.get(change)
 
 
 def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
@@ -376,25 +383,29 @@ def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
         yield f"a step trains on a batch of {size}; a graph made for a smaller one takes less RAM"
 
 
-def _explain_own_rows(
+def _conflict_of_added_rows(
     result: SolveResult, model: pyo.ConcreteModel, *, ends_s: float, threads: int
 ) -> Explanation | None:
     """Explain a model whose problem has a schedule without what was added; None for others."""
     from poetmodel.backends.compiler import compile_model
     from poetmodel.backends.conflict import find_conflict
 
-    left_s = ends_s - time.monotonic()
-    without = solve(result.problem, time_limit=max(LEAST_S, left_s / 2), gap=1.0, threads=threads)
+    def left_s() -> float:
+        return ends_s - time.monotonic()
+
+    budget = Budget(time_limit_s=left_s() / 2, least_s=LEAST_S, threads=threads)
+    (without,) = solve_variants([Variant(problem=result.problem, gap=1.0)], budget)
     if without.schedule is None:
         return None
     form = compile_model(model)
-    conflict = find_conflict(form, time_s=max(LEAST_S, ends_s - time.monotonic()))
+    conflict = find_conflict(form, time_s=max(LEAST_S, left_s()))
     names = [] if conflict is None else [form.rows[i] for i in conflict.rows]
     added, stated = [], []
     for row in names:
         home = row if isinstance(row, str) else row.parent_component().name
-        if home.split("[")[0] in model.stated_rows:
-            stated.append(_RULES.get(home.split("[")[0], "the rules of execution"))
+        component = home.split("[")[0]
+        if component in model.stated_rows:
+            stated.append(_RULES.get(component, "the rules of execution"))
         else:
             added.append(row if isinstance(row, str) else row.name)
     notes = ["without what was added to the model there is a schedule"]
@@ -414,55 +425,8 @@ def _explain_own_rows(
     )
 
 
-_RULES: Final = {
-    "memory": "the RAM budget",
-    "storage": "the storage",
-    "energy_budget": "the energy budget",
-    **dict.fromkeys(DEADLINE_ROWS, "the deadline"),
-}
-"""What the limits among the rows of a model state."""
-_FIELDS: Final = {
-    Change.RAM: "ram",
-    Change.TIME: "deadline",
-    Change.ENERGY: "energy_budget",
-    Change.STORAGE: "aux_bytes",
-}
-"""Fields of a problem that state the amounts."""
-_WHOLE: Final = (Change.RAM, Change.STORAGE)
-"""Amounts in whole bytes."""
-_THINGS: Final = {
-    Change.RAM: "more RAM",
-    Change.TIME: "a later deadline",
-    Change.ENERGY: "a larger energy budget",
-    Change.STORAGE: "more storage",
-    Change.PAGING: "paging",
-    Change.RECOMPUTATION: "recomputation",
-    Change.BATCH: "batch size 1",
-}
-_OF: Final = {
-    Change.RAM: "of RAM",
-    Change.TIME: "as the deadline",
-    Change.ENERGY: "as the energy budget",
-    Change.STORAGE: "of storage",
-}
-
-
-def _exact_bytes(size_bytes: float) -> str:
-    rounded = format_bytes(size_bytes)
-    return f"{size_bytes:.0f} bytes" + (f" ({rounded})" if not rounded.endswith(" B") else "")
-
-
-def _exact_seconds(time_s: float) -> str:
-    return f"{time_s:.{DIGITS}g} s"
-
-
-def _exact_joules(energy_j: float) -> str:
-    return f"{energy_j:.{DIGITS}g} J"
-
-
-_FORMS: Final[Mapping[Change, Callable[[float], str]]] = {
-    Change.RAM: _exact_bytes,
-    Change.TIME: _exact_seconds,
-    Change.ENERGY: _exact_joules,
-    Change.STORAGE: _exact_bytes,
-}
+def _exact(amount: float, unit: str) -> str:
+    if unit != "bytes":
+        return f"{amount:.{DIGITS}g} {unit}"
+    rounded = format_bytes(amount)
+    return f"{amount:.0f} bytes" + (f" ({rounded})" if not rounded.endswith(" B") else "")

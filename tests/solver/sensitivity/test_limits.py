@@ -1,20 +1,21 @@
-"""The smallest RAM, deadline and energy: against the oracle, with the proof and what binds."""
+"""The smallest RAM, deadline and energy against the oracle, and which limits a schedule is at."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from instances import random_instances
 from oracle import optimum
-from poetmodel.graph import Graph
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import Status, Termination
-from poetmodel.schedule import simulate
-from poetmodel.solver import limits as module
 from poetmodel.solver import solve
-from poetmodel.solver.limits import find_limits, freed, paged_at_floor
+from poetmodel.solver.sensitivity import find_limits, variants
+from poetmodel.solver.sensitivity.limits import LimitState, used_limits
 from worked import even_costs, skip_graph, skip_problem
 
 
@@ -75,15 +76,15 @@ def test_what_one_way_needs_is_not_taken_for_the_other() -> None:
         "both": 12,
     }
     for limit in found.values():
-        assert limit.least is not None
+        assert limit.bound is not None
         assert limit.value is not None
-        assert limit.least <= limit.value
+        assert limit.bound <= limit.value
 
 
 def test_ctrl_c_ends_with_what_was_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupted question is the last one."""
     stopped = replace(solve(skip_problem()), termination=Termination.INTERRUPTED)
-    monkeypatch.setattr(module, "solve", lambda *_, **__: stopped)
+    monkeypatch.setattr(variants, "solve", lambda *_, **__: stopped)
     assert [limit.name for limit in find_limits(skip_problem())] == ["keep_all"]
 
 
@@ -92,13 +93,13 @@ def test_ram_counts_what_is_resident() -> None:
     graph = Graph(name="heavy", nodes=skip_graph().nodes, resident_bytes={"parameters": 100})
     problem = Problem(graph, even_costs(graph), ram=113, count_parameters=True)
     found = {limit.name: limit for limit in find_limits(problem)}
-    assert (found["both"].value, found["both"].least) == (112, 112)
+    assert (found["both"].value, found["both"].bound) == (112, 112)
     assert found["both"].to_dict()["peak_ram_bytes"] == 12
 
 
 def test_a_schedule_without_a_proof_is_not_called_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is proved of the loosest question about RAM is taken over; beyond it there is a gap."""
-    real = module.solve
+    real = variants.solve
 
     def unproved(problem: Problem, **options: object) -> object:
         result = real(problem, **options)  # type: ignore[arg-type]
@@ -107,7 +108,7 @@ def test_a_schedule_without_a_proof_is_not_called_proven(monkeypatch: pytest.Mon
             return result
         return replace(result, objective_bound=lower)
 
-    monkeypatch.setattr(module, "solve", unproved)
+    monkeypatch.setattr(variants, "solve", unproved)
     found = {limit.name: limit for limit in find_limits(skip_problem())}
     assert found["keep_all"].bound == 12
     assert not found["keep_all"].proven
@@ -115,21 +116,90 @@ def test_a_schedule_without_a_proof_is_not_called_proven(monkeypatch: pytest.Mon
     assert found["recompute"].proven
 
 
-def test_paging_alone_reaches_the_floor_or_nothing_is_said() -> None:
-    """The schedule takes exactly the floor; without room on storage there is none."""
-    problem = freed(skip_problem(), Quantity.RAM)
-    schedule = paged_at_floor(problem, time_limit=10.0)
-    assert schedule is not None
-    assert simulate(problem.graph, problem.costs, schedule).peak_ram_bytes == 12
-    assert paged_at_floor(skip_problem(aux_bytes=0), time_limit=10.0) is None
+def priced_problem(**limits: Any) -> Problem:
+    """Return a chain with a skip: a (4 B) is read by b and d; keeping it takes 12 B at c.
+
+    Below that it is computed again for 1 s and 3 J, or paged for 4 s and 1 J. A pass: 4 s and 6 J.
+    """
+    graph = Graph(
+        name="skip",
+        nodes=(
+            operation("a", output_bytes=4),
+            operation("b", output_bytes=4, inputs=("a",)),
+            operation("c", output_bytes=4, inputs=("b",)),
+            operation("d", output_bytes=1, inputs=("c", "a")),
+        ),
+    )
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[1, 1, 1, 1],
+        compute_energy_j=[3, 1, 1, 1],
+        page_in=[(2, 0.5)] * 4,
+        page_out=[(2, 0.5)] * 4,
+    )
+    return Problem(graph, costs, **{"deadline_counts": "serial", **limits})
 
 
-def test_freed_problem_keeps_its_other_limits() -> None:
-    """Only the limit on what is minimized goes."""
-    problem = skip_problem(deadline=12, energy_budget=20, aux_bytes=4)
-    assert freed(problem, Quantity.RAM).ram_budget_bytes == 15
-    assert freed(problem, Quantity.RAM).deadline_s == 12
-    assert freed(problem, Quantity.TIME).deadline_s is None
-    assert freed(problem, Quantity.TIME).ram_budget_bytes == 13
-    assert freed(problem, Quantity.ENERGY).energy_budget_j is None
-    assert freed(problem, Quantity.WRITES).aux_limit_bytes == 18
+def states(**limits: Any) -> dict[str, str]:
+    """Return for each stated limit whether the best schedule is at it."""
+    result = solve(priced_problem(**limits))
+    return {str(found.quantity): str(found.state) for found in used_limits(result)}
+
+
+def test_ram_is_at_its_limit_if_not_everything_fits() -> None:
+    """With 10 B something must go; with 12 B nothing, and nothing is gained by more."""
+    assert states(ram=10) == {"ram": "binds"}
+    assert states(ram=12) == {"ram": "slack"}
+
+
+def test_deadline_is_at_its_limit_if_it_rules_the_cheaper_way_out() -> None:
+    """8 s are enough for paging, so more is no gain; 7 s force the recomputation."""
+    assert states(ram=10, deadline=8) == {"ram": "binds", "time": "slack"}
+    assert states(ram=10, deadline=7) == {"ram": "binds", "time": "binds"}
+
+
+def test_energy_budget_is_at_its_limit_if_time_is_minimized() -> None:
+    """The quicker way needs 9 J."""
+    fast = {"ram": 10, "minimize": "time"}
+    assert states(**fast, energy_budget=9) == {"ram": "binds", "energy": "slack"}
+    assert states(**fast, energy_budget=8) == {"ram": "binds", "energy": "binds"}
+
+
+def test_of_limits_that_exclude_each_other_all_are_in_the_way() -> None:
+    """With 7 s and 8 J neither way is left; each limit gone, there is one."""
+    assert states(ram=10, deadline=7, energy_budget=8) == {
+        "ram": "binds",
+        "time": "binds",
+        "energy": "binds",
+    }
+
+
+def test_limits_that_nothing_can_keep_are_told_apart() -> None:
+    """Deadline and energy are each too little for one pass; the RAM is not the obstacle."""
+    assert states(ram=12, deadline=3, energy_budget=5) == {
+        "ram": "slack",
+        "time": "impossible",
+        "energy": "impossible",
+    }
+
+
+def test_figures_are_used_and_allowed() -> None:
+    """In bytes, seconds and joules, and what is minimized without the limit; d takes 9 B."""
+    result = solve(priced_problem(ram=10, deadline=7))
+    ram, time = used_limits(result)
+    assert (ram.used, ram.allowed, ram.without) == (9, 10, 6.0)
+    assert (time.used, time.allowed, time.without) == (5.0, 7.0, 7.0)
+
+
+def test_without_a_proof_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the solve without the limit proves nothing, the answer is open."""
+    result = solve(priced_problem(ram=10, deadline=7))
+
+    def unproved(problem: Problem, **options: Any) -> Any:
+        found = solve(problem, **options)
+        return replace(
+            found, status=Status.UNKNOWN, schedule=None, simulation=None, objective_bound=None
+        )
+
+    monkeypatch.setattr("poetmodel.solver.sensitivity.variants.solve", unproved)
+    assert {found.state for found in used_limits(result)} == {LimitState.OPEN}

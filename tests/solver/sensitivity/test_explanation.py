@@ -20,11 +20,11 @@ from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Status
 from poetmodel.solver import solve
-from poetmodel.solver.explanation import Change, explain_infeasible
+from poetmodel.solver.sensitivity import Change, explain_infeasible, variants
 from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
-    from poetmodel.solver.explanation import Explanation, Remedy
+    from poetmodel.solver.sensitivity import Explanation, Remedy
 
 
 def explained(problem: Problem) -> Explanation:
@@ -241,11 +241,9 @@ def test_model_of_an_infeasible_problem_is_explained_by_the_problem() -> None:
 
 def test_what_is_not_decided_is_said_to_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the time to decide, nothing is claimed."""
-    from poetmodel.solver import explanation as module
-
     result = solve(skip_problem(deadline=10.5))
     undecided = replace(result, status=Status.UNKNOWN)
-    monkeypatch.setattr(module, "solve", lambda *_, **__: undecided)
+    monkeypatch.setattr(variants, "solve", lambda *_, **__: undecided)
     found = explain_infeasible(result)
     assert [remedy.works for remedy in found.remedies] == [None, None]
     assert not any(remedy.proven for remedy in found.remedies)
@@ -257,15 +255,13 @@ def test_what_is_not_decided_is_said_to_be_open(monkeypatch: pytest.MonkeyPatch)
 
 def test_unproven_amounts_come_with_what_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schedule without its proof works, and the words do not call it the least."""
-    from poetmodel.solver import explanation as module
-
-    real = module.solve
+    real = variants.solve
 
     def loose(*arguments: Any, **options: Any) -> Any:
         return replace(real(*arguments, **options), objective_bound=10.0)
 
     result = solve(skip_problem(deadline=9))
-    monkeypatch.setattr(module, "solve", loose)
+    monkeypatch.setattr(variants, "solve", loose)
     found = explain_infeasible(result)
     assert next(found.sentences()) == (
         "feasible with 11 s as the deadline; all that is proven is that less than 10 s does not do"

@@ -1,0 +1,11 @@
+"""What limits and decisions cost: changed problems, solved in a shared time."""
+
+from poetmodel.solver.sensitivity.explanation import (
+    Change,
+    Explanation,
+    Remedy,
+    explain_infeasible,
+)
+from poetmodel.solver.sensitivity.limits import Limit, find_limits
+
+__all__ = ["Change", "Explanation", "Limit", "Remedy", "explain_infeasible", "find_limits"]

@@ -1,0 +1,275 @@
+"""The cost of alternatives: a problem solved again with one decision forbidden, or with more RAM.
+
+Recomputation of a node is forbidden by the graph, which is exact. Paging of a tensor is forbidden
+by a price: each page-in of it costs more than the whole schedule. A schedule without these page-ins
+costs what it did, so that a bound of the priced problem holds for all schedules that do not page
+the tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise, zip_longest
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.planner import verify
+from poetmodel.problem import Quantity
+from poetmodel.result import Status
+from poetmodel.schedule import storage_entries
+from poetmodel.schedule.decisions import Choice, find_decisions
+from poetmodel.solver.sensitivity.variants import Budget, Variant, of_graph, solve_variants
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.problem import Problem
+    from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule, Simulation
+
+MORE_RAM: Final = (0.01, 0.05)
+"""How much more RAM its value is for, as parts of the budget."""
+
+
+class Forbidden(StrEnum):
+    """What an alternative does without."""
+
+    PAGING = "paging"
+    """The tensor is not paged."""
+    RECOMPUTATION = "recomputation"
+    """Its node is not computed again."""
+    BOTH = "paging and recomputation"
+    """The tensor is kept from its first computation to its last use."""
+    KEEPING = "keeping"
+    """The tensor leaves RAM between two uses."""
+
+
+class How(StrEnum):
+    """How the cost of an alternative was found."""
+
+    SOLVED = "solved"
+    """Solved again, with the decision forbidden."""
+    BOUNDED = "bounded"
+    """Only limits on it are known."""
+    IMPOSSIBLE = "impossible"
+    """Proven: no schedule does without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A schedule without some decision; costs are beyond those of the explained schedule."""
+
+    tensor: int
+    forbidden: Forbidden
+    how: How
+    becomes: Choice | None = None
+    """The decision on the tensor in the schedule that was found."""
+    energy_j: float | None = None
+    """Energy of that schedule [J]; may be negative."""
+    time_s: float | None = None
+    """Its time, as the deadline counts it [s]."""
+    least_j: float | None = None
+    """Proven: no schedule without the decision costs less than this [J]."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is proven that nothing cheaper does without the decision."""
+        if self.how == How.IMPOSSIBLE:
+            return True
+        return self.energy_j is not None and self.least_j == self.energy_j
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values, SI."""
+        return {
+            "without": str(self.forbidden),
+            "how": str(self.how),
+            "becomes": None if self.becomes is None else str(self.becomes),
+            "energy_j": self.energy_j,
+            "least_j": self.least_j,
+            "time_s": self.time_s,
+            "exact": self.exact,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoreRam:
+    """The value of a larger RAM budget."""
+
+    more_bytes: int
+    """How much larger [B]."""
+    saved_j: float | None
+    """Energy that a schedule found with it saves [J]."""
+    most_j: float | None
+    """Proven: no schedule in that much RAM saves more than this [J]."""
+
+    @property
+    def saved_j_per_kb(self) -> float | None:
+        """What 1000 bytes more save on average [J]."""
+        return None if self.saved_j is None else self.saved_j / (self.more_bytes / 1000)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values, SI."""
+        return {
+            "more_bytes": self.more_bytes,
+            "saved_j": self.saved_j,
+            "most_j": self.most_j,
+            "saved_j_per_kb": self.saved_j_per_kb,
+        }
+
+
+def find_alternatives(
+    problem: Problem, schedule: Schedule, i: int, *, time_limit: float = 10.0, threads: int = 1
+) -> tuple[Alternative, ...]:
+    """Find the cost of the alternatives for a tensor.
+
+    Parameters
+    ----------
+    problem : Problem
+        What the schedule is for; energies are compared, whatever it minimizes.
+    schedule : Schedule
+        Valid for the problem.
+    i : int
+        The tensor.
+    time_limit : float
+        Wall time for all of them [s].
+    threads : int
+        As for `solve`.
+
+    Returns
+    -------
+    tuple of Alternative
+        For a tensor that is paged or recomputed: without that, and without both. For one that is
+        kept: paged, or recomputed, in the longest gap between two uses, which is an upper bound.
+        Energies and times are the simulator's.
+    """
+    choice = find_decisions(problem, schedule)[i].choice
+    if choice == Choice.UNUSED:
+        return ()
+    before = verify(problem, schedule).simulation
+    if choice == Choice.KEPT:
+        return tuple(_without_keeping(problem, schedule, i, before))
+    ways = [Forbidden.BOTH]
+    if problem.can_page and problem.may_recompute(problem.graph.node_of[i]):
+        if choice != Choice.PAGED:
+            ways.append(Forbidden.RECOMPUTATION)
+        if choice != Choice.RECOMPUTED:
+            ways.append(Forbidden.PAGING)
+    changed = [_forbidding(problem, i, way, before) for way in ways]
+    budget = Budget(time_limit_s=time_limit, threads=threads)
+    results = solve_variants([Variant(problem=variant) for variant in changed], budget)
+    found = [
+        _alternative(problem, i, way, before, result) for way, result in zip_longest(ways, results)
+    ]
+    return tuple(reversed(found))
+
+
+def value_of_ram(
+    problem: Problem, schedule: Schedule, *, time_limit: float = 10.0, threads: int = 1
+) -> tuple[MoreRam, ...]:
+    """Find what a little more RAM saves: one answer for each of `MORE_RAM`.
+
+    Parameters
+    ----------
+    problem, schedule, time_limit, threads
+        As for `find_alternatives`.
+    """
+    energy_j = verify(problem, schedule).simulation.energy_j or 0.0
+    ram = problem.ram_budget_bytes
+    more = [max(1, math.ceil(part * ram)) for part in MORE_RAM]
+    variants = [
+        Variant(problem=replace(problem, ram=ram + size, minimize=Quantity.ENERGY)) for size in more
+    ]
+    budget = Budget(time_limit_s=time_limit, threads=threads)
+    results = solve_variants(variants, budget, start=schedule)
+    found = []
+    for size, result in zip_longest(more, results):
+        after_j = None if result is None else result.energy_j
+        bound_j = None if result is None else result.objective_bound
+        found.append(
+            MoreRam(
+                more_bytes=size,
+                saved_j=None if after_j is None else energy_j - after_j,
+                most_j=energy_j - (problem.baseline_energy_j if bound_j is None else bound_j),
+            )
+        )
+    return tuple(found)
+
+
+def _forbidding(problem: Problem, i: int, way: Forbidden, before: Simulation) -> Problem:
+    graph, costs = problem.graph, problem.costs
+    if way != Forbidden.PAGING:
+        nodes, k = list(graph.nodes), graph.node_of[i]
+        nodes[k] = replace(nodes[k], recomputable=False)
+        graph = replace(graph, nodes=tuple(nodes))
+    if way != Forbidden.RECOMPUTATION and problem.can_page and costs.pages is not None:
+        name = graph.tensors[i].name
+        page = costs.pages[name]
+        price_j = 2 * max(before.energy_j or 0.0, problem.energy_budget_j or 0.0)
+        page_in = replace(page.page_in, energy_j=page.page_in.energy_j + price_j)
+        costs = replace(costs, pages={**costs.pages, name: replace(page, page_in=page_in)})
+    return replace(problem, graph=graph, costs=costs, minimize=Quantity.ENERGY)
+
+
+def _alternative(
+    problem: Problem, i: int, way: Forbidden, before: Simulation, result: SolveResult | None
+) -> Alternative:
+    """Return what was found with something forbidden; None if it was not asked."""
+    blank = Alternative(tensor=i, forbidden=way, how=How.BOUNDED)
+    if result is None:
+        return blank
+    if result.status == Status.INFEASIBLE:
+        return replace(blank, how=How.IMPOSSIBLE)
+    energy_j, bound_j = before.energy_j or 0.0, result.objective_bound
+    blank = replace(blank, least_j=None if bound_j is None else bound_j - energy_j)
+    if result.schedule is None:
+        return blank
+    schedule = of_graph(result.schedule, problem.graph)
+    verdict, becomes = verify(problem, schedule), find_decisions(problem, schedule)[i].choice
+    if verdict.violations or (becomes.pages and way != Forbidden.RECOMPUTATION):
+        return blank
+    after = verdict.simulation
+    cost_j = (after.energy_j or 0.0) - energy_j
+    return replace(
+        blank,
+        how=How.SOLVED if result.status == Status.OPTIMAL else How.BOUNDED,
+        becomes=becomes,
+        energy_j=cost_j,
+        time_s=(after.time_s or 0.0) - (before.time_s or 0.0),
+        least_j=cost_j if result.gap == 0.0 else blank.least_j,
+    )
+
+
+def _without_keeping(
+    problem: Problem, schedule: Schedule, i: int, before: Simulation
+) -> Iterator[Alternative]:
+    """Yield what it costs at most to drop a kept tensor in the longest gap between two uses."""
+    graph, k = problem.graph, problem.graph.node_of[i]
+    stages = sorted({t for t, j in schedule.R if j in graph.users_of[i]} | {k})
+    gaps = [(after - first, first, after) for first, after in pairwise(stages)]
+    if not gaps:
+        return
+    _, first, after = max(gaps)
+    kept = tuple((t, j) for t, j in schedule.S_RAM if j != i or not first < t <= after)
+    dropped = replace(schedule, S_RAM=kept)
+    ways = {}
+    if problem.can_page:
+        ways[Choice.PAGED] = replace(
+            dropped,
+            M_in=(*schedule.M_in, (after, i)),
+            M_out=(*schedule.M_out, (k, i)),
+            S_AUX=(*schedule.S_AUX, *storage_entries(graph, [(after, i)])),
+        )
+    if problem.may_recompute(k):
+        ways[Choice.RECOMPUTED] = replace(dropped, R=(*schedule.R, (after, k)))
+    for choice, changed in ways.items():
+        verdict = verify(problem, changed)
+        figures, valid = verdict.simulation, verdict.valid
+        yield Alternative(
+            tensor=i,
+            forbidden=Forbidden.KEEPING,
+            how=How.BOUNDED,
+            becomes=choice,
+            energy_j=(figures.energy_j or 0.0) - (before.energy_j or 0.0) if valid else None,
+            time_s=(figures.time_s or 0.0) - (before.time_s or 0.0) if valid else None,
+        )

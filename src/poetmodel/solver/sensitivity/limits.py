@@ -1,0 +1,265 @@
+"""How far the limits of a problem can go, and which of them a schedule is at.
+
+The smallest RAM, time and energy are optima of the same problem with another quantity minimized: no
+budgets are tried out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.device.room import room_figures
+from poetmodel.errors import shown
+from poetmodel.graph import floor
+from poetmodel.problem import Quantity
+from poetmodel.result import Status, unavoidable
+from poetmodel.solver.outcome import EQUAL
+from poetmodel.solver.sensitivity.variants import Budget, Variant, solve_variants
+from poetmodel.units import brief
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.problem import Problem
+    from poetmodel.result import SolveResult
+
+LEAST_S: Final = 1.0
+"""Least time to find out whether a schedule is at one limit [s]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The least amount of something that a problem can do with."""
+
+    name: str
+    """``keep_all``, ``recompute``, ``page``, ``both`` and ``stated`` are about RAM; ``time``,
+    ``energy``."""
+    result: SolveResult
+    """The schedule with the least amount, and the proof."""
+
+    def __repr__(self) -> str:
+        found = "none" if self.value is None else f"{self.value:.6g}"
+        proof = "proven" if self.proven else f"bound {self.bound}"
+        return brief(self, shown(self.name), f"least {self.quantity} {found}, {proof}")
+
+    @property
+    def quantity(self) -> Quantity:
+        """What was minimized."""
+        return Quantity(self.result.problem.minimize)
+
+    @property
+    def value(self) -> float | None:
+        """The least amount found; for RAM the budget, with the resident bytes that it counts."""
+        return self._as_budget(self.result.objective_value)
+
+    @property
+    def bound(self) -> float | None:
+        """Proven: no schedule does with less, counted as `value`; None without a schedule."""
+        return self._as_budget(self.result.objective_bound)
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is proven that nothing less will do, or that nothing will."""
+        if self.result.status == Status.INFEASIBLE:
+            return True
+        return self.value is not None and self.bound is not None and self.bound >= self.value
+
+    @property
+    def gap(self) -> float | None:
+        """Gap, as a fraction of the least amount less what every schedule pays."""
+        return None if self.bound is None else self.result.objective_gap
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether the schedule needs the minimum RAM only."""
+        return self.result.peak_ram_bytes == floor(self.result.problem.graph).bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as plain values, SI."""
+        simulation, graph = self.result.simulation, self.result.problem.graph
+        document: dict[str, Any] = {
+            "minimize": str(self.quantity),
+            "status": str(self.result.status),
+            "value": self.value,
+            "bound": self.bound,
+            "gap": self.gap,
+            "proven": self.proven,
+            "reason": self.result.reason or None,
+            **dict.fromkeys(("stage", "node", "peak_ram_bytes", "tensors")),
+            **room_figures(self.result.room),
+        }
+        if simulation is not None:
+            document["stage"] = simulation.peak.stage
+            document["node"] = graph.nodes[simulation.peak.node].name
+            document["peak_ram_bytes"] = simulation.peak_ram_bytes
+            document["tensors"] = [graph.tensors[i].name for i in simulation.peak_tensors]
+        return document
+
+    def _as_budget(self, amount: float | None) -> float | None:
+        if amount is None or self.quantity != Quantity.RAM:
+            return amount
+        problem = self.result.problem
+        return amount + problem.ram_budget_bytes - problem.usable_ram_bytes
+
+
+def find_limits(
+    problem: Problem,
+    *,
+    backend: str = "highs",
+    time_limit: float = 60.0,
+    gap: float = 1e-4,
+    threads: int = 1,
+) -> tuple[Limit, ...]:
+    """Find the smallest RAM, the smallest deadline and the smallest energy of a problem.
+
+    Parameters
+    ----------
+    problem : Problem
+        Graph, costs and limits; what it minimizes does not matter.
+    backend, gap, threads
+        As for `solve`.
+    time_limit : float
+        Wall time for all answers together [s].
+
+    Returns
+    -------
+    tuple of Limit
+        The smallest RAM with keep-all, with recomputation, with paging, and with both, as far as
+        the problem allows them, and without its deadline and energy budget; with all of its limits,
+        if it has one of these; then the smallest deadline for its RAM and energy budget, and the
+        smallest energy for its RAM and deadline. Ctrl-C ends with those found so far.
+    """
+    named = dict(_variants(problem))
+    variants = [
+        Variant(problem=changed, gap=gap, paging_first=name == "page")
+        for name, changed in named.items()
+    ]
+    budget = Budget(time_limit_s=time_limit, backend=backend, threads=threads)
+    results = solve_variants(variants, budget)
+    return tuple(
+        Limit(name=name, result=found) for name, found in zip(named, results, strict=False)
+    )
+
+
+def _variants(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    for name, recompute, paging in (
+        ("keep_all", False, False),
+        ("recompute", True, False),
+        ("page", False, True),
+        ("both", True, True),
+    ):
+        if recompute <= problem.recompute and paging <= problem.can_page:
+            yield (
+                name,
+                problem.without(
+                    Quantity.RAM,
+                    Quantity.TIME,
+                    Quantity.ENERGY,
+                    minimize=Quantity.RAM,
+                    recompute=recompute,
+                    paging=paging,
+                ),
+            )
+    if problem.deadline_s is not None or problem.energy_budget_j is not None:
+        yield "stated", problem.without(Quantity.RAM, minimize=Quantity.RAM)
+    yield "time", problem.without(Quantity.TIME, minimize=Quantity.TIME)
+    yield "energy", problem.without(Quantity.ENERGY, minimize=Quantity.ENERGY)
+
+
+class LimitState(StrEnum):
+    """Whether a schedule is at one of its limits."""
+
+    AT_LIMIT = "binds"
+    """Without the limit there is a better schedule, or there is one at all."""
+    SLACK = "slack"
+    """Proven: nothing is gained without the limit."""
+    IMPOSSIBLE = "impossible"
+    """Proven: no schedule keeps the limit, whatever the others are."""
+    OPEN = "open"
+    """Not decided within the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsedLimit:
+    """A limit of a solved problem; amounts are in bytes, seconds or joules."""
+
+    quantity: Quantity
+    state: LimitState
+    without: float | None
+    """The minimized quantity without the limit; None if no schedule was found."""
+    used: float | None
+    """How much of it the schedule takes; None without a schedule."""
+    allowed: float
+
+
+def used_limits(
+    result: SolveResult, *, time_limit: float = 10.0, gap: float = 1e-4
+) -> tuple[UsedLimit, ...]:
+    """Find out which limits a solved problem is at.
+
+    Parameters
+    ----------
+    result : SolveResult
+        A schedule with its proof, or the proof that there is none.
+    time_limit : float
+        Wall time for each limit [s].
+    gap : float
+        Gap tolerance of these solves.
+
+    Returns
+    -------
+    tuple of UsedLimit
+        The RAM budget, and deadline and energy budget if stated. The problem is solved again
+        without each; if there is no schedule either way, with this limit alone.
+    """
+    problem = result.problem
+    amounts = {
+        Quantity.RAM: (problem.usable_ram_bytes, result.peak_ram_bytes),
+        Quantity.TIME: (problem.deadline_s, result.time_s),
+        Quantity.ENERGY: (problem.energy_budget_j, result.energy_j),
+    }
+    limits = [quantity for quantity, (allowed, _) in amounts.items() if allowed is not None]
+
+    def solved(variants: dict[Quantity, Problem]) -> dict[Quantity, SolveResult]:
+        budget = Budget(time_limit_s=time_limit * len(variants), least_s=LEAST_S)
+        stated = [Variant(problem=changed, gap=gap) for changed in variants.values()]
+        found = solve_variants(stated, budget, start=result.schedule)
+        return dict(zip(variants, found, strict=False))
+
+    freed = solved({quantity: problem.without(quantity) for quantity in limits})
+    hopeless = [q for q in freed if _is_infeasible(result) and _is_infeasible(freed[q])]
+    alone = solved({q: problem.without(*(o for o in amounts if o != q)) for q in hopeless})
+    impossible = {quantity for quantity in alone if _is_infeasible(alone[quantity])}
+    return tuple(
+        UsedLimit(
+            quantity=q,
+            state=LimitState.IMPOSSIBLE if q in impossible else _state(result, freed.get(q)),
+            without=freed[q].objective_value if q in freed else None,
+            used=amounts[q][1],
+            allowed=amounts[q][0] or 0.0,
+        )
+        for q in limits
+    )
+
+
+def _is_infeasible(result: SolveResult) -> bool:
+    return result.status == Status.INFEASIBLE
+
+
+def _state(result: SolveResult, freed: SolveResult | None) -> LimitState:
+    if freed is None:
+        return LimitState.OPEN
+    if result.schedule is None:
+        if not _is_infeasible(result) or freed.status == Status.UNKNOWN:
+            return LimitState.OPEN
+        return LimitState.SLACK if freed.schedule is None else LimitState.AT_LIMIT
+    value, bound = result.objective_value or 0.0, result.objective_bound or 0.0
+    found, least = freed.objective_value, freed.objective_bound or 0.0
+    if found is not None and found < bound - EQUAL * abs(bound):
+        return LimitState.AT_LIMIT
+    within_gap = result.requested_gap * (value - unavoidable(result.problem))
+    if least >= value - max(EQUAL * abs(value), within_gap):
+        return LimitState.SLACK
+    return LimitState.OPEN

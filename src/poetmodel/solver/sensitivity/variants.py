@@ -1,0 +1,155 @@
+"""Variants of a problem, solved one after the other in a shared time.
+
+Each begins with the best schedule of those before it, and takes over what is proven of another
+that allows more.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from poetmodel.graph import floor
+from poetmodel.problem import Quantity
+from poetmodel.result import Termination
+from poetmodel.schedule import GraphIdentity
+from poetmodel.solver.facade import solve
+from poetmodel.solver.outcome import accepted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+    from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A changed problem, and how to solve it."""
+
+    problem: Problem
+    gap: float = 1e-4
+    """Gap tolerance; 1 to end with the first schedule."""
+    paging_first: bool = False
+    """Whether half of the time is for a schedule of the minimum RAM by paging alone, which is often
+    the least RAM and found soon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The time and the solver of some variants."""
+
+    time_limit_s: float
+    """Wall time for all of them [s]. What one leaves, the next ones share equally."""
+    least_s: float = 0.1
+    """Time for each of them even if none is left [s], above 0."""
+    backend: str = "highs"
+    threads: int = 1
+
+
+def solve_variants(
+    variants: Sequence[Variant], budget: Budget, *, start: Schedule | None = None
+) -> list[SolveResult]:
+    """Solve variants of a problem.
+
+    Parameters
+    ----------
+    variants : sequence of Variant
+        The changed problems. Those that allow less come before those that allow more.
+    budget : Budget
+        For all of them.
+    start : Schedule, optional
+        To begin the first one from.
+
+    Returns
+    -------
+    list of SolveResult
+        One for each variant, with the best bound that is known; after Ctrl-C, those so far.
+    """
+    ends_s = time.monotonic() + budget.time_limit_s
+    results: list[SolveResult] = []
+    for place, variant in enumerate(variants):
+        best = _best(results, variant.problem) or start
+        left_s = ends_s - time.monotonic()
+        share_s = max(budget.least_s, left_s / (len(variants) - place))
+        if variant.paging_first:
+            share_s /= 2
+            best = _paged_at_minimum_ram(variant.problem, budget, time_limit_s=share_s) or best
+        result = solve(
+            variant.problem,
+            backend=budget.backend,
+            time_limit=share_s,
+            gap=variant.gap,
+            threads=budget.threads,
+            start=best,
+        )
+        results.append(result)
+        if result.termination == Termination.INTERRUPTED:
+            break
+    return [_with_inherited_bound(result, results) for result in results]
+
+
+def of_graph(schedule: Schedule, graph: Graph) -> Schedule:
+    """Return a schedule as one of a graph that has the same nodes and tensors."""
+    identity = schedule.identity
+    if identity is None or identity.sha256 == graph.sha256:
+        return schedule
+    return replace(schedule, identity=GraphIdentity.of(graph))
+
+
+def _best(results: Sequence[SolveResult], problem: Problem) -> Schedule | None:
+    """Return the best schedule so far that is valid for a problem, by its objective."""
+    known = (
+        accepted(problem, of_graph(result.schedule, problem.graph))
+        for result in results
+        if result.schedule is not None and result.problem.minimize == problem.minimize
+    )
+    valid = [candidate for candidate in known if candidate is not None]
+    return min(valid, key=lambda candidate: candidate.value).schedule if valid else None
+
+
+def _paged_at_minimum_ram(
+    problem: Problem, budget: Budget, *, time_limit_s: float
+) -> Schedule | None:
+    resident = problem.ram_budget_bytes - problem.usable_ram_bytes
+    tight = replace(
+        problem,
+        ram=floor(problem.graph).bytes + resident,
+        minimize=str(Quantity.ENERGY),
+        recompute=False,
+    )
+    return solve(
+        tight, backend=budget.backend, time_limit=time_limit_s, gap=1.0, threads=budget.threads
+    ).schedule
+
+
+def _with_inherited_bound(result: SolveResult, results: Sequence[SolveResult]) -> SolveResult:
+    """Take over what is proven of problems that allow all schedules of this one."""
+    if result.objective_bound is None:
+        return result
+    bounds = [
+        other.objective_bound or 0.0
+        for other in results
+        if _is_relaxation(other.problem, result.problem)
+    ]
+    return replace(result, objective_bound=max(result.objective_bound, *bounds))
+
+
+def _is_relaxation(one: Problem, other: Problem) -> bool:
+    """Return whether one problem is another with less of its limits."""
+    limits = ("ram_budget_bytes", "deadline_s", "energy_budget_j", "aux_limit_bytes")
+    return (
+        one.graph is other.graph
+        and one.costs is other.costs
+        and one.minimize == other.minimize
+        and one.recompute >= other.recompute
+        and one.can_page >= other.can_page
+        and all(_is_looser(getattr(one, name), getattr(other, name)) for name in limits)
+    )
+
+
+def _is_looser(one: float | None, other: float | None) -> bool:
+    return one is None or (other is not None and one >= other)
