@@ -1,7 +1,7 @@
-"""What is measured: a frozen registry of cases, and small stand-ins for a smoke run.
+"""What is measured: a frozen registry of cases, and small ones for a smoke run.
 
-A case is one problem solved in one way. `CASES` leaves out budgets below a graph's floor, which no
-schedule can keep.
+A case is one problem that is solved by default. `CASES` leaves out budgets below a graph's floor,
+which no schedule can keep.
 """
 
 from __future__ import annotations
@@ -33,26 +33,8 @@ THREADS: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """One way to solve a problem."""
-
-    name: str
-    """What tables call it."""
-    formulation: str | None = None
-    """Passed to `solve`; None takes what `solve` takes by itself."""
-    stages: str = "all"
-    """Passed to `build`; anything but ``all`` solves a model instead of a problem."""
-
-
-DEFAULT: Final = Method(name="default")
-EVENTS: Final = Method(name="compact, events", formulation="compact", stages="events")
-ALL: Final = Method(name="compact, all", formulation="compact")
-PAPER: Final = Method(name="paper", formulation="paper")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One problem, solved in one way."""
+    """One problem, solved by default."""
 
     group: str
     """Table that it belongs to: ``main``, ``reference`` or ``zoo``."""
@@ -62,8 +44,6 @@ class Case:
     """A shipped device."""
     ram: str
     """RAM budget, as a share of the checkpoint-all peak."""
-    method: Method
-    """How it is solved."""
     deadline_counts: str | None = None
     """Which time counts; None takes the device's default. There is no deadline."""
     limit_s: float = LIMIT_S
@@ -76,7 +56,7 @@ class Case:
     @property
     def name(self) -> str:
         """What identifies it in a run."""
-        parts = (self.group, self.model, self.device, self.ram, self.method.name, f"s{self.seed}")
+        parts = (self.group, self.model, self.device, self.ram, "default", f"s{self.seed}")
         return " | ".join(parts)
 
     def problem(self) -> Problem:
@@ -118,7 +98,6 @@ def _reference_cases() -> Iterator[Case]:
             model=model,
             device=device,
             ram=ram,
-            method=DEFAULT,
             deadline_counts="compute",
             expected_overhead_ratio=overhead_ratio,
         )
@@ -126,7 +105,7 @@ def _reference_cases() -> Iterator[Case]:
 
 def _zoo_cases() -> Iterator[Case]:
     """Yield the zoo's graphs on a Raspberry Pi, ResNet-18/CIFAR first."""
-    main = Case(group="main", model="resnet18-cifar", device="rpi4b", ram="40%", method=DEFAULT)
+    main = Case(group="main", model="resnet18-cifar", device="rpi4b", ram="40%")
     yield main
     models = (
         "vgg16-cifar",
@@ -148,7 +127,7 @@ CASES: Final = tuple(case for case in (*_zoo_cases(), *_reference_cases()) if po
 
 
 def smoke_cases() -> tuple[Case, ...]:
-    """Return every kind of case at its smallest size: each group and method once."""
+    """Return a case of each group at its smallest size."""
     small = {
         "reference": ("paper/linear", "paper-m4", "50%"),
         "zoo": ("mlp", "mkr1000", "70%"),

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from cases import CASES, smoke_cases
-from grid import smoke_cells
-from poetmodel.bench.figures import comparison
+from grid import smoke_instances
+from harness import latest, record
+from poetmodel.bench.summaries import comparison
 from poetmodel.bench.tables import rows
-from records import Recorder
+from run_grid import warm_up
 
 if TYPE_CHECKING:
-    from poetmodel.bench.figures import Summary
+    from collections.abc import Callable
+
+    from poetmodel.bench.summaries import Summary
 
 SOLVED: Final = pytest.StashKey[list[dict[str, Any]]]()
 """Where a run keeps what the solvers did."""
@@ -39,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--full",
         action="store_true",
-        help="all cells of the comparison of solvers, which take hours",
+        help="all runs of the comparison of solvers, which take hours",
     )
     group.addoption(
         "--record", type=Path, metavar="FILE", help="append a JSON line per measurement to FILE"
@@ -47,13 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give every benchmark of a case the registry, or its small stand-ins."""
+    """Give every benchmark its part of the registries, or the small cases of a smoke run."""
     if "case" in metafunc.fixturenames:
         chosen = smoke_cases() if metafunc.config.getoption("smoke") else CASES
         metafunc.parametrize("case", chosen, ids=[case.name for case in chosen])
-    if "cell" in metafunc.fixturenames:
-        cells = smoke_cells()
-        metafunc.parametrize("cell", cells, ids=[cell.name for cell in cells])
+    if "instance" in metafunc.fixturenames:
+        instances = smoke_instances()
+        metafunc.parametrize("instance", instances, ids=[each.name for each in instances])
 
 
 @pytest.fixture(scope="session")
@@ -63,10 +66,13 @@ def smoke(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def recorder(request: pytest.FixtureRequest) -> Recorder:
-    """Return what keeps the records of this run."""
+def keep(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Return what keeps the record of a measurement, if they are to be kept: see `record`."""
     path: Any = request.config.getoption("record")
-    return Recorder(path)
+    if path is None:
+        return lambda *_, **__: None
+    store = latest(path)
+    return lambda kind, name, **facts: store.add(record(kind, name, **facts))
 
 
 @pytest.fixture(scope="session")
@@ -110,8 +116,4 @@ def _collected() -> None:
 @pytest.fixture(scope="session")
 def warm() -> None:
     """Load solver and modelling library once, so that no measurement pays for it."""
-    from poetmodel import solve
-
-    for case in smoke_cases():
-        if case.group == "zoo":
-            solve(case.problem(), time_limit=case.limit_s)
+    warm_up()

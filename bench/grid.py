@@ -1,6 +1,6 @@
-"""The grid: a frozen registry of the cells by which the solver's goals are measured.
+"""The grid: a frozen registry of the instances by which the solver's goals are measured.
 
-A cell is one problem, solved in one way, with its limit. Nothing is chosen by hand afterwards:
+An instance is one problem, solved in one way, with its limit. Nothing is chosen by hand afterwards:
 budgets below a graph's floor stay in, are proved infeasible at once, and are counted apart.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cases import LIMIT_S, PAPER_LIMIT_S, SMOKE_LIMIT_S
+from harness import run_key
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, floor
 from poetmodel.graph.catalogue import load_model
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 FLOOR: Final = "floor+2%"
 """The budget just above the least that any schedule needs: 1.02 times the floor."""
 ORDER_SEED: Final = 20
-"""Seed of the order in which cells are run."""
+"""Seed of the order in which instances are run."""
 
 TRACED: Final = Path(__file__).resolve().parent / "traced"
 """Folder of graphs captured from PyTorch (``*.graph.json``) and their costs (``*.profile.csv``)."""
@@ -35,27 +36,17 @@ _TRACED: Final = "traced/"
 _BERT: Final = "paper/bert-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """One way to solve a problem."""
-
-    formulation: str | None
-    """Passed to `solve`; None takes what `solve` takes by itself."""
-    backend: str = "highs"
-    """Passed to `solve`."""
-
-
-METHODS: Final = {
-    "default": Method(formulation=None),
-    "compact": Method(formulation="compact"),
-    "paper": Method(formulation="paper"),
-    "paper, Gurobi": Method(formulation="paper", backend="gurobi"),
+METHODS: Final[dict[str, dict[str, str]]] = {
+    "default": {},
+    "compact": {"formulation": "compact"},
+    "paper": {"formulation": "paper"},
+    "paper, Gurobi": {"formulation": "paper", "backend": "gurobi"},
 }
-"""What a cell can be solved by, by the names that tables use."""
+"""What an instance can be solved by, by the names that tables use, as options of `solve`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Instance:
     """One problem, solved in one way, for one goal."""
 
     goal: int
@@ -94,6 +85,11 @@ class Cell:
             deadline_counts="serial" if self.deadline else None,
         )
 
+    @property
+    def key(self) -> str:
+        """What identifies it in the records."""
+        return run_key(self.to_dict())
+
     def to_dict(self) -> dict[str, Any]:
         """Return its fields."""
         return asdict(self)
@@ -101,7 +97,7 @@ class Cell:
 
 @cache
 def graph_of(model: str) -> Graph:
-    """Return the graph of a cell, read or built once."""
+    """Return the graph of an instance, read or built once."""
     if model.startswith(_TRACED):
         return Graph.load(TRACED / f"{model.removeprefix(_TRACED)}.graph.json")
     if model.startswith(_BERT):
@@ -157,86 +153,87 @@ _FOR_GUROBI: Final = ("paper/transformer",)
 columns and rows. The next larger graph, ``paper/linear``, has 2,680 columns."""
 
 
-def _published() -> Iterator[Cell]:
+def _published() -> Iterator[Instance]:
     for model in _PUBLISHED:
         for device in _PUBLISHED_DEVICES:
             for ram in _PUBLISHED_BUDGETS:
                 for deadline in _DEADLINES:
-                    yield Cell(
+                    yield Instance(
                         goal=1, model=f"paper/{model}", device=device, ram=ram, deadline=deadline
                     )
 
 
-def _zoo() -> Iterator[Cell]:
+def _zoo() -> Iterator[Instance]:
     for model in _ZOO:
         for device in _DEVICES:
             for ram in ("20%", "35%", "50%", "70%"):
-                yield Cell(goal=2, model=model, device=device, ram=ram)
+                yield Instance(goal=2, model=model, device=device, ram=ram)
 
 
-def _traced() -> Iterator[Cell]:
+def _traced() -> Iterator[Instance]:
     for path in sorted(TRACED.glob("*.graph.json")):
         model = _TRACED + path.name.removesuffix(".graph.json")
         for device in (PROFILE, "rpi4b"):
             for ram in ("70%", "50%", "35%", "25%"):
                 for deadline in (None, "150%"):
-                    yield Cell(goal=3, model=model, device=device, ram=ram, deadline=deadline)
+                    yield Instance(goal=3, model=model, device=device, ram=ram, deadline=deadline)
 
 
-def _scale() -> Iterator[Cell]:
+def _scale() -> Iterator[Instance]:
     for blocks, limit_s in _SCALE.items():
         for device in ("paper-m4", "paper-a72"):
             for ram in ("20%", "40%"):
-                yield Cell(
+                yield Instance(
                     goal=4, model=f"{_BERT}{blocks}", device=device, ram=ram, limit_s=limit_s
                 )
 
 
-def _comparison() -> Iterator[Cell]:
+def _comparison() -> Iterator[Instance]:
     for model, budgets in _COMPARED.items():
         for device in ("paper-m4", "paper-a72"):
             for ram in budgets:
-                cell = Cell(goal=5, model=model, device=device, ram=ram)
-                yield cell
-                yield replace(cell, method="compact")
-                yield replace(cell, method="paper", limit_s=PAPER_LIMIT_S)
+                instance = Instance(goal=5, model=model, device=device, ram=ram)
+                yield instance
+                yield replace(instance, method="compact")
+                yield replace(instance, method="paper", limit_s=PAPER_LIMIT_S)
                 if model in _FOR_GUROBI:
-                    yield replace(cell, method="paper, Gurobi", limit_s=PAPER_LIMIT_S)
+                    yield replace(instance, method="paper, Gurobi", limit_s=PAPER_LIMIT_S)
 
 
 _GOALS: Final = {1: _published, 2: _zoo, 3: _traced, 4: _scale, 5: _comparison}
 GOALS: Final = tuple(_GOALS)
-"""Goals that have cells of their own; goal 6 is read off the records of goal 1."""
+"""Goals that have instances of their own; goal 6 is read off the records of goal 1."""
 
 
-def cells(goals: Sequence[int] = GOALS) -> tuple[Cell, ...]:
-    """Return the cells of some goals, in the registry's order."""
-    return tuple(cell for goal in goals for cell in _GOALS[goal]())
+def instances(goals: Sequence[int] = GOALS) -> tuple[Instance, ...]:
+    """Return the instances of some goals, in the registry's order."""
+    return tuple(instance for goal in goals for instance in _GOALS[goal]())
 
 
-def in_running_order(chosen: Sequence[Cell]) -> tuple[Cell, ...]:
-    """Return cells in the order in which they are run: mixed, the same each time.
+def in_running_order(chosen: Sequence[Instance]) -> tuple[Instance, ...]:
+    """Return instances in the order in which they are run: mixed, the same each time.
 
-    Each goal's cells are shuffled by a fixed seed and spread evenly over the whole, so that a run
-    that is cut short has about the same share of every goal.
+    Each goal's instances are shuffled by a fixed seed and spread evenly over the whole, so that a
+    run that is cut short has about the same share of every goal.
     """
-    placed: list[tuple[float, int, Cell]] = []
-    for goal in sorted({cell.goal for cell in chosen}):
-        of_goal = [cell for cell in chosen if cell.goal == goal]
+    placed: list[tuple[float, int, Instance]] = []
+    for goal in sorted({instance.goal for instance in chosen}):
+        of_goal = [instance for instance in chosen if instance.goal == goal]
         random.Random(ORDER_SEED + goal).shuffle(of_goal)  # noqa: S311 (no secret)
-        placed.extend(((i + 0.5) / len(of_goal), goal, cell) for i, cell in enumerate(of_goal))
-    return tuple(cell for _, _, cell in sorted(placed, key=lambda entry: entry[:2]))
+        placed.extend(((i + 0.5) / len(of_goal), goal, each) for i, each in enumerate(of_goal))
+    return tuple(instance for _, _, instance in sorted(placed, key=lambda entry: entry[:2]))
 
 
-def smoke_cells() -> tuple[Cell, ...]:
-    """Return every kind of cell at its smallest size: each goal, method and deadline once."""
-    found: dict[Cell, None] = {}
-    for cell in (*cells((1, 2, 4, 5)), Cell(goal=3, model="", device="", ram="", deadline="150%")):
+def smoke_instances() -> tuple[Instance, ...]:
+    """Return every kind of instance at its smallest size: each goal, method and deadline once."""
+    found: dict[Instance, None] = {}
+    traced = Instance(goal=3, model="", device="", ram="", deadline="150%")
+    for instance in (*instances((1, 2, 4, 5)), traced):
         small = replace(
-            cell,
+            instance,
             model="paper/linear",
             device="paper-m4",
-            ram="70%" if cell.goal > 1 else FLOOR,
+            ram="70%" if instance.goal > 1 else FLOOR,
             limit_s=SMOKE_LIMIT_S,
         )
         found[small] = None

@@ -1,4 +1,4 @@
-"""Run the grid: one fresh process and one JSON line a cell; can be stopped and resumed at any time.
+"""Run the grid: one fresh process and one JSON line an instance; can be stopped and resumed.
 
 ``python bench/run_grid.py --workers 2 --out bench/results/$(date +%F)-grid.jsonl`` runs everything
 in a mixed order that is the same each time, so that a run that is cut short is a fair sample.
@@ -7,32 +7,38 @@ in a mixed order that is the same each time, so that a run that is cut short is 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import signal
+import resource
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from grid import GOALS, Cell, cells, in_running_order
-from measure import measure, warm
-from records import Recorder
-from resuming import FAILED, end_line, read_records, still_to_do
+import poetmodel as pm
+from cases import GAP
+from grid import GOALS, METHODS, Instance, graph_of, in_running_order, instances
+from harness import FreshProcesses, add_options, check_options, record, recorded, run_all
+from poetmodel.bench.measurement import FAILED
+from poetmodel.bench.tables import model_gap
+from poetmodel.errors import PoetModelError
+from poetmodel.graph import floor
+from poetmodel.graph.catalogue import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from multiprocessing.connection import Connection
+
+    from poetmodel import SolveProgress, SolveResult
+    from poetmodel.bench.measurement import Record
 
 KIND: Final = "cell"
 """Kind of the records."""
 GRACE_S: Final = 120.0
-"""How long after its limit a cell may take until its process is ended [s]."""
-WIDE: Final = 0.01
-"""Gap above which ``--again`` solves a cell again."""
-_TICK_S: Final = 0.5
+"""How long after its limit an instance may take until its process is ended [s]."""
+AGAIN_GAP: Final = 0.01
+"""Gap above which ``--again`` solves an instance again."""
+NOTED_RATIO: Final = 0.9
+"""A gap is noted when it is below this share of the last one noted."""
 _PRELOADED: Final = (
     "pyomo.environ",
     "highspy",
@@ -44,142 +50,200 @@ _PRELOADED: Final = (
 )
 
 
-def _in_process(cell: Cell, threads: int, out: Connection) -> None:
-    """Measure a cell in a process of its own, and send the facts."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process itself
-    warm()
-    out.send(measure(cell, threads=threads))
-    out.close()
+# -- one instance ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Runner:
-    """Measures cells, each in a process of its own, and records them as they end."""
+class Course:
+    """What a solve tells on its way: when it first had a schedule, and how the gap fell."""
 
-    recorder: Recorder
-    threads: int = 1
-    workers: int = 1
-    total: int = 0
-    stop: threading.Event = field(default_factory=threading.Event)
-    """Set to end the run: cells that are under way are dropped."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    done: int = 0
+    first_schedule_s: float | None = None
+    """When the first schedule was there, building included [s]."""
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """Times [s] and the gap from then on, each less than `NOTED_RATIO` of the one before."""
 
-    def run(self, chosen: Sequence[Cell]) -> None:
-        """Measure cells, in their order, `workers` at a time."""
-        self.total = len(chosen)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(_PRELOADED))
-        with ThreadPoolExecutor(self.workers) as pool:
-            futures = [pool.submit(self._one, context, cell) for cell in chosen]
-            try:
-                for future in futures:
-                    future.result()
-            finally:
-                self.stop.set()
-
-    def _one(self, context: Any, cell: Cell) -> None:
-        if self.stop.is_set():
+    def note(self, progress: SolveProgress) -> None:
+        """Take note of one state of the solve."""
+        if progress.incumbent is None:
             return
-        facts = self._measured(context, cell)
-        if facts is None:
-            return
-        with self.lock:
-            self.done += 1
-            seconds = facts.pop("seconds")
-            self.recorder.write(KIND, cell.name, seconds=seconds, workers=self.workers, **facts)
-            gap = facts.get("gap")
-            shown = facts["status"] if gap is None else f"{facts['status']}, gap {gap:.3%}"
-            sys.stderr.write(f"{self.done}/{self.total} {cell.name}: {seconds:.2f} s, {shown}\n")
+        if self.first_schedule_s is None:
+            self.first_schedule_s = progress.seconds
+        self.reach(progress.seconds, progress.gap)
 
-    def _measured(self, context: Any, cell: Cell) -> dict[str, Any] | None:
-        """Return the facts of a cell; None where the run was stopped first."""
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(
-            target=_in_process, args=(cell, self.threads, sender), daemon=True
+    def reach(self, seconds: float, gap: float | None) -> None:
+        """Take note of a gap, if it is much less than the last."""
+        if gap is None or (self.gaps and gap >= NOTED_RATIO * self.gaps[-1][1] and gap > 0.0):
+            return
+        if self.gaps and self.gaps[-1][1] == 0.0:
+            return
+        self.gaps.append((round(seconds, 3), float(f"{gap:.4g}")))
+
+
+def measure(
+    fields: dict[str, Any], _start: None = None, *, threads: int = 1, workers: int = 1
+) -> Record:
+    """Solve an instance and return its record.
+
+    Parameters
+    ----------
+    fields : dict
+        What to solve, as `Instance.to_dict` gives it. Its graph is read before the clock starts.
+    threads : int
+        Threads that the solver may use.
+    workers : int
+        How many instances are solved at a time.
+
+    Returns
+    -------
+    dict
+        ``seconds`` of wall time for stating, building, solving and verifying, and plain facts.
+        Where the package refuses the instance, ``status`` is `FAILED` and ``reason`` says why.
+    """
+    instance = Instance(**fields)
+    graph, method = graph_of(instance.model), METHODS[instance.method]
+    course = Course()
+    cpu_s, begun = time.process_time(), time.perf_counter()
+    facts: dict[str, Any]
+    try:
+        result = pm.solve(
+            instance.problem(),
+            formulation=method.get("formulation"),
+            backend=method.get("backend", "highs"),
+            time_limit=instance.limit_s,
+            gap=GAP,
+            threads=threads,
+            seed=instance.seed,
+            on_progress=course.note,
         )
-        begun = time.monotonic()
-        process.start()
-        sender.close()
-        facts = None
-        try:
-            while not receiver.poll(_TICK_S):
-                late = time.monotonic() - begun > cell.limit_s + GRACE_S
-                if late or self.stop.is_set():
-                    process.kill()
-                    break
-            facts = receiver.recv()
-        except EOFError:
-            pass
-        finally:
-            receiver.close()
-            process.join()
-        if self.stop.is_set():
-            return None
-        if facts is not None:
-            return dict(facts)
-        seconds = time.monotonic() - begun
-        reason = f"the process ended with {process.exitcode} after {seconds:.0f} s"
-        return {"cell": cell.to_dict(), "seconds": seconds, "status": FAILED, "reason": reason}
+    except PoetModelError as error:
+        facts = {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
+        seconds = time.perf_counter() - begun
+    else:
+        seconds = time.perf_counter() - begun
+        facts = _facts(result, course, seconds)
+    return record(
+        KIND,
+        instance.name,
+        cell=fields,
+        workers=workers,
+        threads=threads,
+        seconds=seconds,
+        cpu_s=time.process_time() - cpu_s,
+        peak_memory_bytes=peak_memory_bytes(),
+        graph_nodes=len(graph.nodes),
+        graph_tensors=len(graph.tensors),
+        floor_bytes=floor(graph).bytes,
+        **facts,
+    )
+
+
+def _facts(result: SolveResult, course: Course, seconds: float) -> dict[str, Any]:
+    problem, statistics = result.problem, dict(result.statistics)
+    gap = model_gap(statistics) if result.formulation == "paper" else result.gap
+    if result.schedule is not None:
+        if course.first_schedule_s is None:
+            course.first_schedule_s = seconds
+        course.reach(seconds, gap)
+    return {
+        "status": str(result.status),
+        "termination": str(result.termination),
+        "reason": result.reason,
+        "formulation": result.formulation,
+        "backend": result.backend,
+        "gap": gap,
+        "requested_gap": result.requested_gap,
+        "overhead_j": result.overhead_j,
+        "overhead_bound_j": result.overhead_bound_j,
+        "baseline_energy_j": result.baseline_energy_j,
+        "peak_ram_bytes": None if result.simulation is None else result.simulation.peak_ram_bytes,
+        "ram_budget_bytes": problem.ram_budget_bytes,
+        "deadline_s": problem.deadline_s,
+        "violations": len(result.violations),
+        "first_schedule_s": course.first_schedule_s,
+        "gaps": course.gaps,
+        "build_s": result.build_s,
+        "solve_s": result.solve_s,
+        "statistics": statistics,
+        "versions": dict(result.versions),
+    }
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory that this process ever had resident [B]."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def warm_up() -> None:
+    """Load solver and modelling library by a small solve, so that no measurement pays for it."""
+    graph = load_model("mlp")
+    costs = pm.Costs.estimate(graph, pm.Device.load("mkr1000"))
+    pm.solve(pm.Problem(graph, costs, ram="70%"), time_limit=5.0)
+
+
+def measure_warm(fields: dict[str, Any], start: None, **options: int) -> Record:
+    """Load everything, then `measure`."""
+    warm_up()
+    return measure(fields, start, **options)
+
+
+# -- the command -----------------------------------------------------------------------------------
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="file of records, *-grid.jsonl")
+    add_options(parser, "grid.jsonl")
     parser.add_argument("--goal", type=int, action="append", choices=GOALS, help="default: all")
-    parser.add_argument("--only", default="", help="cells whose name contains this")
+    parser.add_argument("--only", default="", help="instances whose name contains this")
     parser.add_argument(
-        "--again", type=Path, help="record whose cells above 1 %%, or without a verdict, are run"
+        "--again",
+        type=Path,
+        help="record whose instances above 1 %%, or without a verdict, are run",
     )
-    parser.add_argument("--workers", type=int, default=1, help="cells at a time")
+    parser.add_argument("--workers", type=int, default=1, help="instances at a time")
     parser.add_argument("--threads", type=int, default=1, help="threads of each solve")
-    parser.add_argument("--limit", type=float, help="seconds of every cell; default: its own")
-    parser.add_argument("--sample", type=int, help="only the first cells of the mixed order")
-    parser.add_argument("--resume", action="store_true", help="go on with a file that exists")
+    parser.add_argument("--limit", type=float, help="seconds of every instance; default: its own")
+    parser.add_argument("--sample", type=int, help="only the first instances of the mixed order")
     options = parser.parse_args(arguments)
-    if options.out.exists() and not options.resume:
-        parser.error(f"--out: {options.out} exists; --resume goes on with it")
+    check_options(parser, options)
     return options
 
 
-def is_left(record: dict[str, Any]) -> bool:
-    """Return whether a cell, solved as by default, ended with a gap above `WIDE` or with nothing.
+def is_left(record: Record) -> bool:
+    """Return whether an instance, solved by default, ended with a gap above `AGAIN_GAP` or nothing.
 
     Nothing is neither a schedule nor a proof that there is none.
     """
     gap = record.get("gap")
-    open_ = record["status"] == "unknown" if gap is None else gap > WIDE
+    open_ = record["status"] == "unknown" if gap is None else gap > AGAIN_GAP
     return bool(record["cell"]["method"] == "default" and open_)
 
 
-def chosen_cells(options: argparse.Namespace) -> tuple[Cell, ...]:
-    """Return the cells that the options ask for, in running order."""
-    chosen = in_running_order(cells(options.goal or GOALS))
+def chosen_instances(options: argparse.Namespace) -> tuple[Instance, ...]:
+    """Return the instances that the options ask for, in running order."""
+    chosen = in_running_order(instances(options.goal or GOALS))
     if options.again is not None:
-        left = {record["name"] for record in read_records(options.again) if is_left(record)}
-        chosen = tuple(cell for cell in chosen if cell.name in left)
-    chosen = tuple(cell for cell in chosen if options.only in cell.name)[: options.sample]
+        records = recorded(options.again).records()
+        left = {record["name"] for record in records if is_left(record)}
+        chosen = tuple(each for each in chosen if each.name in left)
+    chosen = tuple(each for each in chosen if options.only in each.name)[: options.sample]
     if options.limit is not None:
-        chosen = tuple(replace(cell, limit_s=options.limit) for cell in chosen)
+        chosen = tuple(replace(each, limit_s=options.limit) for each in chosen)
     return chosen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run cells; return the exit status: 130 where the run was stopped."""
+    """Run instances; return the exit status: 130 where the run was stopped."""
     options = _options(arguments)
-    chosen = chosen_cells(options)
-    if options.out.exists():
-        chosen = still_to_do(chosen, read_records(options.out))
-        end_line(options.out)
-    warm()  # fails here, before anything is recorded, where nothing can be solved at all
-    runner = Runner(Recorder(options.out), threads=options.threads, workers=options.workers)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        runner.run(chosen)
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped; --resume goes on\n")
-        return 130
-    return 0
+    warm_up()  # fails here, before anything is recorded, where nothing can be solved at all
+    return run_all(
+        chosen_instances(options),
+        recorded(options.out),
+        partial(measure_warm, threads=options.threads, workers=options.workers),
+        FreshProcesses(options.workers, preloaded=_PRELOADED, grace_s=GRACE_S),
+        kind=KIND,
+        workers=options.workers,
+    )
 
 
 if __name__ == "__main__":

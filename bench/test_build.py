@@ -7,29 +7,35 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 import poetmodel as pm
-from cases import ALL, EVENTS, PAPER, Case, Method
+from cases import Case
 from poetmodel.backends.compiler import compile_model
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from poetmodel.backends.standard_form import StandardForm
-    from records import Recorder
 
 pytestmark = pytest.mark.usefixtures("warm")
 
+METHODS: Final = {
+    "compact, events": ("compact", "events"),
+    "compact, all": ("compact", "all"),
+    "paper": ("paper", "all"),
+}
+"""Formulations and their stages, by the names that records use."""
 ROUNDS: Final = 3
 MODELS: Final = ("paper/vgg16-cifar", "paper/resnet18-cifar", "paper/bert")
 
 
-def state(case: Case) -> StandardForm:
+def state(case: Case, formulation: str, stages: str) -> StandardForm:
     """Build and compile the model of a case."""
-    formulation = case.method.formulation or "compact"
-    return compile_model(pm.build(case.problem(), formulation, stages=case.method.stages))
+    return compile_model(pm.build(case.problem(), formulation, stages=stages))
 
 
-@pytest.mark.parametrize("method", [EVENTS, ALL, PAPER], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("model", MODELS)
 def test_build(
-    benchmark: Any, model: str, method: Method, recorder: Recorder, *, smoke: bool
+    benchmark: Any, model: str, method: str, keep: Callable[..., None], *, smoke: bool
 ) -> None:
     """Building and compiling one model."""
     if smoke and model != MODELS[0]:
@@ -39,16 +45,16 @@ def test_build(
         model="paper/linear" if smoke else model,
         device="paper-m4",
         ram="50%",
-        method=method,
         deadline_counts="compute",
     )
     benchmark.group = f"build {case.model}"
-    form = benchmark.pedantic(state, args=(case,), rounds=1 if smoke else ROUNDS, iterations=1)
+    arguments = (case, *METHODS[method])
+    form = benchmark.pedantic(state, args=arguments, rounds=1 if smoke else ROUNDS, iterations=1)
     facts = {"columns": form.n_columns, "rows": form.n_rows, "nonzeros": int(form.matrix.nnz)}
     benchmark.extra_info.update(facts)
-    recorder.write(
+    keep(
         "build",
-        f"{case.model} | {method.name}",
+        f"{case.model} | {method}",
         seconds=benchmark.stats.stats.median,
         rounds=ROUNDS,
         **facts,

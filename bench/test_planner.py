@@ -17,13 +17,14 @@ from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan.simulation import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.planner.sequence import moves_of, start_at_use
-from poetmodel.planner.timing import Timing, timed
+from poetmodel.planner.timing import timed
 from poetmodel.schedule import simulate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from poetmodel.plan import Plan
     from poetmodel.schedule import Schedule
-    from records import Recorder
 
 ROUNDS: Final = 3
 MODELS: Final = ("paper/resnet18-cifar", "paper/vgg16-cifar", "paper/bert")
@@ -94,7 +95,9 @@ def schedule_of(case: PlanCase, limit_s: float = LIMIT_S) -> Schedule:
 
 
 @pytest.mark.parametrize("plan_case", _cases(), ids=lambda case: case.name)
-def test_planner(benchmark: Any, plan_case: PlanCase, recorder: Recorder, *, smoke: bool) -> None:
+def test_planner(
+    benchmark: Any, plan_case: PlanCase, keep: Callable[..., None], *, smoke: bool
+) -> None:
     """Planning one schedule, beside simpler rules and the lower bound."""
     if smoke and plan_case != _cases()[0]:
         pytest.skip("a smoke run takes one case")
@@ -125,21 +128,18 @@ def test_planner(benchmark: Any, plan_case: PlanCase, recorder: Recorder, *, smo
         "ram_budget_bytes": budget,
         "blocking_s": simulate(graph, costs, schedule).makespan_s,
         "start_at_use_s": at_use.makespan_s,
-        **_early_facts(early),
+        "early_s": early.makespan_s,
+        "early_peak_ram_bytes": early.peak_ram_bytes,
         "makespan_s": check.makespan_s,
         "stall_s": check.stall_s,
         "peak_ram_bytes": check.peak_ram_bytes,
         "lower_bound_s": lower_bound_s(table, moves),
     }
     benchmark.extra_info.update(facts)
-    recorder.write(
+    keep(
         "plan",
         plan_case.name,
         seconds=benchmark.stats.stats.median,
         case=asdict(plan_case),
         **facts,
     )
-
-
-def _early_facts(early: Timing) -> dict[str, float]:
-    return {"early_s": early.makespan_s, "early_peak_ram_bytes": early.peak_ram_bytes}

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import poetmodel as pm
 from cases import GAP, THREADS, Case
-from records import Recorder, model_gap, solve_facts
+from poetmodel.bench.measurement import solve_facts
+from poetmodel.bench.tables import model_gap
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from poetmodel import SolveResult
 
 pytestmark = pytest.mark.usefixtures("warm")
 
 
 def run(case: Case) -> SolveResult:
-    """Solve a case: build, solve, judge."""
+    """Solve a case: build, solve, verify."""
     return pm.solve(
         case.problem(),
-        formulation=case.method.formulation,
         time_limit=case.limit_s,
         gap=GAP,
         threads=THREADS,
@@ -28,15 +31,15 @@ def run(case: Case) -> SolveResult:
     )
 
 
-def test_solve(benchmark: Any, case: Case, recorder: Recorder) -> None:
-    """Building, solving and judging one case, once; what comes out goes into the record."""
+def test_solve(benchmark: Any, case: Case, keep: Callable[..., None]) -> None:
+    """Building, solving and verifying one case, once; what comes out goes into the record."""
     benchmark.group = f"{case.group}: {case.model}"
     result = benchmark.pedantic(run, args=(case,), rounds=1, iterations=1)
     baseline_j = result.baseline_energy_j
     benchmark.extra_info.update(
         status=str(result.status),
         gap=result.gap,
-        model_gap=model_gap(result),
+        model_gap=model_gap(result.statistics),
         overhead_ratio=None if result.overhead_j is None else result.overhead_j / baseline_j,
         columns=result.statistics.get("columns"),
         rows=result.statistics.get("rows"),
@@ -45,8 +48,13 @@ def test_solve(benchmark: Any, case: Case, recorder: Recorder) -> None:
         limit_s=case.limit_s,
         versions=dict(result.versions),
     )
-    recorder.write(
-        "solve", case.name, seconds=benchmark.stats.stats.min, **solve_facts(case, result)
+    keep(
+        "solve",
+        case.name,
+        seconds=benchmark.stats.stats.min,
+        case=asdict(case),
+        model_gap=model_gap(result.statistics),
+        **solve_facts(result),
     )
     assert result.formulation
     assert not result.violations

@@ -1,4 +1,4 @@
-"""How HiGHS, SCIP and Gurobi fare on two formulations: the cells of ``poetmodel bench solvers``.
+"""How HiGHS, SCIP and Gurobi fare on two formulations: the runs of ``poetmodel bench solvers``.
 
 A run ends with a table for each problem: solver, formulation, status, objective, bound, gap, time.
 """
@@ -14,15 +14,16 @@ from poetmodel.bench.measurement import FAILED, NOT_INSTALLED, REFUSED, measure,
 from poetmodel.bench.tables import rows
 
 if TYPE_CHECKING:
-    from poetmodel.bench import Cell
-    from records import Recorder
+    from collections.abc import Callable
+
+    from poetmodel.bench import Run
 
 SMALLEST: Final = ("mlp", "paper/transformer")
 """Models of a smoke run; the licence that comes with Gurobi takes them in both formulations."""
 SMOKE_LIMIT_S: Final = 2.0
 """Limit of a solve in a smoke run [s]."""
 QUICK_LIMIT_S: Final = 4.0
-"""Limit of a solve unless all cells are asked for [s]."""
+"""Limit of a solve unless all runs are asked for [s]."""
 FACTS: Final = (
     "status",
     "termination",
@@ -40,39 +41,39 @@ FACTS: Final = (
     "build_s",
     "solve_s",
 )
-"""What is kept of each cell beside its time."""
+"""What is kept of each run beside its time."""
 
 
-def chosen(*, smoke: bool, full: bool) -> tuple[Cell, ...]:
-    """Return the quick cells, the smallest of them, or all cells of the figure."""
+def chosen(*, smoke: bool, full: bool) -> tuple[Run, ...]:
+    """Return the quick runs, the smallest of them, or all runs of the figure."""
     if smoke:
-        cells = figure("solvers").cells(quick=True, time_limit_s=SMOKE_LIMIT_S)
-        return tuple(cell for cell in cells if cell.model in SMALLEST)
+        runs = figure("solvers").runs(quick=True, time_limit_s=SMOKE_LIMIT_S)
+        return tuple(run for run in runs if run.model in SMALLEST)
     if full:
-        return figure("solvers").cells()
-    return figure("solvers").cells(quick=True, time_limit_s=QUICK_LIMIT_S)
+        return figure("solvers").runs()
+    return figure("solvers").runs(quick=True, time_limit_s=QUICK_LIMIT_S)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give the benchmark its cells."""
+    """Give the benchmark its runs."""
     config = metafunc.config
-    cells = chosen(smoke=config.getoption("smoke"), full=config.getoption("full"))
-    names = [
-        f"{cell.name} | s{cell.settings.seed} | {cell.settings.time_limit_s:g}s" for cell in cells
-    ]
-    metafunc.parametrize("of", cells, ids=names)
+    runs = chosen(smoke=config.getoption("smoke"), full=config.getoption("full"))
+    names = [f"{run.name} | s{run.settings.seed} | {run.settings.time_limit_s:g}s" for run in runs]
+    metafunc.parametrize("run", runs, ids=names)
 
 
-def test_solver(benchmark: Any, of: Cell, recorder: Recorder, solved: list[dict[str, Any]]) -> None:
-    """Stating, solving and verifying one cell, once; time-outs stay, with their gap."""
-    benchmark.group = f"solvers: {of.model}"
-    prepare(of)
-    record = benchmark.pedantic(measure, args=(of.to_dict(),), rounds=1, iterations=1)
+def test_solver(
+    benchmark: Any, run: Run, keep: Callable[..., None], solved: list[dict[str, Any]]
+) -> None:
+    """Stating, solving and verifying one run, once; time-outs stay, with their gap."""
+    benchmark.group = f"solvers: {run.model}"
+    prepare(run)
+    record = benchmark.pedantic(measure, args=(run.to_dict(),), rounds=1, iterations=1)
     solved.append(record)
     if record["status"] in (NOT_INSTALLED, REFUSED):
         pytest.skip(record["reason"])
     (row,) = rows([record])
     facts = {name: row[name] for name in FACTS}
     benchmark.extra_info.update(facts)
-    recorder.write("solver", of.name, seconds=record["seconds"], **facts)
+    keep("solver", run.name, seconds=record["seconds"], **facts)
     assert record["status"] != FAILED, record["reason"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from records import Recorder
+    from collections.abc import Callable
 
 ROUNDS: Final = 7
 PYTHON: Final = (sys.executable, "-c")
@@ -34,21 +34,21 @@ def run(command: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", STARTS)
-def test_start(benchmark: Any, name: str, recorder: Recorder, *, smoke: bool) -> None:
+def test_start(benchmark: Any, name: str, keep: Callable[..., None], *, smoke: bool) -> None:
     """A process from its start to its end, after one that filled the caches."""
     rounds = 1 if smoke else ROUNDS
     benchmark.group = "start"
     benchmark.pedantic(run, args=(STARTS[name],), rounds=rounds, iterations=1, warmup_rounds=1)
     seconds = benchmark.stats.stats.median
-    recorder.write("startup", name, seconds=seconds, rounds=rounds)
+    keep("startup", name, seconds=seconds, rounds=rounds)
 
 
 @pytest.mark.parametrize("name", SOLVES)
-def test_command(benchmark: Any, name: str, recorder: Recorder, *, smoke: bool) -> None:
+def test_command(benchmark: Any, name: str, keep: Callable[..., None], *, smoke: bool) -> None:
     """A whole ``poetmodel solve``, from the shell's point of view."""
     if smoke:
         name = SMALL
     benchmark.group = "command"
     command = (*COMMAND, *name.split()[1:])
     benchmark.pedantic(run, args=(command,), rounds=1, iterations=1)
-    recorder.write("startup", name, seconds=benchmark.stats.stats.median, rounds=1)
+    keep("startup", name, seconds=benchmark.stats.stats.median, rounds=1)

@@ -1,6 +1,6 @@
 """What warm starts along the RAM axis save: the same sweep with and without them.
 
-``python bench/warm_starts.py --out FOLDER`` solves each cell both ways and compares the CPU time of
+``python bench/warm_starts.py --out FOLDER`` solves each run both ways and compares the CPU time of
 those that were solved to the gap in both, so that time limits decide nothing.
 """
 
@@ -28,7 +28,7 @@ BUDGETS: Final = ("30%", "40%", "50%", "60%", "70%", "80%")
 def compared(
     cold: Iterable[dict[str, Any]], warm: Iterable[dict[str, Any]]
 ) -> list[tuple[str, float, float]]:
-    """Return name and CPU seconds, cold and warm, of the cells that a start could help.
+    """Return name and CPU seconds, cold and warm, of the runs that a start could help.
 
     That are those that had a start, and were solved to the gap with and without it.
     """
@@ -56,20 +56,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--devices", nargs="+", default=DEVICES)
     parser.add_argument("--ram", nargs="+", default=BUDGETS)
-    parser.add_argument("--time-limit", type=float, default=120.0, help="seconds of a cell")
+    parser.add_argument("--time-limit", type=float, default=120.0, help="seconds of a run")
     parser.add_argument("--gap", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     settings = Settings(time_limit_s=options.time_limit, gap=options.gap, seed=options.seed)
-    cells = grid(options.models, options.devices, ram=options.ram, settings=settings)
-    cold = sweep(cells, options.out / "cold", warm=False)
-    pairs = compared(cold, sweep(cells, options.out / "warm"))
+    runs = grid(options.models, options.devices, ram=options.ram, settings=settings)
+    cold = sweep(runs, options.out / "cold", warm=False)
+    pairs = compared(cold, sweep(runs, options.out / "warm"))
     for name, cold_s, warm_s in pairs:
         sys.stdout.write(f"{name}: {cold_s:.2f} s cold, {warm_s:.2f} s warm\n")
     cold_s = sum(seconds for _, seconds, _ in pairs)
     warm_s = sum(seconds for _, _, seconds in pairs)
     sys.stdout.write(
-        f"{len(pairs)} cells, {cold_s:.2f} s cold, {warm_s:.2f} s warm, ratio {ratio(pairs):.2f} "
+        f"{len(pairs)} runs, {cold_s:.2f} s cold, {warm_s:.2f} s warm, ratio {ratio(pairs):.2f} "
         f"(geometric mean, shift {SHIFT_S} s)\n"
     )
     return 0

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from blocks import replace_block, table, update_pages
 from poetmodel.baselines import method_names
-from poetmodel.bench.figures import FIGURES, draw, panels, summary
-from poetmodel.bench.figures.panels import digest
+from poetmodel.bench.figures import FIGURES
+from poetmodel.bench.pictures import digest, draw, panels
+from poetmodel.bench.summaries import summary
 from poetmodel.bench.tables import rows
 
 if TYPE_CHECKING:

@@ -284,9 +284,9 @@ def registered_cells() -> dict[int, int]:
     bench = str(ROOT / "bench")
     if bench not in sys.path:
         sys.path.append(bench)
-    from grid import GOALS, cells
+    from grid import GOALS, instances
 
-    return {goal: len(cells((goal,))) for goal in GOALS}
+    return {goal: len(instances((goal,))) for goal in GOALS}
 
 
 def due() -> dict[Path, str]:

@@ -1,4 +1,4 @@
-"""Measuring one cell: heap peak, step time beside eager's, bytes written, equality with eager."""
+"""Measuring one run: heap peak, step time beside eager's, bytes written, equality with eager."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from poetmodel import torch as pmt
+from poetmodel.bench.measurement import FAILED
+from poetmodel.errors import BudgetError, NoScheduleError
+from poetmodel.torch.coarsening import coarsened, floor_bytes, keep_all_bytes
 from poetmodel.torch.peaks import heap_peak_bytes
 from pytorch.networks import NETWORKS
-from pytorch.ours import NoPlanError, compiled
 from pytorch.peers import (
-    Method,
+    TrainingMethod,
     checkpoint_per_block,
     eager,
     hooks_to_file,
     memory_budget,
     selective_checkpoint,
 )
-from resuming import FAILED
+from pytorch.runs import KEEP_ALL, OURS, TrainingRun
 
 if TYPE_CHECKING:
-    from pytorch.cells import Cell
     from pytorch.networks import Training
 
 RAN: Final = "ran"
 """Status of a method that solves nothing."""
 
 
-def measure(cell: Cell, *, folder: str, ram_bytes: int | None = None) -> dict[str, Any]:
+def measured(run: TrainingRun, *, folder: str, ram_bytes: int | None = None) -> dict[str, Any]:
     """Run one method on one network; return what a record says of it.
 
     Parameters
     ----------
-    cell : Cell
+    run : TrainingRun
         What to run.
     folder : str
         Where pages lie.
@@ -51,12 +53,11 @@ def measure(cell: Cell, *, folder: str, ram_bytes: int | None = None) -> dict[st
     torch.set_num_threads(1)
     begun = time.perf_counter()
     facts: dict[str, Any] = {
-        "cell": cell.to_dict(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
     try:
-        facts |= _measured(cell, folder, ram_bytes)
+        facts |= _compared(run, folder, ram_bytes)
     except NoPlanError as error:
         facts |= error.facts
     except Exception as error:  # noqa: BLE001 - whatever stops a method is what is to be told
@@ -67,8 +68,8 @@ def measure(cell: Cell, *, folder: str, ram_bytes: int | None = None) -> dict[st
     }
 
 
-def _measured(cell: Cell, folder: str, ram_bytes: int | None) -> dict[str, Any]:
-    """Measure.
+def _compared(run: TrainingRun, folder: str, ram_bytes: int | None) -> dict[str, Any]:
+    """Return what steps of a method do beside those of eager.
 
     Notes
     -----
@@ -76,15 +77,15 @@ def _measured(cell: Cell, folder: str, ram_bytes: int | None) -> dict[str, Any]:
     The peak is measured with gradients that are there already, and that compiled steps add to at
     once, as the other methods do.
     """
-    torch.manual_seed(cell.seed)
-    training = NETWORKS[cell.network]()
+    torch.manual_seed(run.seed)
+    training = NETWORKS[run.network]()
     model, loss_fn, inputs = training
     twin = copy.deepcopy(model)
     reference = eager((twin, loss_fn, inputs))
-    method = _method(cell, training, folder, ram_bytes)
-    torch.manual_seed(cell.seed + 1)
+    method = _method(run, training, folder, ram_bytes)
+    torch.manual_seed(run.seed + 1)
     expected = _results(twin, reference, inputs)
-    torch.manual_seed(cell.seed + 1)
+    torch.manual_seed(run.seed + 1)
     begun = time.perf_counter()
     found = _results(model, method, inputs)
     two_steps_s = time.perf_counter() - begun
@@ -103,7 +104,7 @@ def _measured(cell: Cell, folder: str, ram_bytes: int | None) -> dict[str, Any]:
         "eager_heap_peak_bytes": eager_peak,
         "written_bytes": written,
         "two_steps_s": two_steps_s,
-        "pairs": _pairs(method, reference, inputs, cell.pairs),
+        "pairs": _pairs(method, reference, inputs, run.pairs),
         "unequal_gradients": sum(key.startswith("gradient") for key in unequal),
         "unequal_buffers": sum(key.startswith("buffer") for key in unequal),
         "equal": not unequal,
@@ -111,22 +112,26 @@ def _measured(cell: Cell, folder: str, ram_bytes: int | None) -> dict[str, Any]:
     }
 
 
-def _method(cell: Cell, training: Training, folder: str, ram_bytes: int | None) -> Method:
-    if cell.own is not None:
-        return compiled(training, cell, folder=folder, ram_bytes=ram_bytes)
-    if cell.method == "file-hooks":
+def _method(
+    run: TrainingRun, training: Training, folder: str, ram_bytes: int | None
+) -> TrainingMethod:
+    if run.own is not None:
+        return compiled(training, run, folder=folder, ram_bytes=ram_bytes)
+    if run.method == "file-hooks":
         return hooks_to_file(training, folder)
-    if cell.method == "memory-budget":
-        return memory_budget(training, cell.share or 1.0)
+    if run.method == "memory-budget":
+        return memory_budget(training, run.share or 1.0)
     plain = {
         "eager": eager,
         "checkpoint": checkpoint_per_block,
         "selective": selective_checkpoint,
     }
-    return plain[cell.method](training)
+    return plain[run.method](training)
 
 
-def _results(model: torch.nn.Module, method: Method, inputs: Any) -> dict[str, torch.Tensor]:
+def _results(
+    model: torch.nn.Module, method: TrainingMethod, inputs: Any
+) -> dict[str, torch.Tensor]:
     """Run two steps; return copies of what the second one leaves."""
     method.run(*inputs)
     model.zero_grad()
@@ -138,7 +143,9 @@ def _results(model: torch.nn.Module, method: Method, inputs: Any) -> dict[str, t
     return found
 
 
-def _pairs(method: Method, reference: Method, inputs: Any, count: int) -> list[list[float]]:
+def _pairs(
+    method: TrainingMethod, reference: TrainingMethod, inputs: Any, count: int
+) -> list[list[float]]:
     """Time steps, each beside one of eager, which comes first and second in turn.
 
     Returns
@@ -155,7 +162,107 @@ def _pairs(method: Method, reference: Method, inputs: Any, count: int) -> list[l
     return pairs
 
 
-def _times_s(method: Method, inputs: Any) -> tuple[float, float]:
+def _times_s(method: TrainingMethod, inputs: Any) -> tuple[float, float]:
     begin, processor = time.perf_counter(), time.process_time()
     method.run(*inputs)
     return time.perf_counter() - begin, time.process_time() - processor
+
+
+# -- compiled steps --------------------------------------------------------------------------------
+
+
+class NoPlanError(Exception):
+    """There is no plan within the budget, or none was found in time.
+
+    Parameters
+    ----------
+    facts : dict
+        What a record says of it: status, reason, budget, floor, times.
+    """
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        super().__init__(facts["reason"])
+        self.facts = facts
+
+
+def compiled(
+    training: Training, run: TrainingRun, *, folder: str, ram_bytes: int | None
+) -> TrainingMethod:
+    """Compile a step that keeps a budget.
+
+    Parameters
+    ----------
+    training : tuple
+        Model, loss function and inputs.
+    run : TrainingRun
+        Which kind of step, its share, and the solver's limit.
+    folder : str
+        Where pages lie.
+    ram_bytes : int, optional
+        The budget, in place of the share [B].
+
+    Raises
+    ------
+    NoPlanError
+        If there is no plan.
+    """
+    model, loss_fn, inputs = training
+    paging, recompute = OURS.get(run.own or "", (False, False))
+    ram = ram_bytes if ram_bytes is not None else f"{_share(run):.0%}"
+    try:
+        step = pmt.compile(
+            model, loss_fn, inputs, ram=ram, storage=folder, paging=paging, recompute=recompute,
+            minimize="energy", time_limit=run.limit_s, rollback=False,
+        )  # fmt: skip
+    except (NoScheduleError, BudgetError) as error:
+        raise NoPlanError(_refused(training, run, ram_bytes, error)) from error
+    found, result = step.compiled, step.result
+    return TrainingMethod(
+        run=step,
+        written_bytes=lambda: found.runner.traffic.written_bytes,
+        details={
+            "status": str(result.status),
+            "reason": result.reason,
+            "gap": result.gap,
+            "budget_bytes": found.budget_bytes,
+            "floor_bytes": floor_bytes(found.coarse),
+            "keep_all_bytes": found.keep_all_bytes,
+            "plan_peak_bytes": found.peak_bytes,
+            "plan_time_s": found.check.makespan_s,
+            "plan_written_bytes": found.check.written_bytes,
+            "instructions": len(found.plan.program),
+            "trace_s": found.trace_s,
+            "profile_s": found.profile_s,
+            "solve_s": result.build_s + result.solve_s,
+            "compile_s": found.compile_s,
+            "costs": list(found.notes),
+            "versions": dict(result.versions),
+        },
+    )
+
+
+def _share(run: TrainingRun) -> float:
+    return 1.0 if run.own == KEEP_ALL else run.share or 1.0
+
+
+def _refused(
+    training: Training,
+    run: TrainingRun,
+    ram_bytes: int | None,
+    error: NoScheduleError | BudgetError,
+) -> dict[str, Any]:
+    """Return what a record says of a run without a plan."""
+    traced = pmt.trace(*training)
+    whole = keep_all_bytes(traced)
+    budget = ram_bytes if ram_bytes is not None else int(_share(run) * whole)
+    facts = {
+        "status": "infeasible",
+        "reason": str(error),
+        "budget_bytes": budget,
+        "floor_bytes": floor_bytes(coarsened(traced, budget_bytes=budget)),
+        "keep_all_bytes": whole,
+    }
+    if isinstance(error, NoScheduleError):
+        result = error.result
+        facts |= {"status": str(result.status), "solve_s": result.build_s + result.solve_s}
+    return facts

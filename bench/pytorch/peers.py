@@ -33,7 +33,7 @@ _ALIGNMENT_BYTES: Final = 4096
 
 
 @dataclass(kw_only=True)
-class Method:
+class TrainingMethod:
     """One way to run a training step."""
 
     run: Run
@@ -44,7 +44,7 @@ class Method:
     """What else there is to say: the solve, for compiled steps."""
 
 
-def eager(training: Training) -> Method:
+def eager(training: Training) -> TrainingMethod:
     """Run as PyTorch does."""
     model, loss_fn, _ = training
     return _of(model, loss_fn)
@@ -138,7 +138,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def hooks_to_file(training: Training, folder: str) -> Method:
+def hooks_to_file(training: Training, folder: str) -> TrainingMethod:
     """Write every saved tensor to a file when it is saved, and read it back when it is used."""
     model, loss_fn, _ = training
     hooks = FileHooks(training, folder)
@@ -150,7 +150,7 @@ def hooks_to_file(training: Training, folder: str) -> Method:
         loss.backward()
         return loss.detach()  # type: ignore[no-any-return, unused-ignore]
 
-    return Method(run=run, written_bytes=lambda: hooks.written_bytes)
+    return TrainingMethod(run=run, written_bytes=lambda: hooks.written_bytes)
 
 
 # -- recomputation ---------------------------------------------------------------------------------
@@ -165,12 +165,12 @@ SAVED: Final = (
 """What selective checkpointing keeps: convolutions, matrix products and attention."""
 
 
-def checkpoint_per_block(training: Training) -> Method:
+def checkpoint_per_block(training: Training) -> TrainingMethod:
     """Keep what goes into and out of each block; compute the block again in the backward pass."""
     return _checkpointed(training)
 
 
-def selective_checkpoint(training: Training) -> Method:
+def selective_checkpoint(training: Training) -> TrainingMethod:
     """Keep convolutions, matrix products and attention too; compute all else of a block again."""
 
     def policy(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
@@ -179,7 +179,7 @@ def selective_checkpoint(training: Training) -> Method:
     return _checkpointed(training, context_fn=lambda: create_selective_checkpoint_contexts(policy))
 
 
-def _checkpointed(training: Training, **options: Any) -> Method:
+def _checkpointed(training: Training, **options: Any) -> TrainingMethod:
     model, loss_fn, _ = training
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     for block in blocks:
@@ -191,7 +191,7 @@ def _checkpointed(training: Training, **options: Any) -> Method:
     return method
 
 
-def memory_budget(training: Training, share: float) -> Method:
+def memory_budget(training: Training, share: float) -> TrainingMethod:
     """Let ``torch.compile`` choose what to save by its ``activation_memory_budget``."""
     from torch._functorch import config
 
@@ -200,10 +200,10 @@ def memory_budget(training: Training, share: float) -> Method:
     return _of(torch.compile(model, backend="aot_eager"), loss_fn)
 
 
-def _of(forward: Callable[[torch.Tensor], torch.Tensor], loss_fn: Any) -> Method:
+def _of(forward: Callable[[torch.Tensor], torch.Tensor], loss_fn: Any) -> TrainingMethod:
     def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = loss_fn(forward(x), y)
         loss.backward()
         return loss.detach()  # type: ignore[no-any-return, unused-ignore]
 
-    return Method(run=run)
+    return TrainingMethod(run=run)

@@ -1,26 +1,35 @@
-"""Running the grid: a process a cell, records as they come, resumable, and nothing ends the run."""
+"""Running the grid: a process an instance, records as they come, resumable, and nothing ends it."""
 
 from __future__ import annotations
 
+import _thread
 import json
 import signal
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import run_grid
-from cell_processes import die, wait
-from grid import Cell, cells
-from records import Recorder
-from resuming import FAILED, read_records, still_to_do
-from run_grid import Runner, chosen_cells, main
+from grid import Instance, instances
+from poetmodel.bench.measurement import FAILED
+from poetmodel.errors import BackendUnavailableError
+from poetmodel.solver import SolveProgress
+from run_grid import Course, chosen_instances, main, measure, peak_memory_bytes
+from run_processes import die, wait
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SMALL = Cell(goal=1, model="paper/linear", device="paper-m4", ram="70%", limit_s=5.0)
-HOPELESS = Cell(goal=1, model="paper/linear", device="paper-m4", ram="1%", limit_s=5.0)
+SMALL = Instance(goal=1, model="paper/linear", device="paper-m4", ram="70%", limit_s=5.0)
+HOPELESS = Instance(goal=1, model="paper/linear", device="paper-m4", ram="1%", limit_s=5.0)
+
+
+@pytest.fixture(autouse=True)
+def _two_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the grid have two instances."""
+    monkeypatch.setattr(run_grid, "instances", lambda _: (SMALL, HOPELESS))
 
 
 def records_of(path: Path) -> list[dict[str, Any]]:
@@ -28,82 +37,140 @@ def records_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_cells_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
-    """Each cell ends as a line of the record, an infeasible one too."""
+# -- one instance ----------------------------------------------------------------------------------
+
+
+def test_course_notes_the_first_schedule_and_each_fall_of_the_gap() -> None:
+    """Gaps that fall by little are left out, the first schedule and a closed gap never."""
+    course = Course()
+    states = [(0.1, None, 1.0), (0.2, 4.0, 1.0), (0.3, 3.99, 1.0), (0.4, 2.0, 1.0), (0.5, 1.0, 1.0)]
+    for seconds, incumbent, bound in (*states, (0.6, 1.0, 1.0)):
+        course.note(SolveProgress(seconds=seconds, incumbent=incumbent, bound=bound))
+    assert course.first_schedule_s == 0.2
+    assert course.gaps == [(0.2, 0.75), (0.4, 0.5), (0.5, 0.0)]
+
+
+def test_measurement_is_plain_data_and_ends_where_the_solve_ended() -> None:
+    """A proved instance has its gap, its course down to it, and nothing that JSON refuses."""
+    facts = measure(SMALL.to_dict())
+    json.dumps(facts, allow_nan=False)
+    assert facts["cell"] == SMALL.to_dict()
+    assert facts["status"] == "optimal"
+    assert facts["gap"] <= facts["requested_gap"]
+    assert 0 < facts["first_schedule_s"] <= facts["seconds"]
+    assert facts["gaps"][-1][1] <= facts["requested_gap"]
+    assert facts["overhead_bound_j"] <= facts["overhead_j"] * (1 + 1e-9)
+    assert facts["peak_memory_bytes"] > 2**20
+    assert facts["versions"]["poetmodel"]
+
+
+def test_paper_has_the_gap_of_its_own_model() -> None:
+    """What ``paper`` proves is of its model, which is not the problem's."""
+    facts = measure(replace(SMALL, method="paper", ram="90%", limit_s=30.0).to_dict())
+    assert facts["formulation"] == "paper"
+    assert facts["gap"] <= facts["requested_gap"]
+    assert facts["overhead_bound_j"] == 0.0
+    assert facts["statistics"]["columns"] > 2000
+
+
+def test_budget_below_the_floor_is_proved_infeasible() -> None:
+    """An instance that nothing can solve is a result like any other."""
+    facts = measure(HOPELESS.to_dict())
+    assert facts["status"] == "infeasible"
+    assert facts["ram_budget_bytes"] < facts["floor_bytes"]
+    assert facts["first_schedule_s"] is None
+    assert facts["gaps"] == []
+
+
+def test_refusal_is_recorded_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing solver or a licence that is too small fails that instance only."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BackendUnavailableError("no licence for that")
+
+    monkeypatch.setattr(run_grid.pm, "solve", refuse)
+    facts = measure(SMALL.to_dict())
+    assert facts["status"] == FAILED
+    assert facts["reason"] == "BackendUnavailableError: no licence for that"
+    assert facts["cell"] == SMALL.to_dict()
+
+
+def test_peak_memory_counts_what_was_ever_resident() -> None:
+    """Memory that was given back still counts."""
+    before = peak_memory_bytes()
+    block = bytearray(before + 50_000_000)
+    block[::4096] = bytes(len(block[::4096]))
+    del block
+    assert peak_memory_bytes() >= before + 40_000_000
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_instances_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
+    """Each instance ends as a line of the record, an infeasible one too."""
     path = tmp_path / "run.jsonl"
-    Runner(Recorder(path), workers=2).run((SMALL, HOPELESS))
+    assert main(["--out", str(path), "--workers", "2", "--threads", "2"]) == 0
     by_ram = {record["cell"]["ram"]: record for record in records_of(path)}
     assert by_ram["70%"]["status"] == "optimal"
     assert by_ram["1%"]["status"] == "infeasible"
-    assert by_ram["70%"]["workers"] == 2
-    assert by_ram["70%"]["kind"] == run_grid.KIND
+    for record in by_ram.values():
+        assert (record["workers"], record["threads"], record["kind"]) == (2, 2, run_grid.KIND)
 
 
-def test_crash_fails_its_cell_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is killed leaves a record with its exit code, and the next cell is run."""
+def test_crash_fails_its_instance_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed leaves a record with its exit code, and the next one is run."""
     path = tmp_path / "run.jsonl"
-    monkeypatch.setattr(run_grid, "_in_process", die)
-    Runner(Recorder(path)).run((SMALL, HOPELESS))
+    monkeypatch.setattr(run_grid, "measure_warm", die)
+    assert main(["--out", str(path)]) == 0
     records = records_of(path)
     assert [record["status"] for record in records] == [FAILED, FAILED]
     assert f"-{signal.SIGKILL.value}" in records[0]["reason"]
-    assert records[0]["cell"] == SMALL.to_dict()
+    assert {record["cell"]["ram"] for record in records} == {"1%", "70%"}
 
 
-def test_cell_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instance_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that ignores its limit is killed some time after it."""
-    monkeypatch.setattr(run_grid, "_in_process", wait)
+    monkeypatch.setattr(run_grid, "measure_warm", wait)
     monkeypatch.setattr(run_grid, "GRACE_S", -SMALL.limit_s)
-    Runner(Recorder(tmp_path / "run.jsonl")).run((SMALL,))
-    record = records_of(tmp_path / "run.jsonl")[0]
+    assert main(["--out", str(tmp_path / "run.jsonl"), "--sample", "1"]) == 0
+    (record,) = records_of(tmp_path / "run.jsonl")
     assert record["status"] == FAILED
+    assert record["seconds"] > 0
     assert f"-{signal.SIGKILL.value}" in record["reason"]
 
 
-def test_stopped_run_records_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_run_records_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What is under way when the run is stopped is dropped, without waiting for it."""
     path = tmp_path / "run.jsonl"
-    monkeypatch.setattr(run_grid, "_in_process", wait)
-    runner = Runner(Recorder(path))
-    timer = threading.Timer(0.2, runner.stop.set)
+    monkeypatch.setattr(run_grid, "measure_warm", wait)
+    monkeypatch.setattr(run_grid, "warm_up", lambda: None)
+    timer = threading.Timer(1.0, _thread.interrupt_main)
     timer.start()
-    runner.run((SMALL, HOPELESS))
+    assert main(["--out", str(path)]) == 130
     timer.join()
     assert not path.exists()
+    assert "--resume goes on" in capsys.readouterr().err
 
 
-def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
-    """A record counts if limits are the same and it is no failure."""
-    done = {"cell": SMALL.to_dict(), "status": "feasible"}
-    failed = {"cell": HOPELESS.to_dict(), "status": FAILED}
-    assert still_to_do((SMALL, HOPELESS), (done, failed)) == (HOPELESS,)
-    longer = {"cell": SMALL.to_dict() | {"limit_s": 60.0}, "status": "feasible"}
-    assert still_to_do((SMALL,), (longer,)) == (SMALL,)
-    path = tmp_path / "run.jsonl"
-    path.write_text(json.dumps(done) + "\n" + json.dumps(failed)[:20])
-    assert read_records(path) == [done]
-
-
-def test_command_resumes_after_a_line_that_was_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run goes on in a line of its own; without --resume an existing file is left alone."""
-    monkeypatch.setattr(run_grid, "cells", lambda _: (SMALL, HOPELESS))
+def test_run_resumes_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    """What failed or has other limits is run; without --resume an existing file is left alone."""
     path = tmp_path / "run-grid.jsonl"
     done = {"cell": SMALL.to_dict(), "status": "feasible"}
-    path.write_text(json.dumps(done) + "\n" + '{"cell": {')
+    failed = {"cell": HOPELESS.to_dict(), "status": FAILED}
+    path.write_text(json.dumps(done) + "\n" + json.dumps(failed) + "\n" + '{"cell": {')
     with pytest.raises(SystemExit):
         main(["--out", str(path)])
     assert main(["--out", str(path), "--resume"]) == 0
-    assert [record["cell"]["ram"] for record in read_records(path)] == ["70%", "1%"]
-    assert path.read_text().splitlines()[1] == '{"cell": {'
+    assert [record["cell"]["ram"] for record in records_of(path)] == ["70%", "1%", "1%"]
+    assert main(["--out", str(path), "--resume", "--only", "70%", "--limit", "7"]) == 0
+    assert records_of(path)[-1]["cell"]["limit_s"] == 7.0
 
 
-def test_cells_with_a_wide_gap_are_chosen_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_instances_with_a_large_gap_are_chosen_again(tmp_path: Path) -> None:
     """Those left above 1 % or without a verdict: not the proved, nor the infeasible."""
-    monkeypatch.setattr(run_grid, "cells", lambda _: (SMALL, HOPELESS))
     path = tmp_path / "run-grid.jsonl"
     options = run_grid._options(["--out", str(tmp_path / "new.jsonl"), "--again", str(path)])
     for method, status, gap, chosen in (
@@ -116,16 +183,17 @@ def test_cells_with_a_wide_gap_are_chosen_again(
         cell = SMALL.to_dict() | {"method": method}
         record = {"name": SMALL.name, "cell": cell, "status": status, "gap": gap}
         path.write_text(json.dumps(record) + "\n")
-        assert chosen_cells(options) == chosen
+        assert chosen_instances(options) == chosen
 
 
-def test_options_choose_cells(tmp_path: Path) -> None:
+def test_options_choose_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goals, a part of the name, a limit and a sample narrow the run down."""
+    monkeypatch.setattr(run_grid, "instances", instances)
     out = ["--out", str(tmp_path / "new.jsonl")]
     parse = run_grid._options
-    assert len(chosen_cells(parse(out))) == len(cells())
-    chosen = chosen_cells(parse([*out, "--goal", "4", "--only", "paper-m4", "--limit", "7"]))
-    assert {cell.model for cell in chosen} == {"paper/bert-24", "paper/bert-48", "paper/bert-96"}
-    assert {(cell.device, cell.limit_s) for cell in chosen} == {("paper-m4", 7.0)}
-    sample = chosen_cells(parse([*out, "--goal", "1", "--sample", "9"]))
-    assert sample == chosen_cells(parse([*out, "--goal", "1"]))[:9]
+    assert len(chosen_instances(parse(out))) == len(instances())
+    chosen = chosen_instances(parse([*out, "--goal", "4", "--only", "paper-m4", "--limit", "7"]))
+    assert {each.model for each in chosen} == {"paper/bert-24", "paper/bert-48", "paper/bert-96"}
+    assert {(each.device, each.limit_s) for each in chosen} == {("paper-m4", 7.0)}
+    sample = chosen_instances(parse([*out, "--goal", "1", "--sample", "9"]))
+    assert sample == chosen_instances(parse([*out, "--goal", "1"]))[:9]

@@ -16,7 +16,7 @@ def _record(key: str, cpu_s: float, *, warm: bool, status: str = "optimal") -> d
     return {"key": key, "name": key, "cpu_s": cpu_s, "warm_start": warm, "status": status}
 
 
-def test_only_cells_solved_both_ways_with_a_start_are_compared() -> None:
+def test_only_runs_solved_both_ways_with_a_start_are_compared() -> None:
     """The smallest budget has no start, and what a time limit ended says nothing."""
     cold = [_record(key, 2.0, warm=False) for key in "abc"]
     warm = [
@@ -37,7 +37,7 @@ def test_ratio_is_a_shifted_geometric_mean() -> None:
 
 @pytest.mark.slow
 def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a small model it prints each cell and the ratio."""
+    """On a small model it prints each run and the ratio."""
     arguments = ["--models", "mlp", "--devices", "rpi4b", "--ram", "75%", "85%"]
     assert main(["--out", str(tmp_path), *arguments]) == 0
-    assert "1 cells" in capsys.readouterr().out
+    assert "1 runs" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""One cell and its record."""
+"""One run and its record."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from poetmodel.errors import BackendUnavailableError, LicenceError, PoetModelErr
 from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
-    from poetmodel.bench.cells import Cell
+    from poetmodel.bench.runs import Run
 
 
-def _cell(method: str, ram: str = "70%") -> Cell:
+def _run(method: str, ram: str = "70%") -> Run:
     return grid(["mlp"], ["rpi4b"], ram=[ram], methods=[method])[0]
 
 
 def test_record_says_everything_but_the_relations() -> None:
     """Figures, versions, seed and machine are in the record; the schedule is apart from them."""
-    cell = replace(_cell("optimal"), settings=Settings(seed=3))
-    record = measure(cell.to_dict())
+    one = replace(_run("optimal"), settings=Settings(seed=3))
+    record = measure(one.to_dict())
     assert json.loads(json.dumps(record, allow_nan=False)) == json.loads(json.dumps(record))
-    assert (record["status"], record["key"]) == ("optimal", cell.key)
+    assert (record["status"], record["key"]) == ("optimal", one.key)
     assert record["cell"]["settings"]["seed"] == 3
     assert record["result"]["energy_j"] > record["result"]["baseline_energy_j"]
     assert record["machine"]["versions"]["poetmodel"]
@@ -39,7 +39,7 @@ def test_record_says_everything_but_the_relations() -> None:
 
 def test_heuristics_have_records_too() -> None:
     """A method without a solver is feasible, with its own figures."""
-    record = measure(_cell("lru-paging").to_dict())
+    record = measure(_run("lru-paging").to_dict())
     assert record["status"] == "feasible"
     assert record["cell"]["backend"] is None
     assert record["counts"]["recomputed"] == 0
@@ -47,32 +47,32 @@ def test_heuristics_have_records_too() -> None:
 
 def test_start_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """The schedule of a smaller budget starts the solve of a larger one, in methods that solve."""
-    small = measure(_cell("optimal", "75%").to_dict())
+    small = measure(_run("optimal", "75%").to_dict())
     given: list[Any] = []
 
     def watched(*arguments: Any, **options: Any) -> Any:
         given.append(options.get("start"))
         return run(*arguments, **options)
 
-    monkeypatch.setattr("poetmodel.bench.measurement.run", watched)
-    record = measure(_cell("optimal", "85%").to_dict(), small["schedule"])
+    monkeypatch.setattr("poetmodel.bench.measurement.run_method", watched)
+    record = measure(_run("optimal", "85%").to_dict(), small["schedule"])
     assert record["warm_start"] is True
     assert record["status"] == "optimal"
     assert [list(pair) for pair in given[0].R] == small["schedule"]["R"]
-    measure(_cell("dtr", "85%").to_dict(), small["schedule"])
+    measure(_run("dtr", "85%").to_dict(), small["schedule"])
     assert given[1] is None
 
 
 def test_what_does_not_apply_is_told_apart_from_what_failed() -> None:
     """A refusal has its reason; a solver that is not there, and nonsense, are no answers."""
-    refused = measure(_cell("checkpoint-all", "70%").to_dict())
+    refused = measure(_run("checkpoint-all", "70%").to_dict())
     assert refused["status"] == "not-applicable"
     assert "checkpoint-all" in refused["reason"]
     assert refused["result"] is None
-    broken = measure(replace(_cell("optimal"), backend="none").to_dict())
+    broken = measure(replace(_run("optimal"), backend="none").to_dict())
     assert broken["status"] == "failed"
     assert "backend 'none'" in broken["reason"]
-    unknown = measure(replace(_cell("optimal"), model="none").to_dict())
+    unknown = measure(replace(_run("optimal"), model="none").to_dict())
     assert unknown["status"] == "failed"
     assert "no such model" in unknown["reason"]
 
@@ -89,8 +89,8 @@ def test_refusal_is_told_apart_from_a_missing_solver(
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(measurement, "run", fail)
-    record = measure(_cell("optimal").to_dict())
+    monkeypatch.setattr(measurement, "run_method", fail)
+    record = measure(_run("optimal").to_dict())
     assert (record["status"], record["reason"]) == (status, str(error))
     assert record["result"] is None
 
@@ -101,7 +101,7 @@ def test_model_that_the_licence_refuses_is_refused_though_time_ran_out_before(
 ) -> None:
     """Where the limit passed before the solver was called, the licence is asked afterwards.
 
-    The schedule of such a cell is the start's, whether the model had been stated by then or not;
+    The schedule of such a run is the start's, whether the model had been stated by then or not;
     how long the rest of the solve took does not matter.
     """
     asked: list[dict[str, int]] = []
@@ -116,14 +116,14 @@ def test_model_that_the_licence_refuses_is_refused_though_time_ran_out_before(
             return run(*arguments, **options)
         return run(*arguments, **options | {"time_limit": 1e-6})
 
-    cell = replace(_cell("optimal"), formulation="compact")
-    taken = measure(cell.to_dict())
+    one = replace(_run("optimal"), formulation="compact")
+    taken = measure(one.to_dict())
     assert taken["status"] == "optimal"
     monkeypatch.setattr("poetmodel.backends.registry.refusal", refusal)
-    assert measure(cell.to_dict())["status"] == "optimal"
+    assert measure(one.to_dict())["status"] == "optimal"
     assert asked == []
-    monkeypatch.setattr(measurement, "run", too_late)
-    record = measure(cell.to_dict())
+    monkeypatch.setattr(measurement, "run_method", too_late)
+    record = measure(one.to_dict())
     assert asked[-1] == {name: taken["statistics"][name] for name in ("columns", "rows")}
     assert (record["status"], record["reason"]) == ("refused", "too large")
     assert record["result"] is None
@@ -138,10 +138,10 @@ def test_loading_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append((problem.graph.name, options.get("backend")))
         return run(problem, name, **options)
 
-    monkeypatch.setattr(measurement, "run", watched)
+    monkeypatch.setattr(measurement, "run_method", watched)
     measurement._warm_up.cache_clear()
     for _ in range(2):
-        measure(_cell("optimal").to_dict())
+        measure(_run("optimal").to_dict())
     assert calls == [("warm-up", "highs"), ("mlp", "highs"), ("mlp", "highs")]
-    measure(_cell("lru-paging").to_dict())
+    measure(_run("lru-paging").to_dict())
     assert calls[3:] == [("warm-up", None), ("mlp", None)]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from poetmodel.bench import Cell, Progress, Store, grid, sweep
+from poetmodel.bench import Progress, Run, Store, grid, sweep
 from poetmodel.bench.measurement import blank
-from poetmodel.bench.runner import _Run
+from poetmodel.bench.runner import sweep_runner
 from poetmodel.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,60 +25,60 @@ if TYPE_CHECKING:
 METHODS = ("optimal", "lru-paging")
 
 
-def _cells(*ram: str, methods: tuple[str, ...] = METHODS) -> tuple[Cell, ...]:
+def _runs(*ram: str, methods: tuple[str, ...] = METHODS) -> tuple[Run, ...]:
     return grid(["mlp"], ["rpi4b"], ram=ram or ("75%", "100%"), methods=methods)
 
 
 class _Pool(Executor):
-    """Answers at once, in this process; `deaths` says for which cells it breaks."""
+    """Answers at once, in this process; `deaths` says for which runs it breaks."""
 
     def __init__(self, deaths: list[str], begun: list[tuple[str, str | None]]) -> None:
         self.deaths = deaths
         self.begun = begun
 
     def submit(self, _: Any, fields: Any = None, start: Any = None, /, **__: Any) -> Future[Any]:
-        cell = Cell.from_dict(fields)
-        self.begun.append((cell.name, start and start["of"]))
+        run = Run.from_dict(fields)
+        self.begun.append((run.name, start and start["of"]))
         future: Future[Any] = Future()
-        if cell.name in self.deaths:
-            self.deaths.remove(cell.name)
+        if run.name in self.deaths:
+            self.deaths.remove(run.name)
             future.set_exception(BrokenExecutor("a process died"))
         else:
             result = {"problem": {"ram_budget_bytes": 1}}
-            schedule = {"of": cell.ram} if cell.method == "optimal" else None
+            schedule = {"of": run.ram} if run.method == "optimal" else None
             future.set_result(
-                {**blank(cell), "status": "feasible", "result": result, "schedule": schedule}
+                {**blank(run), "status": "feasible", "result": result, "schedule": schedule}
             )
         return future
 
 
 def _run(
-    cells: tuple[Cell, ...], folder: Path, *, deaths: list[str] | None = None, warm: bool = True
+    runs: tuple[Run, ...], folder: Path, *, deaths: list[str] | None = None, warm: bool = True
 ) -> tuple[list[tuple[str, str | None]], list[Progress]]:
-    """Run cells in made-up pools; return what was begun, and the progress that was told."""
+    """Run runs in made-up pools; return what was begun, and the progress that was told."""
     begun: list[tuple[str, str | None]] = []
     told: list[Progress] = []
-    run = _Run(store=Store(folder), cells=cells, warm=warm, on_progress=told.append)
-    run.run(lambda: _Pool(deaths or [], begun), lambda: 4)
+    runner = sweep_runner(runs, Store(folder), warm=warm, on_progress=told.append)
+    runner.run(lambda: _Pool(deaths or [], begun), lambda: 4)
     return begun, told
 
 
 def test_sweep_in_real_processes(tmp_path: Path) -> None:
-    """Every cell has its record, in the order of the cells; solved ones have a schedule file."""
-    cells = _cells()
-    records = sweep(cells, tmp_path, workers=1)
-    assert [record["key"] for record in records] == [cell.key for cell in cells]
+    """Every run has its record, in the order of the runs; solved ones have a schedule file."""
+    runs = _runs()
+    records = sweep(runs, tmp_path, workers=1)
+    assert [record["key"] for record in records] == [run.key for run in runs]
     assert {record["status"] for record in records} <= {"optimal", "feasible"}
-    assert Store(tmp_path).schedule(cells[0].key) is not None
+    assert Store(tmp_path).schedule(runs[0].key) is not None
     content = (tmp_path / "cells.jsonl").read_bytes()
-    assert sweep(cells, tmp_path) == records
+    assert sweep(runs, tmp_path) == records
     assert (tmp_path / "cells.jsonl").read_bytes() == content
 
 
 @pytest.mark.slow
 def test_killed_process_costs_nothing(tmp_path: Path) -> None:
     """A process that is killed is replaced, and the sweep ends complete."""
-    cells = _cells("75%", "80%", "90%", methods=("lru-paging",))
+    runs = _runs("75%", "80%", "90%", methods=("lru-paging",))
     ends = []
 
     def kill_once(progress: Progress) -> None:
@@ -87,15 +87,15 @@ def test_killed_process_costs_nothing(tmp_path: Path) -> None:
                 ends.append(process.pid)
                 os.kill(process.pid or 0, signal.SIGKILL)
 
-    records = sweep(cells, tmp_path, workers=1, on_progress=kill_once)
+    records = sweep(runs, tmp_path, workers=1, on_progress=kill_once)
     assert ends
     assert [record["status"] for record in records] == ["feasible"] * 3
 
 
-def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
+def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:
     """Cells with a record are skipped, and count as done; new ones are run."""
-    _run(_cells("75%"), tmp_path)
-    begun, told = _run(_cells("75%", "100%"), tmp_path)
+    _run(_runs("75%"), tmp_path)
+    begun, told = _run(_runs("75%", "100%"), tmp_path)
     assert sorted(begun) == [
         ("mlp | rpi4b | 100% | lru-paging", None),
         ("mlp | rpi4b | 100% | optimal | highs", "75%"),
@@ -104,42 +104,42 @@ def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
     assert (told[-1].done, told[-1].failed, told[-1].remaining_s) == (4, 0, 0.0)
 
 
-def test_torn_cell_is_run_again(tmp_path: Path) -> None:
+def test_torn_run_is_run_again(tmp_path: Path) -> None:
     """A record that was cut off while it was written is made anew, the others stay."""
-    cells = _cells()
-    _run(cells, tmp_path)
+    runs = _runs()
+    _run(runs, tmp_path)
     path = tmp_path / "cells.jsonl"
     path.write_bytes(path.read_bytes()[:-30])
-    begun, _ = _run(cells, tmp_path)
+    begun, _ = _run(runs, tmp_path)
     assert len(begun) == 1
     assert len(Store(tmp_path).finished()) == 4
 
 
 def test_warm_starts_go_along_the_budgets(tmp_path: Path) -> None:
     """A larger budget begins with the schedule of the smaller one, unless all starts are cold."""
-    cells = _cells("75%", "80%", "100%", methods=("optimal",))
-    begun, _ = _run(cells, tmp_path / "warm")
+    runs = _runs("75%", "80%", "100%", methods=("optimal",))
+    begun, _ = _run(runs, tmp_path / "warm")
     assert [start for _, start in begun] == [None, "75%", "80%"]
     assert [name.split(" | ")[2] for name, _ in begun] == ["75%", "80%", "100%"]
-    begun, _ = _run(_cells("90%", methods=("optimal",)), tmp_path / "warm")
+    begun, _ = _run(_runs("90%", methods=("optimal",)), tmp_path / "warm")
     assert [start for _, start in begun] == [None]
-    begun, _ = _run(_cells("75%", "85%", "100%", methods=("optimal",)), tmp_path / "warm")
+    begun, _ = _run(_runs("75%", "85%", "100%", methods=("optimal",)), tmp_path / "warm")
     assert [start for _, start in begun] == ["75%"]
-    begun, _ = _run(cells, tmp_path / "cold", warm=False)
+    begun, _ = _run(runs, tmp_path / "cold", warm=False)
     assert [start for _, start in begun] == [None, None, None]
 
 
-def test_cell_whose_process_dies_is_tried_twice(tmp_path: Path) -> None:
+def test_run_whose_process_dies_is_tried_twice(tmp_path: Path) -> None:
     """It is begun again in a new pool; dying twice it is recorded as failed, and run next time."""
-    cells = _cells()
-    name = cells[0].name
-    begun, told = _run(cells, tmp_path / "once", deaths=[name])
+    runs = _runs()
+    name = runs[0].name
+    begun, told = _run(runs, tmp_path / "once", deaths=[name])
     assert [entry[0] for entry in begun].count(name) == 2
     assert told[-1].failed == 0
-    begun, told = _run(cells, tmp_path / "twice", deaths=[name, name])
+    begun, told = _run(runs, tmp_path / "twice", deaths=[name, name])
     assert (told[-1].done, told[-1].failed) == (4, 1)
     assert len(Store(tmp_path / "twice").finished()) == 3
-    begun, told = _run(cells, tmp_path / "twice")
+    begun, told = _run(runs, tmp_path / "twice")
     assert [entry[0] for entry in begun] == [name]
     assert (told[-1].done, told[-1].failed) == (4, 0)
 
@@ -161,7 +161,7 @@ def test_unreachable_scheduler(scheduler: str, said: str, tmp_path: Path) -> Non
     """An address that is none, or at which nobody answers, is named; no folder is made."""
     pytest.importorskip("distributed")
     with pytest.raises(InputError, match=said):
-        sweep(_cells(), tmp_path / "sweep", scheduler=scheduler)
+        sweep(_runs(), tmp_path / "sweep", scheduler=scheduler)
     assert not (tmp_path / "sweep").exists()
 
 
@@ -187,38 +187,38 @@ def test_what_listens_and_is_no_scheduler(
         thread.start()
         port = server.getsockname()[1]
         with pytest.raises(InputError, match=r"no Dask scheduler|cannot be reached"):
-            sweep(_cells(), tmp_path / "sweep", scheduler=f"tcp://127.0.0.1:{port}")
+            sweep(_runs(), tmp_path / "sweep", scheduler=f"tcp://127.0.0.1:{port}")
         thread.join()
         for connection in kept:
             connection.close()
 
 
-def test_cells_of_another_sweep_are_left_to_it(tmp_path: Path) -> None:
+def test_runs_of_another_sweep_are_left_to_it(tmp_path: Path) -> None:
     """What it has claimed is waited for, and what it has recorded is not solved again."""
-    cells = _cells("75%", "80%", "90%", methods=("lru-paging",))
+    runs = _runs("75%", "80%", "90%", methods=("lru-paging",))
     other = Store(tmp_path)
-    claim = other.claim(cells[1].key)
+    claim = other.claim(runs[1].key)
     assert claim is not None
-    assert Store(tmp_path).claim(cells[1].key) is None
+    assert Store(tmp_path).claim(runs[1].key) is None
 
     def finish() -> None:
-        other.add({**blank(cells[1]), "status": "feasible", "result": None, "by": "the other"})
+        other.add({**blank(runs[1]), "status": "feasible", "result": None, "by": "the other"})
         claim.release()
 
     timer = threading.Timer(0.3, finish)
     timer.start()
-    begun, told = _run(cells, tmp_path)
+    begun, told = _run(runs, tmp_path)
     timer.join()
-    assert sorted(name for name, _ in begun) == sorted(cells[k].name for k in (0, 2))
+    assert sorted(name for name, _ in begun) == sorted(runs[k].name for k in (0, 2))
     assert (told[-1].done, told[-1].failed) == (3, 0)
     records = {record["key"]: record for record in Store(tmp_path).records()}
-    assert records[cells[1].key]["by"] == "the other"
+    assert records[runs[1].key]["by"] == "the other"
     assert list((tmp_path / "claims").iterdir()) == []
 
 
 def test_claims_of_a_crashed_sweep_are_taken_over(tmp_path: Path) -> None:
     """A claim ends with its process, though its file stays."""
-    (cell,) = _cells("75%", methods=("lru-paging",))
+    (run,) = _runs("75%", methods=("lru-paging",))
     code = (
         "import os, pathlib, sys\n"
         "from poetmodel.bench import Store\n"
@@ -227,20 +227,20 @@ def test_claims_of_a_crashed_sweep_are_taken_over(tmp_path: Path) -> None:
         "sys.stdin.read()\n"
         "os._exit(9)\n"
     )
-    command = [sys.executable, "-c", code, str(tmp_path), cell.key]
+    command = [sys.executable, "-c", code, str(tmp_path), run.key]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"claimed\n"
-        assert Store(tmp_path).claim(cell.key) is None
+        assert Store(tmp_path).claim(run.key) is None
         process.kill()
-    assert (tmp_path / "claims" / cell.key).exists()
-    begun, _ = _run((cell,), tmp_path)
-    assert [name for name, _ in begun] == [cell.name]
+    assert (tmp_path / "claims" / run.key).exists()
+    begun, _ = _run((run,), tmp_path)
+    assert [name for name, _ in begun] == [run.name]
 
 
 def test_chain_of_starts_goes_on_where_another_sweep_has_ended_it(tmp_path: Path) -> None:
     """The schedule that another sweep has found for the smaller budget starts the larger one."""
-    small, large = _cells("75%", "100%", methods=("optimal",))
+    small, large = _runs("75%", "100%", methods=("optimal",))
     other = Store(tmp_path)
     claim = other.claim(small.key)
     assert claim is not None
@@ -262,7 +262,7 @@ def test_chain_of_starts_goes_on_where_another_sweep_has_ended_it(tmp_path: Path
 def test_cluster_survives_the_death_of_a_worker(tmp_path: Path) -> None:
     """On a real Dask cluster of two workers, one of which is killed, the sweep ends complete."""
     distributed = pytest.importorskip("distributed")
-    cells = _cells("75%", "80%", "85%", "90%", "95%", "100%", methods=METHODS)
+    runs = _runs("75%", "80%", "85%", "90%", "95%", "100%", methods=METHODS)
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
     ) as local:
@@ -274,7 +274,7 @@ def test_cluster_survives_the_death_of_a_worker(tmp_path: Path) -> None:
                 killed.append(process.pid)
                 os.kill(process.pid, signal.SIGKILL)
 
-        records = sweep(cells, tmp_path, scheduler=local.scheduler_address, on_progress=kill_once)
+        records = sweep(runs, tmp_path, scheduler=local.scheduler_address, on_progress=kill_once)
     assert killed
-    assert len(records) == len(cells)
+    assert len(records) == len(runs)
     assert {record["status"] for record in records} <= {"optimal", "feasible"}

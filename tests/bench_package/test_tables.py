@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from poetmodel.bench.cells import Cell
-from poetmodel.bench.plots import check_form, plot
+from poetmodel.bench.pictures import check_form, draw, overheads
+from poetmodel.bench.runs import Run
 from poetmodel.bench.tables import pareto, rows, write_csv, write_parquet
 from poetmodel.errors import InputError
 
@@ -26,7 +26,7 @@ def _record(
     **cell: Any,
 ) -> dict[str, Any]:
     """Make a record of a model of 10 J; without an overhead there is no schedule."""
-    of_cell = Cell(**{"model": "m", "device": "d", "ram": f"{ram}B", **cell})
+    run = Run(**{"model": "m", "device": "d", "ram": f"{ram}B", **cell})
     figures: dict[str, Any] = {"problem": {"ram_budget_bytes": ram}}
     if overhead_j is not None:
         figures |= {
@@ -41,8 +41,8 @@ def _record(
     if overhead_j is not None and bound_j >= overhead_j:
         status = "optimal"
     return {
-        "key": of_cell.key,
-        "cell": of_cell.to_dict(),
+        "key": run.key,
+        "cell": run.to_dict(),
         "status": status,
         "result": figures,
         "counts": None,
@@ -76,7 +76,7 @@ def test_bounds_stay_with_their_problem() -> None:
     assert [row["axis_bound_j"] for row in found] == [0.0, 3.0, 4.0, 2.0]
 
 
-def test_cells_without_a_schedule_have_empty_figures() -> None:
+def test_runs_without_a_schedule_have_empty_figures() -> None:
     """They have a row, with the reason in it."""
     record = _record(10, None) | {"reason": "below the floor"}
     failed = _record(20, None) | {"result": None, "status": "failed"}
@@ -111,7 +111,7 @@ def test_front_of_energy_ram_and_time() -> None:
 
 
 def test_csv_has_all_rows(tmp_path: Path) -> None:
-    """Heads first, a line per cell, empty where there is nothing."""
+    """Heads first, a line per run, empty where there is nothing."""
     found = rows([_record(10, 1.0), _record(20, None)])
     write_csv(tmp_path / "cells.csv", found)
     with (tmp_path / "cells.csv").open(newline="") as stream:
@@ -136,10 +136,11 @@ def test_picture_of_a_sweep(tmp_path: Path) -> None:
     """Panels per model and device, lines per method; other endings are refused."""
     pytest.importorskip("matplotlib")
     found = rows([_record(10, 1.0), _record(20, 0.5), _record(20, None), _record(9, 1, model="n")])
-    plot(tmp_path / "sweep.svg", found)
+    draw(tmp_path / "sweep.svg", overheads(found))
     text = (tmp_path / "sweep.svg").read_text()
     assert text.startswith("<?xml")
-    plot(tmp_path / "empty.png", [])
+    draw(tmp_path / "empty.png", overheads([]))
+    draw(tmp_path / "sweep.pdf", overheads(found))
     with pytest.raises(InputError, match=r"ends in \.png, \.svg, \.pdf"):
         check_form(tmp_path / "sweep.txt")
 

@@ -10,15 +10,14 @@ import pytest
 from commands import invoke
 from poetmodel import bench
 from poetmodel.bench import figures
-from poetmodel.bench.figures import Figure, Part
-from poetmodel.bench.figures.registry import FIGURES
+from poetmodel.bench.figures import FIGURES, Figure, Part
 from poetmodel.bench.measurement import failure, measure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from poetmodel.bench import Cell
+    from poetmodel.bench import Run
 
 SMALL = Figure(
     name="small",
@@ -38,10 +37,10 @@ SMALL = Figure(
 )
 
 
-def here(cells: Sequence[Cell], folder: Path, **_: Any) -> list[dict[str, Any]]:
-    """Measure cells in this process, and record nothing."""
+def here(runs: Sequence[Run], folder: Path, **_: Any) -> list[dict[str, Any]]:
+    """Measure runs in this process, and record nothing."""
     folder.mkdir(exist_ok=True)
-    return [measure(cell.to_dict()) for cell in cells]
+    return [measure(run.to_dict()) for run in runs]
 
 
 @pytest.fixture(autouse=True)

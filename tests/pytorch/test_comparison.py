@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from torch._functorch import config  # noqa: E402
 
 from pytorch import networks  # noqa: E402
-from pytorch.cells import KEEP_ALL, METHODS, NETWORKS, cells  # noqa: E402
-from pytorch.measurement import FAILED, measure  # noqa: E402
+from pytorch.measurement import FAILED, measured  # noqa: E402
+from pytorch.runs import KEEP_ALL, METHODS, NETWORKS, training_runs  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,23 +56,23 @@ def test_every_method_runs(network: str, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(networks.NETWORKS, name, SMALLEST[network])
     tried = []
     peaks: dict[str | None, int] = {}
-    for cell in cells((name,), shares=(0.75,), limit_s=2.0, pairs=1):
-        found = measure(cell, folder=str(tmp_path), ram_bytes=peaks.get(cell.peer))
-        assert found["status"] != FAILED, f"{cell.name}: {found['reason']}"
-        tried.append(cell.method)
-        if cell.own is not None and "heap_peak_bytes" not in found:
-            assert found["reason"], cell.name  # no plan is an answer
+    for run in training_runs((name,), shares=(0.75,), limit_s=2.0, pairs=1):
+        found = measured(run, folder=str(tmp_path), ram_bytes=peaks.get(run.peer))
+        assert found["status"] != FAILED, f"{run.name}: {found['reason']}"
+        tried.append(run.method)
+        if run.own is not None and "heap_peak_bytes" not in found:
+            assert found["reason"], run.name  # no plan is an answer
             continue
-        peaks[cell.method] = found["heap_peak_bytes"]
+        peaks[run.method] = found["heap_peak_bytes"]
         assert found["heap_peak_bytes"] > 0
         assert found["eager_heap_peak_bytes"] > 0
         assert len(found["pairs"]) == 1
         assert min(found["pairs"][0]) >= 0
-        if cell.method == "file-hooks":
+        if run.method == "file-hooks":
             assert found["written_bytes"] > 0
-        if cell.own is not None or cell.method == "eager":
-            assert found["equal"], cell.name
-        if cell.own is not None:
-            assert found["heap_peak_bytes"] <= found["budget_bytes"], cell.name
+        if run.own is not None or run.method == "eager":
+            assert found["equal"], run.name
+        if run.own is not None:
+            assert found["heap_peak_bytes"] <= found["budget_bytes"], run.name
     assert tuple(tried) == METHODS
     assert KEEP_ALL in peaks

@@ -10,8 +10,6 @@ torch = pytest.importorskip("torch")
 
 from poetmodel.torch.peaks import heap_peak_bytes  # noqa: E402
 from pytorch import measurement  # noqa: E402
-from pytorch.cells import METHODS, Cell  # noqa: E402
-from pytorch.cells import NETWORKS as NAMES  # noqa: E402
 from pytorch.networks import NETWORKS, Block  # noqa: E402
 from pytorch.peers import (  # noqa: E402
     FileHooks,
@@ -20,6 +18,8 @@ from pytorch.peers import (  # noqa: E402
     hooks_to_file,
     selective_checkpoint,
 )
+from pytorch.runs import METHODS, TrainingRun  # noqa: E402
+from pytorch.runs import NETWORKS as NAMES  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,16 +153,15 @@ def test_every_method_is_measured(
     """A record has the peak, the pairs and the equality; that of a compiled step its plan, too."""
     monkeypatch.setitem(measurement.NETWORKS, "unet-b8", tiny)
     threads = torch.get_num_threads()
-    cell = Cell(network="unet-b8", method=method, share=0.9, limit_s=5.0, pairs=2)
-    facts = measurement.measure(cell, folder=str(tmp_path))
+    run = TrainingRun(network="unet-b8", method=method, share=0.9, limit_s=5.0, pairs=2)
+    facts = measurement.measured(run, folder=str(tmp_path))
     torch.set_num_threads(threads)
-    assert facts["cell"] == cell.to_dict()
     assert facts["threads"] == 1
     assert facts["equal"] is True
     assert len(facts["pairs"]) == 2
     assert all(time > 0 for pair in facts["pairs"] for time in pair)
     assert facts["eager_heap_peak_bytes"] > 0
-    if cell.own is None:
+    if run.own is None:
         assert facts["status"] == "ran"
         return
     assert facts["status"] in ("optimal", "feasible")
@@ -177,9 +176,9 @@ def test_budget_below_the_floor_is_a_result(
 ) -> None:
     """A budget without a plan is recorded with the reason and the floor, whole or in bytes."""
     monkeypatch.setitem(measurement.NETWORKS, "unet-b8", tiny)
-    cell = Cell(network="unet-b8", method="both", share=0.01, limit_s=5.0, pairs=2)
+    run = TrainingRun(network="unet-b8", method="both", share=0.01, limit_s=5.0, pairs=2)
     for ram_bytes in (None, 1000):
-        facts = measurement.measure(cell, folder=str(tmp_path), ram_bytes=ram_bytes)
+        facts = measurement.measured(run, folder=str(tmp_path), ram_bytes=ram_bytes)
         assert facts["status"] == "infeasible"
         assert facts["reason"]
         assert facts["budget_bytes"] < facts["floor_bytes"] < facts["keep_all_bytes"]
@@ -195,8 +194,8 @@ def test_method_that_fails_is_a_result(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setitem(measurement.NETWORKS, "unet-b8", tiny)
     monkeypatch.setattr(measurement, "checkpoint_per_block", broken)
-    cell = Cell(network="unet-b8", method="checkpoint")
-    facts = measurement.measure(cell, folder=str(tmp_path))
+    run = TrainingRun(network="unet-b8", method="checkpoint")
+    facts = measurement.measured(run, folder=str(tmp_path))
     assert facts["status"] == "failed"
     assert facts["reason"] == "RuntimeError: no such kernel"
     assert facts["seconds"] > 0

@@ -1,17 +1,20 @@
-"""One cell, solved and put into a record of plain values."""
+"""One run: solved, and put into a record of plain values."""
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.baselines import run
+from poetmodel.baselines import run as run_method
 from poetmodel.baselines.registry import method
-from poetmodel.bench.cells import Cell, device_of, graph_of
-from poetmodel.bench.environment import machine
+from poetmodel.bench.runs import Run, device_of, graph_of
 from poetmodel.device import Costs
 from poetmodel.errors import (
     BackendUnavailableError,
@@ -36,21 +39,79 @@ NOT_INSTALLED: Final = "not-installed"
 REFUSED: Final = "refused"
 """Status where the solver's licence does not take the model."""
 FAILED: Final = "failed"
-"""Status of a cell that ended without an answer; it is run again when the sweep is resumed."""
+"""Status of a run that ended without an answer; it is repeated when the sweep is resumed."""
 
 WARM_UP_S: Final = 10.0
 """Limit of the solve that loads a method and its solver [s]."""
+_PACKAGES: Final = ("poetmodel", "pyomo", "highspy", "pyscipopt", "gurobipy", "numpy", "scipy")
 
 Record = dict[str, Any]
 
 
+def circumstances(kind: str, name: str) -> Record:
+    """Return what every record says: of what kind and which one it is, when and where it is made.
+
+    Parameters
+    ----------
+    kind : str
+        What was measured: ``cell`` is a run.
+    name : str
+        Which one.
+    """
+    return {
+        "schema": SCHEMA,
+        "kind": kind,
+        "name": name,
+        "recorded": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+    }
+
+
+@cache
+def machine() -> dict[str, Any]:
+    """Return the machine, its system, and the versions of what computes."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def blank(run: Run) -> Record:
+    """Return what the record of a run says whatever comes of it."""
+    return {**circumstances("cell", run.name), "key": run.key, "cell": run.to_dict()}
+
+
+def failure(run: Run, reason: str) -> Record:
+    """Return the record of a run whose worker did not answer."""
+    return {**blank(run), "status": FAILED, "reason": reason, "result": None, "schedule": None}
+
+
 def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Record:
-    """Solve a cell and return its record.
+    """Solve a run and return its record.
 
     Parameters
     ----------
     fields : dict
-        The cell, as `Cell.to_dict` gives it.
+        The run, as `Run.to_dict` gives it.
     start : dict, optional
         Relations of a schedule of the same problem with less RAM, for methods that take a start.
 
@@ -65,14 +126,15 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
     Runs in whatever process it is called in; arguments and answer are plain values, so that they
     travel between machines.
     """
-    cell = Cell.from_dict(fields)
-    prepare(cell)
+    run = Run.from_dict(fields)
+    prepare(run)
     begun_s, begun_cpu_s = time.monotonic(), time.process_time()
     facts: Record = {"status": FAILED, "reason": "", "result": None, "schedule": None}
     try:
-        result = _solve(cell, start)
-        _raise_refusal(cell, result)
-        facts |= _facts(result)
+        result = _solve(run, start)
+        _raise_refusal(run, result)
+        facts |= solve_facts(result)
+        facts["schedule"] = None if result.schedule is None else result.to_dict()
     except MethodNotApplicableError as error:
         facts |= {"status": NOT_APPLICABLE, "reason": str(error)}
     except LicenceError as error:
@@ -82,7 +144,7 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
     except PoetModelError as error:
         facts |= {"reason": f"{type(error).__name__}: {error}"}
     return {
-        **blank(cell),
+        **blank(run),
         "seconds": time.monotonic() - begun_s,
         "cpu_s": time.process_time() - begun_cpu_s,
         "warm_start": start is not None,
@@ -90,30 +152,36 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
     }
 
 
-def blank(cell: Cell) -> Record:
-    """Return what every record says, whatever came of its cell."""
+def solve_facts(result: SolveResult) -> Record:
+    """Return what a record says of a solve: how it ended, and the result without its relations."""
+    document = result.to_dict()
+    for name in ("nodes", "tensors", *RELATIONS):
+        document.pop(name, None)
+    schedule = result.schedule
+    counts = None
+    if schedule is not None:
+        counts = {
+            "recomputed": len(schedule.R) - len(result.problem.graph.nodes),
+            "paged_out": len(schedule.M_out),
+            "paged_in": len(schedule.M_in),
+        }
     return {
-        "schema": SCHEMA,
-        "kind": "cell",
-        "key": cell.key,
-        "name": cell.name,
-        "cell": cell.to_dict(),
-        "recorded": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "status": str(result.status),
+        "reason": result.reason,
+        "termination": str(result.termination),
+        "result": document,
+        "counts": counts,
+        "statistics": dict(result.statistics),
+        "versions": dict(result.versions),
     }
 
 
-def failure(cell: Cell, reason: str) -> Record:
-    """Return the record of a cell whose worker did not answer."""
-    return {**blank(cell), "status": FAILED, "reason": reason, "result": None, "schedule": None}
-
-
-def prepare(cell: Cell) -> None:
-    """Read graph and device, and load what solves the cell, so that no measurement pays for it."""
-    _warm_up(cell.method, cell.backend, cell.formulation)
+def prepare(run: Run) -> None:
+    """Read graph and device, and load what solves the run, so that no measurement pays for it."""
+    _warm_up(run.method, run.backend, run.formulation)
     with suppress(PoetModelError):  # the measurement itself says what is wrong
-        graph_of(cell.model, cell.shape)
-        device_of(cell.device)
+        graph_of(run.model, run.shape)
+        device_of(run.device)
 
 
 @cache
@@ -131,26 +199,26 @@ def _warm_up(name: str, backend: str | None, formulation: str | None) -> None:
         options: dict[str, Any] = {"time_limit": WARM_UP_S}
         if method(name).by_solver:
             options |= {"backend": backend, "formulation": formulation}
-        run(Problem(graph, costs, ram=12), name, **options)
+        run_method(Problem(graph, costs, ram=12), name, **options)
 
 
-def _raise_refusal(cell: Cell, result: SolveResult) -> None:
+def _raise_refusal(run: Run, result: SolveResult) -> None:
     """Raise what the licence says against a model that the limit left no time to hand over.
 
-    The schedule of such a cell is not the solver's, which would not have taken the model.
+    The schedule of such a run is not the solver's, which would not have taken the model.
     """
     # A result has the versions of its solver once that was called.
     called = bool(result.versions.keys() - {"poetmodel"})
-    if cell.backend is None or cell.formulation is None or called:
+    if run.backend is None or run.formulation is None or called:
         return
     from poetmodel.backends.registry import LICENCE_SIZE, refusal
 
     if result.termination != Termination.TIME_LIMIT:
         return
-    if refusal(cell.backend, columns=LICENCE_SIZE, rows=LICENCE_SIZE) is None:
+    if refusal(run.backend, columns=LICENCE_SIZE, rows=LICENCE_SIZE) is None:
         return
-    columns, rows = _size_of_model(result, cell.formulation)
-    refused = refusal(cell.backend, columns=columns, rows=rows)
+    columns, rows = _size_of_model(result, run.formulation)
+    refused = refusal(run.backend, columns=columns, rows=rows)
     if refused is not None:
         raise refused
 
@@ -167,44 +235,19 @@ def _size_of_model(result: SolveResult, formulation: str) -> tuple[int, int]:
     return form.n_columns, form.n_rows
 
 
-def _solve(cell: Cell, start: dict[str, Any] | None) -> SolveResult:
-    problem, settings = cell.problem(), cell.settings
+def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
+    problem, settings = run.problem(), run.settings
     options: dict[str, Any] = {
         "time_limit": settings.time_limit_s,
         "gap": settings.gap,
         "threads": settings.threads,
         "seed": settings.seed,
     }
-    if method(cell.method).by_solver:
-        options |= {"backend": cell.backend, "formulation": cell.formulation}
+    if method(run.method).by_solver:
+        options |= {"backend": run.backend, "formulation": run.formulation}
         if start is not None:
             identity = GraphIdentity.of(problem.graph)
             options["start"] = Schedule(
                 **{name: start[name] for name in RELATIONS}, identity=identity
             )
-    return run(problem, cell.method, **options)
-
-
-def _facts(result: SolveResult) -> Record:
-    document = result.to_dict()
-    figures = {
-        key: value for key, value in document.items() if key not in ("nodes", "tensors", *RELATIONS)
-    }
-    schedule = result.schedule
-    counts = None
-    if schedule is not None:
-        counts = {
-            "recomputed": len(schedule.R) - len(result.problem.graph.nodes),
-            "paged_out": len(schedule.M_out),
-            "paged_in": len(schedule.M_in),
-        }
-    return {
-        "status": str(result.status),
-        "reason": result.reason,
-        "termination": str(result.termination),
-        "result": figures,
-        "counts": counts,
-        "statistics": dict(result.statistics),
-        "versions": dict(result.versions),
-        "schedule": None if schedule is None else document,
-    }
+    return run_method(problem, run.method, **options)

@@ -1,4 +1,4 @@
-"""Run the cells of a sweep, in parallel, and keep what they give."""
+"""Do runs in parallel, and keep what they give."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from poetmodel.baselines.registry import method
 from poetmodel.bench.measurement import FAILED, failure, measure
@@ -14,18 +14,18 @@ from poetmodel.bench.store import Store
 from poetmodel.bench.workers import check_scheduler, cluster, processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from poetmodel.bench.cells import Cell
-    from poetmodel.bench.locks import Lock
     from poetmodel.bench.measurement import Record
+    from poetmodel.bench.runs import Run
+    from poetmodel.bench.store import Claim, RecordFile
 
 POLL_S: Final = 0.2
-"""How long to wait before asking again whether another sweep has let go of a cell [s]."""
+"""How long to wait before asking again whether another sweep has let go of a run [s]."""
 TRIES: Final = 2
-"""How often a cell is begun whose process dies."""
+"""How often a run is begun whose process dies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +33,19 @@ class Progress:
     """How far a sweep is."""
 
     total: int
-    """Cells of the sweep."""
+    """Runs of the sweep."""
     done: int
-    """Cells with a record, those of earlier runs included."""
+    """Runs with a record, those of earlier sweeps included."""
     failed: int
-    """Cells of this run that ended without an answer."""
+    """Runs of this sweep that ended without an answer."""
     remaining_s: float | None
     """About how long the rest takes, by what was done so far [s]; None before the first."""
+    last: Record | None = None
+    """The record that has just come; None before the first."""
 
 
 def sweep(
-    cells: Sequence[Cell],
+    runs: Sequence[Run],
     folder: Path,
     *,
     workers: int = 1,
@@ -51,29 +53,29 @@ def sweep(
     warm: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Record]:
-    """Run the cells that have no record yet, and return the records of all.
+    """Do the runs that have no record yet, and return the records of all.
 
     Parameters
     ----------
-    cells : sequence of Cell
+    runs : sequence of Run
         What to solve, as `grid` gives them: budgets ascending.
     folder : Path
-        Where records and schedules are kept. Cells that have a record there, of a run that was
-        killed say, are not run again, unless they failed.
+        Where records and schedules are kept. Runs that have a record there, of a sweep that was
+        killed say, are not repeated, unless they failed.
     workers : int
         Local processes at a time.
     scheduler : str, optional
-        Address of a Dask cluster that solves the cells in place of local processes.
+        Address of a Dask cluster that solves in place of local processes.
     warm : bool
         Whether methods that solve a program start from the schedule of the next smaller budget,
         which is valid for the larger one. Budgets of one problem then run one after the other.
     on_progress : callable, optional
-        Told whenever a cell ends.
+        Told whenever a run ends.
 
     Returns
     -------
     list of dict
-        One record per cell, in the order of `cells`.
+        One record per run, in the order of `runs`.
 
     Raises
     ------
@@ -82,62 +84,122 @@ def sweep(
 
     Notes
     -----
-    Ctrl-C, or killing the sweep, loses the cells that are under way. Where a process dies, its cell
+    Ctrl-C, or killing the sweep, loses the runs that are under way. Where a process dies, its run
     is begun again in a fresh one, and recorded as failed when that dies too.
 
-    Sweeps that run in one folder at the same time share the work: a cell is solved by the sweep
+    Sweeps that run in one folder at the same time share the work: a run is solved by the sweep
     that claims it first, and claims end with their sweep.
     """
     if scheduler is not None:
         check_scheduler(scheduler)
     store = Store(folder)
-    run = _Run(store=store, cells=cells, warm=warm, on_progress=on_progress)
-    if run.todo:
+    runner = sweep_runner(runs, store, warm=warm, on_progress=on_progress)
+    if runner.todo:
         pools = processes(workers) if scheduler is None else cluster(scheduler)
         with pools as (make, width):
-            run.run(make, width)
+            runner.run(make, width)
     records = {record["key"]: record for record in store.records()}
-    return [records[cell.key] for cell in cells if cell.key in records]
+    return [records[run.key] for run in runs if run.key in records]
 
 
-@dataclass(slots=True)
-class _Run:
-    store: Store
-    cells: Sequence[Cell]
-    warm: bool
-    on_progress: Callable[[Progress], None] | None
-    todo: list[list[Cell]] = field(default_factory=list)
-    """Cells without a record that run one after the other."""
-    along: dict[Cell, list[Cell]] = field(default_factory=dict)
-    """All cells along each RAM axis, budgets ascending."""
+def sweep_runner(
+    runs: Sequence[Run],
+    store: Store,
+    *,
+    warm: bool,
+    on_progress: Callable[[Progress], None] | None,
+) -> Runner[Run]:
+    """Return what does the runs of a sweep, see `sweep`."""
+    along: dict[Run, list[Run]] = {}
+    for run in runs:
+        along.setdefault(run.chain, []).append(run)
+
+    def is_linked(run: Run) -> bool:
+        return warm and method(run.method).by_solver
+
+    def start(run: Run) -> dict[str, Any] | None:
+        """Return the schedule of the largest smaller budget that has one."""
+        if not is_linked(run):
+            return None
+        axis = along[run.chain]
+        smaller = axis[: axis.index(run)]
+        found = (store.schedule(other.key) for other in reversed(smaller))
+        return next((schedule for schedule in found if schedule is not None), None)
+
+    return Runner(
+        store=store,
+        runs=runs,
+        measure=measure,
+        failure=lambda run, error: failure(run, f"{type(error).__name__}: {error}"),
+        chain_of=lambda run: run.chain if is_linked(run) else run,
+        start_of=start,
+        on_progress=on_progress,
+    )
+
+
+class Recordable(Protocol):
+    """A run that can say what its record says of it."""
+
+    @property
+    def key(self) -> Hashable:
+        """What identifies it in the records."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields as plain values."""
+
+
+AnyRun = TypeVar("AnyRun", bound=Recordable)
+
+
+@dataclass(slots=True, kw_only=True)
+class Runner(Generic[AnyRun]):
+    """Does the runs that have no record yet."""
+
+    store: RecordFile
+    """Where the records are."""
+    runs: Sequence[AnyRun]
+    """What is to be done."""
+    measure: Callable[[dict[str, Any], Any], Record]
+    """Does a run in a process of the pool, given its fields and its start; returns the record."""
+    failure: Callable[[AnyRun, BaseException], Record]
+    """Returns the record of a run that gave none but raised."""
+    chain_of: Callable[[AnyRun], Hashable] = lambda run: run.key
+    """Runs with the same chain are done one after the other."""
+    start_of: Callable[[AnyRun], Any] = lambda _: None
+    """Returns what a run begins with, by what is on record."""
+    on_progress: Callable[[Progress], None] | None = None
+    """Told at the beginning, and whenever a run ends."""
+    todo: list[list[AnyRun]] = field(default_factory=list)
+    """Runs without a record, those of a chain together."""
     skipped: int = 0
     done: int = 0
     failed: int = 0
     begun_s: float = field(default_factory=time.monotonic)
-    deaths: Counter[str] = field(default_factory=Counter)
-    """How often a process has died when it, or its neighbour, was at a cell."""
-    before: dict[str, Record] = field(default_factory=dict)
-    """The records of earlier runs, by key."""
-    claims: dict[str, Lock] = field(default_factory=dict)
-    """The cells that this sweep may solve, by key."""
+    deaths: Counter[Hashable] = field(default_factory=Counter)
+    """How often a process has died when it, or its neighbour, was at a run."""
+    before: dict[Hashable, Record] = field(default_factory=dict)
+    """The failures of earlier sweeps, by key."""
+    claims: dict[Hashable, Claim] = field(default_factory=dict)
+    """The runs that this process may do, by key."""
 
     def __post_init__(self) -> None:
-        self.before = {record["key"]: record for record in self.store.records()}
         finished = self.store.finished()
-        chains: dict[Cell, list[Cell]] = {}
-        for cell in self.cells:
-            self.along.setdefault(cell.chain, []).append(cell)
-            if cell.key in finished:
+        chains: dict[Hashable, list[AnyRun]] = {}
+        for run in self.runs:
+            if run.key in finished:
                 self.skipped += 1
-            else:
-                chains.setdefault(cell.chain if self._is_linked(cell) else cell, []).append(cell)
+                continue
+            chains.setdefault(self.chain_of(run), []).append(run)
+            record = self.store.record(run.key)
+            if record is not None:
+                self.before[run.key] = record
         self.todo = list(chains.values())
 
     def run(self, make: Callable[[], Executor], width: Callable[[], int]) -> None:
-        """Solve all cells that no other sweep has solved; `width` is how many at a time."""
+        """Do all runs that no other process has done; `width` is how many at a time."""
         self._tell()
         pool = make()
-        running: dict[Future[Record], list[Cell]] = {}
+        running: dict[Future[Record], list[AnyRun]] = {}
         try:
             while self.todo or running:
                 for chain in self._claimed(width() - len(running)):
@@ -157,17 +219,17 @@ class _Run:
             for claim in self.claims.values():
                 claim.release()
 
-    def _claimed(self, most: int) -> list[list[Cell]]:
-        """Take chains whose first cell nobody else solves; leave out what others have solved."""
-        taken: list[list[Cell]] = []
-        left: list[list[Cell]] = []
+    def _claimed(self, most: int) -> list[list[AnyRun]]:
+        """Take chains whose first run nobody else does; leave out what others have done."""
+        taken: list[list[AnyRun]] = []
+        left: list[list[AnyRun]] = []
         for place, chain in enumerate(self.todo):
             if len(taken) >= most:
                 left.extend(self.todo[place:])
                 break
             mine = False
             while chain and not mine and self._claim(chain[0]):
-                mine = not self._solved_elsewhere(chain[0])
+                mine = not self._done_elsewhere(chain[0])
                 if not mine:
                     chain = chain[1:]  # noqa: PLW2901
             if mine:
@@ -177,73 +239,59 @@ class _Run:
         self.todo = left
         return taken
 
-    def _claim(self, cell: Cell) -> bool:
-        """Return whether this sweep may solve a cell."""
-        if cell.key not in self.claims:
-            claim = self.store.claim(cell.key)
+    def _claim(self, run: AnyRun) -> bool:
+        """Return whether this process may do a run."""
+        if run.key not in self.claims:
+            claim = self.store.claim(run.key)
             if claim is not None:
-                self.claims[cell.key] = claim
-        return cell.key in self.claims
+                self.claims[run.key] = claim
+        return run.key in self.claims
 
-    def _solved_elsewhere(self, cell: Cell) -> bool:
-        """Return whether another sweep has recorded a cell meanwhile, and count it then."""
-        record = self.store.record(cell.key)
-        if record is None or record == self.before.get(cell.key):
+    def _done_elsewhere(self, run: AnyRun) -> bool:
+        """Return whether another process has recorded a run meanwhile, and count it then."""
+        record = self.store.record(run.key)
+        if record is None or record == self.before.get(run.key):
             return False
-        self._count(cell, record)
+        self._count(run, record)
         return True
 
-    def _count(self, cell: Cell, record: Record) -> None:
-        self.claims.pop(cell.key).release()
+    def _count(self, run: AnyRun, record: Record) -> None:
+        self.claims.pop(run.key).release()
         self.done += 1
         self.failed += record["status"] == FAILED
-        self._tell()
+        self._tell(record)
 
-    def _submit(self, pool: Executor, cell: Cell) -> Future[Record]:
+    def _submit(self, pool: Executor, run: AnyRun) -> Future[Record]:
         try:
-            return pool.submit(measure, cell.to_dict(), self._start(cell))
+            return pool.submit(self.measure, run.to_dict(), self.start_of(run))
         except BrokenExecutor as error:  # it broke just now; the loop makes another
             future: Future[Record] = Future()
             future.set_exception(error)
             return future
 
-    def _settle(self, future: Future[Record], chain: list[Cell]) -> list[Cell]:
-        """Record the first cell of a chain; return what is left of it to run."""
-        cell, error = chain[0], future.exception()
+    def _settle(self, future: Future[Record], chain: list[AnyRun]) -> list[AnyRun]:
+        """Record the first run of a chain; return what is left of it to run."""
+        run, error = chain[0], future.exception()
         if isinstance(error, BrokenExecutor):
-            self.deaths[cell.key] += 1
-            if self.deaths[cell.key] < TRIES:
+            self.deaths[run.key] += 1
+            if self.deaths[run.key] < TRIES:
                 return chain
-        if error is None:
-            record = future.result()
-        else:
-            record = failure(cell, f"{type(error).__name__}: {error}")
+        record = future.result() if error is None else self.failure(run, error)
         self.store.add(record)
-        self._count(cell, record)
+        self._count(run, record)
         return chain[1:]
 
-    def _is_linked(self, cell: Cell) -> bool:
-        return self.warm and method(cell.method).by_solver
-
-    def _start(self, cell: Cell) -> dict[str, Any] | None:
-        """Return the schedule of the largest smaller budget that has one."""
-        if not self._is_linked(cell):
-            return None
-        axis = self.along[cell.chain]
-        smaller = axis[: axis.index(cell)]
-        found = (self.store.schedule(other.key) for other in reversed(smaller))
-        return next((schedule for schedule in found if schedule is not None), None)
-
-    def _tell(self) -> None:
+    def _tell(self, last: Record | None = None) -> None:
         if self.on_progress is None:
             return
         elapsed_s = time.monotonic() - self.begun_s
-        left = len(self.cells) - self.skipped - self.done
+        left = len(self.runs) - self.skipped - self.done
         self.on_progress(
             Progress(
-                total=len(self.cells),
+                total=len(self.runs),
                 done=self.skipped + self.done,
                 failed=self.failed,
                 remaining_s=elapsed_s / self.done * left if self.done else None,
+                last=last,
             )
         )

@@ -6,15 +6,15 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.bench.cells import Cell
 from poetmodel.bench.measurement import NOT_INSTALLED, REFUSED
+from poetmodel.bench.runs import Run
 from poetmodel.data import check_writable, write_text
 from poetmodel.device.room import ROOM
 from poetmodel.errors import InputError
 from poetmodel.result import Status, relative_gap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from poetmodel.bench.measurement import Record
@@ -51,9 +51,9 @@ def rows(records: Iterable[Record]) -> list[Row]:
         and back end: what holds with more RAM holds with less. ``axis_gap`` is the gap to it.
     """
     found = [_row(record) for record in records]
-    axes: dict[Cell, list[Row]] = {}
+    axes: dict[Run, list[Row]] = {}
     for row, record in zip(found, records, strict=True):
-        axes.setdefault(Cell.from_dict(record["cell"]).chain, []).append(row)
+        axes.setdefault(Run.from_dict(record["cell"]).chain, []).append(row)
     for axis in axes.values():
         bound_j = 0.0
         for row in sorted(axis, key=lambda row: -(row["ram_budget_bytes"] or 0)):
@@ -70,7 +70,7 @@ def _row(record: Record) -> Row:
         name: cell.get(name)
         for name in ("model", "device", "ram", "deadline", "method", "backend", "formulation")
     }
-    row["model"] = Cell.from_dict(cell).network
+    row["model"] = Run.from_dict(cell).network
     row |= {name: cell["settings"][name] for name in ("seed", "time_limit_s")}
     row["status"] = _status(record)
     row["ram_budget_bytes"] = result.get("problem", {}).get("ram_budget_bytes")
@@ -82,7 +82,7 @@ def _row(record: Record) -> Row:
     statistics = record.get("statistics") or {}
     row |= {name: statistics.get(name) for name in _SIZES}
     row |= {name: statistics.get(name) for name in _MODEL}
-    row["model_gap"] = _model_gap(statistics)
+    row["model_gap"] = model_gap(statistics)
     row |= {name: record.get(name) for name in ("seconds", "cpu_s", "warm_start", "reason", "key")}
     return row
 
@@ -95,8 +95,11 @@ def _status(record: Record) -> str:
     return REFUSED if "licence" in record["reason"] else NOT_INSTALLED
 
 
-def _model_gap(statistics: dict[str, Any]) -> float | None:
-    """Return the gap of the model that was solved, which for ``paper`` is none of the problem."""
+def model_gap(statistics: Mapping[str, Any]) -> float | None:
+    """Return the gap of the model that was solved.
+
+    For a restriction (events) or a looser model (``paper``) it is no gap of the problem.
+    """
     value, bound = (statistics.get(name) for name in _MODEL)
     if value is None or bound is None:
         return None

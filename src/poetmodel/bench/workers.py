@@ -1,4 +1,4 @@
-"""Who solves the cells of a sweep: processes of this machine, or a Dask cluster."""
+"""Who does the runs of a sweep: processes of this machine, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 Pools = tuple["Callable[[], Executor]", "Callable[[], int]"]
-"""What makes a pool, and what says how many cells it is given at a time."""
+"""What makes a pool, and what says how many runs it is given at a time."""
 
 CONNECT_S: Final = 4
 """How long a scheduler may take to answer [s]."""
@@ -50,7 +50,7 @@ def processes(count: int) -> Iterator[Pools]:
     ------
     callable, callable
         What makes a pool, which may be called again when one has broken because a process died; and
-        what says how many cells to hand over at a time.
+        what says how many runs to hand over at a time.
     """
     pools: list[ProcessPoolExecutor] = []
     ended = False
@@ -108,15 +108,15 @@ def _end() -> None:
 
 @contextmanager
 def cluster(scheduler: str) -> Iterator[Pools]:
-    """Give the workers of a running Dask cluster; cells of a worker that dies go to another.
+    """Give the workers of a running Dask cluster; runs of a worker that dies go to another.
 
-    As many cells are handed over as the workers have threads, and as many again, to wait there.
+    As many runs are handed over as the workers have threads, and as many again, to wait there.
 
     Parameters
     ----------
     scheduler : str
         Its address, such as ``tcp://10.0.0.1:8786``. The workers need the same poetmodel, and the
-        files that cells name.
+        files that runs name.
 
     Raises
     ------

@@ -17,7 +17,8 @@ from poetmodel.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.bench.figures import Figure, Map, Panel
+    from poetmodel.bench.figures import Figure
+    from poetmodel.bench.pictures import Map, Panel
     from poetmodel.bench.tables import Row
 
 EPILOG: Final = "Example: poetmodel bench figure5 --quick"
@@ -81,7 +82,7 @@ def bench(
     quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
 ) -> None:
     """Reproduce a figure of the paper: records, a table and a picture; can be resumed."""
-    from poetmodel.bench import figures, sweep, tables
+    from poetmodel.bench import figures, pictures, sweep, tables
     from poetmodel.bench.store import Store
 
     if time_limit is not None and not math.isfinite(time_limit):
@@ -89,14 +90,15 @@ def bench(
         raise InputError(msg)
     figure = figures.figure(name)
     folder = FOLDER / name if out is None else out
-    cells = figure.cells(quick=quick, time_limit_s=time_limit)
+    runs = figure.runs(quick=quick, time_limit_s=time_limit)
     with progress_bar(wanted=not json) as on_progress:
-        records = sweep(cells, folder, workers=workers, warm=figure.warm, on_progress=on_progress)
+        records = sweep(runs, folder, workers=workers, warm=figure.warm, on_progress=on_progress)
     found = tables.rows(records)
     tables.write_csv(folder / "cells.csv", found)
-    pictures, notes = _draw(folder / name, figures.panels(name, found, Store(folder).schedule))
+    shown = pictures.panels(name, found, Store(folder).schedule)
+    drawn, notes = _draw(folder / name, shown)
     if json:
-        print_json(_document(figure, found, pictures, notes))
+        print_json(_document(figure, found, drawn, notes))
     else:
         _show(figure, found)
         print_warnings(notes)
@@ -109,8 +111,7 @@ def bench(
 
 def _draw(stem: Path, shown: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path], list[str]]:
     """Draw the pictures; return their files, and notes on what is missing."""
-    from poetmodel.bench.figures import draw
-    from poetmodel.bench.plots import check_form
+    from poetmodel.bench.pictures import check_form, draw
 
     paths = [stem.with_suffix(form) for form in FORMS]
     try:
@@ -126,7 +127,7 @@ def _draw(stem: Path, shown: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path
 def _document(
     figure: Figure, found: Sequence[Row], pictures: Sequence[Path], notes: Sequence[str]
 ) -> dict[str, Any]:
-    from poetmodel.bench.figures import summary
+    from poetmodel.bench.summaries import summary
 
     return {
         "name": figure.name,
@@ -143,7 +144,7 @@ def _document(
 
 
 def _show(figure: Figure, found: Sequence[Row]) -> None:
-    from poetmodel.bench.figures import summary
+    from poetmodel.bench.summaries import summary
 
     tables = summary(figure.name, found)
     show(

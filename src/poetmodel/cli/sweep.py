@@ -195,7 +195,7 @@ def sweep(  # noqa: PLR0913 - one for each option
     from poetmodel.bench import tables
 
     if plot is not None:
-        from poetmodel.bench.plots import check_form
+        from poetmodel.bench.pictures import check_form
 
         check_form(plot)
     settings = bench.Settings(
@@ -237,9 +237,9 @@ def sweep(  # noqa: PLR0913 - one for each option
     if parquet:
         tables.write_parquet(out / "cells.parquet", found)
     if plot is not None:
-        from poetmodel.bench.plots import plot as draw
+        from poetmodel.bench.pictures import draw, overheads
 
-        draw(plot, found)
+        draw(plot, overheads(found))
     _deliver(found, front, json=json, pareto=pareto)
     _warn(found)
     failed = [row for row in found if row["status"] == "failed"]

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from figure_rows import row, without
-from poetmodel.bench.figures import comparison, panels, summary
-from poetmodel.bench.figures.summaries import overhead_ratio, percent, shifted_mean_s
+from poetmodel.bench.pictures import panels
+from poetmodel.bench.summaries import (
+    comparison,
+    overhead_ratio,
+    percent,
+    shifted_mean_s,
+    summary,
+)
 
 
 def test_overheads_by_method_and_budget() -> None:

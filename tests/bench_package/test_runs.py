@@ -1,4 +1,4 @@
-"""Cells of a sweep: what is crossed with what, and what identifies one."""
+"""Runs of a sweep: what is crossed with what, and what identifies one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from commands import BOARD, chain, write_graph
-from poetmodel.bench import Cell, Settings, grid
+from poetmodel.bench import Run, Settings, grid
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import InputShape
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def test_all_combinations_budgets_ascending() -> None:
     """Back ends multiply methods that need one; budgets ascend as sizes, not as texts."""
-    cells = grid(
+    runs = grid(
         ["mlp"],
         ["rpi4b", "mkr1000"],
         ram=["100%", "70%", "1KiB"],
@@ -27,28 +27,28 @@ def test_all_combinations_budgets_ascending() -> None:
         methods=["optimal", "dtr", "dtr"],
         backends=["highs", "scip"],
     )
-    assert len(cells) == 2 * 2 * 3 * 3
-    assert [cell.ram for cell in cells[:3]] == ["1KiB", "70%", "100%"]
-    assert {(cell.method, cell.backend) for cell in cells} == {
+    assert len(runs) == 2 * 2 * 3 * 3
+    assert [run.ram for run in runs[:3]] == ["1KiB", "70%", "100%"]
+    assert {(run.method, run.backend) for run in runs} == {
         ("optimal", "highs"),
         ("optimal", "scip"),
         ("dtr", None),
     }
-    assert len({cell.chain for cell in cells}) == 12
-    assert len({cell.key for cell in cells}) == len(cells)
+    assert len({run.chain for run in runs}) == 12
+    assert len({run.key for run in runs}) == len(runs)
 
 
 def test_a_cell_survives_json() -> None:
-    """Its fields travel as plain values, and give the same cell and key."""
-    (cell,) = grid(["mlp"], ["rpi4b"], ram=["70%"], settings=Settings(gap=0.01))
-    again = Cell.from_dict(json.loads(json.dumps(cell.to_dict())))
-    assert (again, again.key) == (cell, cell.key)
-    assert cell.name == "mlp | rpi4b | 70% | optimal | highs"
+    """Its fields travel as plain values, and give the same run and key."""
+    (run,) = grid(["mlp"], ["rpi4b"], ram=["70%"], settings=Settings(gap=0.01))
+    again = Run.from_dict(json.loads(json.dumps(run.to_dict())))
+    assert (again, again.key) == (run, run.key)
+    assert run.name == "mlp | rpi4b | 70% | optimal | highs"
 
 
 def test_another_limit_or_graph_is_another_cell(tmp_path: Path) -> None:
     """A changed setting, graph or device file is not taken for what was solved before."""
-    from poetmodel.bench.cells import _fingerprint, device_of, graph_of
+    from poetmodel.bench.runs import _fingerprint, device_of, graph_of
 
     board = tmp_path / "board.toml"
     keys = []
@@ -59,8 +59,8 @@ def test_another_limit_or_graph_is_another_cell(tmp_path: Path) -> None:
         document["nodes"][0]["output_bytes"] = size
         graph = write_graph(tmp_path / "chain.graph.json", document)
         board.write_text(BOARD.replace("power_w = 1.0", f"power_w = {power}", 1))
-        (cell,) = grid([str(graph)], [str(board)], ram=["100%"])
-        keys += [cell.key, replace(cell, settings=Settings(seed=1)).key]
+        (run,) = grid([str(graph)], [str(board)], ram=["100%"])
+        keys += [run.key, replace(run, settings=Settings(seed=1)).key]
     assert len(set(keys)) == 6
 
 
@@ -73,14 +73,14 @@ def test_all_faults_are_said_at_once() -> None:
 
 
 def test_sizes_of_the_input_are_crossed_with_the_rest() -> None:
-    """Each size is a problem of its own; a cell of the network's own sizes is what it was."""
+    """Each size is a problem of its own; a run of the network's own sizes is what it was."""
     shapes = (InputShape(), InputShape(batch=8), InputShape(batch=8, image=20))
-    cells = grid(["mlp"], ["rpi4b"], ram=["70%"], shapes=shapes, methods=["dtr"])
-    assert [cell.network for cell in cells] == ["mlp", "mlp, batch 8", "mlp, batch 8, image 20"]
-    graphs = [cell.problem().graph for cell in cells]
+    runs = grid(["mlp"], ["rpi4b"], ram=["70%"], shapes=shapes, methods=["dtr"])
+    assert [run.network for run in runs] == ["mlp", "mlp, batch 8", "mlp, batch 8, image 20"]
+    graphs = [run.problem().graph for run in runs]
     assert [graph.batch_size for graph in graphs] == [1, 8, 8]
     assert len({graph.sha256 for graph in graphs}) == 3
-    assert len({cell.chain for cell in cells}) == len({cell.key for cell in cells}) == 3
-    assert not {"batch", "image", "sequence"} & set(cells[0].to_dict())
-    for cell in cells:
-        assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == cell
+    assert len({run.chain for run in runs}) == len({run.key for run in runs}) == 3
+    assert not {"batch", "image", "sequence"} & set(runs[0].to_dict())
+    for run in runs:
+        assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run

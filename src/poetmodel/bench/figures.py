@@ -1,4 +1,7 @@
-"""Which figures there are, and of which cells they consist. A new one is an entry here."""
+"""The figures of the paper (POET, ICML 2022), and the comparison of solvers, as sweeps.
+
+A new one is an entry here.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.registry import method_names
-from poetmodel.bench.cells import Settings, grid
+from poetmodel.bench.runs import Settings, grid
 from poetmodel.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poetmodel.bench.cells import Cell
+    from poetmodel.bench.runs import Run
 
 COMPUTE: Final = "compute"
 """The paper's deadline counts compute time alone (its equation 3)."""
@@ -43,9 +46,9 @@ class Part:
     formulations: tuple[str | None, ...] = (None,)
     """Formulations, for methods that need a solver; None takes the default."""
     limits_s: tuple[float, ...] = ()
-    """Limits of each solve, one cell for each [s]; empty takes the figure's."""
+    """Limits of each solve, one run for each [s]; empty takes the figure's."""
     seeds: tuple[int, ...] = (0,)
-    """Seeds of the solver, one cell for each; a quick run takes the first."""
+    """Seeds of the solver, one run for each; a quick figure takes the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ class Figure:
     warm: bool = True
     """Whether a solve starts from the schedule of the next smaller budget."""
 
-    def cells(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Cell, ...]:
+    def runs(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Run, ...]:
         """Return what has to be solved.
 
         Parameters
@@ -79,11 +82,11 @@ class Figure:
 
         Returns
         -------
-        tuple of Cell
-            Budgets ascend along each axis; no cell is there twice.
+        tuple of Run
+            Budgets ascend along each axis; no run is there twice.
         """
         standard_s = self.quick_limit_s if quick else self.limit_s
-        found: dict[Cell, None] = {}
+        found: dict[Run, None] = {}
         for part in self.parts:
             limits_s: tuple[float, ...] = (standard_s,)
             if part.limits_s and not quick:
@@ -95,12 +98,12 @@ class Figure:
                 settings = Settings(
                     deadline_counts=part.deadline_counts, time_limit_s=limit_s, seed=seed
                 )
-                found.update(dict.fromkeys(_cells(part, settings, quick=quick)))
+                found.update(dict.fromkeys(_runs(part, settings, quick=quick)))
         return tuple(found)
 
 
-def _cells(part: Part, settings: Settings, *, quick: bool) -> list[Cell]:
-    cells = grid(
+def _runs(part: Part, settings: Settings, *, quick: bool) -> list[Run]:
+    runs = grid(
         part.models,
         part.devices,
         ram=part.quick_ram if quick else part.ram,
@@ -110,10 +113,10 @@ def _cells(part: Part, settings: Settings, *, quick: bool) -> list[Cell]:
         settings=settings,
     )
     return [
-        replace(cell, formulation=formulation)
+        replace(run, formulation=formulation)
         for formulation in part.formulations
-        for cell in cells
-        if cell.backend is not None or formulation is None
+        for run in runs
+        if run.backend is not None or formulation is None
     ]
 
 

@@ -1,12 +1,14 @@
-"""The cells of the comparison of training methods: which network is trained how, in which budget.
+"""The runs of the comparison of training methods: which network is trained how, in which budget.
 
 Nothing here needs PyTorch.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from harness import run_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,7 +58,7 @@ SEED: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class TrainingRun:
     """One method on one network with one budget."""
 
     network: str
@@ -66,11 +68,11 @@ class Cell:
     share: float | None = None
     """The budget as a share of keeping everything, or that of the peer; None where there is none.
     """
-    limit_s: float = field(default=LIMIT_S)
+    limit_s: float = LIMIT_S
     """Most time for the solver [s]."""
-    pairs: int = field(default=PAIRS)
+    pairs: int = PAIRS
     """Steps that are timed."""
-    seed: int = field(default=SEED)
+    seed: int = SEED
     """Of weights and inputs."""
     slack: float = 0.0
     """What the peak of a peer is exceeded by, to be the budget of a compiled step, as a share."""
@@ -92,25 +94,30 @@ class Cell:
         """The peer whose peak is its budget; None if there is none."""
         return self.method.partition("@")[2] or None
 
+    @property
+    def key(self) -> str:
+        """What identifies it in the records."""
+        return run_key(self.to_dict())
+
     def to_dict(self) -> dict[str, Any]:
-        """Return it as a record says it."""
+        """Return its fields."""
         return asdict(self)
 
 
-def cells(
+def training_runs(
     networks: Sequence[str] = NETWORKS,
     methods: Sequence[str] = METHODS,
     shares: Sequence[float] = SHARES,
     **settings: Any,
-) -> Iterator[Cell]:
-    """Yield cells, network by network, peers before those that run at their peak.
+) -> Iterator[TrainingRun]:
+    """Yield runs, network by network, peers before those that run at their peak.
 
     Parameters
     ----------
     networks, methods, shares : sequence
         Which ones; methods in the order of `METHODS`, whatever order is given.
     **settings
-        Other fields of the cells.
+        Other fields of the runs.
     """
     for network in networks:
         for method in METHODS:
@@ -118,4 +125,4 @@ def cells(
                 continue
             budgeted = method in BUDGETED or method.partition("@")[2] in BUDGETED
             for share in shares if budgeted else (None,):
-                yield Cell(network=network, method=method, share=share, **settings)
+                yield TrainingRun(network=network, method=method, share=share, **settings)

@@ -1,4 +1,4 @@
-"""The picture of a figure: described as panels with lines, drawn by matplotlib."""
+"""Pictures of sweeps and figures: panels with lines, or maps of schedules, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.bench.cells import graph_of
-from poetmodel.bench.figures.summaries import grouped, is_solved, overhead_ratio
-from poetmodel.bench.plots import check_form
+from poetmodel.bench.runs import graph_of
+from poetmodel.bench.summaries import grouped, is_solved, overhead_ratio
 from poetmodel.data import write_bytes
+from poetmodel.errors import InputError
 from poetmodel.report.pictures import COLOURS, Kind
 from poetmodel.report.stages import stage_map
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from poetmodel.bench.tables import Row
     from poetmodel.report.pictures import Grid
 
+FORMS: Final = ("png", "svg", "pdf")
+"""Endings of files that can be drawn."""
 DOTS_PER_INCH: Final = 110
 PANEL_INCHES: Final = (3.1, 2.4)
 """Width and height of a panel [in]."""
@@ -72,9 +74,9 @@ def panels(
     name : str
         The figure.
     found : sequence of dict
-        Its cells, as `poetmodel.bench.tables.rows` gives them.
+        Its runs, as `poetmodel.bench.tables.rows` gives them.
     schedule_of : callable, optional
-        From the key of a cell to the content of its schedule file, which maps are drawn of.
+        From the key of a run to the content of its schedule file, which maps are drawn of.
     """
     if name == "figure2":
         return tuple(_maps(found, schedule_of))
@@ -82,7 +84,7 @@ def panels(
         return tuple(_solved(found))
     if name == "table3":
         return tuple(_peaks_and_times(found))
-    return tuple(_overheads(found))
+    return overheads(found)
 
 
 def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
@@ -109,23 +111,33 @@ def _maps(
         yield Map(title=f"{row['model']}, {row['device']}, {row['ram']}\n{moved}", grid=grid)
 
 
-def _overheads(found: Sequence[Row]) -> Iterable[Panel]:
+def overheads(found: Sequence[Row]) -> tuple[Panel, ...]:
+    """Return the energy overhead against the RAM budget: a panel per model, device and deadline.
+
+    Each method is a line; where several solvers were used, so is each solver.
+    """
+    shown = []
+    several = len({row["backend"] for row in found} - {None}) > 1
     for (model, device, deadline), rows in grouped(found, "model", "device", "deadline").items():
         lines = []
-        for (method,), line in grouped(rows, "method").items():
+        for (method, backend), line in grouped(rows, "method", "backend").items():
             points = [
                 (row["ram_budget_bytes"] / 1024, 100 * ratio)
                 for row in line
                 if (ratio := overhead_ratio(row)) is not None
             ]
-            lines.append((method, tuple(sorted(points))))
+            name = f"{method}, {backend}" if several and backend else method
+            lines.append((name, tuple(sorted(points))))
         limit = "" if deadline is None else f"\ndeadline {deadline}"
-        yield Panel(
-            title=f"{model}, {device}{limit}",
-            x_name="RAM budget [KiB]",
-            y_name="energy overhead [%]",
-            lines=tuple(lines),
+        shown.append(
+            Panel(
+                title=f"{model}, {device}{limit}",
+                x_name="RAM budget [KiB]",
+                y_name="energy overhead [%]",
+                lines=tuple(lines),
+            )
         )
+    return tuple(shown)
 
 
 def _peaks_and_times(found: Sequence[Row]) -> Iterable[Panel]:
@@ -149,7 +161,7 @@ def _peaks_and_times(found: Sequence[Row]) -> Iterable[Panel]:
 
 
 def _solved(found: Sequence[Row]) -> Iterable[Panel]:
-    """Yield how many cells each solver and formulation has solved after which time."""
+    """Yield how many runs each solver and formulation has solved after which time."""
     for (limit_s,), rows in grouped(found, "time_limit_s").items():
         lines = []
         for (formulation, backend), line in grouped(rows, "formulation", "backend").items():
@@ -165,13 +177,31 @@ def _solved(found: Sequence[Row]) -> Iterable[Panel]:
         )
 
 
+def check_form(path: Path) -> None:
+    """Raise `InputError` unless a picture can be written to a file of this name.
+
+    Raises
+    ------
+    InputError
+        If its ending is none of `FORMS`, or matplotlib is missing.
+    """
+    if path.suffix.removeprefix(".") not in FORMS:
+        msg = f"{path}: expected a file that ends in {', '.join('.' + form for form in FORMS)}"
+        raise InputError(msg)
+    try:
+        import matplotlib as mpl  # noqa: F401 - only whether it is there
+    except ImportError:
+        msg = f"{path}: pictures need the extra: pip install 'poetmodel[report]'"
+        raise InputError(msg) from None
+
+
 def draw(path: Path, shown: Sequence[Panel] | Sequence[Map], *, columns: int | None = None) -> None:
     """Draw panels or maps into a file; the same ones give the same bytes.
 
     Parameters
     ----------
     path : Path
-        The picture, ``.svg`` or ``.png``.
+        The picture, ``.png``, ``.svg`` or ``.pdf``.
     shown : sequence of Panel, or of Map
         What to draw, row by row.
     columns : int, optional
@@ -192,8 +222,8 @@ def draw(path: Path, shown: Sequence[Panel] | Sequence[Map], *, columns: int | N
     down = max(1, -(-len(shown) // across))
     width, height = MAP_INCHES if maps else PANEL_INCHES
     form = path.suffix.removeprefix(".")
-    description = f"data {digest(shown)}"
-    metadata = {"Description": description, **({"Date": None} if form == "svg" else {})}
+    metadata = {"Subject" if form == "pdf" else "Description": f"data {digest(shown)}"}
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
     settings: Any = {"font.size": 7, "svg.hashsalt": "poetmodel", "svg.fonttype": "none"}
     with mpl.rc_context(settings):
         size = (width * across + 1.3, height * down)
@@ -212,7 +242,7 @@ def draw(path: Path, shown: Sequence[Panel] | Sequence[Map], *, columns: int | N
             known = [name for name in names if name in handles]
             figure.legend([handles[name] for name in known], known, loc="outside right upper")
         content = io.BytesIO()
-        figure.savefig(content, format=form, dpi=DOTS_PER_INCH, metadata=metadata)
+        figure.savefig(content, format=form, dpi=DOTS_PER_INCH, metadata=metadata | undated)
     write_bytes(path, content.getvalue())
 
 

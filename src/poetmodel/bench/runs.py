@@ -1,4 +1,4 @@
-"""The cells of a sweep: one problem, solved by one method."""
+"""The runs of a sweep: one problem each, solved by one method."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What all cells of a sweep share."""
+    """What all runs of a sweep share."""
 
     deadline_counts: str | None = None
     """Which time counts; None takes the device's default."""
@@ -38,7 +38,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Run:
     """One problem, solved by one method."""
 
     model: str
@@ -64,7 +64,7 @@ class Cell:
     settings: Settings = Settings()
     """What it shares with the others."""
     inputs: str = ""
-    """Fingerprint of the graph and the device; another one makes it another cell."""
+    """Fingerprint of the graph and the device; another one makes it another run."""
 
     @property
     def key(self) -> str:
@@ -89,8 +89,8 @@ class Cell:
         return self.shape.label(self.model)
 
     @property
-    def chain(self) -> Cell:
-        """The cell without its budget: what the cells along one RAM axis have in common."""
+    def chain(self) -> Run:
+        """The run without its budget: what the runs along one RAM axis have in common."""
         return replace(self, ram="")
 
     def problem(self) -> Problem:
@@ -116,8 +116,8 @@ class Cell:
         return {name: value for name, value in asdict(self).items() if name not in own}
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Cell:
-        """Return the cell of such fields."""
+    def from_dict(cls, fields: dict[str, Any]) -> Run:
+        """Return the run of such fields."""
         return cls(**{**fields, "settings": Settings(**fields["settings"])})
 
 
@@ -131,8 +131,8 @@ def grid(
     methods: Sequence[str] = ("optimal",),
     backends: Sequence[str] = ("highs",),
     settings: Settings | None = None,
-) -> tuple[Cell, ...]:
-    """Return all cells of a sweep: models x shapes x devices x deadlines x methods x budgets.
+) -> tuple[Run, ...]:
+    """Return all runs of a sweep: models x shapes x devices x deadlines x methods x budgets.
 
     Shapes are sizes of the models' inputs. Budgets ascend within the rest. Back ends
     multiply only the methods that need one; what is named twice counts once.
@@ -156,7 +156,7 @@ def grid(
     for model, shape, device, deadline in product(models, shapes, devices, deadlines):
         sized = []
         for budget in ram:
-            cell = Cell(
+            run = Run(
                 model=model,
                 device=device,
                 ram=budget,
@@ -167,33 +167,33 @@ def grid(
                 settings=settings or Settings(),
             )
             try:
-                cell = replace(cell, inputs=_fingerprint(model, shape, device))
-                sized.append((cell.problem().ram_budget_bytes, cell))
+                run = replace(run, inputs=_fingerprint(model, shape, device))
+                sized.append((run.problem().ram_budget_bytes, run))
             except InputError as error:
                 faults.update(dict.fromkeys(error.faults))
-        problems.append([cell for _, cell in sorted(sized, key=lambda pair: pair[0])])
+        problems.append([run for _, run in sorted(sized, key=lambda pair: pair[0])])
     if faults:
         raise InputError(faults)
     return tuple(dict.fromkeys(_crossed(problems, solved)))
 
 
 def _crossed(
-    problems: Sequence[Sequence[Cell]], solved: Sequence[tuple[str, str | None]]
-) -> Iterator[Cell]:
-    for cells, (name, backend) in product(problems, solved):
-        for cell in cells:
-            yield replace(cell, method=name, backend=backend)
+    problems: Sequence[Sequence[Run]], solved: Sequence[tuple[str, str | None]]
+) -> Iterator[Run]:
+    for runs, (name, backend) in product(problems, solved):
+        for run in runs:
+            yield replace(run, method=name, backend=backend)
 
 
 @cache
 def graph_of(model: str, shape: InputShape = OWN_SHAPE) -> Graph:
-    """Return the graph of a cell, read once in a process."""
+    """Return the graph of a run, read once in a process."""
     return read_model_or_file(model, shape)
 
 
 @cache
 def device_of(device: str) -> Device:
-    """Return the device of a cell, read once in a process."""
+    """Return the device of a run, read once in a process."""
     return Device.load(device)
 
 

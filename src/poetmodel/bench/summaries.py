@@ -54,7 +54,7 @@ def summary(name: str, found: Sequence[Row]) -> tuple[Summary, ...]:
     name : str
         The figure.
     found : sequence of dict
-        Its cells, as `poetmodel.bench.tables.rows` gives them.
+        Its runs, as `poetmodel.bench.tables.rows` gives them.
     """
     make = _MAKERS.get(name, _by_method)
     return tuple(make(found))
@@ -304,7 +304,7 @@ def comparison(found: Sequence[Row]) -> Iterable[Summary]:
     Parameters
     ----------
     found : sequence of dict
-        Cells as `poetmodel.bench.tables.rows` gives them; of several seeds the middle time counts.
+        Runs as `poetmodel.bench.tables.rows` gives them; of several seeds the middle time counts.
 
     Yields
     ------

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from figure_rows import row, without
-from poetmodel.bench.figures import Map, Panel, draw, panels
-from poetmodel.bench.figures.panels import digest
+from poetmodel.bench.pictures import Map, Panel, digest, draw, panels
 from poetmodel.graph.catalogue import load_model
 from poetmodel.report.pictures import Kind
 from poetmodel.report.stages import stage_map

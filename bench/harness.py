@@ -1,0 +1,226 @@
+"""What all measurements of this folder share: records, and runs in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from poetmodel.bench.measurement import FAILED, circumstances
+from poetmodel.bench.runner import Progress, Runner
+from poetmodel.bench.store import RecordFile
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
+
+    from poetmodel.bench.measurement import Record
+
+_POLL_S: Final = 0.5
+"""How often a process that is waited for is held against its limit [s]."""
+
+
+def record(kind: str, name: str, **facts: Any) -> Record:
+    """Return the record of a measurement, with when, where and under which load it was made.
+
+    Parameters
+    ----------
+    kind : {'solve', 'build', 'startup', 'plan', 'solver', 'cell', 'training'}
+        What was measured.
+    name : str
+        Which one.
+    **facts
+        Whatever else belongs to it.
+    """
+    return {**circumstances(kind, name), "load_average": os.getloadavg()[0], **facts}
+
+
+def recorded(path: Path) -> RecordFile:
+    """Return a file in which records of runs are found by all that the runs say of themselves."""
+    return RecordFile(path, lambda record: run_key(record["cell"]))
+
+
+def latest(path: Path) -> RecordFile:
+    """Return a file in which the last record of each kind and name counts."""
+    return RecordFile(path, lambda record: (record["kind"], record["name"]))
+
+
+def run_key(fields: dict[str, Any]) -> str:
+    """Return what identifies a run in a file of records: all of its fields."""
+    return json.dumps(fields, sort_keys=True)
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+class ProcessEndedError(Exception):
+    """A process ended without an answer, after some seconds."""
+
+    def __init__(self, exit_code: int | None, seconds: float) -> None:
+        super().__init__(f"the process ended with {exit_code} after {seconds:.0f} s")
+        self.seconds = seconds
+
+
+class FreshProcesses(Executor):
+    """Does each run in a process of its own, forked from one that has loaded the libraries.
+
+    Parameters
+    ----------
+    count : int
+        Processes at a time.
+    preloaded : sequence of str
+        What is loaded before.
+    grace_s : float
+        How long after its limit a run may take until its process is ended [s].
+    """
+
+    def __init__(self, count: int, *, preloaded: Sequence[str], grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._threads = ThreadPoolExecutor(count)
+        self._stopped = threading.Event()
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(preloaded))
+
+    def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
+        """Call a function with the fields of a run, which have its limit, and its start."""
+        return self._threads.submit(self._alone, measure, *arguments)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as its base class has it
+        """End: runs that are under way are dropped."""
+        self._stopped.set()
+        self._threads.shutdown(wait, cancel_futures=cancel_futures)
+
+    def _alone(self, measure: Any, fields: dict[str, Any], start: Any) -> Record:
+        receiver, sender = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=_answer, args=(sender, measure, fields, start), daemon=True
+        )
+        begun_s = time.monotonic()
+        process.start()
+        sender.close()
+        try:
+            while not receiver.poll(_POLL_S):
+                late = time.monotonic() - begun_s > fields["limit_s"] + self._grace_s
+                if late or self._stopped.is_set():
+                    break
+            else:
+                return dict(receiver.recv())
+        except EOFError:
+            pass
+        finally:
+            process.kill()
+            process.join()
+            receiver.close()
+        raise ProcessEndedError(process.exitcode, time.monotonic() - begun_s)
+
+
+def _answer(out: Connection, measure: Callable[..., Record], *arguments: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process itself
+    out.send(measure(*arguments))
+    out.close()
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+class NamedRun(Protocol):
+    """A run with a name, limits and a place in a file of records."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the records."""
+
+    @property
+    def key(self) -> str:
+        """What identifies it in the records."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields, ``limit_s`` among them."""
+
+
+AnyRun = TypeVar("AnyRun", bound=NamedRun)
+
+
+def add_options(parser: argparse.ArgumentParser, ending: str) -> None:
+    """Add the options that say where records go."""
+    parser.add_argument("--out", type=Path, required=True, help=f"file of records, *-{ending}")
+    parser.add_argument("--resume", action="store_true", help="go on with a file that exists")
+
+
+def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End with a message where a new run would be mixed with an earlier one."""
+    if options.out.exists() and not options.resume:
+        parser.error(f"--out: {options.out} exists; --resume goes on with it")
+
+
+def run_all(
+    runs: Sequence[AnyRun],
+    store: RecordFile,
+    measure: Callable[[dict[str, Any], Any], Record],
+    pool: FreshProcesses,
+    *,
+    kind: str,
+    workers: int = 1,
+    start_of: Callable[[AnyRun], Any] = lambda _: None,
+) -> int:
+    """Do the runs that have no record, in their order; return 130 where that was interrupted, or 0.
+
+    Parameters
+    ----------
+    runs : sequence
+        What to do.
+    store : RecordFile
+        Where the records are, see `recorded`.
+    measure : callable
+        Returns the record of a run, given its fields and its start; runs in the pool.
+    pool : FreshProcesses
+        Where the runs are done.
+    kind : str
+        Kind of the records.
+    workers : int
+        Runs at a time.
+    start_of : callable
+        Returns the start of a run, by what is on record.
+    """
+
+    def failure(run: AnyRun, error: BaseException) -> Record:
+        if not isinstance(error, ProcessEndedError):
+            raise error
+        facts = {"seconds": error.seconds, "status": FAILED, "reason": str(error)}
+        return record(kind, run.name, cell=run.to_dict(), workers=workers, **facts)
+
+    runner = Runner(
+        store=store,
+        runs=runs,
+        measure=measure,
+        failure=failure,
+        start_of=start_of,
+        on_progress=_show,
+    )
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pool:
+            runner.run(lambda: pool, lambda: workers)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; --resume goes on\n")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def _show(progress: Progress) -> None:
+    if progress.last is None:
+        return
+    name, seconds, status = (progress.last[key] for key in ("name", "seconds", "status"))
+    gap = progress.last.get("gap")
+    shown = status if gap is None else f"{status}, gap {gap:.3%}"
+    sys.stderr.write(f"{progress.done}/{progress.total} {name}: {seconds:.2f} s, {shown}\n")

@@ -1,0 +1,111 @@
+"""The comparison of training methods: which runs there are, and how they are run and resumed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness import recorded
+from pytorch import compare
+from pytorch.runs import (
+    AT_PEERS,
+    METHODS,
+    NETWORKS,
+    SHARES,
+    TrainingRun,
+    training_runs,
+)
+from run_processes import ran
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def record_of(run: TrainingRun, peak_bytes: int | None = 100, **changes: Any) -> dict[str, Any]:
+    """Return the record of a run."""
+    return {"cell": run.to_dict(), "status": "ran", "heap_peak_bytes": peak_bytes, **changes}
+
+
+def test_runs_have_names_of_their_own() -> None:
+    """No two runs of the whole comparison have one name."""
+    names = [run.name for run in training_runs()]
+    budgets = 5 * len(SHARES)
+    assert len(names) == len(set(names)) == len(NETWORKS) * (5 + budgets + len(AT_PEERS) - 1)
+    assert "bert4-b8 | both | 35%" in names
+    assert "bert4-b8 | both@memory-budget | 35%" in names
+    assert "bert4-b8 | both@checkpoint" in names
+
+
+def test_peers_run_before_those_that_need_their_peak() -> None:
+    """Whatever order is asked for, a peer comes first."""
+    asked = ("both@file-hooks", "file-hooks", "both@memory-budget", "memory-budget")
+    found = list(training_runs(["unet-b8"], asked, [0.5]))
+    assert [run.method for run in found] == [
+        "file-hooks", "memory-budget", "both@file-hooks", "both@memory-budget",
+    ]  # fmt: skip
+    for own, peer in AT_PEERS:
+        assert METHODS.index(peer) < METHODS.index(f"{own}@{peer}")
+
+
+def test_own_steps_are_told_from_peers() -> None:
+    """What comes before the @ says what runs, what comes after it whose peak is the budget."""
+    at_peer = TrainingRun(network="unet-b8", method="paging@file-hooks")
+    assert (at_peer.own, at_peer.peer) == ("paging", "file-hooks")
+    peer = TrainingRun(network="unet-b8", method="file-hooks")
+    assert (peer.own, peer.peer) == (None, None)
+    assert TrainingRun(network="unet-b8", method="keep-all").own == "keep-all"
+
+
+def test_peaks_of_peers_become_budgets(tmp_path: Path) -> None:
+    """The peak on record, with the slack, is the budget, share by share; peers have none."""
+    store = recorded(tmp_path / "x-training.jsonl")
+    methods = ["memory-budget", "both@memory-budget"]
+    half, quarter, own_half, own_quarter = training_runs(
+        ["unet-b8"], methods, [0.5, 0.25], slack=0.01
+    )
+    store.add(record_of(half, 1000))
+    store.add(record_of(quarter, 500))
+    assert compare.budget_bytes(own_half, store) == 1010
+    assert compare.budget_bytes(own_quarter, store) == 505
+    assert compare.budget_bytes(half, store) is None
+    other = TrainingRun(network="bert4-b8", method="both@memory-budget", share=0.5)
+    assert compare.budget_bytes(other, store) is None
+
+
+def test_peer_without_a_peak_is_a_failure_on_record() -> None:
+    """A compiled step whose peer failed is not run, and its record says so."""
+    (run,) = training_runs(["unet-b8"], ["both@checkpoint"])
+    record = compare.measure(run.to_dict(), None, folder="")
+    assert record["status"] == "failed"
+    assert "checkpoint has no peak" in record["reason"]
+
+
+def test_run_resumes_what_is_missing_or_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record counts for its own settings, and a failure for none; --resume goes on."""
+    path = tmp_path / "x-training.jsonl"
+    done, failed, other = training_runs(["unet-b8"], ["eager", "file-hooks", "selective"])
+    old = [
+        record_of(done),
+        record_of(failed, status="failed"),
+        record_of(TrainingRun(network="unet-b8", method="selective", pairs=3)),
+    ]
+    lines = [json.dumps(record) for record in old]
+    path.write_text("\n".join(lines) + "\n" + lines[0][:20])
+    words = ["--out", str(path), "--network", "unet-b8", "--storage", str(tmp_path)]
+    words += ["--method", "eager", "--method", "file-hooks", "--method", "selective"]
+    with pytest.raises(SystemExit):
+        compare.main(words)
+    assert "--resume goes on" in capsys.readouterr().err
+    monkeypatch.setattr(compare, "measure", ran)
+    monkeypatch.setattr(compare, "_PRELOADED", ())
+    for name in compare._THREADS:
+        monkeypatch.setenv(name, "1")  # taken back after the test
+    assert compare.main([*words, "--resume"]) == 0
+    new = [json.loads(line) for line in path.read_text().splitlines()][3:]
+    assert [record["cell"] for record in new] == [failed.to_dict(), other.to_dict()]
+    assert new[0]["kind"] == "training"
+    assert new[0]["machine"]["cores"] >= 1
