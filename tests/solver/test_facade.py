@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,8 @@ import pytest
 
 from instances import random_instances
 from oracle import optimum
+from poetmodel.backends.highs import Highs
+from poetmodel.backends.protocol import RawSolution, SolverStatus
 from poetmodel.errors import BackendError, InputError, ScheduleError, TimeLimitError
 from poetmodel.graph import Graph, operation
 from poetmodel.heuristics.greedy import construct
@@ -104,7 +108,7 @@ def test_all_kept_is_returned_where_it_fits(
     formulation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No solver is asked where nothing can cost less."""
-    monkeypatch.setattr(facade, "_state_and_solve", lambda *_: pytest.fail("asked a solver"))
+    monkeypatch.setattr(Highs, "solve", lambda *_, **__: pytest.fail("asked a solver"))
     problem = skip_problem(ram=15)
     result = solve(problem, formulation=formulation)
     assert result.schedule == checkpoint_all(problem.graph)
@@ -116,7 +120,7 @@ def test_the_least_ram_is_returned_where_greedy_reaches_the_floor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A schedule at the floor has the least peak there is."""
-    monkeypatch.setattr(facade, "_state_and_solve", lambda *_: pytest.fail("asked a solver"))
+    monkeypatch.setattr(Highs, "solve", lambda *_, **__: pytest.fail("asked a solver"))
     result = solve(skip_problem(ram=12, minimize="ram"))
     assert (result.status, result.objective_value) == (Status.OPTIMAL, 12)
 
@@ -355,12 +359,10 @@ def test_a_valid_schedule_against_a_proof_of_infeasibility_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of the two is wrong, so nothing is claimed."""
-    problem = skip_problem()
-    valid = verify_schedule(problem, solve(problem).require_schedule())
-    wrong = facade.Outcome(termination=Termination.PROVED, candidate=valid, infeasible=True)
-    monkeypatch.setattr(facade, "_state_and_solve", lambda *_: wrong)
+    wrong = RawSolution(status=SolverStatus.INFEASIBLE)
+    monkeypatch.setattr(Highs, "solve", lambda *_, **__: wrong)
     with pytest.raises(BackendError, match="infeasible for which there is a valid schedule"):
-        solve(problem)
+        solve(skip_problem(), formulation="compact")
 
 
 # -- running out of time, and being stopped ----------------------------------------------------
@@ -438,6 +440,59 @@ def test_a_graph_too_large_for_memory_ends_with_a_reason(monkeypatch: pytest.Mon
     result = solve(chain_problem(200))
     assert (result.status, result.termination) == (Status.UNKNOWN, Termination.STALLED)
     assert "coarsen the graph" in result.reason
+
+
+@pytest.mark.parametrize("make", [as_it_is, build], ids=["problem", "model"])
+def test_the_limit_holds_for_all_that_is_done_before_the_solver(
+    make: Callable[[Problem], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a problem and for a model of it; the solver is not called."""
+    given = make(chain_problem(10))
+    monkeypatch.setattr(facade, "GRACE_S", -1.0)
+    monkeypatch.setattr(Highs, "solve", lambda *_, **__: pytest.fail("asked a solver"))
+    result = solve(given, time_limit=1e-6)
+    assert (result.status, result.termination) == (Status.UNKNOWN, Termination.TIME_LIMIT)
+    assert "20 nodes" in result.reason
+
+
+def test_compiling_a_model_ends_with_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows then whether the greedy schedule keeps its rows, so it is no answer."""
+    model = build(medium_problem())
+
+    def too_late() -> None:
+        raise TimeLimitError("the time limit has passed")
+
+    monkeypatch.setattr("poetmodel.backends.compiler.check_time_limit", too_late)
+    result = solve(model)
+    assert (result.status, result.termination) == (Status.UNKNOWN, Termination.TIME_LIMIT)
+    assert result.reason == "the time limit passed while the model was built"
+
+
+def test_a_model_too_large_for_memory_ends_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a problem does: nothing is claimed, and no error is raised."""
+    model = build(chain_problem(10))
+    monkeypatch.setattr("poetmodel.schedule.relations.MOST_PAIRS", 10)
+    result = solve(model)
+    assert (result.status, result.termination) == (Status.UNKNOWN, Termination.STALLED)
+    assert "coarsen the graph" in result.reason
+
+
+@pytest.mark.parametrize("make", [as_it_is, build], ids=["problem", "model"])
+def test_what_a_late_solver_found_is_verified_and_kept(
+    make: Callable[[Problem], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Solvers may overrun the limit by seconds; schedule and bound count all the same."""
+    given, run = make(medium_problem()), Highs.solve
+
+    def overrun(self: Highs, form: Any, limits: Any, **options: Any) -> RawSolution:
+        raw = run(self, form, replace(limits, time_s=60.0), **options)
+        time.sleep(limits.time_s + 1.1)
+        return raw
+
+    monkeypatch.setattr(Highs, "solve", overrun)
+    result = solve(given, formulation="compact", time_limit=0.5)
+    assert result.status == Status.OPTIMAL
+    assert result.statistics["columns"] > 0
 
 
 @pytest.mark.parametrize("threads", [1, 2])

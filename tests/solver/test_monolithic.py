@@ -10,7 +10,8 @@ import pyomo.environ as pyo
 import pytest
 
 from poetmodel.backends.compiler import compile_model
-from poetmodel.backends.protocol import SolverStatus
+from poetmodel.backends.highs import Highs
+from poetmodel.backends.protocol import RawSolution, SolverStatus
 from poetmodel.errors import VerificationError
 from poetmodel.model import build
 from poetmodel.model.compact import COMPACT
@@ -26,8 +27,8 @@ from worked import comb_graph, even_costs, skip_problem
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poetmodel.backends.protocol import RawSolution
-    from poetmodel.solver.monolithic import _Compiled
+    from poetmodel.backends.protocol import Limits
+    from poetmodel.backends.standard_form import StandardForm
 
 RECOMPUTED = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)), S_RAM=((1, 0), (2, 1), (3, 2)))
 """The best schedule of the worked example."""
@@ -93,30 +94,28 @@ def test_paper_takes_no_start() -> None:
 # -- what the verifier rejects --------------------------------------------------------------------
 
 
-def rejecting(monkeypatch: pytest.MonkeyPatch, after: Callable[..., RawSolution | None]) -> None:
-    """Let the first run return all kept, as a coarse tolerance might; `after` gives the next."""
-    run = monolithic._run
+def rejecting(monkeypatch: pytest.MonkeyPatch, *, late: bool) -> None:
+    """Let the first run return all kept, as a coarse tolerance might, and perhaps no second one."""
+    run = Highs.solve
     calls = 0
 
-    def first(compiled: _Compiled, *rest: Any) -> RawSolution | None:
+    def first(self: Highs, form: StandardForm, limits: Limits, **options: Any) -> RawSolution:
         nonlocal calls
         calls += 1
-        if calls > 1:
-            return after(compiled, *rest)
-        raw = run(compiled, *rest)
-        assert raw is not None
-        schedule = checkpoint_all(compiled.model.problem.graph)
-        values = start_values(compiled.model, compiled.form, schedule)
-        return replace(raw, x=values)
+        if calls > 1 and late:
+            return RawSolution(status=SolverStatus.TIME_LIMIT)
+        raw = run(self, form, limits, **options)
+        schedule = checkpoint_all(form.model.problem.graph)
+        return replace(raw, x=start_values(form.model, form, schedule)) if calls == 1 else raw
 
-    monkeypatch.setattr(monolithic, "_run", first)
+    monkeypatch.setattr(Highs, "solve", first)
 
 
 def test_what_breaks_a_limit_is_excluded_and_the_model_solved_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second answer is returned, with both bounds and times."""
-    rejecting(monkeypatch, monolithic._run)
+    rejecting(monkeypatch, late=False)
     result = solve(skip_problem(), formulation="compact", gap=0.0)
     assert (result.status, result.overhead_j) == (Status.OPTIMAL, 1.0)
 
@@ -125,7 +124,7 @@ def test_what_breaks_a_limit_is_not_returned_when_time_is_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Then the start is what is left, and the bound of the first run holds."""
-    rejecting(monkeypatch, lambda *_: None)
+    rejecting(monkeypatch, late=True)
     result = solve(skip_problem(), formulation="compact", gap=0.0)
     assert result.schedule is not None
     assert result.violations == ()
@@ -134,7 +133,7 @@ def test_what_breaks_a_limit_is_not_returned_when_time_is_out(
 
 def test_a_model_without_a_start_has_nothing_left_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """No schedule, no claim, and the reason is the time."""
-    rejecting(monkeypatch, lambda *_: None)
+    rejecting(monkeypatch, late=True)
     model = build(skip_problem())
     outcome = solve_model(model, Request(gap=0.0), start=None, trimmed=False)
     assert outcome.candidate is None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
-from io import StringIO
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError, TimeLimitError, TooLargeError
@@ -21,26 +19,27 @@ from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pyomo.environ as pyo
 
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
     from poetmodel.solver.request import OnProgress
 
-GREEDY_SHARE: Final = 0.1
-"""Share of the time limit for the greedy schedule."""
-LONGEST_GREEDY_SHARE: Final = 0.5
-"""Share of what is left of it after which the first attempt at that schedule is given up."""
-_CUT_SHORT: Final = frozenset({Termination.TIME_LIMIT, Termination.INTERRUPTED})
-"""After these a greedy schedule stands in for one that the solver did not find."""
-_SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
-"""After these what is open is below a solver's tolerances."""
-RESOLVED_UNITS: Final = (1.0, 1e5)
-"""Values of a known schedule, in units of the objective, that a solver resolves to a millionth."""
 DEFAULT: Final = "lazy"
 """The formulation by which a problem is solved unless another is requested."""
+GREEDY_RATIO: Final = 0.1
+"""Share of the time limit after which greedy returns the best schedule that it has, 0 to 1."""
+LONGEST_GREEDY_RATIO: Final = 0.5
+"""Share of the time that is left after which greedy is given up without one, 0 to 1."""
+RESOLVED_UNITS: Final = (1.0, 1e5)
+"""Values of a known schedule, in units of the objective, that a solver resolves to a millionth."""
+_EXPECTED: Final = (
+    "solve takes a Problem or a model made by build(problem), which carries its problem"
+)
+_CUT_SHORT: Final = frozenset({Termination.TIME_LIMIT, Termination.INTERRUPTED})
+"""After these the schedule to begin from is the answer if the solver has found none."""
+_SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
+"""After these what is open is below a solver's tolerances."""
 
 
 def solve(
@@ -108,65 +107,182 @@ def solve(
     )
     find_backend(backend).versions()
     with rare_collections():
-        if isinstance(problem_or_model, Problem):
-            return _solve_problem(problem_or_model, request, formulation or DEFAULT, start)
-        return _solve_own_model(problem_or_model, request, formulation, start)
+        task = _Task.of(problem_or_model, formulation)
+        problem, reason = task.problem, obstacle(task.problem)
+        if start is not None:
+            check_identity(problem.graph, start)
+        if reason is not None:
+            outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
+        elif problem.is_overlapping:
+            outcome = solve_overlapping(problem, request, task.attempt, start=start)
+        else:
+            outcome = task.attempt(problem, request, start)
+        result = finish(problem, request, outcome, formulation=task.formulation)
+        return replace(result, reduction=task.reduction())
 
 
-def _solve_problem(
-    problem: Problem, request: Request, formulation: str, start: Schedule | None
-) -> SolveResult:
-    _check_formulation(formulation)
-    paper = formulation == "paper"
-    if paper:
-        from poetmodel.model.paper import check_fits
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What to solve: a problem by a formulation, or a model of it that a user may have extended."""
 
-        check_fits(problem)
-    if start is not None:
-        check_identity(problem.graph, start)
+    problem: Problem
+    formulation: str
+    """Its name; of a model the one that it was built by."""
+    model: pyo.ConcreteModel | None = None
+    """The user's model. Whether a schedule keeps its rows is known only once it is compiled."""
 
-    def attempt(stated: Problem, within: Request, begin: Schedule | None) -> Outcome:
-        return _search(stated, within, formulation, begin)
+    @classmethod
+    def of(cls, given: Problem | pyo.ConcreteModel, formulation: str | None) -> _Task:
+        """Return what the arguments of `solve` say.
 
-    ruled_out = _ruled_out(problem)
-    if ruled_out is not None:
-        outcome = ruled_out
-    elif problem.is_overlapping:
-        outcome = solve_overlapping(problem, request, attempt, start=start)
-    else:
-        outcome = attempt(problem, request, start)
-    return _stated(finish(problem, request, outcome, formulation=formulation))
+        Raises
+        ------
+        InputError
+            If the formulation is not known, does not fit, or is not that of the model.
+        """
+        if isinstance(given, Problem):
+            name = formulation or DEFAULT
+            _check_formulation(given, name)
+            return cls(problem=given, formulation=name)
+        problem = getattr(given, "problem", None)
+        if not isinstance(problem, Problem):
+            msg = (
+                "solve takes a Problem or a model made by build(problem), which carries its problem"
+            )
+            raise InputError(msg)
+        name = given.formulation.name
+        if formulation is not None and not name.startswith(formulation):
+            msg = f"formulation: the model was built as {name!r}; leave it out, or pass the problem"
+            raise InputError(msg)
+        return cls(problem=problem, formulation=name, model=given)
 
+    @property
+    def exact(self) -> bool:
+        """Whether what is proved of it holds for the problem."""
+        if self.model is None:
+            return self.formulation != "paper"
+        return bool(self.model.exact) and states_problem(self.model)
 
-def _search(
-    problem: Problem, request: Request, formulation: str, start: Schedule | None
-) -> Outcome:
-    """Begin with what is quickly found, then solve as the formulation does."""
-    paper = formulation == "paper"
-    best: Candidate | None = None
-    try:
-        with time_limit(request.remaining_s() + GRACE_S):
-            best = _first(problem, request, accepted(problem, start))
-            if (
-                best is not None
-                and not paper
-                and is_tight(problem, best.value, least_value(problem))
-            ):
-                return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
-            # What `paper` finds is its own: nothing is announced or given to it to begin from.
-            if not paper and _announce(request, problem, best) is False:
-                outcome = Outcome(termination=Termination.INTERRUPTED)
+    def attempt(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
+        """Begin with what is quickly found, then solve.
+
+        Parameters
+        ----------
+        problem : Problem
+            That of the task, or a surrogate of it.
+        request : Request
+            Solver and limits.
+        start : Schedule or None
+            A schedule to begin from.
+        """
+        best: Candidate | None = None
+        try:
+            with time_limit(request.remaining_s() + GRACE_S):
+                best = _first(problem, request, accepted(problem, start))
+            solve = self._solve_in_units if self.exact else self._solve_once
+            outcome = self._settle(problem, request, best) or solve(problem, request, best)
+        except KeyboardInterrupt:
+            outcome = Outcome(termination=Termination.INTERRUPTED)
+        except TimeLimitError:
+            reason = _too_late(problem, request)
+            outcome = Outcome(termination=Termination.TIME_LIMIT, reason=reason)
+        except TooLargeError as error:
+            known = best if self.model is None else None
+            outcome = Outcome(termination=Termination.STALLED, candidate=known, reason=str(error))
+        if outcome.candidate is None and self.model is None and outcome.termination in _CUT_SHORT:
+            return replace(outcome, candidate=best)
+        return outcome
+
+    def _settle(self, problem: Problem, request: Request, best: Candidate | None) -> Outcome | None:
+        """Report the schedule to begin from; return an outcome if it ends the solve.
+
+        That of ``paper`` is its own, and that of a model may break its rows: neither is reported.
+        """
+        if best is None or self.model is not None or not self.exact:
+            return None
+        least = least_value(problem)
+        if is_tight(problem, best.value, least):
+            return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
+        report = request.on_progress
+        seconds = request.elapsed_s()
+        first = SolveProgress(seconds=seconds, incumbent=best.value, bound=least)
+        if report is not None and report(first) is False:
+            return Outcome(termination=Termination.INTERRUPTED)
+        return None
+
+    def _solve_in_units(
+        self, problem: Problem, request: Request, best: Candidate | None
+    ) -> Outcome:
+        """Solve, again in units of what was found where those of the model are too coarse.
+
+        A solver resolves the objective to an absolute tolerance. Where the best value is next to
+        nothing in the units of the objective, or beyond them, the problem is stated anew, measured
+        by that value. What is open of bytes then is decided: can one byte be saved?
+        """
+        of_ram = problem.minimize == Quantity.RAM
+        stated = problem
+        if best is not None and self.model is None and not _is_resolved(problem, best.value):
+            stated = problem.better_than(best.value)
+        outcome = self._solve_once(stated, request, best)
+        while outcome.termination in _SETTLED and request.remaining_s() > 0:
+            found = outcome.candidate
+            if found is None or found.violations or outcome.infeasible:
+                break
+            if _is_closed(problem, request, found, outcome):
+                break
+            reference, start = stated.reference_value, None
+            if not of_ram and (reference is None or found.value < reference / 2):
+                stated, start = problem.better_than(found.value), found
+            elif problem.minimize in (Quantity.RAM, Quantity.WRITES):
+                stated = stated.below_bytes(round(found.value))
             else:
-                outcome = _state_and_solve(problem, request, formulation, None if paper else best)
-    except KeyboardInterrupt:
-        outcome = Outcome(termination=Termination.INTERRUPTED)
-    except TimeLimitError:
-        outcome = Outcome(termination=Termination.TIME_LIMIT, reason=_too_late(problem, request))
-    except TooLargeError as error:
-        outcome = Outcome(termination=Termination.STALLED, candidate=best, reason=str(error))
-    if outcome.candidate is None and outcome.termination in _CUT_SHORT:
-        outcome = replace(outcome, candidate=best)
-    return outcome
+                break
+            before, within = outcome, _never_behind(request, found, outcome.bound)
+            try:
+                after = self._solve_once(stated, within, start, outcome.bound)
+            except KeyboardInterrupt:
+                return replace(outcome, termination=Termination.INTERRUPTED)
+            except TimeLimitError:
+                return replace(outcome, termination=Termination.TIME_LIMIT)
+            outcome = _joined(before, after, found)
+            if start is None and (outcome.bound, outcome.candidate) == (before.bound, found):
+                break
+        return outcome
+
+    def _solve_once(
+        self, stated: Problem, request: Request, start: Candidate | None, bound: float = 0.0
+    ) -> Outcome:
+        """Solve a problem as it is stated, from a schedule and with a bound that are known."""
+        # Pyomo takes a second to load: not before the first schedule has been reported.
+        if self.formulation == "lazy":
+            from poetmodel.solver.lazy import solve_lazily
+
+            with time_limit(request.remaining_s() + GRACE_S):
+                return solve_lazily(stated, request, start=start, bound=bound)
+        from poetmodel.solver.monolithic import build_and_solve, solve_model
+
+        if self.model is None:
+            return build_and_solve(stated, request, self.formulation, start=start)
+        with restated(self.model, stated):
+            return solve_model(self.model, request, start=start, trimmed=False)
+
+    def reduction(self) -> str:
+        """Return in words how the formulation reduced a graph that it could not state as it is."""
+        if self.formulation != "paper":
+            return ""
+        from poetmodel.model.paper import reduction_in_words
+
+        return reduction_in_words(self.problem.graph) or ""
+
+
+def _is_resolved(problem: Problem, value: float) -> bool:
+    """Return whether a solver resolves a value in the units in which a problem is stated."""
+    from poetmodel.model.quantities import objective_unit
+
+    if value <= 0 or problem.minimize == Quantity.RAM:
+        return True
+    least, most = RESOLVED_UNITS
+    return least <= value / objective_unit(problem) <= most
 
 
 def _too_late(problem: Problem, request: Request) -> str:
@@ -176,73 +292,15 @@ def _too_late(problem: Problem, request: Request) -> str:
     )
 
 
-def _solve_in_units(
-    problem: Problem,
-    request: Request,
-    best: Candidate | None,
-    attempt: Callable[[Problem, Request, Candidate | None, float], Outcome],
-    *,
-    own_rows: bool = False,
-) -> Outcome:
-    """Solve a problem, again in units of what was found where those of its model are too coarse.
-
-    A solver resolves the objective to an absolute tolerance. Where the best value is next to
-    nothing in the units of the objective, or beyond them, the problem is stated anew, measured by
-    that value. What is open of bytes then is decided: is there a schedule with one byte less?
-
-    Parameters
-    ----------
-    problem : Problem
-        What to solve.
-    request : Request
-        Its gap and time.
-    best : Candidate or None
-        A valid schedule to begin from.
-    attempt : callable
-        Solves a problem within a request, from a schedule and with a bound that are known.
-    own_rows : bool
-        Whether `attempt` solves a user's model: `best` may break some of its rows.
-    """
-    from poetmodel.model.quantities import objective_unit
-
-    of_ram = problem.minimize == Quantity.RAM
-    stated = problem
-    if best is not None and best.value > 0 and not (of_ram or own_rows):
-        least, most = RESOLVED_UNITS
-        if not least <= best.value / objective_unit(problem) <= most:
-            stated = problem.better_than(best.value)
-    outcome = attempt(stated, request, best, 0.0)
-    while outcome.termination in _SETTLED and request.remaining_s() > 0:
-        found = outcome.candidate
-        if found is None or found.violations or _is_closed(problem, request, found, outcome.bound):
-            break
-        reference, start = stated.reference_value, None
-        if not of_ram and (reference is None or found.value < reference / 2):
-            stated, start = problem.better_than(found.value), found
-        elif problem.minimize in (Quantity.RAM, Quantity.WRITES):
-            stated = stated.below_bytes(round(found.value))
-        else:
-            break
-        before = outcome
-        try:
-            after = attempt(stated, _telling(request, found, outcome.bound), start, outcome.bound)
-        except KeyboardInterrupt:
-            return replace(outcome, termination=Termination.INTERRUPTED)
-        outcome = _joined(before, after, found)
-        if start is None and (outcome.bound, outcome.candidate) == (before.bound, found):
-            break
-    return outcome
-
-
-def _telling(request: Request, found: Candidate, bound: float) -> Request:
+def _never_behind(request: Request, found: Candidate, bound: float) -> Request:
     """Return a request whose progress is never behind what is known already."""
-    tell = request.on_progress
-    if tell is None:
+    report = request.on_progress
+    if report is None:
         return request
 
-    def report(progress: SolveProgress) -> bool | None:
+    def report_best(progress: SolveProgress) -> bool | None:
         value, least = progress.incumbent, progress.bound
-        return tell(
+        return report(
             replace(
                 progress,
                 incumbent=found.value if value is None else min(value, found.value),
@@ -250,11 +308,12 @@ def _telling(request: Request, found: Candidate, bound: float) -> Request:
             )
         )
 
-    return replace(request, on_progress=report)
+    return replace(request, on_progress=report_best)
 
 
-def _is_closed(problem: Problem, request: Request, found: Candidate, bound: float) -> bool:
-    return is_tight(problem, found.value, bound) or relative_gap(found.value, bound) <= request.gap
+def _is_closed(problem: Problem, request: Request, found: Candidate, outcome: Outcome) -> bool:
+    value, bound = found.value, outcome.bound
+    return is_tight(problem, value, bound) or relative_gap(value, bound) <= request.gap
 
 
 def _joined(before: Outcome, after: Outcome, found: Candidate) -> Outcome:
@@ -271,119 +330,17 @@ def _joined(before: Outcome, after: Outcome, found: Candidate) -> Outcome:
     )
 
 
-def _state_and_solve(
-    problem: Problem, request: Request, formulation: str, best: Candidate | None
-) -> Outcome:
-    # Pyomo takes a second to load: not before the first schedule has been announced.
-    def attempt(stated: Problem, within: Request, start: Candidate | None, bound: float) -> Outcome:
-        if formulation == "lazy":
-            from poetmodel.solver.lazy import solve_lazily
-
-            return solve_lazily(stated, within, start=start, bound=bound)
-        return _build_and_solve(stated, within, formulation, start)
-
-    if formulation == "paper":  # its bound proves nothing
-        return attempt(problem, request, best, 0.0)
-    return _solve_in_units(problem, request, best, attempt)
-
-
-def _build_and_solve(
-    problem: Problem, request: Request, formulation: str, best: Candidate | None
-) -> Outcome:
-    from pyomo.common.log import LoggingIntercept
-
-    from poetmodel.model import build
-    from poetmodel.model.size import estimated_build_s
-    from poetmodel.solver.monolithic import solve_model
-
-    expected_s = estimated_build_s(problem, formulation)
-    if expected_s > request.remaining_s():
-        reason = (
-            f"building the model of {formulation!r} takes about {expected_s:.0f} s, more than the "
-            "time limit"
-        )
-        return Outcome(termination=Termination.TIME_LIMIT, candidate=best, reason=reason)
-    begun = time.monotonic()
-    try:
-        # Pyomo logs every exception of a rule as an error, this one too.
-        with time_limit(request.remaining_s()), LoggingIntercept(StringIO(), "pyomo.core"):
-            model = build(problem, formulation)
-    except TimeLimitError:
-        reason = f"the time limit passed while the model of {formulation!r} was built"
-        return Outcome(
-            termination=Termination.TIME_LIMIT,
-            candidate=best,
-            reason=reason,
-            build_s=time.monotonic() - begun,
-        )
-    return solve_model(model, request, start=best, trimmed=True, build_s=time.monotonic() - begun)
-
-
-def _solve_own_model(
-    model: pyo.ConcreteModel, request: Request, formulation: str | None, start: Schedule | None
-) -> SolveResult:
-    problem = getattr(model, "problem", None)
-    if not isinstance(problem, Problem):
-        msg = "solve takes a Problem or a model made by build(problem), which carries its problem"
-        raise InputError(msg)
-    built_as = model.formulation.name
-    if formulation is not None and not built_as.startswith(formulation):
-        msg = f"formulation: the model was built as {built_as!r}; leave it out, or pass the problem"
-        raise InputError(msg)
-    if start is not None:
-        check_identity(problem.graph, start)
-    from poetmodel.solver.monolithic import solve_model
-
-    def attempt(stated: Problem, within: Request, begin: Schedule | None) -> Outcome:
-        def solve_stated(
-            measured: Problem, told: Request, start: Candidate | None, _: float
-        ) -> Outcome:
-            with restated(model, measured):
-                return solve_model(model, told, start=start, trimmed=False)
-
-        best = accepted(stated, begin)
-        try:
-            best = _first(stated, within, best)
-            if not (model.exact and states_problem(model)):
-                return solve_stated(stated, within, best, 0.0)
-            return _solve_in_units(stated, within, best, solve_stated, own_rows=True)
-        except KeyboardInterrupt:
-            return Outcome(termination=Termination.INTERRUPTED)
-
-    ruled_out = _ruled_out(problem)
-    if ruled_out is not None:
-        outcome = ruled_out
-    elif problem.is_overlapping:
-        outcome = solve_overlapping(problem, request, attempt, start=start)
-    else:
-        outcome = attempt(problem, request, start)
-    return _stated(finish(problem, request, outcome, formulation=built_as))
-
-
-def _stated(result: SolveResult) -> SolveResult:
-    """Return a result that says how its formulation reduced the graph."""
-    if result.formulation != "paper":
-        return result
-    from poetmodel.model.paper import reduction_in_words
-
-    return replace(result, reduction=reduction_in_words(result.problem.graph) or "")
-
-
-def _check_formulation(formulation: str) -> None:
+def _check_formulation(problem: Problem, formulation: str) -> None:
     if formulation == DEFAULT:
         return
     from poetmodel.model import FORMULATIONS
+    from poetmodel.model.paper import check_fits
 
     if formulation not in FORMULATIONS:
         msg = f"formulation: expected lazy, {' or '.join(FORMULATIONS)}, got {formulation!r}"
         raise InputError(msg)
-
-
-def _ruled_out(problem: Problem) -> Outcome | None:
-    reason = obstacle(problem)
-    if reason is None:
-        return None
-    return Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
+    if formulation == "paper":
+        check_fits(problem)
 
 
 def _first(problem: Problem, request: Request, given: Candidate | None) -> Candidate | None:
@@ -398,8 +355,8 @@ def _greedy(problem: Problem, request: Request) -> Candidate | None:
     if plain is not None and problem.minimize != Quantity.RAM:
         return plain
     try:
-        with time_limit(max(request.remaining_s() * LONGEST_GREEDY_SHARE, GRACE_S)):
-            made = construct(problem, most_s=request.time_limit_s * GREEDY_SHARE)
+        with time_limit(max(request.remaining_s() * LONGEST_GREEDY_RATIO, GRACE_S)):
+            made = construct(problem, most_s=request.time_limit_s * GREEDY_RATIO)
             return _better(plain, accepted(problem, made))
     except (TimeLimitError, TooLargeError):  # on graphs of thousands of nodes
         return plain
@@ -409,12 +366,3 @@ def _better(one: Candidate | None, other: Candidate | None) -> Candidate | None:
     if one is None or other is None:
         return one or other
     return one if one.value <= other.value else other
-
-
-def _announce(request: Request, problem: Problem, best: Candidate | None) -> bool | None:
-    """Tell of the schedule to begin with; return what the caller's callback answers."""
-    if request.on_progress is None or best is None:
-        return None
-    return request.on_progress(
-        SolveProgress(seconds=request.elapsed_s(), incumbent=best.value, bound=least_value(problem))
-    )

@@ -1,9 +1,9 @@
-"""Problems whose time is the makespan of a plan: solved through sums that stand in for it.
+"""Problems whose time is the makespan of a plan: solved through surrogates, sums that bound it.
 
 No row over stages states a makespan exactly. Two sums bound it from below, whatever the plan: core
-and bus are each busy for the whole of their work. Their stand-in is a relaxation and gives the
-bound. ``compute + share * transfer`` moves from there (share 0) to the time of a plan without any
-overlap (share 1), which is enough. The schedule of each is planned, and the plan is timed.
+and bus are each busy for the whole of their work. The surrogate of both is a relaxation and gives
+the bound. ``compute + share * transfer`` moves from there (share 0) to the time of a plan without
+any overlap (share 1), which is enough. The schedule of each is planned, and the plan is timed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import TimeLimitError
+from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.problem import Quantity
 from poetmodel.result import Termination, relative_gap
 from poetmodel.solver.outcome import Candidate, Outcome, is_tight, verify_schedule
@@ -32,19 +32,38 @@ if TYPE_CHECKING:
 
     Attempt = Callable[[Problem, Request, Schedule | None], Outcome]
 
-FIRST_PART: Final = 0.5
-"""Part of the time limit for the relaxation, where its schedule may miss the deadline."""
-PART: Final = 0.5
-"""Part of the time that is left for each further share."""
-CLOSEST: Final = 1 / 64
-"""Shares closer than this are not told apart."""
-TIME_SHARES: Final = (1 / 1024, 1 / 256, 1 / 64, 1 / 8, 1.0)
-"""Shares that are tried in turn where the makespan is minimized: first those in which transfers
-hardly count, since most of them can be hidden."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapParams:
+    """Which surrogates are solved for a makespan, and how long each may take."""
+
+    relaxation_ratio: float = 0.5
+    """Share of the time limit for the relaxation, where its schedule may miss the deadline."""
+    surrogate_ratio: float = 0.5
+    """Share of the time that is left for each further surrogate."""
+    least_step: float = 1 / 64
+    """Transfer shares closer than this are not told apart, above 0 to 1."""
+    time_shares: tuple[float, ...] = (1 / 1024, 1 / 256, 1 / 64, 1 / 8, 1.0)
+    """Transfer shares, above 0 to 1, that are tried in turn where the makespan is minimized: first
+    those in which transfers hardly count, since most of them can be hidden."""
+
+    def __post_init__(self) -> None:
+        values = (self.relaxation_ratio, self.surrogate_ratio, self.least_step, *self.time_shares)
+        faults = [f"expected a number above 0 to 1, got {v!r}" for v in values if not 0 < v <= 1]
+        if faults:
+            raise InputError(faults)
+
+
+DEFAULT_PARAMS: Final = OverlapParams()
 
 
 def solve_overlapping(
-    problem: Problem, request: Request, attempt: Attempt, *, start: Schedule | None
+    problem: Problem,
+    request: Request,
+    attempt: Attempt,
+    *,
+    start: Schedule | None,
+    params: OverlapParams = DEFAULT_PARAMS,
 ) -> Outcome:
     """Solve a problem whose transfers run beside the computing.
 
@@ -55,9 +74,11 @@ def solve_overlapping(
     request : Request
         Solver and limits.
     attempt : callable
-        Solves a stand-in within a request, from a start.
+        Solves a surrogate within a request, from a start.
     start : Schedule or None
         A schedule to begin from.
+    params : OverlapParams
+        Which surrogates to solve.
 
     Returns
     -------
@@ -65,7 +86,7 @@ def solve_overlapping(
         The best schedule whose plan keeps every limit, verified with its plan, and a bound on
         all of them. Infeasible only where the relaxation is.
     """
-    return _ShareSearch(problem, request, attempt, start).run()
+    return _ShareSearch(problem, request, attempt, start, params).run()
 
 
 @dataclass(slots=True)
@@ -74,6 +95,7 @@ class _ShareSearch:
     request: Request
     attempt: Attempt
     start: Schedule | None
+    params: OverlapParams
     best: Candidate | None = None
     bound: float = 0.0
     own_bound: float | None = None
@@ -84,17 +106,17 @@ class _ShareSearch:
     """The shares tried, with how each ended."""
 
     def run(self) -> Outcome:
+        first = self.params.relaxation_ratio if self._timed else 1.0
         try:
-            with time_limit(self.request.remaining_s() + 2 * GRACE_S):
-                if self.start is not None:
-                    self._take(self.start)
-                relaxed, _ = self._solve(0.0, part=FIRST_PART if self._timed else 1.0)
-                if relaxed.infeasible:
-                    return relaxed
-                if self._timed and self.problem.minimize == Quantity.TIME:
-                    self._makespan_shares()
-                elif self._timed:
-                    self._bisect()
+            if self.start is not None:
+                self._take(self.start)
+            relaxed, _ = self._solve(0.0, ratio=first)
+            if relaxed.infeasible:
+                return relaxed
+            if self._timed and self.problem.minimize == Quantity.TIME:
+                self._makespan_shares()
+            elif self._timed:
+                self._bisect()
         except TimeLimitError:  # while a schedule is planned, which may take long, too
             return replace(self._outcome(), termination=Termination.TIME_LIMIT)
         except KeyboardInterrupt:  # between two solves, which take care of it themselves
@@ -109,7 +131,7 @@ class _ShareSearch:
         return problem.deadline_s is not None or problem.minimize == Quantity.TIME or idles
 
     def _makespan_shares(self) -> None:
-        for share in TIME_SHARES:
+        for share in self.params.time_shares:
             if self._done():
                 return
             self._solve(share)
@@ -117,7 +139,7 @@ class _ShareSearch:
     def _bisect(self) -> None:
         """Look for the least share whose plan keeps the limits."""
         missed, kept = 0.0, None
-        while not self._done() and (kept is None or kept - missed > CLOSEST):
+        while not self._done() and (kept is None or kept - missed > self.params.least_step):
             share = 1.0 if kept is None else (missed + kept) / 2
             outcome, keeps = self._solve(share)
             if keeps or outcome.candidate is None or kept is None:
@@ -125,11 +147,12 @@ class _ShareSearch:
             else:
                 missed = share
 
-    def _solve(self, share: float, *, part: float = PART) -> tuple[Outcome, bool]:
-        """Solve one stand-in; return how it ended, and whether its plan keeps every limit."""
+    def _solve(self, share: float, *, ratio: float | None = None) -> tuple[Outcome, bool]:
+        """Solve one surrogate; return how it ended, and whether its plan keeps every limit."""
         request = self.request
-        limit_s = request.elapsed_s() + part * request.remaining_s()
-        within = replace(request, time_limit_s=max(limit_s, 1e-3), on_progress=self._tell(share))
+        ratio = self.params.surrogate_ratio if ratio is None else ratio
+        limit_s = request.elapsed_s() + ratio * request.remaining_s()
+        within = replace(request, time_limit_s=max(limit_s, 1e-3), on_progress=self._report(share))
         begin = self.start if self.best is None else self.best.schedule
         outcome = self.attempt(self.problem.stand_in(share), within, begin)
         self.solved.append((share, outcome))
@@ -139,7 +162,7 @@ class _ShareSearch:
         return outcome, keeps
 
     def _raise_bound(self, share: float, bound: float) -> None:
-        """Take over what a stand-in proves of every plan.
+        """Take over what a surrogate proves of every plan.
 
         The relaxation's bound holds as it is. Of the others only that of a time does: no makespan
         is below the mean of compute and transfer time with weights 1 and `share`.
@@ -160,7 +183,8 @@ class _ShareSearch:
         if own is not None:
             self.own_bound = own.bound if share == 0 else self.own_bound
             own = replace(own, bound=self.own_bound)
-        candidate = replace(verify_schedule(self.problem, schedule), own=own)
+        with time_limit(self.request.remaining_s() + 2 * GRACE_S):
+            candidate = replace(verify_schedule(self.problem, schedule), own=own)
         makespan_s = candidate.simulation.planned_s
         if candidate.violations:
             if makespan_s is not None and candidate.simulation.valid:
@@ -186,22 +210,22 @@ class _ShareSearch:
     def _interrupted(self) -> bool:
         return any(outcome.termination == Termination.INTERRUPTED for _, outcome in self.solved)
 
-    def _tell(self, share: float) -> Callable[[SolveProgress], bool | None] | None:
-        """Return what follows a stand-in's solve: it tells of what holds for the problem."""
-        tell = self.request.on_progress
-        if tell is None:
+    def _report(self, share: float) -> Callable[[SolveProgress], bool | None] | None:
+        """Return what watches a surrogate's solve: it reports what holds for the problem."""
+        report = self.request.on_progress
+        if report is None:
             return None
 
-        def report(progress: SolveProgress) -> bool | None:
+        def report_proved(progress: SolveProgress) -> bool | None:
             bound = self.bound
             if share == 0 and progress.bound is not None:
                 bound = max(bound, progress.bound)
             incumbent = None if self.best is None else self.best.value
             if not self._timed:
                 incumbent = progress.incumbent
-            return tell(SolveProgress(seconds=progress.seconds, incumbent=incumbent, bound=bound))
+            return report(SolveProgress(seconds=progress.seconds, incumbent=incumbent, bound=bound))
 
-        return report
+        return report_proved
 
     def _outcome(self) -> Outcome:
         if not self.solved:
