@@ -214,18 +214,20 @@ class SolveResult:
         """The minimized quantity, in its own unit, or the value of `own_objective`."""
         if self.own_objective is not None:
             return self.own_objective.value
-        return None if self.simulation is None else measured(self.problem, self.simulation)
+        if self.simulation is None:
+            return None
+        return self.problem.objective.measured(self.simulation)
 
     @property
     def objective_gap(self) -> float | None:
-        """Gap of the minimized quantity, without what every schedule pays (see `unavoidable`)."""
+        """Gap of the minimized quantity, without what every schedule pays."""
         if self.objective_value is None:
             return None
         if self.own_objective is not None:
             return self.own_objective.gap
         if self.problem.minimize == Quantity.ENERGY:
             return self.gap
-        paid = unavoidable(self.problem)
+        paid = self.problem.objective.baseline
         bound = max(paid, self.objective_bound or 0.0)
         return relative_gap(self.objective_value - paid, bound - paid)
 
@@ -318,8 +320,9 @@ class SolveResult:
             return None
         if self.problem.minimize == Quantity.ENERGY:
             return self.bound_j
-        bound = max(unavoidable(self.problem), self.objective_bound or 0.0)
-        return min(bound, measured(self.problem, self.simulation))
+        objective = self.problem.objective
+        bound = max(objective.baseline, self.objective_bound or 0.0)
+        return min(bound, objective.measured(self.simulation))
 
     def _figures(self) -> dict[str, float | None]:
         simulation = self.simulation
@@ -347,26 +350,3 @@ def relative_gap(value: float, bound: float) -> float:
     if value <= 0 or bound >= value:
         return 0.0
     return (value - bound) / value
-
-
-def measured(problem: Problem, simulation: Simulation) -> float:
-    """Return the quantity that a problem minimizes, as simulated, in its own unit."""
-    if problem.minimize == Quantity.RAM:
-        return simulation.peak_ram_bytes
-    if problem.minimize == Quantity.WRITES:
-        return simulation.written_bytes
-    figure = simulation.time_s if problem.minimize == Quantity.TIME else simulation.energy_j
-    return 0.0 if figure is None else figure
-
-
-def unavoidable(problem: Problem) -> float:
-    """Return the part of the minimized quantity that every schedule pays, in its own unit.
-
-    A single pass costs the baseline energy and takes the pass time. RAM and writes have no such
-    part. A gap is a fraction of what lies above it.
-    """
-    if problem.minimize == Quantity.ENERGY:
-        return problem.baseline_energy_j
-    if problem.minimize == Quantity.TIME:
-        return problem.pass_time_s
-    return 0.0

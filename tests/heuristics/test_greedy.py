@@ -14,7 +14,7 @@ from poetmodel.graph import floor
 from poetmodel.graph.catalogue import load_model
 from poetmodel.heuristics.greedy import construct, offload_all, trivial
 from poetmodel.problem import Problem
-from poetmodel.result import Status, measured
+from poetmodel.result import Status
 from poetmodel.schedule import checkpoint_all, verify
 from poetmodel.solver import solve
 from poetmodel.time_limit import time_limit
@@ -28,7 +28,7 @@ def value(problem: Problem, schedule: Schedule) -> float:
     """Return the minimized quantity of a schedule after checking that it is valid."""
     verdict = verify(problem, schedule)
     assert not verdict.violations, verdict.violations
-    return measured(problem, verdict.simulation)
+    return problem.objective.measured(verdict.simulation)
 
 
 def shipped(model: str, **limits: object) -> Problem:

@@ -6,7 +6,7 @@ import pytest
 
 from instances import random_instances, seeded
 from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
-from poetmodel.heuristics.penalties import PenalizedObjective, energies, no_prices
+from poetmodel.heuristics.penalties import PenalizedObjective, price
 from poetmodel.problem import Quantity
 from poetmodel.schedule import verify
 from poetmodel.solver.outcome import verify_schedule
@@ -41,12 +41,12 @@ def test_value_and_limits_are_those_of_the_judge(minimize: str) -> None:
 def test_prices_add_up() -> None:
     """At a weight, decision by decision."""
     problem = skip_problem()
-    once = energies(problem)
+    once = problem.energy.coefficients
     twice = once.plus(once, 1.0)
     partial = PartialSchedule(problem.graph, [Restoration(3, 0, recompute=True)])
-    assert once.total(partial) > 0
-    assert twice.total(partial) == pytest.approx(2 * once.total(partial))
-    assert no_prices(problem).total(partial) == 0
+    assert price(once, partial) > 0
+    assert price(twice, partial) == pytest.approx(2 * price(once, partial))
+    assert price(once.times(0.0), partial) == 0
 
 
 def test_the_penalty_moves_prices_from_the_objective_to_the_limits() -> None:
@@ -54,7 +54,7 @@ def test_the_penalty_moves_prices_from_the_objective_to_the_limits() -> None:
     free, bound = PenalizedObjective(skip_problem()), PenalizedObjective(skip_problem(deadline=12))
     assert free.prices(0.0) == free.prices(5.0)
     partial = PartialSchedule(skip_problem().graph, [Restoration(3, 0, recompute=True)])
-    cheap, dear = (bound.prices(penalty).total(partial) for penalty in (0.0, 1.0))
+    cheap, dear = (price(bound.prices(penalty), partial) for penalty in (0.0, 1.0))
     assert cheap < dear
     assert bound.balance(partial) > 0
     assert not verify(skip_problem(deadline=12, ram=15), partial.schedule()).violations

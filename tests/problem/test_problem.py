@@ -14,7 +14,7 @@ from instances import bench_device, random_instance, seeded
 from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, CostError, InputError
 from poetmodel.graph import Graph, operation
-from poetmodel.problem import DeadlineCounts, Problem, Quantity, within
+from poetmodel.problem import DeadlineCounts, Problem, Quantity, Surrogate, within
 
 
 @pytest.fixture
@@ -318,9 +318,10 @@ def test_charges_include_idle_power_over_the_time_that_counts(
     """At 2 W: 3 s of node c cost 6 J more, a page-in 1 J, a page-out 0.5 J, where time counts."""
     idle = replace(costs, device=bench_device(idle_power_w=2.0))
     problem = Problem(graph, idle, deadline_counts=counts)
-    assert problem.compute_charge_j(2) == compute_j
-    assert problem.page_in_charge_j(0) == page_in_j
-    assert problem.page_out_charge_j(0) == page_out_j
+    energy = problem.energy.coefficients
+    assert (energy.compute[2], energy.page_in[0], energy.page_out[0]) == (
+        compute_j, page_in_j, page_out_j,
+    )  # fmt: skip
     assert problem.counts_transfers == (counts == "serial")
     assert problem.baseline_energy_j == 60.0
     assert problem.pass_time_s == 10.0
@@ -393,16 +394,15 @@ def test_sums_of_each_meaning_of_time(graph: Graph, costs: Costs) -> None:
         assert problem.is_overlapping == (counts == "overlap")
 
 
-def test_stand_in_adds_a_share_of_the_transfers(graph: Graph, costs: Costs) -> None:
+def test_surrogate_adds_a_share_of_the_transfers(graph: Graph, costs: Costs) -> None:
     """It is no makespan any more; it survives pickling, as its problem does."""
     problem = Problem(graph, costs, ram=100, deadline=9, deadline_counts="overlap")
-    stand_in = problem.stand_in(0.25)
-    for found in (stand_in, pickle.loads(pickle.dumps(stand_in))):  # noqa: S301 - its own
+    surrogate = Surrogate.of(problem, transfer_share=0.25)
+    for found in (surrogate, pickle.loads(pickle.dumps(surrogate))):  # noqa: S301 - its own
         assert not found.is_overlapping
         assert [tuple(counted) for counted in found.deadline_sums] == [(1, 0.25), (0, 1)]
         assert found.time_sum.of(4.0, 8.0) == 6.0
         assert (found.ram_budget_bytes, found.deadline_s) == (100, 9.0)
-    assert problem.stand_in_share is None
 
 
 def test_without_drops_the_named_limits_alone(graph: Graph, costs: Costs) -> None:

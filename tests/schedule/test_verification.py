@@ -13,7 +13,7 @@ from instances import bench_device, random_instance, random_schedule, seeded
 from poetmodel.device import Costs
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph import Graph, operation
-from poetmodel.problem import Problem
+from poetmodel.problem import Problem, Surrogate
 from poetmodel.schedule import (
     Schedule,
     check_identity,
@@ -246,9 +246,9 @@ def test_surrogate_is_verified_by_its_sums(graph: Graph, costs: Costs, paged: Sc
     assert simulation.transfer_s is not None
     half = simulation.compute_s + simulation.transfer_s / 2
     problem = Problem(graph, costs, ram=100, deadline=half, deadline_counts="overlap")
-    assert verify(problem.stand_in(0.5), paged).valid
-    assert not verify(problem.stand_in(0.75), paged).valid
-    assert verify(problem.stand_in(0.0), paged).valid
+    assert verify(Surrogate.of(problem, transfer_share=0.5), paged).valid
+    assert not verify(Surrogate.of(problem, transfer_share=0.75), paged).valid
+    assert verify(Surrogate.of(problem, transfer_share=0.0), paged).valid
 
 
 def test_idle_power_counts_against_the_energy_budget(

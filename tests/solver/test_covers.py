@@ -16,9 +16,9 @@ from poetmodel.device import Costs
 from poetmodel.graph import Graph, floor
 from poetmodel.model import Formulation, build
 from poetmodel.model.compact import COMPACT
-from poetmodel.model.quantities import DEADLINE_ROWS, WRITES_ROW
+from poetmodel.model.objective import WRITES_ROW
 from poetmodel.model.unreduced import UNREDUCED
-from poetmodel.problem import Problem
+from poetmodel.problem import DEADLINE_ROWS, Problem
 from poetmodel.result import Status
 from poetmodel.schedule import simulate
 from poetmodel.solver import covers, monolithic, solve

@@ -11,7 +11,7 @@ from instances import seeded
 from poetmodel.device import Costs
 from poetmodel.errors import BackendError
 from poetmodel.problem import Problem
-from poetmodel.result import SolveResult, Status, Termination, unavoidable
+from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solver.outcome import (
     EQUAL,
@@ -19,7 +19,6 @@ from poetmodel.solver.outcome import (
     Outcome,
     finish,
     is_tight,
-    least_value,
     reported_bound,
     verify_schedule,
 )
@@ -77,7 +76,7 @@ def test_the_verifier_tells_violations() -> None:
 )
 def test_the_least_value_needs_no_solver(minimize: str, least: float) -> None:
     """The floor for RAM, else nothing."""
-    assert least_value(skip_problem(minimize=minimize)) == least
+    assert skip_problem(minimize=minimize).objective.least == least
 
 
 # -- equal up to rounding ----------------------------------------------------------------------
@@ -188,8 +187,8 @@ def test_no_bound_is_above_its_value_in_the_last_digit(minimize: str) -> None:
         candidate = verify_schedule(problem, RECOMPUTED)
         result = finished(problem, candidate=candidate, bound=candidate.value)
         value, bound = result.objective_value or 0.0, result.objective_bound or 0.0
-        rounded += value < unavoidable(problem) + candidate.value
-        assert unavoidable(problem) < bound <= value
+        rounded += value < problem.objective.baseline + candidate.value
+        assert problem.objective.baseline < bound <= value
         stated = result.to_dict()
         assert stated["objective"]["bound"] <= stated["objective"]["value"]
         assert stated["bound_j"] <= stated["energy_j"]

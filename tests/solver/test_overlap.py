@@ -114,7 +114,7 @@ def test_model_with_own_rows_keeps_the_deadline_of_its_plan() -> None:
         assert result.status == status, deadline
         assert model.objective.expr is objective
         assert model.problem is problem
-        assert model.component("stand_in_deadline") is None
+        assert model.component("surrogate_deadline") is None
 
 
 def test_makespan_that_cannot_be_reached_is_proved_only_by_the_sums() -> None:

@@ -23,7 +23,7 @@ from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.model import build
 from poetmodel.model.linear import ExactLimit, limit_row
 from poetmodel.problem import Problem, Quantity
-from poetmodel.result import Status, unavoidable
+from poetmodel.result import Status
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import verify_schedule
 
@@ -67,7 +67,7 @@ def fault(problem: Problem, way: str, name: str, gap: float) -> str:
         verify_schedule(problem, result.schedule),
     )
     assert not least.violations
-    whole = unavoidable(problem)
+    whole = problem.objective.baseline
     bound = result.objective_bound
     if found.violations:
         return f"violations {found.violations}"

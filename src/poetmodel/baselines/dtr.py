@@ -333,9 +333,8 @@ class _Liveness(StagedExecution):
 
 class _Paging(_Liveness):
     def __init__(self, problem: Problem) -> None:
-        charges = [problem.compute_charge_j(k) for k in range(len(problem.graph.nodes))]
         by_time = problem.minimize == Quantity.TIME
-        super().__init__(problem, "full", None if by_time else charges)
+        super().__init__(problem, "full", None if by_time else problem.energy.coefficients.compute)
         self.storage = StorageSpace(problem)
         self.page_in_cost, self.page_out_cost = transfer_costs(problem)
         self.away: set[int] = set()

@@ -141,7 +141,8 @@ def transfer_costs(problem: Problem) -> tuple[Callable[[int], float], Callable[[
     Time in the deadline's meaning: none where it counts compute only.
     """
     if problem.minimize != Quantity.TIME:
-        return problem.page_in_charge_j, problem.page_out_charge_j
+        energy = problem.energy.coefficients
+        return energy.page_in.__getitem__, energy.page_out.__getitem__
     if problem.deadline_counts == DeadlineCounts.COMPUTE:
         return lambda _: 0.0, lambda _: 0.0
     table = problem.table

@@ -10,7 +10,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import limits_in_words, obstacle
 from poetmodel.result import Status, Termination
-from poetmodel.solver.outcome import Outcome, finish, least_value, verify_schedule
+from poetmodel.solver.outcome import Outcome, finish, verify_schedule
 from poetmodel.solver.request import Request
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _restricted(problem: Problem, options: dict[str, Any], **changes: Any) -> So
     found = optimal(restricted, **options)
     outcome = Outcome(
         termination=found.termination,
-        bound=least_value(problem),
+        bound=problem.objective.least,
         reason=found.reason,
         build_s=found.build_s,
         solve_s=found.solve_s,

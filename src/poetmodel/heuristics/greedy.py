@@ -12,7 +12,6 @@ from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
 from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.heuristics.repair import Repair
-from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import checkpoint_all
 
@@ -91,7 +90,7 @@ class _Greedy:
             penalty = self._halve(usable)
         else:
             return
-        if self.problem.minimize == Quantity.RAM:
+        if not self.problem.objective.is_sum:
             self._lower(penalty)
 
     def _halve(self, limit_bytes: int) -> float:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
 from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.heuristics.repair import LONG, SHORT, Repair
-from poetmodel.problem import Quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -222,7 +221,7 @@ class LargeNeighbourhoodSearch:
         if better:
             self.best = found
             self._best_restorations = partial.restorations()
-            if found[0] == 0 and self.problem.minimize == Quantity.RAM:
+            if found[0] == 0 and not self.problem.objective.is_sum:
                 self._limit_bytes = min(self._limit_bytes, int(found[1]) - 1)
         return better
 

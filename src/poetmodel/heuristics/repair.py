@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from poetmodel.heuristics.partial_schedule import PartialSchedule
-    from poetmodel.heuristics.penalties import Prices
-    from poetmodel.problem import Problem
+    from poetmodel.problem import Coefficients, Problem
 
 SHORT: Final = 6
 """Longest chain of recomputations that brings a tensor back, so that pages are preferred."""
@@ -40,7 +39,7 @@ class Repair:
         What may be done.
     partial : PartialSchedule
         What is changed.
-    prices : Prices
+    prices : Coefficients
         What to be greedy about.
     limit_bytes : int
         RAM that every step keeps within.
@@ -56,7 +55,7 @@ class Repair:
 
     problem: Problem
     partial: PartialSchedule
-    prices: Prices
+    prices: Coefficients
     limit_bytes: int
     rng: Random | None = None
     until_s: float = float("inf")

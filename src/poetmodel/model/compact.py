@@ -13,7 +13,7 @@ import pyomo.core as pyo
 from poetmodel.model.component import Component, Formulation
 from poetmodel.model.linear import ExactLimit, entry, linear, merged, stated_limit
 from poetmodel.model.memory import MEMORY, assign_memory
-from poetmodel.model.quantities import DEADLINE, ENERGY_BUDGET, OBJECTIVE, Decisions
+from poetmodel.model.objective import DEADLINE, ENERGY_BUDGET, OBJECTIVE, Decisions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -96,21 +96,11 @@ def dominated(problem: Problem, k: int, *, limiting: bool | None = None) -> bool
         return False
     outputs = [i for i in graph.outputs_of[k] if graph.users_of[i]]
     stored = graph.nodes[k].on_aux
-    energy = sum(
-        problem.page_in_charge_j(i) + (0.0 if stored else problem.page_out_charge_j(i))
-        for i in outputs
+    counted = [problem.objective.coefficients, *(one.coefficients for one in problem.linear_limits)]
+    return all(
+        of.compute[k] >= sum(of.page_in[i] + (0.0 if stored else of.page_out[i]) for i in outputs)
+        for of in counted
     )
-    counts_energy = problem.minimize == Quantity.ENERGY or problem.energy_budget_j is not None
-    if counts_energy and problem.compute_charge_j(k) < energy:
-        return False
-    if timed and problem.deadline_counts != DeadlineCounts.COMPUTE:
-        table = problem.table
-        time_s = sum(
-            table.page_in_time_s[i] + (0.0 if stored else table.page_out_time_s[i]) for i in outputs
-        )
-        if table.compute_time_s[k] < time_s:
-            return False
-    return True
 
 
 def recomputable_nodes(problem: Problem, *, dominance: bool = True) -> tuple[bool, ...]:

@@ -18,7 +18,7 @@ from poetmodel.model.component import Component, Formulation
 from poetmodel.model.grouping import find_group_events
 from poetmodel.model.linear import entry
 from poetmodel.model.memory import StepView, state_memory
-from poetmodel.model.quantities import DEADLINE, ENERGY_BUDGET, OBJECTIVE
+from poetmodel.model.objective import DEADLINE, ENERGY_BUDGET, OBJECTIVE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,8 +17,7 @@ from poetmodel.model.linear import (
     merged,
     stated_limit,
 )
-from poetmodel.model.quantities import never, ram_unit
-from poetmodel.problem import Quantity
+from poetmodel.model.objective import never
 from poetmodel.schedule import simulate
 
 if TYPE_CHECKING:
@@ -178,8 +177,8 @@ def state_memory(
     problem = m.problem
     limit = problem.usable_ram_bytes
     least = floor(problem.graph).bytes
-    if problem.minimize == Quantity.RAM:
-        unit = ram_unit(problem)
+    if not problem.objective.is_sum:
+        unit = problem.useful_ram_bytes
         m.peak = pyo.Var(bounds=(min(least / unit, 1), max(limit, 0) / unit * (1 + RESOLVED)))
     if least > limit:
         m.memory = never(m)
@@ -220,17 +219,17 @@ def assign_memory(
     if hasattr(m, "peak"):
         problem = m.problem
         peak = simulate(problem.graph, None, schedule).peak_ram_bytes
-        yield m.peak, peak / ram_unit(problem)
+        yield m.peak, peak / problem.useful_ram_bytes
 
 
 def _row(
     m: pyo.ConcreteModel, step: tuple[int, int], terms: Iterable[Term], constant: int
 ) -> Any | None:
     limit = ExactLimit(merged(terms), m.problem.usable_ram_bytes - constant)
-    if m.problem.minimize != Quantity.RAM:
+    if m.problem.objective.is_sum:
         return stated_limit(m, "memory", step, limit)
     keep_limit(m, "memory", step, limit)  # the peak may have to be lower than it can be now
-    unit = ram_unit(m.problem)
+    unit = m.problem.useful_ram_bytes
     scale = max([unit, *(size for size, _ in limit.terms)])
     return (
         None,

@@ -19,7 +19,7 @@ from poetmodel.errors import ModelError
 from poetmodel.graph import Tensor
 from poetmodel.model.component import Component, Formulation
 from poetmodel.model.linear import linear
-from poetmodel.model.quantities import DEADLINE, OBJECTIVE
+from poetmodel.model.objective import DEADLINE, OBJECTIVE
 from poetmodel.model.relations import Relation
 from poetmodel.model.triangle import TRIANGLE
 from poetmodel.problem import Problem, Quantity
@@ -101,16 +101,7 @@ def one_output_each(problem: Problem) -> Problem:
         ),
         device=problem.costs.device,
     )
-    stated = replace(
-        problem,
-        graph=reduced,
-        costs=costs,
-        ram=problem.ram_budget_bytes,
-        deadline=problem.deadline_s,
-        aux_bytes=problem.aux_limit_bytes,
-    )
-    share = problem.stand_in_share
-    return stated if share is None else stated.stand_in(share)
+    return replace(problem.resolved(), graph=reduced, costs=costs)
 
 
 def read_outputs(graph: Graph) -> list[tuple[int, ...]]:

@@ -9,7 +9,7 @@ import pyomo.core as pyo
 from poetmodel.model.component import Component
 from poetmodel.model.linear import entry
 from poetmodel.model.memory import StepView, assign_memory
-from poetmodel.model.quantities import Decisions
+from poetmodel.model.objective import Decisions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ import pyomo.core as pyo
 from poetmodel.model.component import Component, Formulation
 from poetmodel.model.linear import ExactLimit, linear, merged, stated_limit
 from poetmodel.model.memory import state_memory
-from poetmodel.model.quantities import DEADLINE, ENERGY_BUDGET, OBJECTIVE
+from poetmodel.model.objective import DEADLINE, ENERGY_BUDGET, OBJECTIVE
 from poetmodel.model.triangle import TRIANGLE, TriangleView
 
 _VARIABLES = frozenset({"variables"})

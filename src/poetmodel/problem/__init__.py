@@ -1,25 +1,28 @@
 """The stated problem: a graph, its costs, what is limited and what is minimized."""
 
-from poetmodel.problem.problem import (
+from poetmodel.problem.objective import (
+    DEADLINE_ROWS,
     RELATIVE_TOLERANCE,
-    SMALLEST_COST,
+    Coefficients,
     DeadlineCounts,
-    Problem,
+    LinearLimit,
+    Objective,
     Quantity,
     TimeSum,
-    deadline_slack_s,
-    energy_slack_j,
-    within,
 )
+from poetmodel.problem.problem import Problem, within
+from poetmodel.problem.surrogate import Surrogate
 
 __all__ = [
+    "DEADLINE_ROWS",
     "RELATIVE_TOLERANCE",
-    "SMALLEST_COST",
+    "Coefficients",
     "DeadlineCounts",
+    "LinearLimit",
+    "Objective",
     "Problem",
     "Quantity",
+    "Surrogate",
     "TimeSum",
-    "deadline_slack_s",
-    "energy_slack_j",
     "within",
 ]

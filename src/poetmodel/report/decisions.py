@@ -73,7 +73,7 @@ def decisions(problem: Problem, schedule: Schedule) -> tuple[Decision, ...]:
         If a node has several tensors, the first one has the cost of recomputing the node, so that
         energies add up to the overhead (without idle power during overlapping transfers).
     """
-    graph, table = problem.graph, problem.table
+    graph, table, energy = problem.graph, problem.table, problem.energy.coefficients
     again = Counter(k for t, k in schedule.R if k < t)
     outs, ins = (Counter(i for _, i in moved) for moved in (schedule.M_out, schedule.M_in))
     held = Counter(i for _, i in schedule.S_RAM)
@@ -82,13 +82,13 @@ def decisions(problem: Problem, schedule: Schedule) -> tuple[Decision, ...]:
     for i, k in enumerate(graph.node_of):
         energy_j = time_s = 0.0
         if again[k] and graph.outputs_of[k][0] == i:
-            energy_j += again[k] * problem.compute_charge_j(k)
+            energy_j += again[k] * energy.compute[k]
             time_s += again[k] * table.compute_time_s[k]
         if outs[i]:
-            energy_j += outs[i] * problem.page_out_charge_j(i)
+            energy_j += outs[i] * energy.page_out[i]
             time_s += outs[i] * table.page_out_time_s[i]
         if ins[i]:
-            energy_j += ins[i] * problem.page_in_charge_j(i)
+            energy_j += ins[i] * energy.page_in[i]
             time_s += ins[i] * table.page_in_time_s[i]
         found.append(
             Decision(

@@ -160,15 +160,15 @@ class _Stages:
 def _decision(
     problem: Problem, stages: _Stages, i: int, at_limit: list[tuple[int, int]]
 ) -> Decision:
-    graph, table = problem.graph, problem.table
+    graph, table, energy = problem.graph, problem.table, problem.energy.coefficients
     k = graph.node_of[i]
     recomputed = tuple(sorted(stages.computed[k] - {k}))
     paged_in, paged_out = sorted(stages.paged_in[i]), sorted(stages.paged_out[i])
-    energy_j = problem.compute_charge_j(k) * len(recomputed)
+    energy_j = energy.compute[k] * len(recomputed)
     time_s = table.compute_time_s[k] * len(recomputed)
     if paged_in or paged_out:
-        energy_j += problem.page_in_charge_j(i) * len(paged_in)
-        energy_j += problem.page_out_charge_j(i) * len(paged_out)
+        energy_j += energy.page_in[i] * len(paged_in)
+        energy_j += energy.page_out[i] * len(paged_out)
         time_s += table.page_in_time_s[i] * len(paged_in)
         time_s += table.page_out_time_s[i] * len(paged_out)
     is_used = bool(graph.users_of[i])

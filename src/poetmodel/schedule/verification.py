@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import InputError, ScheduleError
-from poetmodel.problem import RELATIVE_TOLERANCE, within
+from poetmodel.problem import RELATIVE_TOLERANCE, Surrogate, within
 from poetmodel.schedule.simulation import Simulation, simulate
 from poetmodel.units import (
     brief,
@@ -79,7 +79,7 @@ def verify(
         For a deadline in the meaning ``overlap`` without the makespan of a plan.
     """
     check_identity(problem.graph, schedule)
-    if problem.stand_in_share is not None:
+    if isinstance(problem, Surrogate) and problem.transfer_share is not None:
         makespan_s = problem.pass_time_s  # of sums: no idle power beyond one pass
     elif problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
         msg = (
@@ -144,7 +144,7 @@ def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
     limit = problem.aux_limit_bytes
     if limit is not None and simulation.aux_used_bytes > limit:
         yield f"storage used {simulation.aux_used_bytes:,} B is above the limit of {limit:,} B"
-    for time_s in _counted_times(problem, simulation):
+    for time_s in problem.limited_times_s(simulation):
         if not within(time_s, problem.deadline_s):
             yield (
                 f"time {format_seconds(time_s)} ({problem.deadline_counts}) is above the "
@@ -155,14 +155,6 @@ def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
             f"energy {format_joules(simulation.energy_j)} is above the budget of "
             f"{format_joules(problem.energy_budget_j or 0.0)}"
         )
-
-
-def _counted_times(problem: Problem, simulation: Simulation) -> Iterator[float]:
-    if problem.stand_in_share is not None:
-        compute_s, transfer_s = simulation.compute_s or 0.0, simulation.transfer_s or 0.0
-        yield from (counted.of(compute_s, transfer_s) for counted in problem.deadline_sums)
-    elif simulation.time_s is not None:
-        yield simulation.time_s
 
 
 def _claims(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.backends.sparse import csr_array
-from poetmodel.model.quantities import DEADLINE_ROWS, WRITES_ROW
+from poetmodel.model.objective import WRITES_ROW
+from poetmodel.problem import DEADLINE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

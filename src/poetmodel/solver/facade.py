@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError, TimeLimitError, TooLargeError
 from poetmodel.heuristics.greedy import construct, offload_all, trivial
-from poetmodel.problem import Problem, Quantity
+from poetmodel.problem import Problem, Surrogate
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination, relative_gap
 from poetmodel.schedule import check_identity
 from poetmodel.solver.collection import rare_collections
-from poetmodel.solver.outcome import Candidate, Outcome, accepted, finish, is_tight, least_value
+from poetmodel.solver.outcome import Candidate, Outcome, accepted, finish, is_tight
 from poetmodel.solver.overlap import restated, solve_overlapping, states_problem
 from poetmodel.solver.request import GRACE_S, Request, SolveProgress
 from poetmodel.time_limit import time_limit
@@ -200,7 +200,7 @@ class _Task:
         """
         if best is None or self.model is not None or not self.exact:
             return None
-        least = least_value(problem)
+        least = problem.objective.least
         if is_tight(problem, best.value, least):
             return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
         report = request.on_progress
@@ -219,10 +219,9 @@ class _Task:
         nothing in the units of the objective, or beyond them, the problem is stated anew, measured
         by that value. What is open of bytes then is decided: can one byte be saved?
         """
-        of_ram = problem.minimize == Quantity.RAM
-        stated = problem
+        objective, stated = problem.objective, problem
         if best is not None and self.model is None and not _is_resolved(problem, best.value):
-            stated = problem.better_than(best.value)
+            stated = Surrogate.of(problem, reference_value=best.value)
         outcome = self._solve_once(stated, request, best)
         while outcome.termination in _SETTLED and request.remaining_s() > 0:
             found = outcome.candidate
@@ -230,10 +229,10 @@ class _Task:
                 break
             if _is_closed(problem, request, found, outcome):
                 break
-            reference, start = stated.reference_value, None
-            if not of_ram and (reference is None or found.value < reference / 2):
-                stated, start = problem.better_than(found.value), found
-            elif problem.minimize in (Quantity.RAM, Quantity.WRITES):
+            reference, start = stated.objective.reference, None
+            if objective.is_sum and (reference is None or found.value < reference / 2):
+                stated, start = Surrogate.of(problem, reference_value=found.value), found
+            elif objective.in_bytes:
                 stated = stated.below_bytes(round(found.value))
             else:
                 break
@@ -277,12 +276,10 @@ class _Task:
 
 def _is_resolved(problem: Problem, value: float) -> bool:
     """Return whether a solver resolves a value in the units in which a problem is stated."""
-    from poetmodel.model.quantities import objective_unit
-
-    if value <= 0 or problem.minimize == Quantity.RAM:
+    if value <= 0 or not problem.objective.is_sum:
         return True
     least, most = RESOLVED_UNITS
-    return least <= value / objective_unit(problem) <= most
+    return least <= value / problem.objective.unit <= most
 
 
 def _too_late(problem: Problem, request: Request) -> str:
@@ -312,7 +309,7 @@ def _never_behind(request: Request, found: Candidate, bound: float) -> Request:
 
 
 def _is_closed(problem: Problem, request: Request, found: Candidate, outcome: Outcome) -> bool:
-    value, bound = found.value, outcome.bound
+    value, bound = found.value, max(outcome.bound, problem.objective.least)
     return is_tight(problem, value, bound) or relative_gap(value, bound) <= request.gap
 
 
@@ -352,7 +349,7 @@ def _first(problem: Problem, request: Request, given: Candidate | None) -> Candi
 def _greedy(problem: Problem, request: Request) -> Candidate | None:
     """Return checkpoint-all if it is valid and cannot be beaten, else what is built greedily."""
     plain = accepted(problem, trivial(problem))
-    if plain is not None and problem.minimize != Quantity.RAM:
+    if plain is not None and problem.objective.is_sum:
         return plain
     try:
         with time_limit(max(request.remaining_s() * LONGEST_GREEDY_RATIO, GRACE_S)):

@@ -22,8 +22,8 @@ from poetmodel.errors import TimeLimitError, VerificationError
 from poetmodel.heuristics.trimming import trim
 from poetmodel.model import build, read_schedule
 from poetmodel.model.compact import COMPACT
+from poetmodel.model.objective import MOST_UNITS
 from poetmodel.model.paper import PAPER
-from poetmodel.model.quantities import MOST_UNITS
 from poetmodel.model.size import estimated_build_s
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem.infeasibility import limits_in_words
@@ -34,7 +34,6 @@ from poetmodel.solver.outcome import (
     SOLVER_ERROR,
     Candidate,
     Outcome,
-    least_value,
     safe_bound,
     verify_schedule,
 )
@@ -307,7 +306,7 @@ class _ModelSolve:
         if bound is None or not (self.model.exact and self.as_stated):
             return None
         problem = self.model.problem
-        return max(least_value(problem), safe_bound(problem, bound) * self.unit)
+        return max(float(problem.objective.least), safe_bound(problem, bound) * self.unit)
 
     def _own(self, value: float | None, bound: float | None) -> OwnObjective | None:
         """Return the model's own objective at a value, None where it has the stated one.

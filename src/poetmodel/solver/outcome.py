@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel import __version__
 from poetmodel.errors import BackendError
-from poetmodel.graph import floor
 from poetmodel.planner import verify
 from poetmodel.problem import Quantity
-from poetmodel.result import SolveResult, Status, Termination, measured, relative_gap, unavoidable
+from poetmodel.result import SolveResult, Status, Termination, relative_gap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +24,6 @@ EQUAL: Final = 1e-6
 """A bound and a value closer than this, relatively, are the same number with rounding errors."""
 EQUAL_IN_ALL: Final = 1e-9
 """The same, relative to all energy or time, baseline included: the contract's tolerance."""
-ROUNDING: Final = 1e-13
-"""What the difference of two sums of times may be off by, relative to them."""
 EQUAL_BYTES: Final = 0.5
 """The same for bytes, which are whole: a bound within less than one of the value reaches it."""
 
@@ -93,17 +90,11 @@ def verify_schedule(problem: Problem, schedule: Schedule) -> Candidate:
     """Give a schedule to the verifier, with its plan where time is a makespan."""
     begun_s = time.monotonic()
     verdict = verify(problem, schedule)
-    if problem.minimize == Quantity.ENERGY:
-        value = verdict.simulation.overhead_j or 0.0
-    elif problem.minimize == Quantity.TIME:
-        value = _overtime_s(problem, verdict.simulation)
-    else:
-        value = measured(problem, verdict.simulation) - unavoidable(problem)
     return Candidate(
         schedule=schedule,
         simulation=verdict.simulation,
         violations=verdict.violations,
-        value=max(0.0, value),
+        value=problem.objective.overhead(verdict.simulation),
         verify_s=time.monotonic() - begun_s,
     )
 
@@ -116,27 +107,13 @@ def accepted(problem: Problem, schedule: Schedule | None) -> Candidate | None:
     return None if candidate.violations else candidate
 
 
-def _overtime_s(problem: Problem, simulation: Simulation) -> float:
-    """Return the minimized time beyond one pass [s]."""
-    if problem.stand_in_share is None:
-        return simulation.overtime_s or 0.0
-    whole_s = problem.time_sum.of(simulation.compute_s or 0.0, simulation.transfer_s or 0.0)
-    beyond_s = whole_s - problem.pass_time_s
-    return beyond_s if beyond_s > ROUNDING * whole_s else 0.0
-
-
 def safe_bound(problem: Problem, bound: float) -> float:
     """Return the part of a solver's bound that its tolerances leave certain, in the same units.
 
     For the peak it is that of the rows that state it, which count a thousand times.
     """
-    units = 1000.0 if problem.minimize == Quantity.RAM else max(1.0, abs(bound) / 1000)
+    units = max(1.0, abs(bound) / 1000) if problem.objective.is_sum else 1000.0
     return bound - SOLVER_ERROR * units
-
-
-def least_value(problem: Problem) -> float:
-    """Return a bound on the value that needs no solver: the floor for RAM, else nothing."""
-    return floor(problem.graph).bytes if problem.minimize == Quantity.RAM else 0.0
 
 
 def is_tight(problem: Problem, value: float, bound: float) -> bool:
@@ -144,9 +121,10 @@ def is_tight(problem: Problem, value: float, bound: float) -> bool:
     if bound >= value:
         return True
     missing = value - bound
-    if problem.minimize in (Quantity.RAM, Quantity.WRITES):
+    if problem.objective.in_bytes:
         return missing < EQUAL_BYTES
-    return missing <= EQUAL * value and missing <= EQUAL_IN_ALL * (unavoidable(problem) + value)
+    whole = problem.objective.baseline + value
+    return missing <= EQUAL * value and missing <= EQUAL_IN_ALL * whole
 
 
 def reported_bound(problem: Problem, candidate: Candidate, bound: float) -> float:
@@ -158,9 +136,9 @@ def reported_bound(problem: Problem, candidate: Candidate, bound: float) -> floa
         If the bound is above the value by more than rounding errors: then one of them is wrong, and
         nothing can be claimed.
     """
-    bound = max(bound, least_value(problem))
+    bound = max(bound, problem.objective.least)
     if is_tight(problem, candidate.value, bound):
-        slack = EQUAL * abs(candidate.value) + EQUAL_IN_ALL * unavoidable(problem)
+        slack = EQUAL * abs(candidate.value) + EQUAL_IN_ALL * problem.objective.baseline
         if bound > candidate.value + slack and not candidate.violations:
             msg = (
                 f"the solver's bound {bound!r} is above the value {candidate.value!r} of a "
@@ -201,7 +179,8 @@ def finish(
         bound = reported_bound(problem, candidate, outcome.bound)
     gap = relative_gap(candidate.value, bound) if own is None else own.gap
     proved = not candidate.violations and gap <= request.gap
-    whole = min(unavoidable(problem) + bound, measured(problem, candidate.simulation))
+    objective = problem.objective
+    whole = min(objective.baseline + bound, objective.measured(candidate.simulation))
     return replace(
         blank,
         status=Status.OPTIMAL if proved else Status.FEASIBLE,

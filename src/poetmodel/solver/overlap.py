@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, TimeLimitError
-from poetmodel.problem import Quantity
+from poetmodel.problem import DEADLINE_ROWS, Quantity, Surrogate
 from poetmodel.result import Termination, relative_gap
 from poetmodel.solver.outcome import Candidate, Outcome, is_tight, verify_schedule
 from poetmodel.solver.request import GRACE_S, SolveProgress
@@ -154,7 +154,8 @@ class _ShareSearch:
         limit_s = request.elapsed_s() + ratio * request.remaining_s()
         within = replace(request, time_limit_s=max(limit_s, 1e-3), on_progress=self._report(share))
         begin = self.start if self.best is None else self.best.schedule
-        outcome = self.attempt(self.problem.stand_in(share), within, begin)
+        surrogate = Surrogate.of(self.problem, transfer_share=share)
+        outcome = self.attempt(surrogate, within, begin)
         self.solved.append((share, outcome))
         self._raise_bound(share, outcome.bound)
         found = outcome.candidate
@@ -283,15 +284,15 @@ def restated(model: pyo.ConcreteModel, problem: Problem) -> Iterator[None]:
     model.problem = problem
     undo: list[Callable[[], Any]] = []
     try:
-        if problem.stand_in_share:
-            undo += _with_stand_in_deadline(model, problem)
+        if problem.time_sum != before.time_sum:
+            undo += _with_surrogate_deadline(model, problem)
         if problem.usable_ram_bytes < before.usable_ram_bytes:
             undo.append(_with_lower_peak(model, before, problem))
         elif problem.aux_limit_bytes != before.aux_limit_bytes:
             undo += _with_fewer_writes(model, problem)
-        shared = problem.stand_in_share and problem.minimize == Quantity.TIME
-        if (shared or problem.reference_value is not None) and states_problem(model):
-            undo.append(_with_objective(model, problem))
+        objective = problem.objective
+        if objective.is_sum and objective != before.objective and states_problem(model):
+            undo.append(_with_objective(model))
         yield
     finally:
         for action in undo:
@@ -311,23 +312,24 @@ def states_problem(model: pyo.ConcreteModel) -> bool:
     )
 
 
-def _with_stand_in_deadline(
+def _with_surrogate_deadline(
     model: pyo.ConcreteModel, problem: Problem
 ) -> Iterator[Callable[[], Any]]:
-    from poetmodel.model.quantities import DEADLINE_ROWS, add_deadline
+    from poetmodel.model.objective import add_limit
 
     name = DEADLINE_ROWS[-1]
-    add_deadline(model, name, problem.time_sum)
+    for limit in problem.linear_limits:
+        if limit.name == DEADLINE_ROWS[0]:
+            add_limit(model, name, limit.coefficients, limit.slack)
     if model.component(name) is not None:
         yield lambda: model.del_component(name)
 
 
 def _with_fewer_writes(model: pyo.ConcreteModel, problem: Problem) -> Iterator[Callable[[], Any]]:
-    from poetmodel.model.quantities import WRITES_ROW, add_limit, write_terms
+    from poetmodel.model.objective import WRITES_ROW, add_limit
 
-    add_limit(
-        model, WRITES_ROW, write_terms(problem, model.decisions), problem.aux_limit_bytes or 0
-    )
+    limit = problem.aux_limit_bytes or 0
+    add_limit(model, WRITES_ROW, problem.objective.coefficients, limit)
     if model.component(WRITES_ROW) is not None:
         yield lambda: model.del_component(WRITES_ROW)
 
@@ -351,9 +353,9 @@ def _with_lower_peak(
     return restore
 
 
-def _with_objective(model: pyo.ConcreteModel, problem: Problem) -> Callable[[], None]:
-    """State the objective of a model for another problem; return what undoes that."""
-    from poetmodel.model.quantities import minimized, objective_unit
+def _with_objective(model: pyo.ConcreteModel) -> Callable[[], None]:
+    """State the objective of the problem that a model has now; return what undoes that."""
+    from poetmodel.model.objective import minimized
 
     objective, stated, unit = model.objective, model.stated_objective, model.objective_unit
 
@@ -362,7 +364,7 @@ def _with_objective(model: pyo.ConcreteModel, problem: Problem) -> Callable[[], 
         objective.set_value(stated)
         model.stated_objective = objective.expr
 
-    model.objective_unit = objective_unit(problem)
+    model.objective_unit = model.problem.objective.unit
     objective.set_value(minimized(model))
     model.stated_objective = objective.expr
     return restore

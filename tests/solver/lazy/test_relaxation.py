@@ -25,7 +25,6 @@ from poetmodel.model.events import recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.result import unavoidable
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solver.lazy.relaxation import Allowed, Cut, Origin, Relaxation, Used
 from poetmodel.solver.outcome import verify_schedule
@@ -47,7 +46,7 @@ def feasible(count: int, seed: str, n: tuple[int, int] = (3, 5)) -> Iterator[tup
         problem = scarce_problem(f"{seed}/{number}", n)
         best = None if obstacle(problem) is not None else optimum(problem)
         if best is not None:
-            yield problem, best.value - unavoidable(problem)
+            yield problem, best.value - problem.objective.baseline
 
 
 def comb_problem(**limits: Any) -> Problem:

@@ -228,7 +228,7 @@ def examine(
     limit = claimed_ram(relaxation, x)
     rows = broken_stages(placement.stage_loads(), limit)
     steps = [] if rows else broken_steps(placement, limit)
-    if not (rows or steps) or session.problem.minimize == "ram":
+    if not (rows or steps) or not session.problem.objective.is_sum:
         session.offer(placement.schedule())
     grouping = relaxation.grouping
     return (

@@ -16,7 +16,7 @@ from poetmodel.backends.sparse import csr_array
 from poetmodel.model.lazy import build_relaxation
 from poetmodel.model.linear import RESOLVED
 from poetmodel.model.memory import assign_memory
-from poetmodel.model.quantities import DEADLINE_ROWS
+from poetmodel.problem import DEADLINE_ROWS
 from poetmodel.solver.lazy.disaggregation import GroupDecisions
 
 if TYPE_CHECKING:

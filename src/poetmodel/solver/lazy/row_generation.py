@@ -16,7 +16,6 @@ from poetmodel.backends.worker import run_interruptibly
 from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.model.grouping import Grouping
-from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import limits_in_words
 from poetmodel.result import Termination, relative_gap
 from poetmodel.solver.covers import limit_rows, with_covers
@@ -67,9 +66,6 @@ PART: Final = 0.1
 """Share of the whole gap that it may leave open then."""
 ROOMY: Final = 0.1
 """Gap above which room cuts are stated from the first integer relaxation on."""
-GRADUAL: Final = frozenset({Quantity.ENERGY, Quantity.TIME})
-"""What has values as close to each other as one likes. Bytes are whole, and few values lie between
-bound and best schedule."""
 STEP: Final = 1 / 8
 """Share of the gap that one integer solve is to prove away, at first."""
 LEAST_STEP: Final = 1 / 32
@@ -327,7 +323,7 @@ class _Rounds:
         if not (rows or steps) or session.done():
             return relaxation  # with new cuts where there are no rows
         wide = session.gap() > WIDE
-        if wide and steps and not session.restoring and session.problem.minimize != Quantity.RAM:
+        if wide and steps and not session.restoring and session.problem.objective.is_sum:
             session.restoring = True
             steps = []
         most = self._most_rows(wide=wide)
@@ -353,7 +349,7 @@ class _Rounds:
     def _with_rooms(self, relaxation: Relaxation) -> Relaxation:
         """Go over to room cuts at once where the gap is very wide and RAM is the only limit."""
         session = self.session
-        alone = session.problem.minimize != Quantity.RAM and not counted_limits(relaxation.form)
+        alone = session.problem.objective.is_sum and not counted_limits(relaxation.form)
         if session.done() or session.gap() <= ROOMY or not alone:
             return relaxation
         session.restoring = True
@@ -369,8 +365,8 @@ class _Rounds:
         """
         session = self.session
         aim = session.aim()
-        if session.problem.minimize not in GRADUAL or aim is None:
-            return None
+        if session.problem.objective.in_bytes or aim is None:
+            return None  # few whole values lie between bound and best schedule
         if session.gap() <= WIDE or self.step >= 1.0:
             return None
         return session.bound + self.step * (aim - session.bound)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.model.quantities import ram_unit
-from poetmodel.problem import Quantity
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,10 +20,10 @@ def claimed_ram(relaxation: Relaxation, x: NDArray) -> float:  # type: ignore[ty
     """Return the RAM that a point claims to keep within [B]: the budget, or about its own peak."""
     problem = relaxation.problem
     usable = problem.usable_ram_bytes
-    if problem.minimize != Quantity.RAM:
+    if problem.objective.is_sum:
         return usable
     column = relaxation.column[id(relaxation.model.peak)]
-    return min(float(x[column]) * ram_unit(problem) * (1 + SLACK), usable)
+    return min(float(x[column]) * problem.useful_ram_bytes * (1 + SLACK), usable)
 
 
 def broken_stages(loads: Sequence[float], limit: float) -> list[int]:

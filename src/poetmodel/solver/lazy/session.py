@@ -20,7 +20,6 @@ from poetmodel.solver.outcome import (
     SOLVER_ERROR,
     Candidate,
     is_tight,
-    least_value,
     safe_bound,
     verify_schedule,
 )
@@ -85,7 +84,7 @@ class Session:
     def __post_init__(self) -> None:
         self.solver = backend(self.request.backend)
         self.recomputable = recomputable_nodes(self.problem)
-        self.bound = max(self.bound, least_value(self.problem))
+        self.bound = max(self.bound, self.problem.objective.least)
 
     # -- what is known -------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from poetmodel.backends.sparse import coo_array, csr_array
-from poetmodel.model.quantities import DEADLINE_ROWS
+from poetmodel.problem import DEADLINE_ROWS
 from poetmodel.solver.lazy.session import FAR
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.errors import listed
-from poetmodel.model.quantities import DEADLINE_ROWS
 from poetmodel.planner import verify
-from poetmodel.problem import Quantity
+from poetmodel.problem import DEADLINE_ROWS, Quantity
 from poetmodel.problem.infeasibility import obstacle, obstacles
 from poetmodel.result import Status
 from poetmodel.solver.sensitivity.limits import Limit
@@ -311,8 +310,7 @@ def _of_one_sample(problem: Problem) -> Problem | None:
     if Costs.estimate(graph, device).table(graph) != problem.table:
         return None
     small = make(batch_size=1)
-    stated = {kind.field: getattr(problem, kind.allowed) for kind in _AMOUNTS.values()}
-    return replace(problem, graph=small, costs=Costs.estimate(small, device), **stated)
+    return replace(problem.resolved(), graph=small, costs=Costs.estimate(small, device))
 
 
 def _remedy(problem: Problem, change: Change, found: SolveResult) -> Remedy:

@@ -14,7 +14,7 @@ from poetmodel.device.room import room_figures
 from poetmodel.errors import shown
 from poetmodel.graph import floor
 from poetmodel.problem import Quantity
-from poetmodel.result import Status, unavoidable
+from poetmodel.result import Status
 from poetmodel.solver.outcome import EQUAL
 from poetmodel.solver.sensitivity.variants import Budget, Variant, solve_variants
 from poetmodel.units import brief
@@ -100,8 +100,7 @@ class Limit:
     def _as_budget(self, amount: float | None) -> float | None:
         if amount is None or self.quantity != Quantity.RAM:
             return amount
-        problem = self.result.problem
-        return amount + problem.ram_budget_bytes - problem.usable_ram_bytes
+        return amount + self.result.problem.resident_bytes
 
 
 def find_limits(
@@ -259,7 +258,7 @@ def _state(result: SolveResult, freed: SolveResult | None) -> LimitState:
     found, least = freed.objective_value, freed.objective_bound or 0.0
     if found is not None and found < bound - EQUAL * abs(bound):
         return LimitState.AT_LIMIT
-    within_gap = result.requested_gap * (value - unavoidable(result.problem))
+    within_gap = result.requested_gap * (value - result.problem.objective.baseline)
     if least >= value - max(EQUAL * abs(value), within_gap):
         return LimitState.SLACK
     return LimitState.OPEN

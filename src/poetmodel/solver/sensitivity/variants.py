@@ -114,10 +114,9 @@ def _best(results: Sequence[SolveResult], problem: Problem) -> Schedule | None:
 def _paged_at_minimum_ram(
     problem: Problem, budget: Budget, *, time_limit_s: float
 ) -> Schedule | None:
-    resident = problem.ram_budget_bytes - problem.usable_ram_bytes
     tight = replace(
         problem,
-        ram=floor(problem.graph).bytes + resident,
+        ram=floor(problem.graph).bytes + problem.resident_bytes,
         minimize=str(Quantity.ENERGY),
         recompute=False,
     )

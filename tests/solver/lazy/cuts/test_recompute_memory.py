@@ -21,7 +21,7 @@ from poetmodel.model.events import recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.result import Termination, unavoidable
+from poetmodel.result import Termination
 from poetmodel.solver.lazy import row_generation, solve_lazily
 from poetmodel.solver.lazy.cuts import recompute_memory as rooms_module
 from poetmodel.solver.lazy.cuts.recompute_memory import Rooms
@@ -56,7 +56,7 @@ def whole(relaxation: Relaxation) -> tuple[float | None, NDArray[np.float64] | N
 def true_value(problem: Problem) -> float | None:
     """Return the least value by exhaustive search, beyond what every schedule pays."""
     best = optimum(problem)
-    return None if best is None else best.value - unavoidable(problem)
+    return None if best is None else best.value - problem.objective.baseline
 
 
 def origin_of(cut: Cut) -> RoomOrigin:

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.problem import Quantity
 from poetmodel.solver.lazy.relaxation import Cut
 from poetmodel.time_limit import check_time_limit
 
@@ -44,7 +43,7 @@ def rounded_rows(relaxation: Relaxation, done: Callable[[], bool] = lambda: Fals
 
         sum(bytes[i] * kept[i], bytes[i] >= s)  <=  largest such sum
     """
-    if relaxation.problem.minimize == Quantity.RAM:
+    if not relaxation.problem.objective.is_sum:
         return []
     stages = sorted(relaxation.grouping.stage_rows)
     return [cut for q in stages for cut in _of_stage(relaxation, q, done)]

@@ -1,0 +1,303 @@
+"""Quantities as values: what a schedule pays of each, how it is counted and shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from poetmodel.graph import floor
+from poetmodel.units import format_bytes, format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from poetmodel.problem.problem import Problem
+    from poetmodel.schedule import Simulation
+
+RELATIVE_TOLERANCE: Final = 1e-9
+"""Times and energies that differ by less than this, relatively, count as equal."""
+DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "surrogate_deadline")
+"""Names of the rows of a deadline: that of the core; where transfers run beside the computing that
+of the bus; and that of a surrogate, while a model states one."""
+ROUNDING: Final = 1e-13
+"""What the difference of two sums of times may be off by, relative to them."""
+
+
+class Quantity(StrEnum):
+    """What a problem minimizes."""
+
+    ENERGY = "energy"
+    """Energy of one training step [J]."""
+    TIME = "time"
+    """Time of one training step, in the meaning of the deadline [s]."""
+    RAM = "ram"
+    """Peak RAM [B]."""
+    WRITES = "writes"
+    """Bytes paged out [B]."""
+
+
+class DeadlineCounts(StrEnum):
+    """Which time a deadline limits."""
+
+    COMPUTE = "compute"
+    """Compute time alone (POET, ICML 2022, equation 3)."""
+    SERIAL = "serial"
+    """Compute plus transfer time: storage that blocks the core."""
+    OVERLAP = "overlap"
+    """The makespan when one DMA channel moves tensors while the core computes."""
+
+
+class TimeSum(NamedTuple):
+    """A weighted sum of compute and transfer time."""
+
+    compute: float
+    """Weight of the time that the core computes."""
+    transfer: float
+    """Weight of the time that transfers take."""
+
+    def of(self, compute_s: float, transfer_s: float) -> float:
+        """Return the sum [s]."""
+        return self.compute * compute_s + self.transfer * transfer_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """What each decision adds to a quantity, in its unit."""
+
+    compute: Sequence[float]
+    """For each node, one more computation."""
+    page_in: Sequence[float]
+    """For each tensor, one page-in."""
+    page_out: Sequence[float]
+    """For each tensor, one page-out."""
+
+    def times(self, weight: float) -> Coefficients:
+        """Return these at a weight."""
+        return Coefficients(
+            compute=tuple(weight * value for value in self.compute),
+            page_in=tuple(weight * value for value in self.page_in),
+            page_out=tuple(weight * value for value in self.page_out),
+        )
+
+    def plus(self, other: Coefficients, weight: float) -> Coefficients:
+        """Return these and others at a weight, added up."""
+
+        def added(one: Sequence[float], two: Sequence[float]) -> tuple[float, ...]:
+            return tuple(a + weight * b for a, b in zip(one, two, strict=True))
+
+        return Coefficients(
+            compute=added(self.compute, other.compute),
+            page_in=added(self.page_in, other.page_in),
+            page_out=added(self.page_out, other.page_out),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearLimit:
+    """A limit on a sum over decisions: ``sum of coefficient * decision <= slack``."""
+
+    name: str
+    """Name of its row in a model: ``deadline``, ``bus_deadline`` or ``energy_budget``."""
+    coefficients: Coefficients
+    """What each decision adds [s or J]."""
+    slack: float
+    """What decisions may add to a single pass, tolerance included; negative if that is too much."""
+    baseline: float
+    """What a single pass takes [s or J]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """One quantity of a problem: what schedules pay of it, and how it is measured and shown."""
+
+    quantity: Quantity
+    """Which one."""
+    format: Callable[[float], str]
+    """Shows an amount with its unit."""
+    label: str
+    """What lies above the baseline, in words."""
+    figure: str
+    """Name of the simulator's figure."""
+    overhead_figure: str
+    """Name of the figure that is the amount above the baseline, added up by itself."""
+    coefficients: Coefficients
+    """What each decision adds to it; nothing for peak RAM, which is no sum over decisions."""
+    baseline: float = 0.0
+    """What every schedule pays: that of a single pass. A gap is a fraction of what lies above."""
+    least: float = 0.0
+    """Lower bound above the baseline that needs no solver: the minimum RAM, else nothing."""
+    scale: float = 1.0
+    """An amount to measure schedules by: the baseline, or all bytes that could be paged out."""
+    unit: float = 1.0
+    """How much one unit of a model's objective is: a thousandth of the baseline, so that gaps that
+    matter are far above a solver's absolute tolerances; where that is nothing, the dearest
+    transfer. For RAM a thousandth of what schedules can use; with a reference one of that."""
+    reference: float | None = None
+    """Value of a known schedule; only better ones matter."""
+    counted: TimeSum | None = field(default=None, compare=False)
+    """The sum of times that stands for a makespan, in a surrogate."""
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether it is whole bytes: a bound within less than one of a value reaches it."""
+        return self.quantity in (Quantity.RAM, Quantity.WRITES)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a sum over decisions: all are but the peak, a maximum over steps."""
+        return self.quantity != Quantity.RAM
+
+    def measured(self, simulation: Simulation) -> float:
+        """Return the amount that a schedule takes, as simulated."""
+        return getattr(simulation, self.figure) or 0.0
+
+    def overhead(self, simulation: Simulation) -> float:
+        """Return the amount above the baseline, as simulated; the value that a search lowers."""
+        if self.counted is None:
+            return max(0.0, getattr(simulation, self.overhead_figure) or 0.0)
+        whole_s = self.counted.of(simulation.compute_s or 0.0, simulation.transfer_s or 0.0)
+        overhead_s = whole_s - self.baseline
+        return overhead_s if overhead_s > ROUNDING * whole_s else 0.0
+
+
+def objective_of(problem: Problem, quantity: Quantity) -> Objective:
+    """Return one quantity of a problem, whether it is minimized or not."""
+    return _BUILDERS[quantity](problem)
+
+
+def linear_limits(problem: Problem) -> Iterator[LinearLimit]:
+    """Yield the deadline, two of them where transfers run beside computing, and energy budget."""
+    pass_s = problem.pass_time_s
+    if problem.deadline_s is not None:
+        for name, counted in zip(DEADLINE_ROWS, problem.deadline_sums, strict=False):
+            yield LinearLimit(
+                name=name,
+                coefficients=_times(problem, counted),
+                slack=problem.deadline_s * (1 + RELATIVE_TOLERANCE) - counted.compute * pass_s,
+                baseline=pass_s,
+            )
+    if problem.energy_budget_j is not None:
+        energy = problem.energy
+        yield LinearLimit(
+            name="energy_budget",
+            coefficients=energy.coefficients,
+            slack=problem.energy_budget_j * (1 + RELATIVE_TOLERANCE) - energy.baseline,
+            baseline=energy.baseline,
+        )
+
+
+def _energy(problem: Problem) -> Objective:
+    """POET (ICML 2022), equation 2, and idle power over the time that counts."""
+    table = problem.table
+    computing_w = 0.0 if problem.deadline_counts == DeadlineCounts.OVERLAP else problem.idle_power_w
+    paging_w = problem.idle_power_w if problem.counts_transfers else 0.0
+
+    def charged(energies: Sequence[float], times: Sequence[float], power_w: float) -> list[float]:
+        return [energy + power_w * time for energy, time in zip(energies, times, strict=True)]
+
+    return _sum_over_decisions(
+        Quantity.ENERGY,
+        format=format_joules,
+        label="energy overhead",
+        figure="energy_j",
+        overhead_figure="overhead_j",
+        coefficients=_coefficients(
+            problem,
+            charged(table.compute_energy_j, table.compute_time_s, computing_w),
+            charged(table.page_in_energy_j, table.page_in_time_s, paging_w),
+            charged(table.page_out_energy_j, table.page_out_time_s, paging_w),
+        ),
+        baseline=problem.baseline_energy_j,
+    )
+
+
+def _time(problem: Problem) -> Objective:
+    return _sum_over_decisions(
+        Quantity.TIME,
+        format=format_seconds,
+        label="time overhead",
+        figure="time_s",
+        overhead_figure="overtime_s",
+        coefficients=_times(problem, problem.time_sum),
+        baseline=problem.pass_time_s,
+    )
+
+
+def _peak_ram(problem: Problem) -> Objective:
+    return Objective(
+        quantity=Quantity.RAM,
+        format=format_bytes,
+        label="peak RAM",
+        figure="peak_ram_bytes",
+        overhead_figure="peak_ram_bytes",
+        coefficients=_coefficients(problem),
+        least=floor(problem.graph).bytes,
+        unit=problem.useful_ram_bytes / 1000,
+    )
+
+
+def _writes(problem: Problem) -> Objective:
+    sizes = problem.graph.tensor_bytes
+    return _sum_over_decisions(
+        Quantity.WRITES,
+        format=format_bytes,
+        label="bytes paged out",
+        figure="written_bytes",
+        overhead_figure="written_bytes",
+        coefficients=_coefficients(problem, page_out=sizes),
+        scale=float(sum(sizes)),
+    )
+
+
+_BUILDERS: Final[Mapping[Quantity, Callable[[Problem], Objective]]] = {
+    Quantity.ENERGY: _energy,
+    Quantity.TIME: _time,
+    Quantity.RAM: _peak_ram,
+    Quantity.WRITES: _writes,
+}
+
+
+def _sum_over_decisions(
+    quantity: Quantity,
+    *,
+    coefficients: Coefficients,
+    baseline: float = 0.0,
+    scale: float | None = None,
+    **facts: Any,
+) -> Objective:
+    transfers = (*coefficients.page_in, *coefficients.page_out)
+    return Objective(
+        quantity=quantity,
+        coefficients=coefficients,
+        baseline=baseline,
+        scale=baseline if scale is None else scale,
+        unit=baseline / 1000 or float(max(transfers, default=0.0)) or 1.0,
+        **facts,
+    )
+
+
+def _times(problem: Problem, counted: TimeSum) -> Coefficients:
+    """POET (ICML 2022), equation 3, and transfers."""
+    table = problem.table
+    return _coefficients(
+        problem,
+        [counted.compute * time_s for time_s in table.compute_time_s],
+        [counted.transfer * time_s for time_s in table.page_in_time_s],
+        [counted.transfer * time_s for time_s in table.page_out_time_s],
+    )
+
+
+def _coefficients(
+    problem: Problem,
+    compute: Sequence[float] = (),
+    page_in: Sequence[float] = (),
+    page_out: Sequence[float] = (),
+) -> Coefficients:
+    """Return coefficients for every node and tensor; a column that is not given is nothing."""
+    nothing = (0.0,) * len(problem.graph.tensors)
+    return Coefficients(
+        compute=tuple(compute) or (0.0,) * len(problem.graph.nodes),
+        page_in=tuple(page_in) or nothing,
+        page_out=tuple(page_out) or nothing,
+    )

@@ -1,0 +1,137 @@
+"""From what people write to numbers: the limits and choices of a problem, all faults at once."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.device import StorageMode
+from poetmodel.errors import BudgetError, InputError, shown
+from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.problem.objective import DeadlineCounts, Quantity
+from poetmodel.units import parse_energy, parse_size, parse_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.problem.problem import Problem
+
+SMALLEST_COST: Final = 1e-300
+"""Least time or energy other than nothing: a thousandth of it is still a full number."""
+
+
+def resolve_choices(problem: Problem) -> dict[str, Any]:
+    """Return the choices of a problem as members; refuse unknown ones, and costs beyond numbers."""
+    found: dict[str, Any] = {}
+    faults: list[str] = []
+    counts = problem.deadline_counts
+    for name, choices, value in (
+        ("minimize", Quantity, problem.minimize),
+        ("deadline_counts", DeadlineCounts, _default_counts(problem) if counts is None else counts),
+    ):
+        if value in tuple(choices):
+            found[name] = choices(value)
+        else:
+            faults.append(f"{name}: expected one of {', '.join(choices)}, got {shown(value)}")
+    for name in ("recompute", "paging", "count_parameters"):
+        if not isinstance(getattr(problem, name), bool):
+            faults.append(f"{name}: expected True or False, got {shown(getattr(problem, name))}")
+    faults += _costs_beyond_numbers(problem)
+    if faults:
+        raise InputError(faults)
+    return found
+
+
+def resolve_limits(problem: Problem) -> dict[str, Any]:
+    """Return the limits of a problem as numbers, percentages of what the problem says included."""
+    found: dict[str, Any] = {}
+    faults: list[str] = []
+    for name, resolve in (
+        ("ram_budget_bytes", _ram_bytes),
+        ("deadline_s", _deadline_s),
+        ("aux_limit_bytes", _aux_bytes),
+        ("energy_budget_j", _energy_j),
+    ):
+        try:
+            found[name] = resolve(problem)
+        except BudgetError as error:
+            faults.extend(error.faults)
+    if faults:
+        raise BudgetError(faults)
+    return found
+
+
+def _default_counts(problem: Problem) -> DeadlineCounts:
+    device = problem.costs.device
+    storage = device.storage if device is not None else None
+    if storage is not None and storage.mode == StorageMode.DMA:
+        return DeadlineCounts.OVERLAP
+    return DeadlineCounts.SERIAL
+
+
+def _ram_bytes(problem: Problem) -> int:
+    value, device = problem.ram, problem.costs.device
+    if value is None:
+        if device is None:
+            msg = "ram: a budget is needed where no device gives one, such as 256KiB or 50%"
+            raise BudgetError(msg)
+        value = device.ram_bytes
+    whole = checkpoint_all_peak_bytes(problem.graph) + problem.resident_bytes
+    size = parse_size(value, field="ram", whole_bytes=whole)
+    if size == 0:
+        msg = f"ram: expected at least 1 byte, got {value!r}"
+        raise BudgetError(msg)
+    return size
+
+
+def _deadline_s(problem: Problem) -> float | None:
+    if problem.deadline is None:
+        return None
+    time_s = parse_time(problem.deadline, field="deadline", whole_s=problem.pass_time_s)
+    if time_s == 0 and problem.pass_time_s > 0:
+        msg = f"deadline: expected a time above 0, got {problem.deadline!r}"
+        raise BudgetError(msg)
+    return time_s
+
+
+def _aux_bytes(problem: Problem) -> int | None:
+    if problem.aux_bytes is None:
+        return None if problem.costs.device is None else problem.costs.device.aux_bytes
+    whole = checkpoint_all_peak_bytes(problem.graph)
+    return parse_size(problem.aux_bytes, field="aux", whole_bytes=whole)
+
+
+def _energy_j(problem: Problem) -> float | None:
+    if problem.energy_budget is None:
+        return None
+    whole_j = problem.baseline_energy_j
+    energy_j = parse_energy(problem.energy_budget, field="energy budget", whole_j=whole_j)
+    if energy_j == 0 and whole_j > 0:
+        msg = f"energy budget: expected an energy above 0, got {problem.energy_budget!r}"
+        raise BudgetError(msg)
+    return energy_j
+
+
+def _costs_beyond_numbers(problem: Problem) -> Iterator[str]:
+    """Name costs too small to be divided, and those that add up to more than a number holds."""
+    table, times = problem.table, len(problem.graph.nodes)
+    source = f"{problem.costs.source}: " * bool(problem.costs.source)
+    nodes = [node.name for node in problem.graph.nodes]
+    tensors = [tensor.name for tensor in problem.graph.tensors]
+    for unit in ("time_s", "energy_j"):
+        columns = [f"{what}_{unit}" for what in ("compute", "page_in", "page_out")]
+        costs = [
+            (cost, name, column)
+            for column, names in zip(columns, (nodes, tensors, tensors), strict=True)
+            for cost, name in zip(getattr(table, column), names, strict=False)
+        ]
+        tiny = [entry for entry in costs if 0 < entry[0] < SMALLEST_COST]
+        for cost, name, column in tiny[:1]:
+            yield f"{source}{name}: {column}: expected 0 or at least 1e-300, got {cost:g}"
+        power_w = max(1.0, problem.idle_power_w) if unit == "time_s" else 1.0
+        if sum(cost for cost, _, _ in costs) * times * power_w == math.inf:
+            cost, name, column = max(costs)
+            yield (
+                f"{source}{name}: {column}: {cost:g} is too large: with the other costs, over "
+                f"{times} stages, it exceeds the largest number; give smaller figures"
+            )
