@@ -10,10 +10,10 @@ import typer
 from poetmodel.cli.output import figures, percent
 from poetmodel.errors import InputError
 from poetmodel.job import Job
-from poetmodel.units import format_bytes, format_joules, format_seconds
+from poetmodel.units import format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from rich.table import Table
 
@@ -179,12 +179,13 @@ class Reply:
         return figures("The whole job", rows)
 
     def _row(self, limit: UsedLimit) -> tuple[str, str, str]:
-        form = _FORMS[limit.quantity]
+        problem = self.result.problem
+        form = problem.quantity(limit.quantity).format
         used = "" if limit.used is None else f"{form(limit.used)} of "
         remark = f"{used}{form(limit.allowed)} a step"
         if limit.state == "binds" and limit.without is not None:
-            minimized = str(self.result.problem.minimize)
-            remark += f"; without this limit: {minimized} {_AMOUNTS[minimized](limit.without)}"
+            without = problem.objective.format(limit.without)
+            remark += f"; without this limit: {problem.minimize} {without}"
         return _NAMES[limit.quantity], _WORDS[limit.state], remark
 
     def sentences(self) -> Iterator[str]:
@@ -219,15 +220,4 @@ _WORDS: Final = {
     "slack": "not at its limit",
     "impossible": "too small",
     "open": "not known in time",
-}
-_FORMS: Final[Mapping[str, Callable[[float], str]]] = {
-    "ram": format_bytes,
-    "time": format_seconds,
-    "energy": format_joules,
-}
-_AMOUNTS: Final[Mapping[str, Callable[[float], str]]] = {
-    "energy": format_joules,
-    "time": format_seconds,
-    "ram": format_bytes,
-    "writes": format_bytes,
 }

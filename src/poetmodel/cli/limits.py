@@ -12,7 +12,7 @@ from poetmodel.problem import Quantity
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import typer
 
@@ -127,7 +127,7 @@ def as_dict(problem: Problem, found: Sequence[Limit]) -> dict[str, Any]:
 
 def _rows(problem: Problem, found: Sequence[Limit]) -> Iterator[tuple[str, str, str]]:
     for limit in found:
-        form = AMOUNTS[limit.quantity]
+        form = limit.result.problem.objective.format
         value = limit.value
         yield (
             WORDS[limit.name],
@@ -192,12 +192,3 @@ def _place(limit: Limit) -> str:
         f"peak at {graph.nodes[peak.node].name} in stage {peak.stage}{amount}{what}: "
         f"{', '.join(names)}"
     )
-
-
-AMOUNTS: Final[Mapping[Quantity, Callable[[float], str]]] = {
-    Quantity.RAM: format_bytes,
-    Quantity.TIME: format_seconds,
-    Quantity.ENERGY: format_joules,
-    Quantity.WRITES: format_bytes,
-}
-"""The format of each quantity."""

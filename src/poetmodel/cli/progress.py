@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from poetmodel.cli.output import console, is_quiet
-from poetmodel.problem import Quantity
-from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +38,7 @@ class LiveLine:
         latest = self._latest
         if latest is None:
             return f"solving, {seconds}"
-        parts = [f"{self._name()} {self._amount(latest.incumbent)}"]
+        parts = [f"{self._problem.objective.label} {self._amount(latest.incumbent)}"]
         parts.append(f"bound {self._amount(latest.bound)}")
         if latest.gap is not None:
             parts.append(f"gap {latest.gap:.2%}")
@@ -52,26 +50,13 @@ class LiveLine:
 
         return Text(self.text(), no_wrap=True, overflow="ellipsis")
 
-    def _name(self) -> str:
-        names = {
-            Quantity.ENERGY: "energy overhead",
-            Quantity.TIME: "time overhead",
-            Quantity.RAM: "peak RAM",
-            Quantity.WRITES: "bytes paged out",
-        }
-        return names[Quantity(self._problem.minimize)]
-
     def _amount(self, value: float | None) -> str:
         if value is None:
             return "none yet"
-        minimize = self._problem.minimize
-        if minimize == Quantity.ENERGY and self._problem.baseline_energy_j > 0:
-            return f"{value / self._problem.baseline_energy_j:.4%}"
-        if minimize == Quantity.TIME and self._problem.pass_time_s > 0:
-            return f"{value / self._problem.pass_time_s:.4%}"
-        if minimize in (Quantity.RAM, Quantity.WRITES):
-            return format_bytes(value)
-        return f"{value:.4g}"
+        objective = self._problem.objective
+        if objective.baseline > 0:
+            return f"{value / objective.baseline:.4%}"
+        return objective.format(value) if objective.in_bytes else f"{value:.4g}"
 
 
 @contextmanager

@@ -125,7 +125,7 @@ def _proof(result: SolveResult) -> Iterator[Row]:
         return
     yield "gap", gap, "of the energy overhead, which is not minimized here"
     objective = result.to_dict()["objective"]
-    amount = _AMOUNTS[Quantity(result.problem.minimize)]
+    amount = result.problem.objective.format
     value = amount(objective["value"] or 0.0)
     bound = amount(objective["bound"] or 0.0)
     gap = percent(objective["gap"] or 0.0, digits=3)
@@ -235,10 +235,3 @@ def _sizes(statistics: Mapping[str, Any]) -> Iterator[str]:
 
 def _times_of(count: int) -> str:
     return "once" if count == 1 else f"{count} times" if count else "nothing"
-
-
-_AMOUNTS: Final = {
-    Quantity.TIME: format_seconds,
-    Quantity.RAM: format_bytes,
-    Quantity.WRITES: format_bytes,
-}
