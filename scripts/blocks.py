@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from poetmodel.data import write_text
 
@@ -51,14 +51,3 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: int = 0
     rules = ["---:" if 0 < right <= place else "---" for place in range(len(heads))]
     lines = [heads, rules, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def days_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return the day on which records were made, or the first and the last one."""
-    days = sorted({record["recorded"][:10] for record in records})
-    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-
-
-def versions_text(machine: Mapping[str, Any]) -> str:
-    """Return the versions that a record's machine had, in a row."""
-    return ", ".join(f"{name} {found}" for name, found in machine["versions"].items())

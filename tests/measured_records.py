@@ -1,8 +1,15 @@
-"""Records as the runners of measurements write them."""
+"""Records as the runners of measurements write them, and pages that are made of them."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import make_results
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
 
 CIRCUMSTANCES: Final = {
     "recorded": "2026-01-02T03:04:05+00:00",
@@ -55,3 +62,23 @@ def cell_record(**changes: Any) -> dict[str, Any]:
         "statistics": {"columns": 300, "rows": 400, "rounds": 2},
     }
     return found | changes
+
+
+def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let records be read from a folder and pages be written into it; return the README."""
+    readme = folder / "README.md"
+    readme.write_text("A\n<!-- begin results -->\n<!-- end results -->\nB\n")
+    names = ("figure2", "figure3", "figure4", "figure5", "table3", "solvers")
+    blocks = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in names)
+    (folder / "paper-figures.md").write_text(f"words\n{blocks}")
+    places = {
+        "RESULTS": "",
+        "README": "README.md",
+        "PAGE": "results.md",
+        "GRID_PAGE": "results-grid.md",
+        "GRID_PLOT": "results-scale.svg",
+        "FIGURES_PAGE": "paper-figures.md",
+    }
+    for name, place in places.items():
+        monkeypatch.setattr(make_results, name, folder / place)
+    return readme

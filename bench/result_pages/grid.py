@@ -7,10 +7,14 @@ import statistics
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import days_text, table, versions_text
-from grid_runs import (
+from blocks import table
+from grid import METHODS
+from poetmodel.units import format_bytes
+from result_pages.records import (
     ONE_PERCENT,
-    CellRun,
+    GridRecord,
+    circumstances,
+    days_text,
     feasible,
     of_goal,
     percent_text,
@@ -18,7 +22,6 @@ from grid_runs import (
     seconds_text,
     share_text,
 )
-from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +53,8 @@ GOALS: Final = {
     ),
 }
 """Heading of each goal, and what is wanted of it."""
+HEADINGS: Final = {goal: heading for goal, (heading, _) in GOALS.items()} | {5: AGAINST_OTHERS}
+"""Heading of each goal, the comparison with other formulations included."""
 
 PUBLISHED: Final = """\
 What others report of solving this kind of problem, on machines and graphs of their own:
@@ -130,7 +135,7 @@ def unfinished(records: Sequence[dict[str, Any]], registered: Mapping[int, int])
     )
 
 
-def _again(twice: Mapping[str, CellRun]) -> str:
+def _again(twice: Mapping[str, GridRecord]) -> str:
     """Return a sentence on the cells that were solved again; "" where none was."""
     if not twice:
         return ""
@@ -146,7 +151,7 @@ def _again(twice: Mapping[str, CellRun]) -> str:
     )
 
 
-def _median_to(runs: Sequence[CellRun], gap: float) -> float | None:
+def _median_to(runs: Sequence[GridRecord], gap: float) -> float | None:
     """Return the median time to a gap; runs that never had it count as longer than all others."""
     times = [run.time_to(gap) for run in runs]
     middle = statistics.median([math.inf if value is None else value for value in times] or [0.0])
@@ -154,7 +159,7 @@ def _median_to(runs: Sequence[CellRun], gap: float) -> float | None:
 
 
 def worst_table(
-    runs: Sequence[CellRun], twice: Mapping[str, CellRun] = MappingProxyType({})
+    runs: Sequence[GridRecord], twice: Mapping[str, GridRecord] = MappingProxyType({})
 ) -> str:
     """Return the cells that were not proved to 1 %, those with the largest gaps first.
 
@@ -184,7 +189,7 @@ def worst_table(
     return f"{more}\n\n{table(heads, rows, right=2)}"
 
 
-def by_model_table(runs: Sequence[CellRun]) -> str:
+def by_model_table(runs: Sequence[GridRecord]) -> str:
     """Return a line for each graph of a goal."""
     rows = []
     for model, of_model in _grouped(runs).items():
@@ -210,8 +215,8 @@ def by_model_table(runs: Sequence[CellRun]) -> str:
     return table(heads, rows, right=1)
 
 
-def _grouped(runs: Sequence[CellRun]) -> dict[str, list[CellRun]]:
-    found: dict[str, list[CellRun]] = {}
+def _grouped(runs: Sequence[GridRecord]) -> dict[str, list[GridRecord]]:
+    found: dict[str, list[GridRecord]] = {}
     for run in runs:
         found.setdefault(run.cell["model"], []).append(run)
     return found
@@ -233,7 +238,7 @@ def free_size_sentence(records: Sequence[dict[str, Any]]) -> str:
 # -- comparison ------------------------------------------------------------------------------------
 
 
-def time_ratio(other: CellRun | None, default: CellRun | None) -> str:
+def time_ratio(other: GridRecord | None, default: GridRecord | None) -> str:
     """Return how much longer a method took to the gap asked for than the default.
 
     Where the other method ran into its limit first the ratio is a lower bound and says so; where
@@ -246,21 +251,17 @@ def time_ratio(other: CellRun | None, default: CellRun | None) -> str:
 
 def comparison_table(records: Sequence[dict[str, Any]]) -> str:
     """Return every instance of the comparison with all methods."""
-    runs = of_goal(records, 5)
-    methods = [name for name in _METHODS if any(run.cell["method"] == name for run in runs)]
-    by_instance: dict[str, dict[str, CellRun]] = {}
-    for run in runs:
-        by_instance.setdefault(run.label, {})[run.cell["method"]] = run
+    instances = compared(records).values()
+    methods = [name for name in METHODS if any(name in found for found in instances)]
     rows = []
-    for label, found in by_instance.items():
+    for found in instances:
         times = [method_text(found.get(name)) for name in methods]
         ratios = [time_ratio(found.get(name), found.get("default")) for name in methods[1:]]
-        rows.append((label, *times, *ratios))
+        rows.append((next(iter(found.values())).label, *times, *ratios))
     heads = ("instance", *methods, *(f"{name} / default" for name in methods[1:]))
     return table(heads, rows, right=1)
 
 
-_METHODS: Final = ("default", "compact", "paper", "paper, Gurobi")
 _WANTED_RATIO: Final = 500.0
 """How many times as long as the default ``paper`` should take wherever it finishes."""
 
@@ -296,9 +297,9 @@ def finished_sentence(records: Sequence[dict[str, Any]]) -> str:
 
 def compared(
     records: Sequence[dict[str, Any]],
-) -> dict[tuple[str, str, str], dict[str, CellRun]]:
+) -> dict[tuple[str, str, str], dict[str, GridRecord]]:
     """Return the runs of the comparison by model, device and budget, and by method."""
-    found: dict[tuple[str, str, str], dict[str, CellRun]] = {}
+    found: dict[tuple[str, str, str], dict[str, GridRecord]] = {}
     for run in of_goal(records, 5):
         key = (run.cell["model"], run.cell["device"], run.cell["ram"])
         found.setdefault(key, {})[run.cell["method"]] = run
@@ -319,7 +320,7 @@ def sentence(records: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def method_text(run: CellRun | None) -> str:
+def method_text(run: GridRecord | None) -> str:
     """Return how one method fared: its time, with the gap where one was left."""
     if run is None:
         return "-"
@@ -350,7 +351,7 @@ def section(
 
     `again` are records of cells that were solved again with two threads.
     """
-    twice = {record["name"]: CellRun(record) for record in again}
+    twice = {record["name"]: GridRecord(record) for record in again}
     parts = [
         "## The grid",
         f"From `bench/results/{source}`, one process a cell; [every cell](results-grid.md). "
@@ -367,7 +368,7 @@ def section(
             parts += [f"### {heading}", wanted, by_model_table(runs), worst_table(runs, twice)]
         if runs and goal == 1:
             parts.append(free_size_sentence(records))
-        if runs and goal == 4:  # noqa: PLR2004
+        if runs and goal == 4:
             parts += [f"![Time and memory against nodes]({plot})", full_table(runs)]
     if of_goal(records, 5):
         parts += [
@@ -394,26 +395,19 @@ def _circumstances(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _parts(records: Sequence[dict[str, Any]]) -> str:
-    headings = {goal: heading for goal, (heading, _) in GOALS.items()} | {5: AGAINST_OTHERS}
     goals = sorted({record["cell"]["goal"] for record in records})
-    return ", ".join(f"*{headings[goal]}*" for goal in goals)
+    return ", ".join(f"*{HEADINGS[goal]}*" for goal in goals)
 
 
 def _circumstance(records: Sequence[dict[str, Any]]) -> str:
-    machine = records[0]["machine"]
     workers = max(record.get("workers", 1) for record in records)
-    load = statistics.median(record["load_average"] for record in records)
     at_a_time = "one cell at a time" if workers == 1 else f"{workers} cells at a time"
     threads = max(record.get("threads", 1) for record in records)
     each = "one thread" if threads == 1 else f"{threads} threads"
-    return (
-        f"{days_text(records)}, {machine['cpu']}, {machine['cores']} cores, {at_a_time} with "
-        f"{each} each (median load {load:.1f}); Python {machine['python']}, "
-        f"{versions_text(machine)}"
-    )
+    return circumstances(records, where=f"{at_a_time} with {each} each")
 
 
-def full_table(runs: Sequence[CellRun]) -> str:
+def full_table(runs: Sequence[GridRecord]) -> str:
     """Return a line for each cell that is not below the floor."""
     rows = []
     for run in runs:
@@ -456,8 +450,7 @@ def _full_parts(records: Sequence[dict[str, Any]], source: str) -> Iterator[str]
         "the largest model solved; memory is the most that the whole process had resident. "
         "Budgets below the floor are left out here: they are proved infeasible at once."
     )
-    headings = {goal: heading for goal, (heading, _) in GOALS.items()} | {5: "Against others"}
-    for goal, heading in headings.items():
+    for goal, heading in HEADINGS.items():
         runs = of_goal(records, goal)
         if not runs:
             continue

@@ -5,15 +5,23 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import days_text, table, versions_text
-from grid_runs import percent_text, seconds_text, share_text
+from blocks import table
 from poetmodel.units import format_bytes
-from training_runs import RUNNER, TrainingRun, duels, savings
+from result_pages.records import (
+    RUNNER,
+    TrainingRecord,
+    circumstances,
+    duels,
+    percent_text,
+    savings,
+    seconds_text,
+    share_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from training_runs import Duel
+    from result_pages.records import Duel
 
 LESS_WRITTEN: Final = 0.4
 """Share of the file hook's bytes that is not to be written."""
@@ -23,8 +31,8 @@ OVERHEAD: Final = 0.03
 
 def section(records: Sequence[dict[str, Any]], source: str) -> str:
     """Return what the page of results says of the comparison."""
-    runs = [TrainingRun(record) for record in records]
-    by_network: dict[str, list[TrainingRun]] = {}
+    runs = [TrainingRecord(record) for record in records]
+    by_network: dict[str, list[TrainingRecord]] = {}
     for run in runs:
         by_network.setdefault(run.network, []).append(run)
     parts = [
@@ -48,8 +56,6 @@ def section(records: Sequence[dict[str, Any]], source: str) -> str:
 
 
 def _circumstances(records: Sequence[dict[str, Any]]) -> str:
-    machine = records[0]["machine"]
-    load = statistics.median(record["load_average"] for record in records)
     torch = ", ".join(sorted({record["torch"] for record in records if "torch" in record}))
     limits = sorted({record["cell"]["limit_s"] for record in records})
     pairs = sorted({record["cell"]["pairs"] for record in records})
@@ -57,9 +63,7 @@ def _circumstances(records: Sequence[dict[str, Any]]) -> str:
     slack = max(record["cell"]["slack"] for record in records)
     same = f" Peaks that are up to {percent_text(slack)} larger count as the same." if slack else ""
     return (
-        f"{days_text(records)}, {machine['cpu']}, {machine['cores']} cores, {machine['system']} "
-        f"(median load {load:.1f}); Python {machine['python']}, torch {torch}, "
-        f"{versions_text(machine)}. Limit of the solver "
+        f"{circumstances(records, packages=f'torch {torch}, ')}. Limit of the solver "
         f"{_joined(f'{limit:g} s' for limit in limits)}; {_joined(map(str, pairs))} pairs of "
         f"steps; seed {_joined(map(str, seeds))}.{same}"
     )
@@ -72,7 +76,7 @@ def _joined(words: Iterable[str]) -> str:
 # -- goals -----------------------------------------------------------------------------------------
 
 
-def goals_table(runs: Sequence[TrainingRun]) -> str:
+def goals_table(runs: Sequence[TrainingRecord]) -> str:
     """Return how many cells meet each goal."""
     own = [run for run in runs if run.own]
     ran = [run for run in own if run.ran]
@@ -111,13 +115,13 @@ def _met(found: Sequence[bool]) -> str:
     return share_text(sum(found), len(found))
 
 
-def _decided(run: TrainingRun) -> bool:
+def _decided(run: TrainingRecord) -> bool:
     return run.ran or run.status == "infeasible"
 
 
 def sentence(records: Sequence[dict[str, Any]]) -> str:
     """Return how compiled steps fared, in one sentence and a space; "" without records."""
-    runs = [TrainingRun(record) for record in records]
+    runs = [TrainingRecord(record) for record in records]
     ran = [run for run in runs if run.own and run.ran]
     if not ran:
         return ""
@@ -158,7 +162,7 @@ def duels_table(fought: Sequence[Duel]) -> str:
 # -- networks --------------------------------------------------------------------------------------
 
 
-def _heading(runs: Sequence[TrainingRun]) -> str:
+def _heading(runs: Sequence[TrainingRecord]) -> str:
     """Return the peaks that budgets are relative to."""
     facts = {}
     for words, name in (
@@ -174,7 +178,7 @@ def _heading(runs: Sequence[TrainingRun]) -> str:
     return f"{', '.join(f'{words} {size}' for words, size in facts.items())}."
 
 
-def network_table(runs: Sequence[TrainingRun]) -> str:
+def network_table(runs: Sequence[TrainingRecord]) -> str:
     """Return a line for each method and budget."""
     rows = [
         (
@@ -196,12 +200,12 @@ def network_table(runs: Sequence[TrainingRun]) -> str:
     return table((*heads, "solve", "gap", "status"), rows, right=1)
 
 
-def _label(run: TrainingRun) -> str:
+def _label(run: TrainingRecord) -> str:
     share = "" if run.share is None else f" {_whole(run.share)}"
     return f"`{run.method}`" + ("" if run.peer is None else f" at `{run.peer}`") + share
 
 
-def _budget(run: TrainingRun) -> str:
+def _budget(run: TrainingRecord) -> str:
     size = "" if run.budget_bytes is None else format_bytes(run.budget_bytes)
     share = "" if run.share is None else _whole(run.share)
     source = share if run.peer is None else f"`{run.peer}` {share}".rstrip()
@@ -220,7 +224,7 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _equal(run: TrainingRun) -> str:
+def _equal(run: TrainingRecord) -> str:
     if not run.ran:
         return "-"
     if run.record["equal"]:
@@ -233,7 +237,7 @@ def _equal(run: TrainingRun) -> str:
     return f"**no**: {' and '.join(told) or 'the loss'}"
 
 
-def _status(run: TrainingRun) -> str:
+def _status(run: TrainingRecord) -> str:
     if run.ran:
         return run.status
     if run.status == "infeasible" and "floor_bytes" in run.record:

@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import grid_pages
-import grid_plot
 import make_results
-from grid_pages import comparison_table, finished_sentence, full_page, section, time_ratio
-from grid_runs import CellRun, of_goal, percentile
 from measured_records import cell_record as record
+from measured_records import in_folder
+from result_pages import plot
+from result_pages.grid import (
+    PUBLISHED,
+    comparison_table,
+    finished_sentence,
+    full_page,
+    section,
+    time_ratio,
+)
+from result_pages.records import GridRecord, of_goal, percentile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,7 +107,7 @@ def test_share_of_small_models_takes_columns_and_rows() -> None:
 
 def test_largest_model_counts_where_it_is_recorded() -> None:
     """The maximum over all rounds takes the place of the last model's size."""
-    run = CellRun(record(statistics={"columns": 5, "max_columns": 9, "rows": 7}))
+    run = GridRecord(record(statistics={"columns": 5, "max_columns": 9, "rows": 7}))
     assert (run.size("columns"), run.size("rows")) == (9, 7)
 
 
@@ -115,12 +122,12 @@ def test_full_page_has_every_cell_but_those_below_the_floor() -> None:
 
 def test_ratio_is_a_lower_bound_at_the_limit() -> None:
     """A ratio to a time-out says so, and there is none to a default that proved too little."""
-    default = CellRun(record())
-    stopped = CellRun(record(seconds=300.0, gap=0.4, status="feasible"))
-    assert time_ratio(CellRun(record(seconds=1000.0)), default) == "500x"
+    default = GridRecord(record())
+    stopped = GridRecord(record(seconds=300.0, gap=0.4, status="feasible"))
+    assert time_ratio(GridRecord(record(seconds=1000.0)), default) == "500x"
     assert time_ratio(stopped, default) == "> 150x"
-    assert time_ratio(CellRun(UNKNOWN), default) == "-"
-    assert time_ratio(default, CellRun(TIMED_OUT)) == "-"
+    assert time_ratio(GridRecord(UNKNOWN), default) == "-"
+    assert time_ratio(default, GridRecord(TIMED_OUT)) == "-"
 
 
 def test_what_was_wanted_of_the_comparison_is_counted() -> None:
@@ -184,15 +191,15 @@ def test_plot_tells_what_it_shows(tmp_path: Path) -> None:
     records = (record(), record(goal=4, model="paper/bert-24", graph_nodes=387), TIMED_OUT)
     paths = (tmp_path / "one.svg", tmp_path / "two.svg")
     for path in paths:
-        grid_plot.write_plot(path, records)
-    assert grid_plot.current(paths[0], records)
-    assert not grid_plot.current(paths[0], records[:2])
+        plot.write_plot(path, records)
+    assert plot.current(paths[0], records)
+    assert not plot.current(paths[0], records[:2])
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_plot_marks_what_was_not_proved() -> None:
     """A point is at the time to 1 %, or at the end where that was not reached."""
-    found = grid_plot.points((record(), TIMED_OUT, UNKNOWN))
+    found = plot.points((record(), TIMED_OUT, UNKNOWN))
     assert found["paper-m4", "40%"] == [(195, 1.0, True, 2**20)]
     assert found["paper-m4", "20%"] == [(195, 60.2, False, 2**20)]
 
@@ -202,22 +209,18 @@ def test_grid_has_its_own_file_and_page(
 ) -> None:
     """The newest grid is used beside the newest other run; checking needs no plotting library."""
     pytest.importorskip("matplotlib")
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- begin results -->\n<!-- end results -->\n")
     other = record() | {"kind": "startup", "name": "python", "rounds": 1}
     (tmp_path / "2026-01-02.jsonl").write_text(json.dumps(other) + "\n")
     old, new = json.dumps(record(seconds=9.0)), json.dumps(record())
     (tmp_path / "2026-01-02-grid.jsonl").write_text(f"{old}\n{new}\n{new[:30]}")
-    names = {"RESULTS": "", "README": "README.md", "PAGE": "r.md", "GRID_PAGE": "g.md"}
-    for name, file in (names | {"GRID_PLOT": "p.svg"}).items():
-        monkeypatch.setattr(make_results, name, tmp_path / file)
+    in_folder(tmp_path, monkeypatch)
     assert make_results.main([]) == 0
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     capsys.readouterr()
     assert make_results.main(["--check"]) == 0
     assert capsys.readouterr().out == ""
-    assert "## The grid" in (tmp_path / "r.md").read_text()
-    assert "| 40% | - | optimal | 2 s |" in (tmp_path / "g.md").read_text()
+    assert "## The grid" in (tmp_path / "results.md").read_text()
+    assert "| 40% | - | optimal | 2 s |" in (tmp_path / "results-grid.md").read_text()
     (tmp_path / "2026-01-02-grid.jsonl").write_text(json.dumps(record(seconds=3.0, gaps=[])))
     assert make_results.main(["--check"]) == 1
     assert "stale" in capsys.readouterr().out
@@ -228,7 +231,7 @@ def test_published_figures_name_their_source() -> None:
     text = section((record(goal=5),), "run.jsonl", plot="plot.svg", registered={})
     for source in ("arXiv:1910.02653", "ICML 2022, sections", "arXiv:2304.14463"):
         assert source in text
-    assert grid_pages.PUBLISHED in text
+    assert PUBLISHED in text
 
 
 def test_cells_that_are_missing_are_counted() -> None:

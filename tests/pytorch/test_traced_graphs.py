@@ -50,7 +50,7 @@ def test_traced_graphs_are_complete(name: str) -> None:
 def test_traced_graphs_can_be_made_again(tmp_path: Path) -> None:
     """The script finds the files as it would write them, and tells a file that is not."""
     torch = pytest.importorskip("torch")
-    from capture_graphs import main
+    from pytorch.capture import main
 
     if not torch.__version__.startswith("2.13."):
         pytest.skip("other releases of PyTorch may capture other operations")
@@ -65,7 +65,7 @@ def test_traced_graphs_can_be_made_again(tmp_path: Path) -> None:
 def test_script_writes_graph_and_profile(tmp_path: Path) -> None:
     """Written files fit each other."""
     pytest.importorskip("torch")
-    from capture_graphs import main
+    from pytorch.capture import main
 
     assert main(["vgg16-b8", "--folder", str(tmp_path), "--repeats", "1"]) == 0
     graph = Graph.load(tmp_path / "vgg16-b8.graph.json")

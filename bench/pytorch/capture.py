@@ -1,6 +1,6 @@
 """Capture the traced graphs under ``bench/traced`` from models in plain PyTorch.
 
-``python scripts/capture_graphs.py`` writes ``NAME.graph.json`` and, measured on this host,
+``python -m pytorch.capture`` in ``bench`` writes ``NAME.graph.json`` and, measured on this host,
 ``NAME.profile.csv`` for every model of `MODELS`; names as arguments choose some of them.
 ``--check`` writes nothing and exits 1 where a graph would differ in anything but its workspace,
 which depends on the processor. It needs PyTorch; the files were made with 2.13.0.
@@ -27,7 +27,7 @@ from poetmodel.torch.tracing import trace
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-TRACED: Final = Path(__file__).resolve().parents[1] / "bench" / "traced"
+TRACED: Final = Path(__file__).resolve().parents[1] / "traced"
 """The folder of traced graphs."""
 
 BATCH: Final = 8

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import make_results
-from measured_records import CIRCUMSTANCES
-from training_pages import duels_table, goals_table, network_table, section, sentence
-from training_runs import TrainingRun, duels, savings
+from measured_records import CIRCUMSTANCES, in_folder
+from result_pages.records import TrainingRecord, duels, savings
+from result_pages.training import duels_table, goals_table, network_table, section, sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,9 +68,9 @@ def without_steps(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in record(**changes).items() if name not in steps}
 
 
-def runs(*records: dict[str, Any]) -> list[TrainingRun]:
+def runs(*records: dict[str, Any]) -> list[TrainingRecord]:
     """Return records as runs."""
-    return [TrainingRun(each) for each in records]
+    return [TrainingRecord(each) for each in records]
 
 
 def line(text: str, start: str) -> str:
@@ -215,16 +215,12 @@ def test_training_has_its_own_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The newest comparison is used beside the newest other run, the latest record of each cell."""
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- begin results -->\n<!-- end results -->\n")
+    in_folder(tmp_path, monkeypatch)
     other = record() | {"kind": "startup", "name": "python", "rounds": 1}
     (tmp_path / "2026-01-02.jsonl").write_text(json.dumps(other) + "\n")
-    names = {"RESULTS": "", "README": "README.md", "PAGE": "r.md", "GRID_PAGE": "g.md"}
-    for name, file in (names | {"GRID_PLOT": "p.svg"}).items():
-        monkeypatch.setattr(make_results, name, tmp_path / file)
     assert make_results.main([]) == 0
     assert make_results.main(["--check"]) == 0
-    assert "## Training methods" not in (tmp_path / "r.md").read_text()
+    assert "## Training methods" not in (tmp_path / "results.md").read_text()
     lines = [json.dumps(record(gap=gap)) for gap in (0.5, 0.005)]
     (tmp_path / "2026-01-02-training.jsonl").write_text("\n".join((*lines, lines[0][:40])))
     capsys.readouterr()
@@ -232,6 +228,6 @@ def test_training_has_its_own_file(
     assert "stale" in capsys.readouterr().out
     assert make_results.main([]) == 0
     assert make_results.main(["--check"]) == 0
-    page = (tmp_path / "r.md").read_text()
+    page = (tmp_path / "results.md").read_text()
     assert "| 0.5 % | optimal |" in page
     assert "| 50 % | optimal |" not in page

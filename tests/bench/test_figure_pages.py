@@ -7,20 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import make_figures
+import make_results
+from measured_records import in_folder
 from poetmodel.bench.figures import FIGURES
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import InputShape, load_model
 from poetmodel.graph.memory import inference_profile
+from result_pages import figures
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+RECORDS = make_results.RESULTS / "figures"
+
 
 def test_page_and_pictures_are_current(capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody edited a generated part; every figure has its block and its records."""
-    assert make_figures.main(["--check"]) == 0, capsys.readouterr().out
-    assert [name for name in FIGURES if not make_figures.read(name)] == []
+    assert make_results.main(["--check"]) == 0, capsys.readouterr().out
+    assert [name for name in FIGURES if not figures.read(RECORDS, name)] == []
 
 
 def test_stale_parts_are_noticed_and_written(
@@ -28,27 +32,25 @@ def test_stale_parts_are_noticed_and_written(
 ) -> None:
     """A changed record makes page and picture stale; writing them makes both current."""
     pytest.importorskip("matplotlib")
-    records: list[dict[str, Any]] = make_figures.read("figure5")
-    blocks = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in FIGURES)
+    records: list[dict[str, Any]] = figures.read(RECORDS, "figure5")
+    in_folder(tmp_path, monkeypatch)
     page = tmp_path / "paper-figures.md"
-    page.write_text(f"words\n{blocks}")
-    monkeypatch.setattr(make_figures, "RECORDS", tmp_path)
-    monkeypatch.setattr(make_figures, "PAGE", page)
-    kept = tmp_path / "figure5.jsonl"
+    kept = tmp_path / "figures" / "figure5.jsonl"
+    kept.parent.mkdir()
     kept.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert make_figures.main(["--check"]) == 1
-    assert make_figures.main([]) == 0
+    assert make_results.main(["--check"]) == 1
+    assert make_results.main([]) == 0
     assert (tmp_path / "paper-figure5.svg").exists()
     text = page.read_text()
     assert text.startswith("words\n")
-    assert make_figures.NOTHING_YET in text
+    assert figures.NOTHING_YET in text
     capsys.readouterr()
-    assert make_figures.main(["--check"]) == 0
+    assert make_results.main(["--check"]) == 0
     assert capsys.readouterr().out == ""
     found = next(record for record in records if record["status"] == "optimal")
     found["result"]["overhead_j"] *= 2
     kept.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert make_figures.main(["--check"]) == 1
+    assert make_results.main(["--check"]) == 1
     said = capsys.readouterr().out
     assert "stale" in said
     assert "paper-figure5.svg" in said
@@ -56,7 +58,7 @@ def test_stale_parts_are_noticed_and_written(
 
 def test_memory_of_inference_is_that_of_the_page() -> None:
     """Training takes 8.9 times the RAM of inference; 23 samples take 204 times that of one."""
-    text = make_figures.PAGE.read_text()
+    text = make_results.FIGURES_PAGE.read_text()
     graphs = [load_model("resnet50", InputShape(batch=batch)) for batch in (1, 23)]
     training = [checkpoint_all_peak_bytes(graph) for graph in graphs]
     inference = [max((inference_profile(graph) or {}).values()) for graph in graphs]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import make_results
-from measured_records import CIRCUMSTANCES, cell_record
+from measured_records import CIRCUMSTANCES, cell_record, in_folder
+from result_pages import cases
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +54,7 @@ def records() -> list[Any]:
 
 def test_page_keeps_time_outs_with_their_gap(records: list[Any]) -> None:
     """A solve that ended at its limit is in the table, bold, with the gap that was left."""
-    page = make_results.page(records, "run.jsonl")
+    page = cases.page(records, "run.jsonl")
     late, proved = (line for line in page.splitlines() if line.startswith(f"| `{KEY[0]}`"))
     assert "| feasible | 1 % | 25 % | **60.1 s** |" in late
     assert "| optimal | 1 % | 0 % | 2 s |" in proved
@@ -66,8 +67,6 @@ def test_pages_are_written_from_the_newest_record(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The script writes both pages once, finds them current, and notices a change."""
-    readme = tmp_path / "README.md"
-    readme.write_text("A\n<!-- begin results -->\n<!-- end results -->\nB\n")
     model, device, ram = KEY
     published = {
         **{"goal": 5, "model": model, "device": device, "ram": ram, "method": "paper"},
@@ -82,11 +81,7 @@ def test_pages_are_written_from_the_newest_record(
     for name, kept in kept_runs:
         lines = "".join(json.dumps(record) + "\n" for record in kept)
         (tmp_path / f"{name}.jsonl").write_text(lines)
-    monkeypatch.setattr(make_results, "RESULTS", tmp_path)
-    monkeypatch.setattr(make_results, "README", readme)
-    monkeypatch.setattr(make_results, "PAGE", tmp_path / "results.md")
-    monkeypatch.setattr(make_results, "GRID_PAGE", tmp_path / "results-grid.md")
-    monkeypatch.setattr(make_results, "GRID_PLOT", tmp_path / "results-scale.svg")
+    readme = in_folder(tmp_path, monkeypatch)
     assert make_results.main(["--check"]) == 1
     assert make_results.main([]) == 0
     capsys.readouterr()

@@ -1,0 +1,369 @@
+"""What can be read off the records of benchmarks, and the words in which pages say it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Key = tuple[str, str, str]
+
+ONE_PERCENT: Final = 0.01
+"""Gap that the grid's instances are to be proved to."""
+OWN: Final = ("keep-all", "both", "recompute", "paging")
+"""Compiled steps; all other methods are peers."""
+RUNNER: Final = "keep-all"
+"""The compiled step with room for everything."""
+FILE_HOOKS: Final = "file-hooks"
+"""The peer that writes what it saves to a file."""
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+def seconds_text(value: float | None) -> str:
+    """Return a time with three digits."""
+    if value is None:
+        return "-"
+    return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
+
+
+def percent_text(ratio: float | None, digits: int = 3) -> str:
+    """Return a fraction as a percentage, or a dash."""
+    return "-" if ratio is None else f"{100 * ratio:.{digits}g} %"
+
+
+def share_text(part: int, whole: int) -> str:
+    """Return how many of how many."""
+    return f"{part} of {whole} ({100 * part / whole:.1f} %)" if whole else "-"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the least value that at least this share of all does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def days_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the day on which records were made, or the first and the last one."""
+    days = sorted({record["recorded"][:10] for record in records})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+def circumstances(
+    records: Sequence[Mapping[str, Any]], *, where: str | None = None, packages: str = ""
+) -> str:
+    """Return when, where and with what records were made.
+
+    Parameters
+    ----------
+    records : sequence of dict
+        Records of one machine.
+    where : str, optional
+        What else there is to say of it; the system by default.
+    packages : str
+        Packages and their versions that the machine's do not have.
+    """
+    machine = records[0]["machine"]
+    load = statistics.median(record["load_average"] for record in records)
+    return (
+        f"{days_text(records)}, {machine['cpu']}, {machine['cores']} cores, "
+        f"{where or machine['system']} (median load {load:.1f}); Python {machine['python']}, "
+        f"{packages}{versions_text(machine)}"
+    )
+
+
+def versions_text(machine: Mapping[str, Any]) -> str:
+    """Return the versions that a record's machine had, in a row."""
+    return ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
+
+
+# -- cases and the grid ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SolveRecord:
+    """The record of a case."""
+
+    record: dict[str, Any]
+    """The line."""
+
+    @property
+    def key(self) -> Key:
+        """Model, device and budget."""
+        case = self.record["case"]
+        return case["model"], case["device"], case["ram"]
+
+    @property
+    def seconds(self) -> float:
+        """Wall time [s]."""
+        return float(self.record["seconds"])
+
+    @property
+    def gap(self) -> float | None:
+        """Gap that it ended with."""
+        gap = self.record["result"]["gap"]
+        return None if gap is None else float(gap)
+
+    @property
+    def time_text(self) -> str:
+        """Its time, bold where it ran into its limit."""
+        wanted = self.record["result"]["problem"]["gap"]
+        text = seconds_text(self.seconds)
+        return text if self.gap is not None and self.gap <= wanted else f"**{text}**"
+
+    @property
+    def overhead_ratio(self) -> float | None:
+        """Overhead over the baseline."""
+        result = self.record["result"]
+        if result["overhead_j"] is None or not result["baseline_energy_j"]:
+            return None
+        return float(result["overhead_j"] / result["baseline_energy_j"])
+
+
+@dataclass(frozen=True, slots=True)
+class GridRecord:
+    """The record of an instance of the grid."""
+
+    record: dict[str, Any]
+    """The line."""
+
+    @property
+    def cell(self) -> dict[str, Any]:
+        """What was solved."""
+        return dict(self.record["cell"])
+
+    @property
+    def seconds(self) -> float:
+        """Wall time [s]."""
+        return float(self.record["seconds"])
+
+    @property
+    def gap(self) -> float | None:
+        """Gap that it ended with."""
+        gap = self.record.get("gap")
+        return None if gap is None else float(gap)
+
+    @property
+    def status(self) -> str:
+        """How it ended."""
+        return str(self.record["status"])
+
+    @property
+    def below_floor(self) -> bool:
+        """Whether its budget is less than one step needs."""
+        budget = self.record.get("ram_budget_bytes")
+        return budget is not None and budget < self.record["floor_bytes"]
+
+    @property
+    def done(self) -> bool:
+        """Whether it ended with the gap that was asked for, or with a proof that nothing can be."""
+        if self.status == "infeasible":
+            return True
+        return self.gap is not None and self.gap <= self.record["requested_gap"]
+
+    @property
+    def overhead_ratio(self) -> float | None:
+        """Overhead over the baseline."""
+        if self.record.get("overhead_j") is None or not self.record["baseline_energy_j"]:
+            return None
+        return float(self.record["overhead_j"] / self.record["baseline_energy_j"])
+
+    @property
+    def label(self) -> str:
+        """What names it in a sentence."""
+        cell = self.cell
+        parts = [f"`{cell['model']}`", cell["device"], cell["ram"]]
+        if cell["deadline"]:
+            parts.append(f"serial {cell['deadline']}")
+        return ", ".join(parts)
+
+    def within(self, gap: float) -> bool:
+        """Return whether it was proved to a gap."""
+        return self.gap is not None and self.gap <= gap
+
+    def time_to(self, gap: float) -> float | None:
+        """Return when it first had a gap [s]; None if never."""
+        for seconds, reached in self.record.get("gaps", ()):
+            if reached <= gap:
+                return float(seconds)
+        return self.seconds if self.within(gap) else None
+
+    def size(self, name: str) -> int:
+        """Return the largest ``columns`` or ``rows`` of any model that it solved."""
+        found = self.record.get("statistics", {})
+        return int(found.get(f"max_{name}", found.get(name, 0)))
+
+
+def of_goal(records: Sequence[dict[str, Any]], goal: int) -> list[GridRecord]:
+    """Return the records of one goal, in the order of their names."""
+    found = [GridRecord(record) for record in records if record["cell"]["goal"] == goal]
+    return sorted(found, key=lambda run: _place(run.cell))
+
+
+def _place(cell: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what instances are sorted by: the model, the smaller of a family first, the limits."""
+    model = cell["model"]
+    family = model.rstrip("0123456789")
+    number = int(model.removeprefix(family) or 0)
+    ram = -1.0 if cell["ram"].startswith("floor") else float(cell["ram"].rstrip("%"))
+    deadline = float(cell["deadline"].rstrip("%")) if cell["deadline"] else math.inf
+    return family, number, model, cell["device"], ram, -deadline, cell["method"]
+
+
+def feasible(runs: Sequence[GridRecord]) -> list[GridRecord]:
+    """Return the records that were not proved infeasible; those without a schedule stay in."""
+    return [run for run in runs if run.status != "infeasible"]
+
+
+# -- training methods ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRecord:
+    """The record of a training run."""
+
+    record: dict[str, Any]
+    """The line."""
+
+    @property
+    def network(self) -> str:
+        """What was trained."""
+        return str(self.record["cell"]["network"])
+
+    @property
+    def method(self) -> str:
+        """How it was trained, without where its budget came from."""
+        return str(self.record["cell"]["method"]).partition("@")[0]
+
+    @property
+    def peer(self) -> str | None:
+        """The peer at whose peak it ran; None if there is none."""
+        return str(self.record["cell"]["method"]).partition("@")[2] or None
+
+    @property
+    def slack(self) -> float:
+        """What counts as the same peak, as a share of it."""
+        return float(self.record["cell"]["slack"])
+
+    @property
+    def own(self) -> bool:
+        """Whether it is a compiled step."""
+        return self.method in OWN
+
+    @property
+    def share(self) -> float | None:
+        """Its budget as a share of keeping everything."""
+        share = self.record["cell"]["share"]
+        return None if share is None else float(share)
+
+    @property
+    def status(self) -> str:
+        """How it ended."""
+        return str(self.record["status"])
+
+    @property
+    def ran(self) -> bool:
+        """Whether steps were run."""
+        return "pairs" in self.record
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Heap peak of a step [B]."""
+        return self.record.get("heap_peak_bytes")
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """What a compiled step was to keep [B]."""
+        return self.record.get("budget_bytes")
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the heap peak kept the budget; None where there is no peak or no budget."""
+        if self.peak_bytes is None or self.budget_bytes is None:
+            return None
+        return self.peak_bytes <= self.budget_bytes
+
+    @property
+    def written_bytes(self) -> int | None:
+        """What a step wrote [B]."""
+        return self.record.get("written_bytes")
+
+    @property
+    def time_ratio(self) -> float | None:
+        """Median over the pairs of its time over that of eager beside it, by the clock."""
+        return self._ratio(0)
+
+    @property
+    def processor_ratio(self) -> float | None:
+        """The same, in time of the processor."""
+        return self._ratio(1)
+
+    def _ratio(self, place: int) -> float | None:
+        if not self.ran:
+            return None
+        ratios = [pair[place] / pair[place + 2] for pair in self.record["pairs"]]
+        return float(statistics.median(ratios))
+
+
+def quickest(runs: Sequence[TrainingRecord], peak_bytes: int) -> TrainingRecord | None:
+    """Return the run with the least time ratio among those whose peak is no larger."""
+    able = [run for run in runs if run.peak_bytes is not None and run.peak_bytes <= peak_bytes]
+    return min(able, key=lambda run: run.time_ratio or 0.0, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duel:
+    """A compiled step against what PyTorch offers, at the peak of one of the peers."""
+
+    peer: TrainingRecord
+    """Whose peak it is."""
+    best: TrainingRecord
+    """The quickest peer with no larger peak."""
+    own: TrainingRecord | None
+    """The quickest compiled step with no larger peak; None if there is none."""
+
+    @property
+    def won(self) -> bool:
+        """Whether the compiled step takes no longer."""
+        if self.own is None or self.own.time_ratio is None or self.best.time_ratio is None:
+            return False
+        return self.own.time_ratio <= self.best.time_ratio
+
+
+def duels(runs: Sequence[TrainingRecord]) -> list[Duel]:
+    """Return a duel for each peer of each network that ran, eager left out."""
+    found = []
+    for peer in runs:
+        if peer.own or peer.method == "eager" or peer.peak_bytes is None:
+            continue
+        of_network = [run for run in runs if run.network == peer.network and run.ran]
+        peers = [run for run in of_network if not run.own and run.method != "eager"]
+        own = [run for run in of_network if run.own]
+        same = int(peer.peak_bytes * (1 + peer.slack))
+        best = quickest(peers, same) or peer
+        found.append(Duel(peer=peer, best=best, own=quickest(own, same)))
+    return found
+
+
+def savings(runs: Sequence[TrainingRecord], method: str) -> list[float | None]:
+    """Return for each network which share of the file hook's bytes a method does not write.
+
+    At the peak of the file hook; None where the method has no plan there.
+    """
+    found: list[float | None] = []
+    for hooks in runs:
+        if hooks.method != FILE_HOOKS or not hooks.written_bytes:
+            continue
+        own = [
+            run.written_bytes
+            for run in runs
+            if run.network == hooks.network and run.method == method and run.peer == FILE_HOOKS
+        ]
+        written = own[0] if own else None
+        found.append(None if written is None else 1 - written / hooks.written_bytes)
+    return found
