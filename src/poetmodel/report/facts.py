@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.device.room import room_figures
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.report.commands import commands
-from poetmodel.report.decisions import Choice, decisions
+from poetmodel.report.decisions import WORDS, decision_rows
 from poetmodel.result import relative_gap
 
 if TYPE_CHECKING:
@@ -138,10 +138,10 @@ def _plan(subject: Subject) -> dict[str, Any] | None:
 
 
 def _counts(subject: Subject) -> dict[str, Any]:
-    found = Counter(decision.choice for decision in decisions(subject.problem, subject.schedule))
+    found = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
     schedule = subject.schedule
     return {
-        "tensors": {str(choice): found[choice] for choice in Choice},
+        "tensors": {choice: found[choice] for choice in WORDS.values()},
         "recomputations": sum(k < t for t, k in schedule.R),
         "page_outs": len(schedule.M_out),
         "page_ins": len(schedule.M_in),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from dataclasses import asdict
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.data import write_bytes
 from poetmodel.errors import MissingExtraError
 from poetmodel.report.charts import KINDS, front_chart, kinds, ram_chart, stage_chart
-from poetmodel.report.decisions import Choice, decisions
+from poetmodel.report.decisions import WORDS, decision_rows
 from poetmodel.report.facts import facts, graph_facts
 from poetmodel.report.pictures import Kind
 from poetmodel.report.step_wording import COLUMNS, measured_rows, step_answers, step_figures
@@ -116,13 +115,10 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
         step_parts=step_figures(found["schedules"]),
         step_columns=COLUMNS,
         decisions=[
-            (
-                subject.label,
-                [asdict(decision) for decision in decisions(subject.problem, subject.schedule)],
-            )
+            (subject.label, list(decision_rows(subject.problem, subject.schedule)))
             for subject in subjects
         ],
-        choices=[str(choice) for choice in Choice],
+        choices=list(WORDS.values()),
         timed=any(subject.costs is not None for subject in subjects),
         has_plan=[subject.plan is not None for subject in subjects],
         fronts=fronts,

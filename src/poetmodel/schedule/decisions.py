@@ -172,7 +172,7 @@ def _decision(
         time_s += table.page_in_time_s[i] * len(paged_in)
         time_s += table.page_out_time_s[i] * len(paged_out)
     is_used = bool(graph.users_of[i])
-    if paged_in:
+    if paged_in or paged_out:
         choice = Choice.BOTH if recomputed and is_used else Choice.PAGED
     elif recomputed and is_used:
         choice = Choice.RECOMPUTED

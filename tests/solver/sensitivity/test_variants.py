@@ -9,7 +9,7 @@ from poetmodel.problem import Quantity
 from poetmodel.schedule import simulate
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import variants as module
-from poetmodel.solver.sensitivity.variants import Budget, Variant, solve_variants
+from poetmodel.solver.sensitivity.variants import Variant, solve_variants
 from worked import skip_problem
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def test_best_valid_schedule_so_far_is_the_start(monkeypatch: pytest.MonkeyPatch
     fast = skip_problem(ram=13, minimize="time")
     problems = (roomy, tight, skip_problem(ram=14), fast)
     results = solve_variants(
-        [Variant(problem=problem) for problem in problems], Budget(time_limit_s=9), start=given
+        [Variant(problem=problem) for problem in problems], time_limit=9, start=given
     )
     assert calls[0]["start"] == given
     assert calls[1]["start"] == given
@@ -55,7 +55,7 @@ def test_bound_of_a_relaxation_holds(monkeypatch: pytest.MonkeyPatch) -> None:
         results = iter([replace(solve(problem), objective_bound=bound) for problem, bound in found])
         monkeypatch.setattr(module, "solve", lambda *_, **__: next(results))
         variants = [Variant(problem=problem) for problem, _ in found]
-        both = solve_variants(variants, Budget(time_limit_s=9))
+        both = solve_variants(variants, time_limit=9)
         return [result.objective_bound for result in both]
 
     assert bounds((tight, 3.0), (roomy, 5.0)) == [5.0, 5.0]
@@ -69,13 +69,13 @@ def test_time_is_shared_and_none_goes_without(monkeypatch: pytest.MonkeyPatch) -
     """What one leaves the next ones share; without any time left each gets the least."""
     calls = recorded(monkeypatch)
     three = [Variant(problem=skip_problem())] * 3
-    solve_variants(three, Budget(time_limit_s=30))
+    solve_variants(three, time_limit=30)
     shares = [call["time_limit"] for call in calls]
     assert 9 < shares[0] <= 10
     assert 10 < shares[1] <= 15
     assert 15 < shares[2] <= 30
     calls.clear()
-    solve_variants(three, Budget(time_limit_s=0, least_s=0.5))
+    solve_variants(three, time_limit=0, least_s=0.5)
     assert [call["time_limit"] for call in calls] == [0.5] * 3
 
 
@@ -84,7 +84,7 @@ def test_paging_first_reaches_the_minimum_ram(monkeypatch: pytest.MonkeyPatch) -
     calls = recorded(monkeypatch)
     for aux, peak in ((None, 12), (0, None)):
         problem = skip_problem(aux_bytes=aux).without(Quantity.RAM, minimize=Quantity.RAM)
-        solve_variants([Variant(problem=problem, paging_first=True)], Budget(time_limit_s=20))
+        solve_variants([Variant(problem=problem, paging_first=True)], time_limit=20)
         start = calls[-1]["start"]
         found = start and simulate(problem.graph, None, start).peak_ram_bytes
         assert found == peak

@@ -9,7 +9,7 @@ the tensor.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ from poetmodel.problem import Quantity
 from poetmodel.result import Status
 from poetmodel.schedule import storage_entries
 from poetmodel.schedule.decisions import Choice, find_decisions
-from poetmodel.solver.sensitivity.variants import Budget, Variant, of_graph, solve_variants
+from poetmodel.solver.sensitivity.variants import Variant, of_graph, solve_variants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,12 +110,7 @@ class MoreRam:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, SI."""
-        return {
-            "more_bytes": self.more_bytes,
-            "saved_j": self.saved_j,
-            "most_j": self.most_j,
-            "saved_j_per_kb": self.saved_j_per_kb,
-        }
+        return asdict(self) | {"saved_j_per_kb": self.saved_j_per_kb}
 
 
 def find_alternatives(
@@ -155,9 +150,8 @@ def find_alternatives(
             ways.append(Forbidden.RECOMPUTATION)
         if choice != Choice.RECOMPUTED:
             ways.append(Forbidden.PAGING)
-    changed = [_forbidding(problem, i, way, before) for way in ways]
-    budget = Budget(time_limit_s=time_limit, threads=threads)
-    results = solve_variants([Variant(problem=variant) for variant in changed], budget)
+    changed = [Variant(problem=_forbidding(problem, i, way, before)) for way in ways]
+    results = solve_variants(changed, time_limit=time_limit, threads=threads)
     found = [
         _alternative(problem, i, way, before, result) for way, result in zip_longest(ways, results)
     ]
@@ -180,8 +174,7 @@ def value_of_ram(
     variants = [
         Variant(problem=replace(problem, ram=ram + size, minimize=Quantity.ENERGY)) for size in more
     ]
-    budget = Budget(time_limit_s=time_limit, threads=threads)
-    results = solve_variants(variants, budget, start=schedule)
+    results = solve_variants(variants, time_limit=time_limit, threads=threads, start=schedule)
     found = []
     for size, result in zip_longest(more, results):
         after_j = None if result is None else result.energy_j

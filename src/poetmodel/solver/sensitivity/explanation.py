@@ -7,7 +7,7 @@ that would do while the other limits stay.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -16,8 +16,9 @@ from poetmodel.planner import verify
 from poetmodel.problem import DEADLINE_ROWS, Quantity
 from poetmodel.problem.infeasibility import obstacle, obstacles
 from poetmodel.result import Status
+from poetmodel.solver.facade import solve
 from poetmodel.solver.sensitivity.limits import Limit
-from poetmodel.solver.sensitivity.variants import Budget, Variant, solve_variants
+from poetmodel.solver.sensitivity.variants import Variant, solve_variants
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
@@ -60,18 +61,13 @@ class Change(StrEnum):
 
 
 class _Amount(NamedTuple):
-    """A limit that is an amount."""
+    """A limit that is an amount: fields of the problem with the stated and the parsed value."""
 
-    field: str
-    """The field of a problem that states it."""
+    stated: str
     allowed: str
-    """The field that has its value."""
     quantity: Quantity
-    """What to minimize for the least that works."""
     unit: str
-    """``bytes``, which are whole; ``s``; ``J``."""
     role: str
-    """What it is, after a number."""
 
 
 _AMOUNTS: Final = {
@@ -151,16 +147,7 @@ class Remedy:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, SI."""
-        return {
-            "change": str(self.change),
-            "works": self.works,
-            "allowed": self.allowed,
-            "nearest": self.nearest,
-            "bound": self.bound,
-            "proven": self.proven,
-            "node": self.node,
-            "tensors": list(self.tensors),
-        }
+        return asdict(self) | {"proven": self.proven, "tensors": list(self.tensors)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,8 +246,9 @@ def explain_infeasible(
         if conflict is not None:
             return conflict
     changes = dict(_changes(problem))
-    budget = Budget(time_limit_s=ends_s - time.monotonic(), least_s=LEAST_S, threads=threads)
-    results = solve_variants(list(changes.values()), budget)
+    left_s = ends_s - time.monotonic()
+    variants = list(changes.values())
+    results = solve_variants(variants, time_limit=left_s, least_s=LEAST_S, threads=threads)
     remedies = [
         _remedy(problem, change, found) for change, found in zip(changes, results, strict=False)
     ]
@@ -347,7 +335,7 @@ def _accepted_from(
 
     def accepts(limit: float) -> bool:
         stated = int(limit) if kind.unit == "bytes" else float(f"{limit:.{DIGITS}g}")
-        limits: dict[str, Any] = {kind.field: stated}
+        limits: dict[str, Any] = {kind.stated: stated}
         return verify(replace(problem, **limits), schedule).valid
 
     if accepts(amount):
@@ -370,7 +358,7 @@ def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
         if device is not None and enough is not None and enough > device.ram_bytes:
             ram = format_bytes(device.ram_bytes)
             yield f"that is more than the {ram} of RAM that device {device.key or device.name} has"
-    resident = problem.ram_budget_bytes - problem.usable_ram_bytes
+    resident = problem.resident_bytes
     if resident:
         yield (
             f"{resident:,} bytes ({format_bytes(resident)}) are counted for parameters, gradients "
@@ -388,22 +376,19 @@ def _conflict_of_added_rows(
     from poetmodel.backends.compiler import compile_model
     from poetmodel.backends.conflict import find_conflict
 
-    def left_s() -> float:
-        return ends_s - time.monotonic()
-
-    budget = Budget(time_limit_s=left_s() / 2, least_s=LEAST_S, threads=threads)
-    (without,) = solve_variants([Variant(problem=result.problem, gap=1.0)], budget)
+    left_s = ends_s - time.monotonic()
+    without = solve(result.problem, time_limit=max(LEAST_S, left_s / 2), gap=1.0, threads=threads)
     if without.schedule is None:
         return None
     form = compile_model(model)
-    conflict = find_conflict(form, time_s=max(LEAST_S, left_s()))
+    conflict = find_conflict(form, time_s=max(LEAST_S, ends_s - time.monotonic()))
     names = [] if conflict is None else [form.rows[i] for i in conflict.rows]
-    added, stated = [], []
+    added, others = [], []
     for row in names:
         home = row if isinstance(row, str) else row.parent_component().name
         component = home.split("[")[0]
         if component in model.stated_rows:
-            stated.append(_RULES.get(component, "the rules of execution"))
+            others.append(_RULES.get(component, "the rules of execution"))
         else:
             added.append(row if isinstance(row, str) else row.name)
     notes = ["without what was added to the model there is a schedule"]
@@ -418,7 +403,7 @@ def _conflict_of_added_rows(
         obstacles=(),
         remedies=(),
         constraints=tuple(dict.fromkeys(added)),
-        limits=tuple(dict.fromkeys(stated)),
+        limits=tuple(dict.fromkeys(others)),
         notes=tuple(notes),
     )
 

@@ -16,7 +16,7 @@ from poetmodel.graph import floor
 from poetmodel.problem import Quantity
 from poetmodel.result import Status
 from poetmodel.solver.outcome import EQUAL
-from poetmodel.solver.sensitivity.variants import Budget, Variant, solve_variants
+from poetmodel.solver.sensitivity.variants import Variant, solve_variants
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
@@ -135,8 +135,7 @@ def find_limits(
         Variant(problem=changed, gap=gap, paging_first=name == "page")
         for name, changed in named.items()
     ]
-    budget = Budget(time_limit_s=time_limit, backend=backend, threads=threads)
-    results = solve_variants(variants, budget)
+    results = solve_variants(variants, time_limit=time_limit, backend=backend, threads=threads)
     return tuple(
         Limit(name=name, result=found) for name, found in zip(named, results, strict=False)
     )
@@ -222,9 +221,12 @@ def used_limits(
     limits = [quantity for quantity, (allowed, _) in amounts.items() if allowed is not None]
 
     def solved(variants: dict[Quantity, Problem]) -> dict[Quantity, SolveResult]:
-        budget = Budget(time_limit_s=time_limit * len(variants), least_s=LEAST_S)
-        stated = [Variant(problem=changed, gap=gap) for changed in variants.values()]
-        found = solve_variants(stated, budget, start=result.schedule)
+        found = solve_variants(
+            [Variant(problem=changed, gap=gap) for changed in variants.values()],
+            time_limit=time_limit * len(variants),
+            least_s=LEAST_S,
+            start=result.schedule,
+        )
         return dict(zip(variants, found, strict=False))
 
     freed = solved({quantity: problem.without(quantity) for quantity in limits})

@@ -6,8 +6,11 @@ that allows more.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import ge
 from typing import TYPE_CHECKING
 
 from poetmodel.graph import floor
@@ -18,7 +21,7 @@ from poetmodel.solver.facade import solve
 from poetmodel.solver.outcome import accepted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
@@ -38,20 +41,14 @@ class Variant:
     the least RAM and found soon."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """The time and the solver of some variants."""
-
-    time_limit_s: float
-    """Wall time for all of them [s]. What one leaves, the next ones share equally."""
-    least_s: float = 0.1
-    """Time for each of them even if none is left [s], above 0."""
-    backend: str = "highs"
-    threads: int = 1
-
-
 def solve_variants(
-    variants: Sequence[Variant], budget: Budget, *, start: Schedule | None = None
+    variants: Sequence[Variant],
+    *,
+    time_limit: float,
+    least_s: float = 0.1,
+    backend: str = "highs",
+    threads: int = 1,
+    start: Schedule | None = None,
 ) -> list[SolveResult]:
     """Solve variants of a problem.
 
@@ -59,8 +56,12 @@ def solve_variants(
     ----------
     variants : sequence of Variant
         The changed problems. Those that allow less come before those that allow more.
-    budget : Budget
-        For all of them.
+    time_limit : float
+        Wall time for all of them [s]. What one leaves, the next ones share equally.
+    least_s : float
+        Time for each of them even if none is left [s], above 0.
+    backend, threads
+        As for `solve`.
     start : Schedule, optional
         To begin the first one from.
 
@@ -69,23 +70,18 @@ def solve_variants(
     list of SolveResult
         One for each variant, with the best bound that is known; after Ctrl-C, those so far.
     """
-    ends_s = time.monotonic() + budget.time_limit_s
+    ends_s = time.monotonic() + time_limit
+    search = partial(solve, backend=backend, threads=threads)
     results: list[SolveResult] = []
     for place, variant in enumerate(variants):
         best = _best(results, variant.problem) or start
         left_s = ends_s - time.monotonic()
-        share_s = max(budget.least_s, left_s / (len(variants) - place))
+        share_s = max(least_s, left_s / (len(variants) - place))
         if variant.paging_first:
             share_s /= 2
-            best = _paged_at_minimum_ram(variant.problem, budget, time_limit_s=share_s) or best
-        result = solve(
-            variant.problem,
-            backend=budget.backend,
-            time_limit=share_s,
-            gap=variant.gap,
-            threads=budget.threads,
-            start=best,
-        )
+            tight = _paged_at_minimum_ram(variant.problem)
+            best = search(tight, time_limit=share_s, gap=1.0).schedule or best
+        result = search(variant.problem, time_limit=share_s, gap=variant.gap, start=best)
         results.append(result)
         if result.termination == Termination.INTERRUPTED:
             break
@@ -111,18 +107,9 @@ def _best(results: Sequence[SolveResult], problem: Problem) -> Schedule | None:
     return min(valid, key=lambda candidate: candidate.value).schedule if valid else None
 
 
-def _paged_at_minimum_ram(
-    problem: Problem, budget: Budget, *, time_limit_s: float
-) -> Schedule | None:
-    tight = replace(
-        problem,
-        ram=floor(problem.graph).bytes + problem.resident_bytes,
-        minimize=str(Quantity.ENERGY),
-        recompute=False,
-    )
-    return solve(
-        tight, backend=budget.backend, time_limit=time_limit_s, gap=1.0, threads=budget.threads
-    ).schedule
+def _paged_at_minimum_ram(problem: Problem) -> Problem:
+    ram = floor(problem.graph).bytes + problem.resident_bytes
+    return replace(problem, ram=ram, minimize=Quantity.ENERGY, recompute=False)
 
 
 def _with_inherited_bound(result: SolveResult, results: Sequence[SolveResult]) -> SolveResult:
@@ -139,16 +126,17 @@ def _with_inherited_bound(result: SolveResult, results: Sequence[SolveResult]) -
 
 def _is_relaxation(one: Problem, other: Problem) -> bool:
     """Return whether one problem is another with less of its limits."""
-    limits = ("ram_budget_bytes", "deadline_s", "energy_budget_j", "aux_limit_bytes")
     return (
         one.graph is other.graph
         and one.costs is other.costs
         and one.minimize == other.minimize
         and one.recompute >= other.recompute
         and one.can_page >= other.can_page
-        and all(_is_looser(getattr(one, name), getattr(other, name)) for name in limits)
+        and all(map(ge, _limits(one), _limits(other)))
     )
 
 
-def _is_looser(one: float | None, other: float | None) -> bool:
-    return one is None or (other is not None and one >= other)
+def _limits(problem: Problem) -> Iterator[float]:
+    yield problem.ram_budget_bytes
+    for limit in (problem.deadline_s, problem.energy_budget_j, problem.aux_limit_bytes):
+        yield math.inf if limit is None else limit
