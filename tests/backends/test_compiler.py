@@ -6,13 +6,12 @@ import gc
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyomo.environ as pyo
 import pytest
 from pyomo.gdp import Disjunct, Disjunction
 
 from chains import chain_costs, training_chain
-from poetmodel.backends.compiler import compile_model, load_values, read_values
+from poetmodel.backends.compiler import compile_model, load_values
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
 from poetmodel.errors import BackendError, ModelError
 from poetmodel.model import build
@@ -364,10 +363,3 @@ def test_load_values_needs_a_model() -> None:
     form = StandardForm.from_arrays([[1.0]], [1.0])
     with pytest.raises(ModelError, match="made of arrays"):
         load_values(form, [1.0])
-
-
-def test_read_values(model: pyo.ConcreteModel) -> None:
-    """Values of the model make a start, with gaps where there are none."""
-    model.x[1] = 2.0
-    values = read_values(compile_model(model))
-    assert np.array_equal(values, [np.nan, 2.0, np.nan], equal_nan=True)

@@ -8,6 +8,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyomo.core as pyo
+from pyomo.common.errors import InvalidConstraintError, InvalidExpressionError
+from pyomo.core.expr.numvalue import polynomial_degree
+from pyomo.repn.linear import LinearRepnVisitor
+from pyomo.repn.util import (
+    FileDeterminism,
+    FileDeterminism_to_SortComponents,
+    OrderedVarRecorder,
+    categorize_valid_components,
+)
 
 from poetmodel.backends.sparse import csr_array
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, SLACK, StandardForm, round_binaries
@@ -15,7 +25,7 @@ from poetmodel.errors import ModelError
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -49,11 +59,7 @@ def compile_model(model: Any) -> StandardForm:
     A constraint without variables that does not hold makes the model infeasible, not malformed:
     the form is then that one contradiction, under the constraint's name.
     """
-    from pyomo.common.errors import InvalidConstraintError, InvalidExpressionError
-    from pyomo.core import Var
-
-    _refuse_untransformed(model)
-    _refuse_unset(model)
+    _check_components(model)
     objective = _only_objective(model)
     try:
         rows = _Rows(model, objective)
@@ -62,30 +68,30 @@ def compile_model(model: Any) -> StandardForm:
     except ValueError as error:
         msg = f"model {model.name!r}: {' '.join(str(error).split())}"
         raise ModelError(msg) from error
-    if rows.contradiction is not None:
-        return _contradiction(model, objective, rows.contradiction)
+    sense = MINIMIZE if objective.sense == pyo.minimize else MAXIMIZE
+    if rows.contradiction is not None:  # a form without columns whose one row cannot hold
+        form = StandardForm.from_arrays(
+            np.zeros((1, 0)), [], row_lower=1.0, sense=sense, rows=(rows.contradiction,)
+        )
+        return replace(form, model=model)
     matrix, costs, columns = rows.arrays()
-    _refuse_columns(columns, model)
+    _check_columns(columns, model)
     bounds = [variable.bounds for variable in columns]
-    known = {id(variable) for variable in columns}
     form = StandardForm.from_arrays(
         matrix,
         costs,
-        lower=np.array([-np.inf if lb is None else lb for lb, _ in bounds], dtype=np.float64),
-        upper=np.array([np.inf if ub is None else ub for _, ub in bounds], dtype=np.float64),
-        integer=np.array([not variable.is_continuous() for variable in columns], dtype=np.bool_),
+        lower=[-np.inf if lb is None else lb for lb, _ in bounds],
+        upper=[np.inf if ub is None else ub for _, ub in bounds],
+        integer=[not variable.is_continuous() for variable in columns],
         row_lower=rows.lower,
         row_upper=rows.upper,
         offset=rows.offset,
-        sense=_sense(objective),
+        sense=sense,
         columns=columns,
         rows=tuple(rows.constraints),
     )
-    unused = tuple(
-        variable
-        for variable in model.component_data_objects(Var, active=True)
-        if id(variable) not in known and not variable.fixed
-    )
+    known = {id(variable) for variable in columns}
+    unused = tuple(v for v in _variables(model) if id(v) not in known and not v.fixed)
     return replace(form, unused=unused, model=model)
 
 
@@ -119,12 +125,6 @@ def load_values(form: StandardForm, x: ArrayLike) -> None:
         variable.set_value(_allowed(variable), skip_validation=True)
 
 
-def read_values(form: StandardForm) -> NDArray[np.float64]:
-    """Return the present values of the model's variables as a start, NaN where there is none."""
-    values = (variable.value for variable in form.columns)
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-
-
 class _Rows:
     """Objective and constraints of a model as rows of coefficients, in the model's order.
 
@@ -133,16 +133,8 @@ class _Rows:
     """
 
     def __init__(self, model: Any, objective: Any) -> None:
-        from pyomo.core import Constraint
-        from pyomo.repn.linear import LinearRepnVisitor
-        from pyomo.repn.util import (
-            FileDeterminism,
-            FileDeterminism_to_SortComponents,
-            OrderedVarRecorder,
-        )
-
         sorter = FileDeterminism_to_SortComponents(FileDeterminism.ORDERED)
-        _refuse_unknown(model, sorter)
+        _check_kinds(model, sorter)
         self.variables: dict[int, Any] = {}
         self._order: dict[int, int] = {}
         recorder = OrderedVarRecorder(self.variables, self._order, sorter)
@@ -160,15 +152,13 @@ class _Rows:
         linear = self._linear(objective, objective.expr)
         self.offset = float(linear.constant)
         self._costs = {self._order[key]: value for key, value in linear.linear.items()}
-        for constraint in model.component_data_objects(Constraint, active=True, sort=sorter):
+        for constraint in model.component_data_objects(pyo.Constraint, active=True, sort=sorter):
             check_time_limit()
             if not self._add(constraint):
                 self.contradiction = constraint.name
                 return
 
     def _linear(self, item: Any, expression: Any) -> Any:
-        from pyomo.common.errors import InvalidExpressionError
-
         found = self._walk(expression)
         if found.nonlinear is not None:
             raise InvalidExpressionError(f"{item.name}: has terms that are not linear.")
@@ -176,14 +166,12 @@ class _Rows:
 
     def _add(self, constraint: Any) -> bool:
         """Add the row of a constraint; return whether it can hold."""
-        from pyomo.core import value
-
         low, body, up = constraint.to_bounded_expression()
         if low is None and up is None:
             return True
         linear = self._linear(constraint, body)
-        low = -math.inf if low is None else value(low) - linear.constant
-        up = math.inf if up is None else value(up) - linear.constant
+        low = -math.inf if low is None else pyo.value(low) - linear.constant
+        up = math.inf if up is None else pyo.value(up) - linear.constant
         if not linear.linear:
             return bool(low <= 0 <= up)
         self.constraints.append(constraint)
@@ -212,38 +200,13 @@ class _Rows:
         return matrix[:, used], costs[used], columns
 
 
-def _sense(objective: Any) -> int:
-    from pyomo.core import minimize
-
-    return MINIMIZE if objective.sense == minimize else MAXIMIZE
-
-
-def _refuse_unknown(model: Any, sorter: Any) -> None:
-    """Raise for active components of kinds that say nothing to a linear solver."""
-    from pyomo.core import Block, Constraint, Expression, Objective, Param, Set, Suffix, Var
-    from pyomo.core.base import ExternalFunction, RangeSet
-    from pyomo.repn.util import categorize_valid_components
-
-    network = sys.modules.get("pyomo.network")
-    ports = set() if network is None else {network.Port}
-    _, unknown = categorize_valid_components(
-        model,
-        active=True,
-        sort=sorter,
-        valid={Block, Constraint, Var, Param, Expression, ExternalFunction, Set, RangeSet, *ports},
-        targets={Suffix, Objective},
-    )
-    if unknown:
-        names = (item.name for found in unknown.values() for item in found)
-        kinds = ", ".join(sorted(kind.__name__ for kind in unknown))
-        msg = f"model {model.name!r}: {_listed(names)}: a linear solver knows no {kinds}"
-        raise ModelError(msg)
+def _variables(model: Any) -> Iterable[Any]:
+    found: Iterable[Any] = model.component_data_objects(pyo.Var, active=True)
+    return found
 
 
 def _only_objective(model: Any) -> Any:
-    from pyomo.core import Objective
-
-    found = list(model.component_data_objects(Objective, active=True))
+    found = list(model.component_data_objects(pyo.Objective, active=True))
     if len(found) != 1:
         names = f" ({_listed(objective.name for objective in found)})" if found else ""
         msg = (
@@ -254,8 +217,8 @@ def _only_objective(model: Any) -> Any:
     return found[0]
 
 
-def _refuse_untransformed(model: Any) -> None:
-    """Raise for components that a linear solver has no notion of."""
+def _check_components(model: Any) -> None:
+    """Raise for components that no linear solver knows, and for variables fixed to nothing."""
     bigm = "apply TransformationFactory('gdp.bigm') first"
     remedies = (
         ("pyomo.gdp", "Disjunction", bigm),
@@ -274,34 +237,39 @@ def _refuse_untransformed(model: Any) -> None:
             faults.append(f"{_listed(names)}: {kind.__name__} is not linear; {remedy}")
     if faults:
         raise ModelError(faults)
-
-
-def _refuse_unset(model: Any) -> None:
-    """Raise for variables that are fixed to nothing."""
-    from pyomo.core import Var
-
-    unset = [
-        variable.name
-        for variable in model.component_data_objects(Var, active=True)
-        if variable.fixed and variable.value is None
-    ]
+    unset = [v.name for v in _variables(model) if v.fixed and v.value is None]
     if unset:
         msg = f"{_listed(unset)}: is fixed but has no value; give it one or unfix it"
         raise ModelError(msg)
 
 
-def _refuse_columns(columns: Iterable[Any], model: Any) -> None:
+def _check_kinds(model: Any, sorter: Any) -> None:
+    """Raise for active components of kinds that say nothing to a linear solver."""
+    network = sys.modules.get("pyomo.network")
+    valid = {pyo.Block, pyo.Constraint, pyo.Var, pyo.Param, pyo.Expression, pyo.Set, pyo.RangeSet}
+    valid |= {pyo.ExternalFunction} | (set() if network is None else {network.Port})
+    targets = {pyo.Suffix, pyo.Objective}
+    _, unknown = categorize_valid_components(
+        model, active=True, sort=sorter, valid=valid, targets=targets
+    )
+    if unknown:
+        names = (item.name for found in unknown.values() for item in found)
+        kinds = ", ".join(sorted(kind.__name__ for kind in unknown))
+        msg = f"model {model.name!r}: {_listed(names)}: a linear solver knows no {kinds}"
+        raise ModelError(msg)
+
+
+def _check_columns(columns: Iterable[Any], model: Any) -> None:
     """Raise for variables of another model and for domains that are not plain integers or reals."""
     root = model.model()
     homes: dict[int, bool] = {}
     domains: dict[int, bool] = {}
     foreign, stepped = [], []
     for variable in columns:
-        container = variable.parent_component()
-        if homes.setdefault(id(container), container.model() is root) is False:
+        container, domain = variable.parent_component(), variable.domain
+        if not homes.setdefault(id(container), container.model() is root):
             foreign.append(variable.name)
-        domain = variable.domain
-        if domains.setdefault(id(domain), _is_plain(domain)) is False:
+        if not domains.setdefault(id(domain), _is_plain(domain)):
             stepped.append(variable.name)
     faults = []
     if foreign:
@@ -325,31 +293,13 @@ def _is_plain(domain: Any) -> bool:
 
 def _nonlinear(model: Any, objective: Any, message: str) -> list[str]:
     """Name everything that is not linear; `message` is what the compiler said of the first."""
-    curved = [item.name for item in _expressions(model, objective) if not _is_linear(item)]
+    stated = [(objective, objective.expr)]
+    for row in model.component_data_objects(pyo.Constraint, active=True):
+        stated.append((row, row.body))
+    curved = [item.name for item, terms in stated if polynomial_degree(terms) not in (0, 1)]
     if curved:
         return [f"{_listed(curved)}: is not linear; state it with linear terms"]
     return [message]
-
-
-def _expressions(model: Any, objective: Any) -> Iterator[Any]:
-    from pyomo.core import Constraint
-
-    yield objective
-    yield from model.component_data_objects(Constraint, active=True)
-
-
-def _is_linear(item: Any) -> bool:
-    from pyomo.core.expr.numvalue import polynomial_degree
-
-    return polynomial_degree(item.body if hasattr(item, "body") else item.expr) in (0, 1)
-
-
-def _contradiction(model: Any, objective: Any, name: str) -> StandardForm:
-    """Return a form without columns whose one row is the constraint that cannot hold."""
-    form = StandardForm.from_arrays(
-        np.zeros((1, 0)), [], row_lower=1.0, sense=_sense(objective), rows=(name,)
-    )
-    return replace(form, model=model)
 
 
 def _allowed(variable: Any) -> float | int:

@@ -10,7 +10,7 @@ import numpy as np
 from poetmodel.errors import BackendError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -63,25 +63,30 @@ class StandardForm:
 
     def __post_init__(self) -> None:
         n_rows, n_columns = self.matrix.shape
-        by_column = ("objective", "lower", "upper", "integer")
-        sizes = dict.fromkeys(by_column, n_columns) | {"row_lower": n_rows, "row_upper": n_rows}
+        by_column = {"objective": self.objective, "lower": self.lower}
+        by_column |= {"upper": self.upper, "integer": self.integer}
+        by_row = {"row_lower": self.row_lower, "row_upper": self.row_upper}
         faults = [
-            f"{name}: expected {size} values, got {getattr(self, name).size}"
-            for name, size in sizes.items()
-            if getattr(self, name).shape != (size,)
+            f"{name}: expected {size} values, got {array.size}"
+            for size, arrays in ((n_columns, by_column), (n_rows, by_row))
+            for name, array in arrays.items()
+            if array.shape != (size,)
         ]
         faults += [
-            f"{name}: expected {size} of them, got {len(getattr(self, name))}"
-            for name, size in (("columns", n_columns), ("rows", n_rows))
-            if len(getattr(self, name)) != size
+            f"{name}: expected {size} of them, got {len(items)}"
+            for name, size, items in (
+                ("columns", n_columns, self.columns),
+                ("rows", n_rows, self.rows),
+            )
+            if len(items) != size
         ]
         if self.sense not in (MINIMIZE, MAXIMIZE):
             faults.append(f"sense: expected 1 (minimise) or -1 (maximise), got {self.sense!r}")
         if faults:
             raise ModelError(faults)
-        numbers = (*sizes, "matrix.data", "matrix.indices", "matrix.indptr")
-        for name in numbers:
-            _attribute(self, name).setflags(write=False)
+        matrix = (self.matrix.data, self.matrix.indices, self.matrix.indptr)
+        for array in (*by_column.values(), *by_row.values(), *matrix):
+            array.setflags(write=False)
         faults = self._wild_numbers()
         if faults:
             raise ModelError(faults)
@@ -244,16 +249,9 @@ class StandardForm:
         Solvers differ in how they take crossed bounds and empty rows; this settles both before
         any of them is asked.
         """
-        for j in np.flatnonzero(self.lower > self.upper)[:1]:
-            return (
-                f"{self.column_name(j)}: no value lies between "
-                f"{float(self.lower[j])} and {float(self.upper[j])}"
-            )
-        for i in np.flatnonzero(self.row_lower > self.row_upper)[:1]:
-            return (
-                f"{self.row_name(i)}: no value lies between "
-                f"{float(self.row_lower[i])} and {float(self.row_upper[i])}"
-            )
+        for low, up, name in self._sides():
+            for k in np.flatnonzero(low > up)[:1]:
+                return f"{name(k)}: no value lies between {float(low[k])} and {float(up[k])}"
         empty = np.diff(self.matrix.indptr) == 0
         broken = empty & ((self.row_lower > SLACK) | (self.row_upper < -SLACK))
         for i in np.flatnonzero(broken)[:1]:
@@ -266,6 +264,11 @@ class StandardForm:
         endless = ((steps > 0) & np.isneginf(self.lower)) | ((steps < 0) & np.isposinf(self.upper))
         return not bool(endless.any())
 
+    def _sides(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], Callable[[int], str]]]:
+        """Iterate over lower and upper bounds, of columns and of rows, with what names them."""
+        yield self.lower, self.upper, self.column_name
+        yield self.row_lower, self.row_upper, self.row_name
+
     def _wild_numbers(self) -> list[str]:
         """Name the coefficients, costs and bounds that are not the numbers they have to be."""
         faults = []
@@ -277,10 +280,7 @@ class StandardForm:
             faults.append(f"objective: the coefficient of {self.column_name(j)} is not finite")
         if not np.isfinite(self.offset):
             faults.append(f"objective: the constant is {self.offset}")
-        for low, up, name in (
-            (self.lower, self.upper, self.column_name),
-            (self.row_lower, self.row_upper, self.row_name),
-        ):
+        for low, up, name in self._sides():
             wild = np.isnan(low) | np.isnan(up) | np.isposinf(low) | np.isneginf(up)
             faults += [
                 f"{name(k)}: bounds {float(low[k])} and {float(up[k])} are not usable"
@@ -331,13 +331,6 @@ def _spread(values: ArrayLike, size: int, dtype: Any) -> NDArray[Any]:
     """Return one value per item; a single value stands for all."""
     array = np.array(values, dtype=dtype)
     return np.full(size, array) if array.ndim == 0 else array
-
-
-def _attribute(form: StandardForm, path: str) -> NDArray[Any]:
-    value: Any = form
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value  # type: ignore[no-any-return]
 
 
 def _name(item: Any, kind: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from concurrent.futures import Future, wait
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -41,42 +42,33 @@ def run_interruptibly(solve: Callable[[], T], stop: threading.Event) -> T:
     Notes
     -----
     While a solver runs, Python handles no signal in the thread that called it, and each solver
-    deals with signals in its own way. The main thread therefore only waits. It waits for an
-    event because an interrupted ``Thread.join`` of Python 3.11 takes a live thread for finished.
+    deals with signals in its own way. The main thread therefore only waits. It waits for a
+    future because an interrupted ``Thread.join`` of Python 3.11 takes a live thread for finished.
     """
-    done = threading.Event()
-    results: list[T] = []
-    failures: list[BaseException] = []
+    context, future = copy_context(), Future[T]()
 
     def work() -> None:
-        try:
-            results.append(solve())
-        except BaseException as error:  # noqa: BLE001 - handed over to the waiting thread
-            failures.append(error)
-        finally:
-            done.set()
+        try:  # in the caller's context, so that its time limit holds in the thread, too
+            future.set_result(context.run(solve))
+        except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
+            future.set_exception(error)
 
-    # In the caller's context, so that its time limit holds in the thread, too.
-    thread = threading.Thread(
-        target=copy_context().run, args=(work,), name="poetmodel-solve", daemon=True
-    )
+    thread = threading.Thread(target=work, name="poetmodel-solve", daemon=True)
     try:
         thread.start()
-        _wait(done)
+        _wait(future)
     except KeyboardInterrupt:
         stop.set()
-        if not (thread.is_alive() or done.is_set()):  # Ctrl-C came before the thread did
+        if not (thread.is_alive() or future.done()):  # Ctrl-C came before the thread did
             raise
-        _wait(done)
-    if failures:
-        raise failures[0]
-    return results[0]
+        _wait(future)
+    return future.result()
 
 
-def _wait(done: threading.Event) -> None:
+def _wait(future: Future[T]) -> None:
     """Wait, and keep Ctrl-C: Gurobi takes it over for a solve, and prints where JSON should be."""
     handler = signal.getsignal(signal.SIGINT)
     mine = handler is not None and threading.current_thread() is threading.main_thread()
-    while not done.wait(_POLL_S):
+    while not wait([future], _POLL_S).done:
         if mine:
             signal.signal(signal.SIGINT, handler)
