@@ -595,15 +595,14 @@ def test_general_bounds(solver: Solver) -> None:
     assert best.objective == pytest.approx(-13.5)
 
 
-def test_log_is_collected_and_nothing_is_printed(
+def test_log_is_passed_on_and_nothing_is_printed(
     solver: Solver, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The log goes to whom it was asked for by, whole, and never to the terminal."""
+    """The log goes to whoever requested it, and never to the terminal."""
     pieces: list[str] = []
-    result = solver.solve(covering(), Limits(time_s=60.0, log=pieces.append))
-    assert result.log == "".join(pieces)
-    assert solver.name in result.log.lower()
-    assert solver.solve(covering(), SAFE).log is None
+    solver.solve(covering(), Limits(time_s=60.0, log=pieces.append))
+    assert solver.name in "".join(pieces).lower()
+    solver.solve(covering(), SAFE)
     assert capfd.readouterr() == ("", "")
 
 

@@ -149,8 +149,6 @@ class RawSolution:
     start_accepted: bool | None = None
     """True: the start is complete and feasible, so `x` is at least as good; False: it is complete
     and breaks the model; None: no start, or a partial one, which the solver may use as it can."""
-    log: str | None = None
-    """The solver's log where `Limits.log` requested it."""
     solved_again: bool = False
     """Whether a run went wrong, so that the model was solved a second time, in a safer way: what
     the first run reported on its way, bounds above all, is void."""

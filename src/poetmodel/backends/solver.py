@@ -127,7 +127,6 @@ class Solver(ABC):
             build_s=watch.build_s,
             solve_s=max(0.0, watch.elapsed_s - watch.build_s),
             start_accepted=False if accepted and raw.infeasible else accepted,
-            log=watch.log,
         )
 
     def module(self) -> Any:

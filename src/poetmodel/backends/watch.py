@@ -62,7 +62,6 @@ class Watch:
         self._refused = False
         self._incumbent: float | None = None
         self._bound: float | None = None
-        self._log: list[str] = []
         self._began = time.perf_counter()
         self._reported = self._began
         self.build_s = 0.0
@@ -99,11 +98,6 @@ class Watch:
         """Whether anybody reads the log."""
         return self._limits.log is not None
 
-    @property
-    def log(self) -> str | None:
-        """The whole log so far; None where nobody reads it."""
-        return "".join(self._log) if self.wants_log else None
-
     def solution(
         self, objective: float, x: Callable[[], NDArray[np.float64]], bound: float | None = None
     ) -> bool:
@@ -137,7 +131,6 @@ class Watch:
         """Pass on a piece of the solver's log."""
         listener = self._limits.log
         if listener is not None and text:
-            self._log.append(text)
             self._guard(lambda: listener(text))
 
     def forget(self) -> None:

@@ -9,11 +9,11 @@ from poetmodel.errors import InputError, TimeLimitError, TooLargeError
 from poetmodel.heuristics.greedy import construct, offload_all, trivial
 from poetmodel.problem import Problem, Surrogate
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.result import Termination, relative_gap
+from poetmodel.result import Termination
 from poetmodel.schedule import check_identity
 from poetmodel.solver.collection import rare_collections
-from poetmodel.solver.outcome import Candidate, Outcome, accepted, finish, is_tight
-from poetmodel.solver.overlap import restated, solve_overlapping, states_problem
+from poetmodel.solver.outcome import Candidate, Outcome, accepted, finish, is_closed, is_tight
+from poetmodel.solver.overlap import solve_overlapping
 from poetmodel.solver.request import GRACE_S, Request, SolveProgress
 from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
@@ -161,6 +161,8 @@ class _Task:
         """Whether what is proved of it holds for the problem."""
         if self.model is None:
             return self.formulation != "paper"
+        from poetmodel.solver.monolithic import states_problem
+
         return bool(self.model.exact) and states_problem(self.model)
 
     def attempt(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
@@ -203,10 +205,7 @@ class _Task:
         least = problem.objective.least
         if is_tight(problem, best.value, least):
             return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
-        report = request.on_progress
-        seconds = request.elapsed_s()
-        first = SolveProgress(seconds=seconds, incumbent=best.value, bound=least)
-        if report is not None and report(first) is False:
+        if request.report(best.value, least) is False:
             return Outcome(termination=Termination.INTERRUPTED)
         return None
 
@@ -227,7 +226,7 @@ class _Task:
             found = outcome.candidate
             if found is None or found.violations or outcome.infeasible:
                 break
-            if _is_closed(problem, request, found, outcome):
+            if is_closed(problem, found.value, outcome.bound, request.gap):
                 break
             reference, start = stated.objective.reference, None
             if objective.is_sum and (reference is None or found.value < reference / 2):
@@ -258,7 +257,7 @@ class _Task:
 
             with time_limit(request.remaining_s() + GRACE_S):
                 return solve_lazily(stated, request, start=start, bound=bound)
-        from poetmodel.solver.monolithic import build_and_solve, solve_model
+        from poetmodel.solver.monolithic import build_and_solve, restated, solve_model
 
         if self.model is None:
             return build_and_solve(stated, request, self.formulation, start=start)
@@ -291,26 +290,14 @@ def _too_late(problem: Problem, request: Request) -> str:
 
 def _never_behind(request: Request, found: Candidate, bound: float) -> Request:
     """Return a request whose progress is never behind what is known already."""
-    report = request.on_progress
-    if report is None:
-        return request
 
     def report_best(progress: SolveProgress) -> bool | None:
         value, least = progress.incumbent, progress.bound
-        return report(
-            replace(
-                progress,
-                incumbent=found.value if value is None else min(value, found.value),
-                bound=min(found.value, bound if least is None else max(least, bound)),
-            )
-        )
+        best = found.value if value is None else min(value, found.value)
+        least = bound if least is None else max(least, bound)
+        return request.report(best, min(least, found.value))
 
     return replace(request, on_progress=report_best)
-
-
-def _is_closed(problem: Problem, request: Request, found: Candidate, outcome: Outcome) -> bool:
-    value, bound = found.value, max(outcome.bound, problem.objective.least)
-    return is_tight(problem, value, bound) or relative_gap(value, bound) <= request.gap
 
 
 def _joined(before: Outcome, after: Outcome, found: Candidate) -> Outcome:
@@ -321,10 +308,7 @@ def _joined(before: Outcome, after: Outcome, found: Candidate) -> Outcome:
         candidate=_better(after.candidate, found),
         bound=max(before.bound, bound),
         infeasible=False,
-        build_s=before.build_s + after.build_s,
-        solve_s=before.solve_s + after.solve_s,
-        log=before.log + after.log,
-    )
+    ).with_times_of([before, after])
 
 
 def _check_formulation(problem: Problem, formulation: str) -> None:

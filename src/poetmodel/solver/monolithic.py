@@ -6,7 +6,8 @@ import math
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,10 +23,11 @@ from poetmodel.errors import TimeLimitError, VerificationError
 from poetmodel.heuristics.trimming import trim
 from poetmodel.model import build, read_schedule
 from poetmodel.model.compact import COMPACT
-from poetmodel.model.objective import MOST_UNITS
+from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, add_limit, minimized
 from poetmodel.model.paper import PAPER
 from poetmodel.model.size import estimated_build_s
 from poetmodel.model.unreduced import UNREDUCED
+from poetmodel.problem import DEADLINE_ROWS
 from poetmodel.problem.infeasibility import limits_in_words
 from poetmodel.result import OwnObjective, Termination
 from poetmodel.solver.covers import limit_rows, with_covers
@@ -37,19 +39,18 @@ from poetmodel.solver.outcome import (
     safe_bound,
     verify_schedule,
 )
-from poetmodel.solver.overlap import states_problem
-from poetmodel.solver.request import GRACE_S, SolveProgress
+from poetmodel.solver.request import GRACE_S
 from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import pyomo.environ as pyo
     from numpy.typing import NDArray
 
     from poetmodel.backends.protocol import BackendProgress, RawSolution
     from poetmodel.backends.standard_form import StandardForm
-    from poetmodel.problem import Problem
+    from poetmodel.problem import Coefficients, Problem
     from poetmodel.schedule import Schedule
     from poetmodel.solver.request import Request
 
@@ -198,6 +199,8 @@ class _ModelSolve:
     """How much one unit of the form's objective is."""
     build_s: float
     """Time to build and compile the model [s]."""
+    log: list[str] = field(default_factory=list)
+    """What the solver has logged, in pieces."""
 
     def run(self, start: Candidate | None) -> Outcome:
         """Solve from a start, which is the answer if it is the best and satisfies the model."""
@@ -258,13 +261,12 @@ class _ModelSolve:
         if remaining <= 0:
             return None
         solver = backend(request.backend)
-        pieces: list[str] = []
         limits = Limits(
             time_s=remaining,
             rel_gap=GAP_SHARE * request.gap,
             threads=request.threads,
             seed=request.seed,
-            log=pieces.append,
+            log=self.log.append,
         )
         stop = threading.Event()
 
@@ -273,22 +275,13 @@ class _ModelSolve:
                 self.form, limits, start=values, on_progress=self._report, stop=stop
             )
 
-        raw = run_interruptibly(solve, stop)
-        return replace(raw, log="".join(pieces) or raw.log)
+        return run_interruptibly(solve, stop)
 
     def _report(self, progress: BackendProgress) -> bool | None:
-        if self.request.on_progress is None:
-            return None
         incumbent = None
         if self.as_stated and progress.incumbent is not None:
             incumbent = max(0.0, progress.incumbent * self.unit)
-        return self.request.on_progress(
-            SolveProgress(
-                seconds=self.request.elapsed_s(),
-                incumbent=incumbent,
-                bound=self._proven(progress.bound),
-            )
-        )
+        return self.request.report(incumbent, self._proven(progress.bound))
 
     def _read(self, x: NDArray[np.float64]) -> Candidate:
         problem = self.model.problem
@@ -361,7 +354,7 @@ class _ModelSolve:
             solve_s=raw.solve_s,
             versions=backend(self.request.backend).versions(),
             statistics=statistics,
-            log=raw.log or "",
+            log="".join(self.log),
         )
 
     def _reason(self, raw: RawSolution) -> str:
@@ -390,3 +383,78 @@ class _ModelSolve:
 def _cut_short(raw: RawSolution) -> RawSolution:
     """Return what a solution that is not taken has proved."""
     return replace(raw, status=SolverStatus.TIME_LIMIT, x=None, objective=None)
+
+
+@contextmanager
+def restated(model: pyo.ConcreteModel, problem: Problem) -> Iterator[None]:
+    """Let a model of a problem state one of its surrogates, other units or fewer bytes for a while.
+
+    Parameters
+    ----------
+    model : ConcreteModel
+        From `build`; its rows hold for the relaxation.
+    problem : Problem
+        The model's own problem, or a surrogate of it, perhaps measured by a known schedule or with
+        fewer bytes than one has.
+    """
+    before, objective = model.problem, problem.objective
+    with ExitStack() as undo:
+        undo.callback(setattr, model, "problem", before)
+        model.problem = problem
+        if problem.time_sum != before.time_sum:
+            for limit in problem.linear_limits:
+                if limit.name == DEADLINE_ROWS[0]:
+                    _add_row(undo, model, DEADLINE_ROWS[-1], limit.coefficients, limit.slack)
+        if problem.usable_ram_bytes < before.usable_ram_bytes:
+            _lower_peak(undo, model, before, problem)
+        elif problem.aux_limit_bytes != before.aux_limit_bytes:
+            most = problem.aux_limit_bytes or 0
+            _add_row(undo, model, WRITES_ROW, objective.coefficients, most)
+        if objective.is_sum and objective != before.objective and states_problem(model):
+            _state_objective(undo, model)
+        yield
+
+
+def states_problem(model: pyo.ConcreteModel) -> bool:
+    """Return whether a model still minimizes what `build` stated: nobody replaced or changed it."""
+    objective = model.component("objective")
+    return (
+        getattr(objective, "active", False)
+        and getattr(objective, "sense", None) == minimize
+        and getattr(objective, "expr", None) is getattr(model, "stated_objective", None)
+    )
+
+
+def _add_row(
+    undo: ExitStack, model: pyo.ConcreteModel, name: str, coefficients: Coefficients, slack: float
+) -> None:
+    add_limit(model, name, coefficients, slack)
+    if model.component(name) is not None:
+        undo.callback(model.del_component, name)
+
+
+def _lower_peak(
+    undo: ExitStack, model: pyo.ConcreteModel, before: Problem, problem: Problem
+) -> None:
+    """Bound the peak of a model that minimizes it."""
+    limits, most = model.exact_limits, model.peak.ub
+    undo.callback(setattr, model, "exact_limits", limits)
+    undo.callback(model.peak.setub, most)
+    lower = before.usable_ram_bytes - problem.usable_ram_bytes
+    model.exact_limits = {
+        row: replace(limit, limit=limit.limit - lower) if row[0] == "memory" else limit
+        for row, limit in limits.items()
+    }
+    model.peak.setub(max(model.peak.lb, most * problem.usable_ram_bytes / before.usable_ram_bytes))
+
+
+def _state_objective(undo: ExitStack, model: pyo.ConcreteModel) -> None:
+    """State the objective of the problem that a model has now."""
+
+    def state(unit: float, expression: Any) -> None:
+        model.objective_unit = unit
+        model.objective.set_value(expression)
+        model.stated_objective = model.objective.expr
+
+    undo.callback(state, model.objective_unit, model.stated_objective)
+    state(model.problem.objective.unit, minimized(model))

@@ -13,7 +13,7 @@ from poetmodel.problem import Quantity
 from poetmodel.result import SolveResult, Status, Termination, relative_gap
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from poetmodel.problem import Problem
     from poetmodel.result import OwnObjective
@@ -85,6 +85,15 @@ class Outcome:
     log: str = ""
     """The solver's log."""
 
+    def with_times_of(self, parts: Sequence[Outcome]) -> Outcome:
+        """Return this outcome with the times and the logs of several solves."""
+        return replace(
+            self,
+            build_s=sum(part.build_s for part in parts),
+            solve_s=sum(part.solve_s for part in parts),
+            log="".join(part.log for part in parts),
+        )
+
 
 def verify_schedule(problem: Problem, schedule: Schedule) -> Candidate:
     """Give a schedule to the verifier, with its plan where time is a makespan."""
@@ -125,6 +134,11 @@ def is_tight(problem: Problem, value: float, bound: float) -> bool:
         return missing < EQUAL_BYTES
     whole = problem.objective.baseline + value
     return missing <= EQUAL * value and missing <= EQUAL_IN_ALL * whole
+
+
+def is_closed(problem: Problem, value: float, bound: float, gap: float) -> bool:
+    """Return whether a value is proved within a gap tolerance."""
+    return is_tight(problem, value, bound) or relative_gap(value, bound) <= gap
 
 
 def reported_bound(problem: Problem, candidate: Candidate, bound: float) -> float:
@@ -197,7 +211,7 @@ def finish(
 
 
 def _unproved(outcome: Outcome) -> Termination:
-    """Return why a search stopped that proved less than was asked: its solver's proof was another.
+    """Return why a search stopped that proved less than requested: its solver's proof was another.
 
     A solver may prove the optimum of a restriction of the problem, or of a user's own objective.
     """

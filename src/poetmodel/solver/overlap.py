@@ -8,27 +8,24 @@ any overlap (share 1), which is enough. The schedule of each is planned, and the
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError, TimeLimitError
-from poetmodel.problem import DEADLINE_ROWS, Quantity, Surrogate
-from poetmodel.result import Termination, relative_gap
-from poetmodel.solver.outcome import Candidate, Outcome, is_tight, verify_schedule
-from poetmodel.solver.request import GRACE_S, SolveProgress
+from poetmodel.problem import Quantity, Surrogate
+from poetmodel.result import Termination
+from poetmodel.solver.outcome import Candidate, Outcome, is_closed, verify_schedule
+from poetmodel.solver.request import GRACE_S
 from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import pyomo.environ as pyo
+    from collections.abc import Callable
 
     from poetmodel.problem import Problem
     from poetmodel.result import OwnObjective
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.request import Request
+    from poetmodel.solver.request import Request, SolveProgress
 
     Attempt = Callable[[Problem, Request, Schedule | None], Outcome]
 
@@ -204,59 +201,46 @@ class _ShareSearch:
             return False
         if self.best.own is not None:
             return self.best.own.gap <= self.request.gap
-        if is_tight(self.problem, self.best.value, self.bound):
-            return True
-        return relative_gap(self.best.value, self.bound) <= self.request.gap
+        return is_closed(self.problem, self.best.value, self.bound, self.request.gap)
 
     def _interrupted(self) -> bool:
         return any(outcome.termination == Termination.INTERRUPTED for _, outcome in self.solved)
 
-    def _report(self, share: float) -> Callable[[SolveProgress], bool | None] | None:
+    def _report(self, share: float) -> Callable[[SolveProgress], bool | None]:
         """Return what watches a surrogate's solve: it reports what holds for the problem."""
-        report = self.request.on_progress
-        if report is None:
-            return None
 
-        def report_proved(progress: SolveProgress) -> bool | None:
+        def report(progress: SolveProgress) -> bool | None:
             bound = self.bound
             if share == 0 and progress.bound is not None:
                 bound = max(bound, progress.bound)
             incumbent = None if self.best is None else self.best.value
-            if not self._timed:
-                incumbent = progress.incumbent
-            return report(SolveProgress(seconds=progress.seconds, incumbent=incumbent, bound=bound))
+            return self.request.report(incumbent if self._timed else progress.incumbent, bound)
 
-        return report_proved
+        return report
 
     def _outcome(self) -> Outcome:
         if not self.solved:
             return Outcome(termination=Termination.STALLED, candidate=self.best)
-        last = self.solved[-1][1]
+        outcomes = [outcome for _, outcome in self.solved]
         if self._interrupted():
             termination = Termination.INTERRUPTED
         elif self.request.remaining_s() <= 0:
             termination = Termination.TIME_LIMIT
         elif self.best is not None and self._done():
             termination = Termination.PROVED
+        elif any(outcome.termination == Termination.TIME_LIMIT for outcome in outcomes):
+            termination = Termination.TIME_LIMIT
         else:
             termination = Termination.STALLED
-            if any(o.termination == Termination.TIME_LIMIT for _, o in self.solved):
-                termination = Termination.TIME_LIMIT
-        outcomes = [outcome for _, outcome in self.solved]
+        shares = [share for share, _ in self.solved]
         return Outcome(
             termination=termination,
             candidate=self.best,
             bound=self.bound,
-            reason=self._reason(last),
-            build_s=sum(outcome.build_s for outcome in outcomes),
-            solve_s=sum(outcome.solve_s for outcome in outcomes),
+            reason=self._reason(outcomes[-1]),
             versions=outcomes[0].versions,
-            statistics={
-                **outcomes[0].statistics,
-                "shares": [share for share, _ in self.solved],
-            },
-            log="".join(outcome.log for outcome in outcomes),
-        )
+            statistics={**outcomes[0].statistics, "shares": shares},
+        ).with_times_of(outcomes)
 
     def _reason(self, last: Outcome) -> str:
         if self.nearest_s is None or self.problem.deadline_s is None:
@@ -266,105 +250,3 @@ class _ShareSearch:
             f"{format_seconds(self.problem.deadline_s)} and the other limits; the best makespan "
             f"found is {format_seconds(self.nearest_s)}"
         )
-
-
-@contextmanager
-def restated(model: pyo.ConcreteModel, problem: Problem) -> Iterator[None]:
-    """Let a model of a problem state one of its surrogates, other units or fewer bytes for a while.
-
-    Parameters
-    ----------
-    model : ConcreteModel
-        From `build`; its rows hold for the relaxation.
-    problem : Problem
-        The model's own problem, or a surrogate of it, perhaps measured by a known schedule or with
-        fewer bytes than one has.
-    """
-    before = model.problem
-    model.problem = problem
-    undo: list[Callable[[], Any]] = []
-    try:
-        if problem.time_sum != before.time_sum:
-            undo += _with_surrogate_deadline(model, problem)
-        if problem.usable_ram_bytes < before.usable_ram_bytes:
-            undo.append(_with_lower_peak(model, before, problem))
-        elif problem.aux_limit_bytes != before.aux_limit_bytes:
-            undo += _with_fewer_writes(model, problem)
-        objective = problem.objective
-        if objective.is_sum and objective != before.objective and states_problem(model):
-            undo.append(_with_objective(model))
-        yield
-    finally:
-        for action in undo:
-            action()
-        model.problem = before
-
-
-def states_problem(model: pyo.ConcreteModel) -> bool:
-    """Return whether a model still minimizes what `build` stated: nobody replaced or changed it."""
-    from pyomo.core import minimize
-
-    objective = model.component("objective")
-    return (
-        getattr(objective, "active", False)
-        and getattr(objective, "sense", None) == minimize
-        and getattr(objective, "expr", None) is getattr(model, "stated_objective", None)
-    )
-
-
-def _with_surrogate_deadline(
-    model: pyo.ConcreteModel, problem: Problem
-) -> Iterator[Callable[[], Any]]:
-    from poetmodel.model.objective import add_limit
-
-    name = DEADLINE_ROWS[-1]
-    for limit in problem.linear_limits:
-        if limit.name == DEADLINE_ROWS[0]:
-            add_limit(model, name, limit.coefficients, limit.slack)
-    if model.component(name) is not None:
-        yield lambda: model.del_component(name)
-
-
-def _with_fewer_writes(model: pyo.ConcreteModel, problem: Problem) -> Iterator[Callable[[], Any]]:
-    from poetmodel.model.objective import WRITES_ROW, add_limit
-
-    limit = problem.aux_limit_bytes or 0
-    add_limit(model, WRITES_ROW, problem.objective.coefficients, limit)
-    if model.component(WRITES_ROW) is not None:
-        yield lambda: model.del_component(WRITES_ROW)
-
-
-def _with_lower_peak(
-    model: pyo.ConcreteModel, before: Problem, problem: Problem
-) -> Callable[[], None]:
-    """Bound the peak of a model that minimizes it; return what undoes that."""
-    limits, most = model.exact_limits, model.peak.ub
-    lower = before.usable_ram_bytes - problem.usable_ram_bytes
-    model.exact_limits = {
-        row: replace(limit, limit=limit.limit - lower) if row[0] == "memory" else limit
-        for row, limit in limits.items()
-    }
-    model.peak.setub(max(model.peak.lb, most * problem.usable_ram_bytes / before.usable_ram_bytes))
-
-    def restore() -> None:
-        model.exact_limits = limits
-        model.peak.setub(most)
-
-    return restore
-
-
-def _with_objective(model: pyo.ConcreteModel) -> Callable[[], None]:
-    """State the objective of the problem that a model has now; return what undoes that."""
-    from poetmodel.model.objective import minimized
-
-    objective, stated, unit = model.objective, model.stated_objective, model.objective_unit
-
-    def restore() -> None:
-        model.objective_unit = unit
-        objective.set_value(stated)
-        model.stated_objective = objective.expr
-
-    model.objective_unit = model.problem.objective.unit
-    objective.set_value(minimized(model))
-    model.stated_objective = objective.expr
-    return restore

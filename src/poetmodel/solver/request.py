@@ -44,7 +44,7 @@ class SolveProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a solve was asked to do; begins to count time when made."""
+    """What is requested of a solve; begins to count time when made."""
 
     backend: str = "highs"
     """The solver."""
@@ -57,7 +57,7 @@ class Request:
     seed: int = 0
     """Seed of everything random."""
     on_progress: OnProgress | None = None
-    """Told of every better schedule and bound; returning False stops the solve."""
+    """Called with every better schedule and bound; returning False stops the solve."""
     started_s: float = field(default_factory=time.monotonic)
     """When the solve was requested, on the monotonic clock [s]."""
 
@@ -73,6 +73,14 @@ class Request:
                 faults.append(f"{name}: expected a whole number from {least}, got {value!r}")
         if faults:
             raise InputError(faults)
+
+    def report(self, incumbent: float | None, bound: float | None) -> bool | None:
+        """Report where the solve stands; return what the watcher answers, False to stop."""
+        if self.on_progress is None:
+            return None
+        return self.on_progress(
+            SolveProgress(seconds=self.elapsed_s(), incumbent=incumbent, bound=bound)
+        )
 
     def elapsed_s(self) -> float:
         """Return the time since the solve was requested [s]."""
