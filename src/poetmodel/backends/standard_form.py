@@ -63,7 +63,7 @@ class StandardForm:
 
     def __post_init__(self) -> None:
         n_rows, n_columns = self.matrix.shape
-        by_column = {"objective": self.objective, "lower": self.lower}
+        by_column: dict[str, NDArray[Any]] = {"objective": self.objective, "lower": self.lower}
         by_column |= {"upper": self.upper, "integer": self.integer}
         by_row = {"row_lower": self.row_lower, "row_upper": self.row_upper}
         faults = [
