@@ -8,9 +8,13 @@ from instances import random_instances
 from lazy_rounds import scarce_problem
 from oracle import optimum
 from poetmodel.device import Costs, Device
+from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import load_model
 from poetmodel.heuristics.greedy import construct
-from poetmodel.heuristics.neighbourhood import NOTHING, LargeNeighbourhoodSearch, restorations_of
+from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch, NeighbourhoodParams
+from poetmodel.heuristics.partial_schedule import restorations_of
+from poetmodel.heuristics.penalties import WORST
+from poetmodel.heuristics.repair import RepairParams
 from poetmodel.problem import Problem, Quantity
 from poetmodel.solver.outcome import verify_schedule
 from worked import skip_problem
@@ -18,18 +22,18 @@ from worked import skip_problem
 
 def searched(problem: Problem, turns: int, seed: int = 0) -> LargeNeighbourhoodSearch:
     """Search from checkpoint-all for some turns."""
-    improvement = LargeNeighbourhoodSearch(problem, seed=seed)
-    improvement.consider([])
+    search = LargeNeighbourhoodSearch(problem, seed=seed)
+    search.consider([])
     for _ in range(turns):
-        improvement.iterate()
-    return improvement
+        search.iterate()
+    return search
 
 
 def test_the_worked_example() -> None:
     """The optimum, 1 J beyond the baseline, from nothing."""
-    improvement = searched(skip_problem(), 3)
-    assert improvement.best == (0.0, 1.0)
-    schedule = improvement.schedule()
+    search = searched(skip_problem(), 3)
+    assert search.best == (0.0, 1.0)
+    schedule = search.schedule()
     assert schedule is not None
     assert verify_schedule(skip_problem(), schedule).value == 1.0
 
@@ -41,14 +45,14 @@ def test_what_it_finds_is_valid_worth_what_it_says_and_no_better_than_the_best(
     """Against exhaustive search on 60 problems a quantity, with all limits."""
     found = optimal = 0
     for problem in random_instances(60, (3, 5), seed=95, minimize=minimize):
-        improvement = searched(problem, 25)
-        schedule = improvement.schedule()
+        search = searched(problem, 25)
+        schedule = search.schedule()
         if schedule is None:
             continue
         found += 1
         candidate = verify_schedule(problem, schedule)
         assert not candidate.violations
-        assert improvement.best[1] == pytest.approx(candidate.value, abs=1e-9)
+        assert search.best.value == pytest.approx(candidate.value, abs=1e-9)
         best = optimum(problem)
         assert best is not None
         least = verify_schedule(problem, best.schedule).value
@@ -67,11 +71,11 @@ def test_it_goes_on_from_a_schedule_and_never_returns_a_worse_one() -> None:
         if start is None:
             continue
         value = verify_schedule(problem, start).value
-        improvement = LargeNeighbourhoodSearch(problem)
-        improvement.consider(restorations_of(start))
+        search = LargeNeighbourhoodSearch(problem)
+        search.consider(restorations_of(start))
         for _ in range(30):
-            improvement.iterate()
-        schedule = improvement.schedule()
+            search.iterate()
+        schedule = search.schedule()
         assert schedule is not None
         after = verify_schedule(problem, schedule).value
         assert after <= value + 1e-9
@@ -88,16 +92,16 @@ def test_the_seed_determines_the_course() -> None:
     one, two = searched(problem, 25, seed=3), searched(problem, 25, seed=3)
     assert one.best == two.best
     assert one.schedule() == two.schedule()
-    assert one.best[1] < verify_schedule(problem, greedy).value
+    assert one.best.value < verify_schedule(problem, greedy).value
 
 
 def test_without_time_it_finds_nothing() -> None:
     """A search that may not take any time ends with nothing, not with something invalid."""
-    improvement = LargeNeighbourhoodSearch(skip_problem())
-    improvement.until_s = 0.0
-    assert not improvement.consider([])
-    assert improvement.best == NOTHING
-    assert improvement.schedule() is None
+    search = LargeNeighbourhoodSearch(skip_problem())
+    search.until_s = 0.0
+    assert not search.consider([])
+    assert search.best == WORST
+    assert search.schedule() is None
 
 
 def test_long_chains_are_found_where_pages_are_dear() -> None:
@@ -107,4 +111,20 @@ def test_long_chains_are_found_where_pages_are_dear() -> None:
     """
     graph = load_model("resnet18-cifar")
     problem = Problem(graph, Costs.estimate(graph, Device.load("nrf52840")), ram="35%")
-    assert searched(problem, 500).best[1] < 0.19
+    assert searched(problem, 500).best.value < 0.19
+
+
+def test_a_search_may_be_of_other_parameters() -> None:
+    """One trajectory that does not page, whatever that costs; numbers out of range are refused."""
+    graph = load_model("resnet18-cifar")
+    problem = Problem(graph, Costs.estimate(graph, Device.load("nrf52840")), ram="60%")
+    params = NeighbourhoodParams(repairs=(RepairParams(pages=False),))
+    search = LargeNeighbourhoodSearch(problem, params=params)
+    search.consider([])
+    for _ in range(10):
+        search.iterate()
+    schedule = search.schedule()
+    assert schedule is not None
+    assert not schedule.M_in
+    with pytest.raises(InputError, match="most_destroyed: expected at least 1, got 0"):
+        NeighbourhoodParams(most_destroyed=0)

@@ -1,24 +1,27 @@
-"""Drafts: whatever is brought back, the rules are kept and the RAM is that of the judge."""
+"""Partial schedules: the rules are kept, RAM is the simulator's, and nothing useless is left."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from instances import random_costs, random_graph, seeded
+from instances import random_costs, random_graph, random_instances, random_schedule, seeded
+from oracle import optimum
+from poetmodel.device import Costs
 from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile
 from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
-from poetmodel.heuristics.trimming import trim
-from poetmodel.schedule import checkpoint_all, simulate
+from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, simulate
 from worked import skip_graph
 
 if TYPE_CHECKING:
     import random
 
     from poetmodel.graph import Graph
+    from poetmodel.schedule import Simulation
 
 
 def random_restorations(rng: random.Random, graph: Graph, chance: float) -> list[Restoration]:
@@ -41,7 +44,7 @@ def random_restorations(rng: random.Random, graph: Graph, chance: float) -> list
 
 
 def highest(partial: PartialSchedule) -> list[int]:
-    """Return the highest RAM use of every stage as the judge walks it."""
+    """Return the highest RAM use of every stage as the simulator counts it."""
     curve = simulate(partial.graph, None, partial.schedule()).curve
     found: dict[int, int] = defaultdict(int)
     for point in curve:
@@ -49,30 +52,30 @@ def highest(partial: PartialSchedule) -> list[int]:
     return [found[t] for t in range(len(partial.graph.nodes))]
 
 
-def test_without_supplies_it_is_checkpoint_all() -> None:
+def test_without_restorations_it_is_checkpoint_all() -> None:
     """Everything is computed once and kept to its last use."""
     partial = PartialSchedule(skip_graph())
     assert partial.schedule() == checkpoint_all(partial.graph)
-    assert partial.peak_bytes() == checkpoint_all_peak_bytes(partial.graph)
-    assert partial.load.tolist() == list(checkpoint_all_profile(partial.graph))
+    assert partial.peaks().max() == checkpoint_all_peak_bytes(partial.graph)
+    assert partial.row_bytes.tolist() == list(checkpoint_all_profile(partial.graph))
     assert partial.restorations() == []
 
 
 def test_a_recomputation_frees_the_stages_before_it() -> None:
     """With `a` made again for `d`, stage 2 no longer counts it."""
     partial = PartialSchedule(skip_graph())
-    before = int(partial.load[2])
+    before = int(partial.row_bytes[2])
     partial.add(Restoration(3, 0, recompute=True))
-    assert partial.load[2] == before - partial.sizes[0]
+    assert partial.row_bytes[2] == before - partial.sizes[0]
     assert partial.gaps[0] == []
     assert (3, 0) in partial.schedule().R
     assert not partial.enters(0, 3)
-    assert partial.at_hand(0, 3)
+    assert partial.is_available(0, 3)
     assert partial.source(0, 3) == Restoration(3, 0, recompute=True)
 
 
 @pytest.mark.parametrize("chance", [0.05, 0.2, 0.5])
-def test_any_supplies_keep_the_rules_and_ram_is_that_of_the_judge(chance: float) -> None:
+def test_any_restorations_keep_the_rules_and_ram_is_that_of_the_simulator(chance: float) -> None:
     """Every stage of 150 random ones, whatever they bring back; also after changes."""
     for number in range(50):
         rng = seeded(f"partial/{number}/{chance}")
@@ -85,9 +88,8 @@ def test_any_supplies_keep_the_rules_and_ram_is_that_of_the_judge(chance: float)
             partial.drop(restoration)
         simulation = simulate(graph, random_costs(rng, graph), partial.schedule())
         assert not simulation.violations
-        partial.settle()
-        assert (partial.load + partial.extra).tolist() == highest(partial)
-        assert partial.peak_bytes() == simulation.peak_ram_bytes
+        assert partial.peaks().tolist() == highest(partial)
+        assert partial.peaks().max() == simulation.peak_ram_bytes
         assert partial.written_bytes == simulation.aux_used_bytes
         assert partial.fits(simulation.peak_ram_bytes)
         assert not partial.fits(simulation.peak_ram_bytes - 1)
@@ -101,13 +103,8 @@ def test_changes_can_be_taken_back() -> None:
         restorations = random_restorations(rng, graph, 0.3)
         half = len(restorations) // 2
         partial = PartialSchedule(graph, restorations[:half])
-        partial.settle()
-        before = (
-            partial.restorations(),
-            partial.load.copy(),
-            partial.extra.copy(),
-            partial.written_bytes,
-        )
+        before = (partial.restorations(), partial.row_bytes.copy(), partial.written_bytes)
+        peaks = partial.peaks()
         mark = partial.mark()
         for restoration in restorations[half:]:
             partial.add(restoration)
@@ -115,26 +112,25 @@ def test_changes_can_be_taken_back() -> None:
             if restoration in partial:
                 partial.remove(restoration)
         partial.undo(mark)
-        partial.settle()
         assert partial.restorations() == before[0]
-        assert np.array_equal(partial.load, before[1])
-        assert np.array_equal(partial.extra, before[2])
-        assert partial.written_bytes == before[3]
+        assert np.array_equal(partial.row_bytes, before[1])
+        assert partial.written_bytes == before[2]
+        assert np.array_equal(partial.peaks(), peaks)
 
 
-def test_useless_supplies_are_those_that_trimming_removes() -> None:
-    """Without them, one after the other, it is what trimming leaves of its schedule."""
+def test_useless_restorations_are_those_that_a_schedule_does_not_need() -> None:
+    """Without them, one after the other, it is what its schedule needs."""
     for number in range(60):
         rng = seeded(f"useless/{number}")
         graph = random_graph(rng, (4, 10), two_outputs=False, non_recomputable=False)
         partial = PartialSchedule(graph, random_restorations(rng, graph, 0.2))
-        tidy = trim(graph, partial.schedule())
+        tidy = needed(graph, partial.schedule())
         while useless := [s for s in partial.restorations() if partial.is_useless(s)]:
             partial.drop(useless[0])
         assert partial.schedule() == tidy
 
 
-def test_what_served_only_a_removed_supply_goes_with_it() -> None:
+def test_what_served_only_a_removed_restoration_goes_with_it() -> None:
     """Chains of recomputations vanish as a whole."""
     partial = PartialSchedule(
         skip_graph(), [Restoration(3, 0, recompute=True), Restoration(3, 1, recompute=True)]
@@ -143,3 +139,157 @@ def test_what_served_only_a_removed_supply_goes_with_it() -> None:
     assert Restoration(3, 0, recompute=True) in partial  # d reads a itself
     partial.remove(Restoration(3, 0, recompute=True))
     assert partial.restorations() == []
+
+
+def telling_costs(graph: Graph) -> Costs:
+    """Make costs above 0 for everything, so that whatever is dropped is seen."""
+    n, m = len(graph.nodes), len(graph.tensors)
+    return Costs.from_arrays(
+        graph,
+        compute_time_s=[1.0 + k for k in range(n)],
+        compute_energy_j=[2.0 + k for k in range(n)],
+        page_in=[(1.0 + i, 3.0 + i) for i in range(m)],
+        page_out=[(2.0 + i, 4.0 + i) for i in range(m)],
+    )
+
+
+def run(graph: Graph, schedule: Schedule) -> Simulation:
+    """Simulate with telling costs."""
+    return simulate(graph, telling_costs(graph), schedule, deadline_counts="serial")
+
+
+def needed(graph: Graph, schedule: Schedule) -> Schedule:
+    """Return what a schedule needs."""
+    return PartialSchedule.of(graph, schedule).schedule()
+
+
+def check_no_worse(graph: Graph, before: Schedule, after: Schedule) -> None:
+    """Check validity, every sum, and the RAM of every step."""
+    old, new = run(graph, before), run(graph, after)
+    assert old.valid
+    assert new.valid, new.violations
+    for name in (
+        "energy_j",
+        "time_s",
+        "compute_s",
+        "transfer_s",
+        "written_bytes",
+        "read_bytes",
+        "aux_used_bytes",
+        "peak_ram_bytes",
+    ):
+        assert getattr(new, name) <= getattr(old, name), name
+    curve = {(point.stage, point.node): point.ram_bytes for point in old.curve}
+    for point in new.curve:
+        assert point.ram_bytes <= curve[point.stage, point.node]
+
+
+def test_random_schedules_get_no_worse() -> None:
+    """Energy, times, writes, storage, and the RAM of each step: 800 wasteful schedules."""
+    shorter = 0
+    for seed in range(800):
+        rng = seeded(f"needed/{seed}")
+        graph = random_graph(rng, (1, 8))
+        schedule = random_schedule(rng, graph)
+        lean = needed(graph, schedule)
+        check_no_worse(graph, schedule, lean)
+        shorter += run(graph, lean).energy_j < run(graph, schedule).energy_j  # type: ignore[operator]
+        assert needed(graph, lean) == lean
+    assert shorter > 300
+
+
+def test_best_schedules_lose_nothing_that_costs() -> None:
+    """Where every entry is needed, energy stays; 100 optima of exhaustive search."""
+    for problem in random_instances(100, (3, 5), seed=61, minimize="energy"):
+        best = optimum(problem)
+        if best is not None:
+            after = needed(problem.graph, best.schedule)
+            check_no_worse(problem.graph, best.schedule, after)
+            simulation = simulate(
+                problem.graph, problem.costs, after, deadline_counts=problem.deadline_counts
+            )
+            assert simulation.energy_j == pytest.approx(best.value)
+
+
+def test_all_kept_stays_as_it_is() -> None:
+    """Nothing in it serves nothing."""
+    graph = skip_graph()
+    assert needed(graph, checkpoint_all(graph)) == checkpoint_all(graph)
+
+
+LEAN = Schedule(
+    R=((0, 0), (1, 1), (2, 2), (3, 3)),
+    S_RAM=((1, 0), (2, 1), (3, 2)),
+    S_AUX=((1, 0), (2, 0), (3, 0)),
+    M_in=((3, 0),),
+    M_out=((0, 0),),
+)
+"""`a` of the skip graph is paged out at once and in for its last use."""
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        pytest.param({"S_RAM": ((3, 1),), "R": ((3, 0), (3, 1)), "M_in": ((3, 0),)}, id="R again"),
+        pytest.param({"M_out": ((1, 0),)}, id="page-out twice"),
+        pytest.param({"M_out": ((1, 1),), "S_AUX": ((2, 1), (3, 1))}, id="page-out for nothing"),
+        pytest.param({"M_out": ((3, 3),)}, id="page-out of the last"),
+        pytest.param(
+            {"M_out": ((1, 1),), "S_AUX": ((2, 1), (3, 1)), "M_in": ((3, 1),)}, id="round trip"
+        ),
+        pytest.param({"S_RAM": ((3, 1),)}, id="kept for nothing"),
+        pytest.param({"R": ((1, 0),)}, id="recomputed at once"),
+        pytest.param({"R": ((2, 0),)}, id="recomputed for nothing"),
+    ],
+)
+def test_planted_junk_goes(junk: dict[str, tuple[tuple[int, int], ...]]) -> None:
+    """What serves nothing leaves no trace."""
+    graph = skip_graph()
+    entries = {name: getattr(LEAN, name) + pairs for name, pairs in junk.items()}
+    wasteful = replace(LEAN, **entries)
+    assert run(graph, wasteful).valid
+    lean = needed(graph, wasteful)
+    check_no_worse(graph, wasteful, lean)
+    if "R" not in junk or (3, 0) not in junk["R"]:
+        assert lean == LEAN
+    else:  # both ways to have `a` again: one of them is left
+        assert len(lean.R) + len(lean.M_in) == 5
+
+
+def test_a_late_page_out_moves_to_the_first_computation() -> None:
+    """Kept only to be written later, a tensor need not be kept."""
+    graph = skip_graph()
+    late = replace(LEAN, S_RAM=((1, 0), (2, 0), (2, 1), (3, 2)), S_AUX=((3, 0),), M_out=((2, 0),))
+    assert run(graph, late).valid
+    assert needed(graph, late) == LEAN
+    check_no_worse(graph, late, LEAN)
+
+
+def test_tensors_on_storage_stay_listed_there() -> None:
+    """Their S_AUX is a fact, not a choice; they are never paged out."""
+    graph = skip_graph(on_aux=True)
+    schedule = replace(LEAN, M_out=((0, 0),))
+    lean = needed(graph, schedule)
+    assert lean.S_AUX == ((1, 0), (2, 0), (3, 0))
+    assert lean.M_out == ()
+    check_no_worse(graph, schedule, lean)
+
+
+def test_one_of_two_outputs_is_enough_to_keep_a_recomputation() -> None:
+    """Made again for one tensor, a node makes the other too, which then need not be kept."""
+    graph = skip_graph(mask=True)
+    schedule = Schedule(
+        R=((0, 0), (1, 1), (2, 2), (3, 2), (3, 3)),
+        S_RAM=((1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 3)),
+    )
+    lean = needed(graph, schedule)
+    assert (3, 2) in lean.R
+    assert (3, 3) not in lean.S_RAM
+    check_no_worse(graph, schedule, lean)
+
+
+def test_the_identity_of_the_graph_stays() -> None:
+    """A lean schedule still says which graph it is for."""
+    graph = skip_graph()
+    identity = GraphIdentity.of(graph)
+    assert needed(graph, replace(LEAN, identity=identity)).identity == identity

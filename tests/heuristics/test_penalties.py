@@ -1,4 +1,4 @@
-"""What partial schedules are measured by agrees with the judge."""
+"""What partial schedules are measured by agrees with the verifier."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worked import skip_problem
 
 
 @pytest.mark.parametrize("minimize", list(Quantity))
-def test_value_and_limits_are_those_of_the_judge(minimize: str) -> None:
+def test_value_and_limits_are_those_of_the_verifier(minimize: str) -> None:
     """For 80 problems with every limit and a few random restorations each."""
     exceeding = 0
     for number, problem in enumerate(random_instances(80, (3, 8), seed=91, minimize=minimize)):
@@ -28,12 +28,12 @@ def test_value_and_limits_are_those_of_the_judge(minimize: str) -> None:
             for i in graph.outputs_of[k]:
                 if problem.can_page and rng.random() < 0.4:
                     partial.add(Restoration(t, i, recompute=False))
-        objective = PenalizedObjective(problem)
+        score = PenalizedObjective(problem).score(partial)
         candidate = verify_schedule(problem, partial.schedule())
-        assert objective.value(partial) == pytest.approx(candidate.value, abs=1e-9)
+        assert score.value == pytest.approx(candidate.value, abs=1e-9)
         others = ("peak RAM", "storage used")
         broken = [v for v in candidate.violations if not v.startswith(others)]
-        assert (objective.excess(partial) > 0) == bool(broken), candidate.violations
+        assert (score.excess > 0) == bool(broken), candidate.violations
         exceeding += bool(broken)
     assert exceeding > 5
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Phase
-from poetmodel.heuristics.trimming import trim
+from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.schedule import GraphIdentity, paged_at_once, simulate
 from poetmodel.time_limit import check_time_limit
 from poetmodel.units import format_bytes
@@ -275,7 +275,8 @@ def retain(
         Valid by the rules of execution. In each stage all that is missing is recomputed once, or
         paged in; keeps and transfers that serve nothing are removed.
     """
-    return trim(graph, _Retention(graph, keep, demand, stored).run())
+    retained = _Retention(graph, keep, demand, stored).run()
+    return PartialSchedule.of(graph, retained).schedule()
 
 
 class _Retention(StagedExecution):

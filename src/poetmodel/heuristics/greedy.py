@@ -5,13 +5,15 @@ They start the search, and are what is returned when time runs out before a bett
 
 from __future__ import annotations
 
+import math
 import time
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
-from poetmodel.heuristics.penalties import PenalizedObjective
-from poetmodel.heuristics.repair import Repair
+from poetmodel.heuristics.penalties import WORST, PenalizedObjective
+from poetmodel.heuristics.repair import Repair, require_at_least
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import checkpoint_all
 
@@ -19,17 +21,31 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 
-_ONLY_LIMITS: Final = float("inf")
-"""Penalty at which only the limits count."""
-_HALVINGS: Final = 3
-"""How often the range of penalty that may be best is halved."""
-_STRONGEST: Final = 10.0
-"""Power of two of the largest penalty tried in between."""
-_PEAKS: Final = 8
-"""How many peaks are tried where the least is requested."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GreedyParams:
+    """Parameters of the greedy construction.
+
+    Raises
+    ------
+    InputError
+        If a number is below the least that it may be.
+    """
+
+    penalties: int = 3
+    """Penalties tried by bisection, at least 0, where the limits alone can be kept."""
+    largest_penalty_log2: float = 10.0
+    """Binary logarithm of the largest of them, at least 0; its negative is that of the least."""
+    peaks: int = 8
+    """Peaks tried by bisection where the least is requested, at least 0."""
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 0, "penalties", "largest_penalty_log2", "peaks")
 
 
-def construct(problem: Problem, *, most_s: float = float("inf")) -> Schedule | None:
+def construct(
+    problem: Problem, *, most_s: float = math.inf, params: GreedyParams | None = None
+) -> Schedule | None:
     """Return a schedule made greedily that keeps every limit, or None if none was found.
 
     Parameters
@@ -38,18 +54,21 @@ def construct(problem: Problem, *, most_s: float = float("inf")) -> Schedule | N
         What to schedule.
     most_s : float
         Time after which it returns what it has [s].
+    params : GreedyParams, optional
+        What it depends on beside.
 
     Notes
     -----
     Tensors across stages that are too full leave RAM and are brought back at their next need, those
     first that relieve most for their price. Prices are those of the objective; where that exceeds a
-    limit, the use of the limits joins them, as strongly as needed, by halving. Where tensors may be
-    paged, storage is not limiting and there is no deadline, a schedule is found whenever the budget
-    is at least the floor: every tensor can go out and come back at each use.
+    limit, a penalty for the use of the limits joins them, as strong as bisection finds needed.
+    Where tensors may be paged, storage is not limiting and there is no deadline, a schedule is
+    found whenever the budget is at least the floor: every tensor can go out and come back at each
+    use.
     """
-    greedy = _Greedy(problem, time.monotonic() + most_s)
+    greedy = _Greedy(problem, time.monotonic() + most_s, params or GreedyParams())
     greedy.run()
-    return None if greedy.best is None else greedy.best[1].schedule()
+    return None if greedy.best is None else greedy.best.schedule()
 
 
 def offload_all(problem: Problem) -> Schedule | None:
@@ -74,62 +93,62 @@ def trivial(problem: Problem) -> Schedule | None:
 
 
 class _Greedy:
-    """Tries prices, and peaks where the least is requested, and keeps the best partial schedule."""
+    """Tries penalties, and peaks where the least is requested; keeps the best partial schedule."""
 
-    def __init__(self, problem: Problem, until_s: float) -> None:
+    def __init__(self, problem: Problem, until_s: float, params: GreedyParams) -> None:
         self.problem = problem
         self.until_s = until_s
+        self.params = params
         self.objective = PenalizedObjective(problem)
-        self.best: tuple[float, PartialSchedule] | None = None
+        self.best: PartialSchedule | None = None
+        self.score = WORST
 
     def run(self) -> None:
         usable = self.problem.usable_ram_bytes
-        if self._attempt(0.0, usable):
-            penalty = 0.0
-        elif self.objective.limits and self._attempt(_ONLY_LIMITS, usable):
-            penalty = self._halve(usable)
-        else:
-            return
+        penalty = 0.0
+        if not self._attempt(penalty, usable):
+            penalty = math.inf
+            if not (self.objective.limits and self._attempt(penalty, usable)):
+                return
+            penalty = self._least_penalty(usable)
         if not self.problem.objective.is_sum:
-            self._lower(penalty)
+            self._lower_peak(penalty)
 
-    def _halve(self, limit_bytes: int) -> float:
+    def _least_penalty(self, limit_bytes: int) -> float:
         """Look for the least penalty that keeps the limits; return it."""
-        least, most = -_STRONGEST, _STRONGEST
-        penalty = _ONLY_LIMITS
-        for _ in range(_HALVINGS):
+        low, high = -self.params.largest_penalty_log2, self.params.largest_penalty_log2
+        penalty = math.inf
+        for _ in range(self.params.penalties):
             if time.monotonic() > self.until_s:
                 break
-            middle = (least + most) / 2
+            middle = (low + high) / 2
             if self._attempt(2.0**middle, limit_bytes):
-                most, penalty = middle, 2.0**middle
+                high, penalty = middle, 2.0**middle
             else:
-                least = middle
+                low = middle
         return penalty
 
-    def _lower(self, penalty: float) -> None:
-        """Look for the least peak."""
-        least = floor(self.problem.graph).bytes
-        for _ in range(_PEAKS):
-            most = int(self.best[0]) if self.best is not None else least
-            if most <= least or time.monotonic() > self.until_s:
+    def _lower_peak(self, penalty: float) -> None:
+        """Look for the least peak, which is what scores count."""
+        low = floor(self.problem.graph).bytes
+        for _ in range(self.params.peaks):
+            high = int(self.score.value)
+            if high <= low or time.monotonic() > self.until_s:
                 break
-            middle = (least + most) // 2
+            middle = (low + high) // 2
             if not self._attempt(penalty, middle):
-                least = middle + 1
+                low = middle + 1
 
     def _attempt(self, penalty: float, limit_bytes: int) -> bool:
-        """Make a partial schedule; return whether it keeps all limits."""
+        """Repair checkpoint-all; return whether the result keeps all limits."""
         partial = PartialSchedule(self.problem.graph)
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)
-        repair.until_s = self.until_s if self.best is not None else float("inf")
+        repair.until_s = self.until_s if self.best is not None else math.inf
         if not repair.fit():
             return False
         repair.until_s = self.until_s
-        repair.tighten()
-        if self.objective.excess(partial) > 0:
-            return False
-        value = self.objective.value(partial)
-        if self.best is None or value < self.best[0]:
-            self.best = (value, partial)
-        return True
+        repair.drop_needless()
+        score = self.objective.score(partial)
+        if score < self.score and score.excess == 0:
+            self.best, self.score = partial, score
+        return score.excess == 0

@@ -1,17 +1,15 @@
-"""Large neighbourhood search: destroy a part of a partial schedule, repair it, keep the better.
-
-Several lines of partial schedules are followed in turn, each repaired in a way of its own.
-"""
+"""Large neighbourhood search: destroy a part of a partial schedule, repair it, keep the better."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
-from poetmodel.heuristics.penalties import PenalizedObjective
-from poetmodel.heuristics.repair import LONG, SHORT, Repair
+from poetmodel.heuristics.penalties import WORST, PenalizedObjective, Score
+from poetmodel.heuristics.repair import Repair, RepairParams, require_at_least
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,51 +17,76 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 
-LARGEST_DESTROYED: Final = 12
-"""Most restorations removed at once."""
-NOISE: Final = 1.0
-"""Noise of the prices while a partial schedule is repaired."""
-TIGHTEN_NOISE: Final = 0.5
-"""The same while what is not needed is taken away."""
-WORSE: Final = 2e-3
-"""How much worse than the current one another may be to follow it, relatively."""
-FAR: Final = 1e-2
-"""How much worse than the best."""
-PENALTY_STEP: Final = 1.1
-"""Factor by which the weight of the limits follows how well they are kept."""
-HOPELESS: Final = 100
-"""Turns without gain after which a line that is far behind goes on from the best one."""
-WAYS: Final = ((SHORT, True), (LONG, True), (LONG, False))
-"""How the lines repair: the longest chain of recomputations, and whether they page."""
-NOTHING: Final = (float("inf"), float("inf"))
-"""Excess and value where there is none yet."""
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeighbourhoodParams:
+    """Parameters of the large neighbourhood search.
 
-def restorations_of(schedule: Schedule) -> list[Restoration]:
-    """Return what a schedule brings back."""
-    return [
-        *(Restoration(t, k, recompute=True) for t, k in schedule.R if k < t),
-        *(Restoration(t, i, recompute=False) for t, i in schedule.M_in),
-    ]
+    Raises
+    ------
+    InputError
+        If a number is below the least that it may be.
+    """
+
+    repairs: tuple[RepairParams, ...] = (
+        RepairParams(longest_chain_beside_pages=6),
+        RepairParams(),
+        RepairParams(pages=False),
+    )
+    """How each trajectory repairs; only the first is followed where a problem lets tensors only be
+    paged, or only be recomputed."""
+    most_destroyed: int = 12
+    """Most restorations destroyed at once, at least 1."""
+    accepted_rise: float = 2e-3
+    """By how much the next partial schedule of a trajectory may be worse than the one before,
+    relatively, at least 0."""
+    accepted_distance: float = 1e-2
+    """By how much it may be worse than the best of the trajectory, relatively, at least 0; a
+    trajectory that is farther from the best of all is behind."""
+    idle_iterations: int = 100
+    """Iterations without gain after which a trajectory that is behind goes on from the best of all,
+    at least 0. A repair that does not fit counts as half of them."""
+    penalty_factor: float = 1.1
+    """By how much the penalty rises while limits are exceeded and falls while they are kept, at
+    least 1."""
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "most_destroyed", "penalty_factor")
+        require_at_least(self, 0, "accepted_rise", "accepted_distance", "idle_iterations")
 
 
 @dataclass(slots=True)
-class _Line:
-    """A course of partial schedules, each made of the one before."""
+class _Trajectory:
+    """Partial schedules, each made of the one before."""
 
     partial: PartialSchedule
-    depth: int
-    paging: bool
-    current: tuple[float, float] = NOTHING
-    """Excess and value of the partial schedule."""
-    best: tuple[float, float] = NOTHING
-    """The least of them so far."""
+    repair: RepairParams
+    current: Score = WORST
+    best: Score = WORST
     idle: int = 0
-    """Turns since then."""
+    """Iterations since the best, failed repairs weighted."""
+
+    def accepts(self, score: Score, params: NeighbourhoodParams) -> bool:
+        """Return whether to go on from a partial schedule that is not the best of all."""
+        if score <= self.current:
+            return True
+        found, current, best = score.excess, self.current.excess, self.best.excess
+        if best == 0:
+            if found > 0:
+                return False
+            found, current, best = score.value, self.current.value, self.best.value
+        rise, distance = params.accepted_rise, params.accepted_distance
+        return found <= current * (1 + rise) and found <= best * (1 + distance)
+
+    def is_behind(self, best: Score, params: NeighbourhoodParams) -> bool:
+        """Return whether it has found nothing near the best of all."""
+        if best.excess > 0 or self.best.excess > 0:
+            return self.best.excess > best.excess
+        return self.best.value > best.value * (1 + params.accepted_distance)
 
 
 class LargeNeighbourhoodSearch:
-    """A local search for schedules.
+    """A search for schedules.
 
     Parameters
     ----------
@@ -71,25 +94,27 @@ class LargeNeighbourhoodSearch:
         What to schedule.
     seed : int
         Seed of everything random: with it and no time limit, the course is determined.
+    params : NeighbourhoodParams
+        What it depends on beside.
 
     Attributes
     ----------
-    best : tuple of (float, float)
-        Excess over limits and value of the best one so far; infinite before the first.
+    best : Score
+        That of the best partial schedule so far; `WORST` before the first.
     until_s : float
         When to give up, on the monotonic clock [s].
 
     Notes
     -----
-    An iteration removes up to a dozen restorations that lie close in stages or in nodes,
-    brings back greedily, at noisy prices, what then does not fit, and takes away what there is room
-    to do without (Shaw, 1998; Schrimpf et al., 2000). A result that is a little worse is followed
-    too. The weight of the limits rises while they are exceeded and falls while they are kept.
+    An iteration destroys up to a dozen restorations that lie close to each other, in stages or in
+    nodes, brings back greedily, at noisy prices, what then does not fit, and drops what there is
+    room to do without (Shaw, 1998; Schrimpf et al., 2000). A result that is a little worse is
+    accepted too. The penalty for the use of limits rises while they are exceeded and falls while
+    they are kept.
 
-    Where both kinds of restorations are allowed there are three lines of partial schedules
-    (`WAYS`): one prefers pages to long chains of recomputations, one takes what costs less, one
-    does not page. They take turns; one that stays far behind goes on from the best, in its
-    own way.
+    Where tensors may be both paged and recomputed there are three trajectories, which take turns:
+    one prefers pages to long chains of recomputations, one takes what costs less, one does not
+    page. One that stays behind goes on from the best partial schedule, in its own way.
 
     References
     ----------
@@ -98,18 +123,21 @@ class LargeNeighbourhoodSearch:
     recreate principle, Journal of Computational Physics 159, 2000.
     """
 
-    def __init__(self, problem: Problem, *, seed: int = 0) -> None:
+    def __init__(
+        self, problem: Problem, *, seed: int = 0, params: NeighbourhoodParams | None = None
+    ) -> None:
         self.problem = problem
+        self.params = NeighbourhoodParams() if params is None else params
         self.objective = PenalizedObjective(problem)
         self.rng = Random(seed)  # noqa: S311 - nothing secret about it
-        self.best = NOTHING
-        self.until_s = float("inf")
+        self.best = WORST
+        self.until_s = math.inf
         both = problem.can_page and any(map(problem.may_recompute, range(len(problem.graph.nodes))))
-        self._lines = [
-            _Line(PartialSchedule(problem.graph), depth, paging)
-            for depth, paging in (WAYS if both else WAYS[:1])
+        self._trajectories = [
+            _Trajectory(PartialSchedule(problem.graph), repair)
+            for repair in (self.params.repairs if both else self.params.repairs[:1])
         ]
-        self._turns = 0
+        self._iterations = 0
         self._penalty = 1.0
         self._best_restorations: list[Restoration] = []
         self._exceeded = False
@@ -117,120 +145,116 @@ class LargeNeighbourhoodSearch:
 
     def schedule(self) -> Schedule | None:
         """Return the best schedule that keeps all limits, if there is one."""
-        if self.best[0] > 0:
+        if self.best.excess > 0:
             return None
         return PartialSchedule(self.problem.graph, self._best_restorations).schedule()
 
     def consider(self, restorations: Iterable[Restoration]) -> bool:
-        """Repair a partial schedule with these restorations; go on from it if it is the best.
+        """Repair the partial schedule of some restorations, and go on from it if it is the best.
 
         Returns
         -------
         bool
             Whether it is.
         """
-        line = self._lines[0]
-        partial, current = line.partial, line.current
+        first, *others = self._trajectories
+        partial, current = first.partial, first.current
         given = list(restorations)
         better = False
-        for penalty in (self._penalty, float("inf")) if self.objective.limits else (0.0,):
-            line.partial, line.current = PartialSchedule(self.problem.graph, given), NOTHING
-            better = self._repair(line, 0.0, penalty)
-            if better or line.current[0] == 0:
+        for penalty in (self._penalty, math.inf) if self.objective.limits else (0.0,):
+            first.partial, first.current = PartialSchedule(self.problem.graph, given), WORST
+            better = self._accept(first, self._repair(first, penalty))
+            if better or first.current.excess == 0:
                 break
-        if not better and current < NOTHING:
-            line.partial, line.current = partial, current
-        if current == NOTHING:
+        if current == WORST:  # the first of all: where the other trajectories begin
             if self.objective.limits:
-                self._penalty = self.objective.balance(line.partial)
-            for other in self._lines[1:]:
-                better = self._repair(other, 0.0, self._penalty) or better
+                self._penalty = self.objective.balance(first.partial)
+            for other in others:
+                better = self._accept(other, self._repair(other, self._penalty)) or better
+        elif not better:
+            first.partial, first.current = partial, current
         return better
 
     def iterate(self) -> bool:
-        """Destroy and repair once; return whether that led to the best one so far."""
-        line = self._next_line()
-        restorations = line.partial.restorations()
+        """Destroy, repair, accept; return whether that led to the best partial schedule so far."""
+        trajectory = self._next_trajectory()
+        destroyed = self._destroy(trajectory.partial)
+        better = self._accept(trajectory, self._repair(trajectory, self._penalty, self.rng))
+        if destroyed and self.objective.limits:
+            factor = self.params.penalty_factor
+            self._penalty *= factor if self._exceeded else 1 / factor
+        return better
+
+    def _next_trajectory(self) -> _Trajectory:
+        """Return the trajectory whose turn it is, from the best of all on if it stays behind."""
+        trajectory = self._trajectories[self._iterations % len(self._trajectories)]
+        self._iterations += 1
+        patient = trajectory.idle <= self.params.idle_iterations
+        if not patient and trajectory.is_behind(self.best, self.params):
+            trajectory.partial = PartialSchedule(self.problem.graph, self._best_restorations)
+            trajectory.current = trajectory.best = self.best
+            trajectory.idle = 0
+        return trajectory
+
+    def _destroy(self, partial: PartialSchedule) -> bool:
+        """Remove some restorations close to each other; return whether there were any."""
+        restorations = partial.restorations()
         if not restorations:
-            return self._repair(line, NOISE, self._penalty)
+            return False
         rng, node_of = self.rng, self.problem.graph.node_of
         centre = rng.choice(restorations)
         if rng.random() < 0.5:  # noqa: PLR2004 - one way as often as the other
-            restorations.sort(key=lambda s: abs(s.stage - centre.stage))
+            restorations.sort(key=lambda r: abs(r.stage - centre.stage))
         else:
-            maker = [s.item if s.recompute else node_of[s.item] for s in restorations]
-            node = maker[restorations.index(centre)]
-            order = sorted(range(len(restorations)), key=lambda place: abs(maker[place] - node))
-            restorations = [restorations[place] for place in order]
-        size = rng.randint(1, LARGEST_DESTROYED)
+            node = {r: r.item if r.recompute else node_of[r.item] for r in restorations}
+            restorations.sort(key=lambda r: abs(node[r] - node[centre]))
+        size = rng.randint(1, self.params.most_destroyed)
         near = restorations[: 2 * size]
         for restoration in rng.sample(near, min(size, len(near))):
-            if restoration in line.partial:
-                line.partial.remove(restoration)
-        better = self._repair(line, NOISE, self._penalty)
-        if self.objective.limits:
-            self._penalty *= PENALTY_STEP if self._exceeded else 1 / PENALTY_STEP
-        return better
+            if restoration in partial:
+                partial.remove(restoration)
+        return True
 
-    def _next_line(self) -> _Line:
-        """Return the line whose turn it is; one that is far behind begins from the best one."""
-        line = self._lines[self._turns % len(self._lines)]
-        self._turns += 1
-        which = 0 if self.best[0] > 0 else 1
-        behind = line.best[0] > self.best[0] or line.best[which] > self.best[which] * (1 + FAR)
-        if line.idle > HOPELESS and behind:
-            line.partial = PartialSchedule(self.problem.graph, self._best_restorations)
-            line.current, line.best, line.idle = self.best, self.best, 0
-        return line
+    def _repair(self, trajectory: _Trajectory, penalty: float, rng: Random | None = None) -> Score:
+        """Repair the partial schedule of a trajectory; return its score, `WORST` if none fits."""
+        partial = trajectory.partial
+        repair = Repair(
+            self.problem,
+            partial,
+            self.objective.prices(penalty),
+            self._limit_bytes,
+            rng=rng,
+            until_s=self.until_s,
+            params=trajectory.repair,
+        )
+        if not repair.fit():
+            trajectory.idle += self.params.idle_iterations // 2
+            return WORST
+        repair.drop_needless()
+        score = self.objective.score(partial)
+        self._exceeded = score.excess > 0
+        return score
 
-    def _repair(self, line: _Line, noise: float, penalty: float) -> bool:
-        """Mend the partial schedule of a line, and take it back if it is not worth following.
+    def _accept(self, trajectory: _Trajectory, score: Score) -> bool:
+        """Go on from a repaired partial schedule, or take it back if it is not worth it.
 
         Returns
         -------
         bool
             Whether it is the best so far.
         """
-        partial = line.partial
-        line.idle += 1
-        repair = Repair(
-            self.problem,
-            partial,
-            self.objective.prices(penalty),
-            self._limit_bytes,
-            rng=self.rng,
-            until_s=self.until_s,
-            depth=line.depth,
-            paging=line.paging,
-        )
-        if not repair.fit(noise):
-            partial.undo(0)
-            line.idle += HOPELESS // 2
-            return False
-        repair.tighten(noise and TIGHTEN_NOISE)
-        found = (self.objective.excess(partial), self.objective.value(partial))
-        self._exceeded = found[0] > 0
-        better = found < self.best
-        if not (better or self._may_follow(line, found)):
+        partial, better = trajectory.partial, score < self.best
+        trajectory.idle += 1
+        if score == WORST or not (better or trajectory.accepts(score, self.params)):
             partial.undo(0)
             return False
         partial.commit()
-        line.current = found
-        if found < line.best:
-            line.best, line.idle = found, 0
+        trajectory.current = score
+        if score < trajectory.best:
+            trajectory.best, trajectory.idle = score, 0
         if better:
-            self.best = found
+            self.best = score
             self._best_restorations = partial.restorations()
-            if found[0] == 0 and not self.problem.objective.is_sum:
-                self._limit_bytes = min(self._limit_bytes, int(found[1]) - 1)
+            if score.excess == 0 and not self.problem.objective.is_sum:
+                self._limit_bytes = min(self._limit_bytes, int(score.value) - 1)
         return better
-
-    def _may_follow(self, line: _Line, found: tuple[float, float]) -> bool:
-        """Return whether a line goes on from a partial schedule that is not the best."""
-        if found <= line.current:
-            return True
-        which = 0 if line.best[0] > 0 else 1
-        if found[0] > 0 and which == 1:
-            return False
-        near = found[which] <= line.current[which] * (1 + WORSE)
-        return near and found[which] <= line.best[which] * (1 + FAR)

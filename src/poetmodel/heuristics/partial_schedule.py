@@ -10,7 +10,7 @@ broken, and RAM is known for every step at any moment, because a change touches 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -30,11 +30,17 @@ class Restoration(NamedTuple):
     """One recomputation or page-in."""
 
     stage: int
-    """Where it happens."""
     item: int
     """The node that is recomputed, or the tensor that is paged in."""
     recompute: bool
-    """Whether it is a recomputation."""
+
+
+def restorations_of(schedule: Schedule) -> list[Restoration]:
+    """Return all recomputations and page-ins of a schedule."""
+    return [
+        *(Restoration(t, k, recompute=True) for t, k in schedule.R if k < t),
+        *(Restoration(t, i, recompute=False) for t, i in schedule.M_in),
+    ]
 
 
 class PartialSchedule:
@@ -49,11 +55,11 @@ class PartialSchedule:
 
     Attributes
     ----------
-    load : ndarray of int64, shape (stages,)
-        Bytes of the stage row ``(t, t)`` of every stage.
-    extra : ndarray of int64, shape (stages,)
-        What the highest step of a stage needs beyond that [B]; kept up by `settle`.
-    again, arrive : list of set
+    row_bytes : ndarray of int64, shape (stages,)
+        RAM at the last step of each stage, ``(t, t)`` [B].
+    extra_bytes : ndarray of int64, shape (stages,)
+        What the highest step of a stage needs beyond that, as `peaks` last found it [B].
+    recomputed, paged_in : list of set
         For each stage the nodes recomputed and the tensors paged in.
     """
 
@@ -73,34 +79,72 @@ class PartialSchedule:
         self._needs = [list(users) for users in graph.users_of]
         self._sources = [[k] for k in graph.node_of]
         self._own = [frozenset((k, *graph.users_of[i])) for i, k in enumerate(graph.node_of)]
-        self._working = graph.step_bytes
-        self._made = graph.output_bytes
+        self._step_bytes = graph.step_bytes
+        self._output_bytes = graph.output_bytes
         self._out_bytes = [
             0 if graph.nodes[k].on_aux else size
             for k, size in zip(graph.node_of, self.sizes, strict=True)
         ]
         self._transient = [
-            made + node.workspace_bytes for made, node in zip(self._made, graph.nodes, strict=True)
+            made + node.workspace_bytes
+            for made, node in zip(self._output_bytes, graph.nodes, strict=True)
         ]
-        self.load: NDArray[np.int64] = np.array(self._working, dtype=np.int64)
-        self.extra: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
+        self.row_bytes: NDArray[np.int64] = np.array(self._step_bytes, dtype=np.int64)
+        self.extra_bytes: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
         self._dirty: set[int] = set()
         self._log: list[tuple[Restoration, bool]] = []
+        for restoration in restorations:
+            check_time_limit()
+            if restoration not in self:
+                self._enter(restoration, adding=True)
         for i in range(len(self.sizes)):
             check_time_limit()
             self._count(i)
-        for restoration in restorations:
-            if restoration not in self:
-                self.add(restoration)
-        self.commit()
+
+    @classmethod
+    def of(cls, graph: Graph, schedule: Schedule) -> Self:
+        """Return what a schedule brings back, less what serves nothing.
+
+        Parameters
+        ----------
+        graph : Graph
+            The training graph.
+        schedule : Schedule
+            A valid schedule.
+
+        Returns
+        -------
+        PartialSchedule
+            Its schedule is valid too, with no more energy, time, writes or RAM at any step.
+
+        Notes
+        -----
+        Goes backwards from the last stage, so that what serves only something useless is useless
+        too. A recomputation also goes if all that it serves is in RAM as its stage begins.
+        """
+        partial = cls(graph, restorations_of(schedule))
+        kept = schedule.S_RAM
+
+        def is_kept(i: int, t: int) -> bool:
+            place = bisect_left(kept, (t, i))
+            return kept[place : place + 1] == ((t, i),)
+
+        for t in range(len(graph.nodes) - 1, -1, -1):
+            for k in sorted(partial.recomputed[t], reverse=True):
+                if all(is_kept(i, t) for i in partial._served(k, t)):
+                    partial.drop(Restoration(t, k, recompute=True))
+            for i in sorted(partial.paged_in[t]):
+                restoration = Restoration(t, i, recompute=False)
+                if partial.is_useless(restoration):
+                    partial.drop(restoration)
+        partial.commit()
+        return partial
 
     # -- what it is ----------------------------------------------------------------------------
 
     def __contains__(self, restoration: Restoration) -> bool:
-        return (
-            restoration.item
-            in (self.recomputed if restoration.recompute else self.paged_in)[restoration.stage]
-        )
+        chosen = self.recomputed if restoration.recompute else self.paged_in
+        return restoration.item in chosen[restoration.stage]
 
     def restorations(self) -> list[Restoration]:
         """Return all restorations, by stage."""
@@ -125,9 +169,9 @@ class PartialSchedule:
 
     def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:
         """Yield the stages, first to last, that begin with tensor `i` in RAM."""
-        needs, restorations = self._needs[i], self._sources[i]
-        for a, supplied in enumerate(restorations):
-            end = restorations[a + 1] if a + 1 < len(restorations) else len(self.recomputed)
+        needs, sources = self._needs[i], self._sources[i]
+        for a, supplied in enumerate(sources):
+            end = sources[a + 1] if a + 1 < len(sources) else len(self.recomputed)
             served = bisect_left(needs, end)
             if served:
                 yield i, supplied + 1, needs[served - 1]
@@ -136,31 +180,31 @@ class PartialSchedule:
 
     def enters(self, i: int, t: int) -> bool:
         """Return whether stage `t` begins with tensor `i` in RAM."""
-        restorations = self._sources[i]
-        before = bisect_left(restorations, t)
+        sources = self._sources[i]
+        before = bisect_left(sources, t)
         return before > 0 and self._next_is_need(i, t, before)
 
     def serves(self, i: int, t: int) -> bool:
         """Return whether tensor `i`, made or brought back in stage `t`, is read from there."""
         return self._next_is_need(i, t, bisect_right(self._sources[i], t))
 
-    def at_hand(self, i: int, t: int) -> bool:
+    def is_available(self, i: int, t: int) -> bool:
         """Return whether a step of stage `t` may read tensor `i` with nothing changed."""
-        restorations = self._sources[i]
-        before = bisect_right(restorations, t)
-        return restorations[before - 1] == t or self._next_is_need(i, t, before)
+        sources = self._sources[i]
+        before = bisect_right(sources, t)
+        return sources[before - 1] == t or self._next_is_need(i, t, before)
 
     def _next_is_need(self, i: int, t: int, following: int) -> bool:
-        needs, restorations = self._needs[i], self._sources[i]
+        needs, sources = self._needs[i], self._sources[i]
         need = bisect_left(needs, t)
         if need == len(needs):
             return False
-        return following == len(restorations) or needs[need] < restorations[following]
+        return following == len(sources) or needs[need] < sources[following]
 
     def kept_from(self, i: int, t: int) -> int:
         """Return the first stage whose row counts tensor `i` if it is kept for a step of `t`."""
-        restorations, needs = self._sources[i], self._needs[i]
-        last = restorations[bisect_left(restorations, t) - 1]
+        sources, needs = self._sources[i], self._needs[i]
+        last = sources[bisect_left(sources, t) - 1]
         need = bisect_left(needs, t)
         if need:
             last = max(last, needs[need - 1])
@@ -197,12 +241,15 @@ class PartialSchedule:
 
     def is_useless(self, restoration: Restoration) -> bool:
         """Return whether a restoration serves no reader."""
-        if not restoration.recompute:
-            return not self.serves(restoration.item, restoration.stage)
-        return not any(
-            self.serves(i, restoration.stage) and i not in self.paged_in[restoration.stage]
-            for i in self.graph.outputs_of[restoration.item]
-        )
+        t, item, recompute = restoration
+        if recompute:
+            return not self._served(item, t)
+        return self.graph.node_of[item] in self.recomputed[t] or not self.serves(item, t)
+
+    def _served(self, k: int, t: int) -> list[int]:
+        """Return the outputs of node `k` that are read from its recomputation in stage `t`."""
+        outputs, paged_in = self.graph.outputs_of[k], self.paged_in[t]
+        return [i for i in outputs if i not in paged_in and self.serves(i, t)]
 
     def mark(self) -> int:
         """Return where the partial schedule stands, for `undo`."""
@@ -219,6 +266,11 @@ class PartialSchedule:
         self._log.clear()
 
     def _change(self, restoration: Restoration, *, adding: bool) -> None:
+        for i in self._enter(restoration, adding=adding):
+            self._count(i)
+
+    def _enter(self, restoration: Restoration, *, adding: bool) -> tuple[int, ...]:
+        """Enter a restoration, or take it out; return the tensors whose `gaps` may change."""
         t, item, again = restoration
         graph = self.graph
         supplied = graph.outputs_of[item] if again else (item,)
@@ -241,24 +293,23 @@ class PartialSchedule:
                 self._sources[i].remove(t)
             for i in read:
                 self._needs[i].remove(t)
-        for i in (*supplied, *read):
-            self._count(i)
         self._dirty.update((t - 1, t))
+        return (*supplied, *read)
 
     def _gaps_now(self, i: int) -> list[tuple[int, int]]:
-        """Return what `gaps` should hold for tensor `i`: needs and restorations in one pass."""
-        restorations, own = self._sources[i], self._own[i]
+        """Return what `gaps` should hold for tensor `i`: needs and sources in one pass."""
+        sources, own = self._sources[i], self._own[i]
         gaps = []
         previous = -1
-        supplied = following = restorations[0]
-        place, count, never = 0, len(restorations), len(self.recomputed)
+        supplied = following = sources[0]
+        place, count, never = 0, len(sources), len(self.recomputed)
         for need in self._needs[i]:
             if need == previous:
                 continue
             while following <= need:
                 supplied = following
                 place += 1
-                following = restorations[place] if place < count else never
+                following = sources[place] if place < count else never
             if supplied != need:
                 last = previous if previous > supplied else supplied
                 first = last + 1 if last in own else last
@@ -272,89 +323,74 @@ class PartialSchedule:
         before, gaps = self.gaps[i], self._gaps_now(i)
         if gaps == before:
             return
-        size, load, dirty = self.sizes[i], self.load, self._dirty
+        size, rows, dirty = self.sizes[i], self.row_bytes, self._dirty
         for gap in before:
             if gap not in gaps:
                 first, need = gap
-                load[first:need] -= size
+                rows[first:need] -= size
                 dirty.update((first - 1, first, need))
         for gap in gaps:
             if gap not in before:
                 first, need = gap
-                load[first:need] += size
+                rows[first:need] += size
                 dirty.update((first - 1, first, need))
         self.gaps[i] = gaps
 
     # -- RAM -------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        """Bring `extra` up to date."""
-        for t in self._dirty:
+    def peaks(self) -> NDArray[np.int64]:
+        """Return the highest RAM use in each stage [B]."""
+        for t in self._dirty - {-1}:
             check_time_limit()
-            busy = t >= 0 and (self.recomputed[t] or self.paged_in[t])
-            if busy:
-                self.extra[t] = max(0, self._highest_step(t) - int(self.load[t]))
-            elif t >= 0:
-                self.extra[t] = 0
+            highest = self._highest_step(t) if self.recomputed[t] or self.paged_in[t] else 0
+            self.extra_bytes[t] = max(0, highest - int(self.row_bytes[t]))
         self._dirty.clear()
+        return self.row_bytes + self.extra_bytes
 
     def fits(self, limit_bytes: int) -> bool:
         """Return whether every step keeps within a limit."""
-        if int(self.load.max()) > limit_bytes:
+        if int(self.row_bytes.max()) > limit_bytes:
             return False
-        self.settle()
-        return int((self.load + self.extra).max()) <= limit_bytes
-
-    def peak_bytes(self) -> int:
-        """Return the highest RAM use of any step [B]."""
-        self.settle()
-        return int((self.load + self.extra).max())
+        return int(self.peaks().max()) <= limit_bytes
 
     def _highest_step(self, t: int) -> int:
         """Return the highest RAM use in stage `t`, simulated as the verifier does [B]."""
-        graph, sizes, node_of = self.graph, self.sizes, self.graph.node_of
-        again, arrive = self.recomputed[t], self.paged_in[t]
+        sizes, node_of = self.sizes, self.graph.node_of
+        recomputed, paged_in = self.recomputed[t], self.paged_in[t]
         page: dict[int, list[int]] = {}
-        for i in arrive:
+        for i in paged_in:
             page.setdefault(node_of[i], []).append(i)
-        steps = sorted({*again, *page, t})
-        gone = self._gone(t, steps, page)
-        ram = highest = self._at_beginning(t)
+        steps = sorted({*recomputed, *page, t})
+        freed = self._freed_bytes(t, steps, page)
+        ram = highest = self._begin_bytes(t)
         for k in steps:
             if k in page:
-                for i in page[k]:
-                    ram += sizes[i]
+                ram += sum(sizes[i] for i in page[k])
                 highest = max(highest, ram)
-            if k == t or k in again:
+            if k == t or k in recomputed:
                 highest = max(highest, ram + self._transient[k])
-                ram += self._made[k]
-                if k in page:
-                    ram -= sum(sizes[i] for i in graph.outputs_of[k] if i in arrive)
-            ram -= gone.get(k, 0)
+                ram += self._output_bytes[k] - sum(sizes[i] for i in page.get(k, ()))
+            ram -= freed.get(k, 0)
         return highest
 
-    def _gone(self, t: int, steps: list[int], page: dict[int, list[int]]) -> dict[int, int]:
-        """Return the bytes that are let go after the steps of stage `t`."""
-        graph, sizes, again = self.graph, self.sizes, self.recomputed[t]
+    def _freed_bytes(self, t: int, steps: list[int], page: dict[int, list[int]]) -> dict[int, int]:
+        """Return the bytes that are freed after each step of stage `t`."""
+        graph, recomputed = self.graph, self.recomputed[t]
         last: dict[int, int] = {}
         for k in steps:
-            if k == t or k in again:
-                for i in graph.inputs_of[k]:
-                    last[i] = k
-                for i in graph.outputs_of[k]:
-                    last[i] = k
-            for i in page.get(k, ()):
-                last[i] = k
-        gone: dict[int, int] = {}
+            if k == t or k in recomputed:
+                last |= dict.fromkeys((*graph.inputs_of[k], *graph.outputs_of[k]), k)
+            last |= dict.fromkeys(page.get(k, ()), k)
+        freed: dict[int, int] = {}
         for i, k in last.items():
             if not self.enters(i, t + 1):
-                gone[k] = gone.get(k, 0) + sizes[i]
-        return gone
+                freed[k] = freed.get(k, 0) + self.sizes[i]
+        return freed
 
-    def _at_beginning(self, t: int) -> int:
+    def _begin_bytes(self, t: int) -> int:
         """Return the bytes in RAM when stage `t` begins."""
         if t == 0:
             return 0
         own = {*self.graph.inputs_of[t - 1], *self.graph.outputs_of[t - 1]}
-        crossing = int(self.load[t - 1]) - self._working[t - 1]
+        crossing = int(self.row_bytes[t - 1]) - self._step_bytes[t - 1]
         return crossing + sum(self.sizes[i] for i in own if self.enters(i, t))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from poetmodel.heuristics.partial_schedule import PartialSchedule
@@ -23,6 +23,20 @@ def price(coefficients: Coefficients, partial: PartialSchedule) -> float:
         for i, count in enumerate(partial.page_ins)
         if count
     )
+
+
+class Score(NamedTuple):
+    """How good a partial schedule is; a lesser one is better."""
+
+    excess: float
+    """By how much limits are exceeded, as fractions of what they leave, summed: 0 where all are
+    kept."""
+    value: float
+    """The minimized quantity beyond what every schedule pays, in its own unit."""
+
+
+WORST: Final = Score(float("inf"), float("inf"))
+"""That of no partial schedule."""
 
 
 class PenalizedObjective:
@@ -72,23 +86,16 @@ class PenalizedObjective:
         used = price(self._penalty, partial)
         return price(self._greedy, partial) / used if used > 0 else 1.0
 
-    def excess(self, partial: PartialSchedule) -> float:
-        """Return by how much limits are exceeded, as fractions of what they leave, summed.
-
-        0 exactly where the partial schedule keeps them all.
-        """
-        total = 0.0
+    def score(self, partial: PartialSchedule) -> Score:
+        """Return how good a partial schedule is."""
+        excess = 0.0
         for prices, slack in self.limits:
             used = price(prices, partial)
             if used > slack:
-                total += (used - slack) / slack if slack > 0 else 1.0 + used
-        return total
-
-    def value(self, partial: PartialSchedule) -> float:
-        """Return the minimized quantity beyond what every schedule pays, in its own unit."""
+                excess += (used - slack) / slack if slack > 0 else 1.0 + used
         if not self.problem.objective.is_sum:
-            return float(partial.peak_bytes())
-        return price(self.objective, partial)
+            return Score(excess, float(partial.peaks().max()))
+        return Score(excess, price(self.objective, partial))
 
 
 def _free_originals(problem: Problem, coefficients: Coefficients) -> Coefficients:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from poetmodel.errors import InputError
 from poetmodel.heuristics.partial_schedule import Restoration
 from poetmodel.time_limit import check_time_limit
 
@@ -18,20 +19,59 @@ if TYPE_CHECKING:
     from poetmodel.heuristics.partial_schedule import PartialSchedule
     from poetmodel.problem import Coefficients, Problem
 
-SHORT: Final = 6
-"""Longest chain of recomputations that brings a tensor back, so that pages are preferred."""
-LONG: Final = 300
-"""The same where a chain may reach back to its beginning."""
-_BATCH: Final = 20
-"""One in how many of the tensors that could leave RAM leaves it before all are looked at again."""
 
-Plan = tuple[float, tuple[Restoration, ...]]
-"""Price and restorations that bring a tensor back."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairParams:
+    """Parameters of repair.
+
+    Raises
+    ------
+    InputError
+        If a number is below the least that it may be.
+    """
+
+    pages: bool = True
+    """Whether tensors may be paged, where the problem lets them."""
+    longest_chain: int = 300
+    """Most recomputations one behind the other that bring a tensor back, at least 0."""
+    longest_chain_beside_pages: int = 300
+    """The same where tensors may be paged; a low one prefers pages."""
+    choices_per_relief: int = 20
+    """One in so many of the tensors that could leave RAM leaves it before all are looked at again;
+    at least 1."""
+    fit_noise: float = 1.0
+    """By how much a price may rise at random while room is made, relatively, at least 0."""
+    drop_noise: float = 0.5
+    """The same while restorations are dropped."""
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "choices_per_relief")
+        require_at_least(self, 0, "longest_chain", "longest_chain_beside_pages")
+        require_at_least(self, 0, "fit_noise", "drop_noise")
+
+
+def require_at_least(params: object, least: float, *names: str) -> None:
+    """Raise `InputError` if a parameter is below the least that it may be."""
+    values = {name: getattr(params, name) for name in names}
+    faults = [
+        f"{name}: expected at least {least:g}, got {value!r}"
+        for name, value in values.items()
+        if not value >= least
+    ]
+    if faults:
+        raise InputError(faults)
+
+
+class _Plan(NamedTuple):
+    """A way to bring a tensor back."""
+
+    price: float
+    restorations: tuple[Restoration, ...]
 
 
 @dataclass(slots=True)
 class Repair:
-    """Changes a partial schedule: greedily, with a little noise where a search asks for it.
+    """Changes a partial schedule greedily.
 
     Parameters
     ----------
@@ -44,13 +84,11 @@ class Repair:
     limit_bytes : int
         RAM that every step keeps within.
     rng : Random, optional
-        Source of noise.
+        Source of noise on the prices; none without.
     until_s : float
         When to give up, on the monotonic clock [s].
-    depth : int
-        Longest chain of recomputations that brings a tensor back; `LONG` where nothing is paged.
-    paging : bool
-        Whether tensors may be paged here, where the problem lets them.
+    params : RepairParams
+        What it depends on beside.
     """
 
     problem: Problem
@@ -59,19 +97,14 @@ class Repair:
     limit_bytes: int
     rng: Random | None = None
     until_s: float = float("inf")
-    depth: int = LONG
-    paging: bool = True
-    banned: set[int] = field(default_factory=set)
+    params: RepairParams = field(default_factory=RepairParams)
+    _paged_only: set[int] = field(default_factory=set)
     """Stages in which nothing is recomputed any more, because it did not fit."""
-    _known: dict[tuple[int, int], Plan | None] = field(default_factory=dict)
-
-    @property
-    def _can_page(self) -> bool:
-        return self.paging and self.problem.can_page
+    _known: dict[tuple[int, int], _Plan | None] = field(default_factory=dict)
 
     # -- making room -----------------------------------------------------------------------------
 
-    def fit(self, noise: float = 0.0) -> bool:
+    def fit(self) -> bool:
         """Bring tensors back later instead of keeping them until every step fits.
 
         The fullest stage is relieved first, by the tensors across it that free most bytes in
@@ -83,89 +116,81 @@ class Repair:
         bool
             Whether every step fits.
         """
-        partial = self.partial
-        depth = self.depth if self._can_page else LONG
         while time.monotonic() < self.until_s:
             check_time_limit()
-            partial.settle()
-            excess = partial.load + partial.extra - self.limit_bytes
-            worst = int(excess.argmax())
-            if excess[worst] <= 0:
+            excess = self.partial.peaks() - self.limit_bytes
+            fullest = int(excess.argmax())
+            if excess[fullest] <= 0:
                 return True
-            choices = self._choices(worst, excess > 0, depth, noise)
-            if not choices:
-                if self._page_instead(worst):
-                    continue
+            plans = self._relieving(fullest, excess > 0)
+            if not plans and not self._page_instead(fullest):
                 return False
-            for _, _, plan in choices[: max(1, len(choices) // _BATCH)]:
-                for restoration in plan:
-                    if restoration not in partial and self._has_storage(restoration):
-                        partial.add(restoration)
+            for plan in plans[: max(1, len(plans) // self.params.choices_per_relief)]:
+                for restoration in plan.restorations:
+                    if restoration not in self.partial and self._has_storage(restoration):
+                        self.partial.add(restoration)
         return False
 
-    def _choices(
-        self, worst: int, crowded: np.ndarray, depth: int, noise: float
-    ) -> list[tuple[float, int, tuple[Restoration, ...]]]:
+    def _relieving(self, stage: int, crowded: np.ndarray) -> list[_Plan]:
         """Return what relieves a stage, the most for its price first."""
         self._known.clear()
-        partial = self.partial
+        partial, params = self.partial, self.params
+        chain = params.longest_chain_beside_pages if self._can_page else params.longest_chain
         count = np.concatenate(([0], np.cumsum(crowded))).tolist()
         found = []
         for i, gaps in enumerate(partial.gaps):
             check_time_limit()
-            for first, need in gaps:
-                if first <= worst < need:
-                    break
-            else:
-                continue
-            if not partial.sizes[i]:
-                continue
-            plan = self._plan(i, need, depth)
+            across = (gap for gap in gaps if gap[0] <= stage < gap[1])
+            first, need = next(across, (0, 0))
+            plan = self._plan(i, need, chain) if need and partial.sizes[i] else None
             if plan is None:
                 continue
-            price = plan[0]
-            if noise and self.rng is not None:
-                price *= 1 + noise * self.rng.random()
+            price = self._noisy(plan.price, params.fit_noise)
             relief = partial.sizes[i] * (count[need] - count[first])
-            found.append((-relief / price if price > 0 else float("-inf"), i, plan[1]))
-        return sorted(found)
+            found.append((-relief / price if price > 0 else float("-inf"), i, plan))
+        return [plan for _, _, plan in sorted(found)]
 
-    def _plan(self, i: int, t: int, depth: int) -> Plan | None:
+    def _plan(self, i: int, t: int, chain: int) -> _Plan | None:
         """Return the cheapest way to have tensor `i` in stage `t` again, None if there is none."""
         if (i, t) not in self._known:
-            self._known[i, t] = self._plan_anew(i, t, depth)
+            self._known[i, t] = self._plan_anew(i, t, chain)
         return self._known[i, t]
 
-    def _plan_anew(self, i: int, t: int, depth: int) -> Plan | None:
+    def _plan_anew(self, i: int, t: int, chain: int) -> _Plan | None:
         problem, partial, prices = self.problem, self.partial, self.prices
         k = problem.graph.node_of[i]
-        best: Plan | None = None
+        best: _Plan | None = None
         page = Restoration(t, i, recompute=False)
         if self._can_page and self._has_storage(page):
             price = prices.page_in[i] + (0.0 if partial.page_ins[i] else prices.page_out[i])
-            best = (price, (page,))
-        if not depth or t in self.banned or not problem.may_recompute(k):
+            best = _Plan(price, (page,))
+        if not chain or t in self._paged_only or not problem.may_recompute(k):
             return best
         total = prices.compute[k]
         parts: tuple[Restoration, ...] = ()
         for p in problem.graph.inputs_of[k]:
-            if partial.at_hand(p, t) or self._has_room(p, t):
+            if partial.is_available(p, t) or self._has_room(p, t):
                 continue
-            plan = self._plan(p, t, depth - 1)
-            if plan is None or (best is not None and total + plan[0] >= best[0]):
+            plan = self._plan(p, t, chain - 1)
+            if plan is None or (best is not None and total + plan.price >= best.price):
                 return best
-            total += plan[0]
-            parts += plan[1]
-        if best is None or total < best[0]:
-            best = (total, tuple(dict.fromkeys((*parts, Restoration(t, k, recompute=True)))))
+            total += plan.price
+            parts += plan.restorations
+        if best is None or total < best.price:
+            again = Restoration(t, k, recompute=True)
+            best = _Plan(total, tuple(dict.fromkeys((*parts, again))))
         return best
 
     def _has_room(self, i: int, t: int) -> bool:
         """Return whether tensor `i` can be kept for a step of stage `t` as things are."""
         partial = self.partial
         span = slice(partial.kept_from(i, t), t)
-        full = partial.load[span] + partial.extra[span]
+        full = partial.row_bytes[span] + partial.extra_bytes[span]
         return not full.size or int(full.max()) + partial.sizes[i] <= self.limit_bytes
+
+    @property
+    def _can_page(self) -> bool:
+        return self.params.pages and self.problem.can_page
 
     def _has_storage(self, restoration: Restoration) -> bool:
         """Return whether there is room on storage for what a restoration pages in."""
@@ -181,48 +206,47 @@ class Repair:
         partial, graph = self.partial, self.problem.graph
         if not self._can_page or not partial.recomputed[t]:
             return False
-        self.banned.add(t)
+        self._paged_only.add(t)
         changed = False
         for k in sorted(partial.recomputed[t], reverse=True):
             if k not in partial.recomputed[t]:
                 continue
-            wanted = [
+            pages = [
                 Restoration(t, i, recompute=False)
                 for i in graph.outputs_of[k]
                 if partial.serves(i, t) and i not in partial.paged_in[t]
             ]
-            if all(self._has_storage(restoration) for restoration in wanted):
+            if all(map(self._has_storage, pages)):
                 partial.remove(Restoration(t, k, recompute=True))
-                for restoration in wanted:
-                    partial.add(restoration)
+                for page in pages:
+                    partial.add(page)
                 changed = True
         return changed
 
     # -- using room ------------------------------------------------------------------------------
 
-    def tighten(self, noise: float = 0.0) -> None:
-        """Take away restorations that there is room to do without, the dearest first."""
+    def drop_needless(self) -> None:
+        """Drop restorations that there is room to do without, the dearest first."""
         gained = True
         while gained and time.monotonic() < self.until_s:
             gained = False
-            for restoration in sorted(
-                self.partial.restorations(), key=lambda s: -self._worth(s, noise)
-            ):
+            for restoration in sorted(self.partial.restorations(), key=self._worth):
                 if time.monotonic() >= self.until_s:
                     break
                 check_time_limit()
                 if restoration in self.partial and self._may_go(restoration):
                     gained = self._drop(restoration) or gained
 
-    def _worth(self, restoration: Restoration, noise: float) -> float:
+    def _worth(self, restoration: Restoration) -> float:
+        """Return what a restoration costs, negative, with noise."""
         prices, item = self.prices, restoration.item
         if restoration.recompute:
-            worth = prices.compute[item]
+            price = prices.compute[item]
         else:
-            worth = prices.page_in[item]
+            price = prices.page_in[item]
             if self.partial.page_ins[item] == 1:
-                worth += prices.page_out[item]
-        return worth * (1 + noise * self.rng.random()) if noise and self.rng is not None else worth
+                price += prices.page_out[item]
+        return -self._noisy(price, self.params.drop_noise)
 
     def _drop(self, restoration: Restoration) -> bool:
         mark = self.partial.mark()
@@ -236,12 +260,15 @@ class Repair:
         """Return whether what a restoration serves could be kept, by the rows of stages alone."""
         partial, graph, t = self.partial, self.problem.graph, restoration.stage
         freed = 0
-        supplied: Sequence[int] = (restoration.item,)
+        served: Sequence[int] = (restoration.item,)
         if restoration.recompute:
-            supplied = [i for i in graph.outputs_of[restoration.item] if partial.serves(i, t)]
+            served = [i for i in graph.outputs_of[restoration.item] if partial.serves(i, t)]
             freed = sum(partial.sizes[i] for i in graph.inputs_of[restoration.item])
-        for i in supplied:
-            rows = partial.load[partial.kept_from(i, t) : t]
+        for i in served:
+            rows = partial.row_bytes[partial.kept_from(i, t) : t]
             if rows.size and int(rows.max()) + partial.sizes[i] - freed > self.limit_bytes:
                 return False
         return True
+
+    def _noisy(self, price: float, noise: float) -> float:
+        return price * (1 + noise * self.rng.random()) if noise and self.rng is not None else price

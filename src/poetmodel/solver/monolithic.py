@@ -20,7 +20,7 @@ from poetmodel.backends.protocol import Limits, SolverStatus
 from poetmodel.backends.registry import backend
 from poetmodel.backends.worker import run_interruptibly
 from poetmodel.errors import TimeLimitError, VerificationError
-from poetmodel.heuristics.trimming import trim
+from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model import build, read_schedule
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, add_limit, minimized
@@ -289,7 +289,8 @@ class _ModelSolve:
         schedule = read_schedule(self.model)
         candidate = verify_schedule(problem, schedule)
         if self.trimmed and not candidate.violations:
-            tidy = verify_schedule(problem, trim(problem.graph, schedule))
+            needed = PartialSchedule.of(problem.graph, schedule)
+            tidy = verify_schedule(problem, needed.schedule())
             if not tidy.violations and tidy.value <= candidate.value:
                 return tidy
         return candidate

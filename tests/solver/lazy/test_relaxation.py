@@ -20,7 +20,7 @@ from lazy_rounds import (
 from oracle import optimum
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
-from poetmodel.heuristics.trimming import trim
+from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem, Quantity
@@ -176,7 +176,7 @@ def test_points_of_schedules_are_admitted_and_cost_no_more() -> None:
     for number, (problem, value) in enumerate(feasible(60, "relaxation-14")):
         best = optimum(problem)
         assert best is not None
-        tidy = trim(problem.graph, best.schedule)
+        tidy = PartialSchedule.of(problem.graph, best.schedule).schedule()
         for grouping in groupings_between(problem, seeded(f"points/{number}"), 3):
             relaxation = relaxation_of(problem, grouping)
             x = relaxation.start(tidy)
@@ -303,7 +303,7 @@ def test_a_restriction_to_a_schedule_admits_it() -> None:
     for number, (problem, value) in enumerate(feasible(60, "relaxation-16")):
         best = optimum(problem)
         assert best is not None
-        tidy = trim(problem.graph, best.schedule)
+        tidy = PartialSchedule.of(problem.graph, best.schedule).schedule()
         relaxation = relaxation_of(problem, random_rows(seeded(f"only/{number}"), problem))
         x = relaxation.start(tidy)
         allowed = Allowed()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch, restorations_of
-from poetmodel.heuristics.partial_schedule import Restoration
+from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
+from poetmodel.heuristics.partial_schedule import Restoration, restorations_of
+from poetmodel.heuristics.penalties import Score
 from poetmodel.solver.lazy.disaggregation import place
 from poetmodel.solver.lazy.relaxation import Allowed
 from poetmodel.solver.lazy.rows import broken_stages, broken_steps, claimed_ram
@@ -137,7 +138,7 @@ class ScheduleSearch:
         session, neighbourhood = self.session, self.neighbourhood
         best, before = session.best, neighbourhood.best
         if best is not None and (0.0, best.value) < before:
-            before = (0.0, best.value)
+            before = Score(0.0, best.value)
             neighbourhood.consider(restorations_of(best.schedule))
         until = session.request.elapsed_s() + min(LONGEST_S, session.request.remaining_s() / 4)
         turns = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.backends.protocol import Limits, SolverStatus
 from poetmodel.backends.registry import backend
-from poetmodel.heuristics.trimming import trim
+from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.result import Termination, relative_gap
 from poetmodel.solver.lazy.cuts.interval import restate
@@ -144,7 +144,8 @@ class Session:
 
     def offer(self, schedule: Schedule) -> bool:
         """Give a schedule to the verifier and keep it if it is the best; return whether valid."""
-        tidy = verify_schedule(self.problem, trim(self.problem.graph, schedule))
+        needed = PartialSchedule.of(self.problem.graph, schedule)
+        tidy = verify_schedule(self.problem, needed.schedule())
         if tidy.violations:
             return False
         with self.lock:

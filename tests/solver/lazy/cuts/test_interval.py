@@ -16,7 +16,7 @@ from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
-from poetmodel.heuristics.trimming import trim
+from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
@@ -286,7 +286,11 @@ def test_best_schedules_keep_the_cuts() -> None:
         problem = relaxation.problem
         for quantity in (*Quantity, problem.minimize):
             best = optimum(problem, quantity)
-            x = None if best is None else relaxation.start(trim(problem.graph, best.schedule))
+            x = (
+                None
+                if best is None
+                else relaxation.start(PartialSchedule.of(problem.graph, best.schedule).schedule())
+            )
             if x is None:
                 continue
             admitted += 1

@@ -16,7 +16,7 @@ from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor, operation
-from poetmodel.heuristics.trimming import trim
+from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
@@ -426,7 +426,7 @@ def best_schedules(rng: random.Random, problem: Problem, count: int) -> Iterator
         )
         best = optimum(Problem(graph, costs, ram=problem.ram, aux_bytes=problem.aux_bytes))
         if best is not None:
-            schedule = trim(graph, best.schedule)
+            schedule = PartialSchedule.of(graph, best.schedule).schedule()
             if is_tidy(problem, schedule):
                 yield schedule
 
