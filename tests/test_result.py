@@ -192,7 +192,7 @@ def test_the_device_is_named_by_its_key() -> None:
 
 
 def test_results_are_written_and_read_back(tmp_path: Path) -> None:
-    """A file of a random problem holds the schedule, what was asked, and true figures."""
+    """A file of a random problem holds the schedule, what was requested, and true figures."""
     for number, problem in enumerate(random_instances(20, (3, 5), seed=71)):
         result = solve(problem, formulation="compact")
         if result.schedule is None:

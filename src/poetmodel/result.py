@@ -45,7 +45,7 @@ class Termination(StrEnum):
     TIME_LIMIT = "time_limit"
     """The wall-clock limit was reached."""
     INTERRUPTED = "interrupted"
-    """The user or a callback asked to stop."""
+    """The user or a callback stopped it."""
     STALLED = "stalled"
     """The solver stopped by itself with a gap above the tolerance."""
 

@@ -28,13 +28,7 @@ _END_S: Final[ContextVar[float | None]] = ContextVar("end_s", default=None)
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Let what runs inside take no longer than so many seconds, nor than a limit around it.
-
-    Parameters
-    ----------
-    seconds : float
-        Wall time from now on [s].
-    """
+    """Let what runs inside take so many seconds from now on, no longer than a limit around it."""
     end_s, around_s = time.monotonic() + seconds, _END_S.get()
     token = _END_S.set(end_s if around_s is None else min(end_s, around_s))
     try:

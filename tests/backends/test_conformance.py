@@ -236,7 +236,7 @@ def test_time_limit_keeps_an_accepted_start(solver: Solver) -> None:
 
 
 def test_gap_stop(solver: Solver) -> None:
-    """A gap asked for is a gap proved, and no more work than that is done."""
+    """A requested gap is a gap proved, and no more work than that is done."""
     result = solver.solve(hard(), Limits(time_s=60.0, rel_gap=0.1))
     assert result.status is SolverStatus.OPTIMAL
     assert result.objective is not None
@@ -639,10 +639,10 @@ rng = np.random.default_rng(0)
 weights = rng.integers(1, 100, (40, 400))
 form = StandardForm.from_arrays(weights, rng.integers(1, 100, 400), upper=1.0,
                                 row_upper=weights.sum(1) // 2, integer=True, sense=-1)
-told = []
+reported = []
 def progress(news):
-    if news.incumbent is not None and news.bound is not None and not told:
-        told.append(True)
+    if news.incumbent is not None and news.bound is not None and not reported:
+        reported.append(True)
         threading.Timer(0.5, lambda: print("running", flush=True)).start()
 stop = threading.Event()
 solver = backend(sys.argv[1])

@@ -99,11 +99,11 @@ def test_presolve_does_not_lose_the_optimum(seed: int) -> None:
 
 
 def test_a_second_run_begins_with_nothing_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a bound, nor a solution, nor a stop that was asked for because of them."""
+    """Neither a bound, nor a solution, nor a stop that was requested because of them."""
     form = compile_model(build(scarce_problem("rooms 16475", (9, 13))))
     run = Highs._run_once
     runs: list[str] = []
-    told: list[tuple[float | None, float | None]] = []
+    reported: list[tuple[float | None, float | None]] = []
 
     def misled(self: Highs, form: Any, limits: Limits, watch: Watch, start: Any) -> Any:
         runs.append(str(limits.options.get("presolve")))
@@ -114,17 +114,17 @@ def test_a_second_run_begins_with_nothing_of_the_first(monkeypatch: pytest.Monke
         return RawSolution(status=SolverStatus.INTERRUPTED), False
 
     def enough(progress: BackendProgress) -> bool:
-        told.append((progress.incumbent, progress.bound))
+        reported.append((progress.incumbent, progress.bound))
         return progress.incumbent != -5.0
 
     monkeypatch.setattr(Highs, "_run_once", misled)
     raw = Highs().solve(form, Limits(rel_gap=0.0), on_progress=enough)
     assert runs == ["None", "off"]
     assert (raw.status, raw.solved_again) == (SolverStatus.OPTIMAL, True)
-    assert told[0] == (-5.0, -5.0)
+    assert reported[0] == (-5.0, -5.0)
     assert raw.objective is not None
-    assert all(incumbent != -5.0 for incumbent, _ in told[1:])
-    assert all(bound is None or bound <= raw.objective + 1e-6 for _, bound in told[1:])
+    assert all(incumbent != -5.0 for incumbent, _ in reported[1:])
+    assert all(bound is None or bound <= raw.objective + 1e-6 for _, bound in reported[1:])
 
 
 def test_the_callers_word_on_presolve_counts() -> None:

@@ -96,7 +96,7 @@ def test_each_quantity_is_minimized(formulation: str, minimize: str, value: floa
     assert (result.objective_bound, result.objective_gap) == (value, 0.0)
 
 
-def test_a_problem_is_solved_by_lazy_unless_asked_otherwise() -> None:
+def test_a_problem_is_solved_by_lazy_by_default() -> None:
     """The result says which formulation and which back end made it, and their versions."""
     result = solve(skip_problem())
     assert (result.formulation, result.backend) == ("lazy", "highs")
@@ -107,8 +107,8 @@ def test_a_problem_is_solved_by_lazy_unless_asked_otherwise() -> None:
 def test_all_kept_is_returned_where_it_fits(
     formulation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No solver is asked where nothing can cost less."""
-    monkeypatch.setattr(Highs, "solve", lambda *_, **__: pytest.fail("asked a solver"))
+    """No solver is called where nothing can cost less."""
+    monkeypatch.setattr(Highs, "solve", lambda *_, **__: pytest.fail("called a solver"))
     problem = skip_problem(ram=15)
     result = solve(problem, formulation=formulation)
     assert result.schedule == checkpoint_all(problem.graph)
@@ -120,7 +120,7 @@ def test_the_least_ram_is_returned_where_greedy_reaches_the_floor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A schedule at the floor has the least peak there is."""
-    monkeypatch.setattr(Highs, "solve", lambda *_, **__: pytest.fail("asked a solver"))
+    monkeypatch.setattr(Highs, "solve", lambda *_, **__: pytest.fail("called a solver"))
     result = solve(skip_problem(ram=12, minimize="ram"))
     assert (result.status, result.objective_value) == (Status.OPTIMAL, 12)
 
@@ -133,7 +133,7 @@ def test_a_graph_of_one_node() -> None:
 
 
 @pytest.mark.parametrize("formulation", EXACT)
-def test_the_gap_asked_for_is_enough(formulation: str) -> None:
+def test_the_requested_gap_is_enough(formulation: str) -> None:
     """A looser gap is still optimal in the sense of the request, and the bound holds."""
     problem = medium_problem()
     exact = solve(problem, formulation=formulation, gap=0.0)
@@ -183,7 +183,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
         solve(skip_problem(), **arguments)
 
 
-def test_all_wrong_arguments_are_told_at_once() -> None:
+def test_all_wrong_arguments_are_reported_at_once() -> None:
     """One error carries every fault."""
     with pytest.raises(InputError) as caught:
         solve(skip_problem(), time_limit=0, gap=-1, threads=0, seed=-1)
@@ -198,7 +198,7 @@ def test_what_is_neither_problem_nor_model_is_refused(thing: Any) -> None:
 
 
 def test_a_model_is_solved_as_it_was_built() -> None:
-    """Another formulation cannot be asked for any more; its own name can."""
+    """Another formulation cannot be requested any more; its own name can."""
     model = build(skip_problem())
     with pytest.raises(InputError, match="the model was built as 'compact'"):
         solve(model, formulation="paper")
@@ -310,7 +310,7 @@ def test_a_user_s_own_variables_need_values_before_a_start_counts() -> None:
         ),
     ],
 )
-def test_what_no_schedule_can_keep_is_told_without_a_solver(
+def test_what_no_schedule_can_keep_is_reported_without_a_solver(
     make: Callable[[Problem], Any], limits: dict[str, Any], words: str
 ) -> None:
     """Floor with step and tensors, deadline, energy: proved, with the least that is possible."""
@@ -449,7 +449,7 @@ def test_the_limit_holds_for_all_that_is_done_before_the_solver(
     """For a problem and for a model of it; the solver is not called."""
     given = make(chain_problem(10))
     monkeypatch.setattr(facade, "GRACE_S", -1.0)
-    monkeypatch.setattr(Highs, "solve", lambda *_, **__: pytest.fail("asked a solver"))
+    monkeypatch.setattr(Highs, "solve", lambda *_, **__: pytest.fail("called a solver"))
     result = solve(given, time_limit=1e-6)
     assert (result.status, result.termination) == (Status.UNKNOWN, Termination.TIME_LIMIT)
     assert "20 nodes" in result.reason
@@ -711,7 +711,7 @@ def test_names_do_not_matter() -> None:
         assert first.energy_j == second.energy_j
 
 
-def test_the_result_carries_what_was_asked_and_what_was_solved() -> None:
+def test_the_result_carries_what_was_requested_and_what_was_solved() -> None:
     """Limits, gap, times, sizes and log are there for a report."""
     result: SolveResult = solve(
         medium_problem(), formulation="compact", gap=0.5, time_limit=30, seed=1
@@ -730,11 +730,11 @@ def test_first_schedule_is_announced_before_pyomo_is_loaded() -> None:
         "from poetmodel.graph.catalogue import load_model\n"
         "graph = load_model('mlp')\n"
         "costs = pm.Costs.estimate(graph, pm.Device.load('mkr1000'))\n"
-        "told = []\n"
+        "reported = []\n"
         "def note(progress):\n"
-        "    told.append((progress.incumbent is not None, 'pyomo' in sys.modules))\n"
+        "    reported.append((progress.incumbent is not None, 'pyomo' in sys.modules))\n"
         "pm.solve(pm.Problem(graph, costs, ram='70%'), on_progress=note)\n"
-        "print(told[0])\n"
+        "print(reported[0])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120

@@ -161,22 +161,22 @@ def test_an_ablation_that_is_rejected_is_an_error() -> None:
 
 
 def seen_progress(change: Callable[[pyo.ConcreteModel], None]) -> list[SolveProgress]:
-    """Solve a model of some size after a change; return what was told."""
+    """Solve a model of some size after a change; return what was reported."""
     graph = comb_graph(9)
     costs = even_costs(graph, page_in=(9, 9), page_out=(9, 9))
     model = build(Problem(graph, costs, ram=17))
     change(model)
-    told: list[SolveProgress] = []
-    solve(model, gap=0.0, on_progress=told.append)
-    assert told
-    return told
+    reported: list[SolveProgress] = []
+    solve(model, gap=0.0, on_progress=reported.append)
+    assert reported
+    return reported
 
 
 def test_progress_of_a_model_counts_overhead() -> None:
     """In joules beyond the baseline, bounds from below."""
-    told = seen_progress(lambda _: None)
-    assert any(p.incumbent is not None for p in told)
-    assert all(p.bound is None or p.bound >= 0 for p in told)
+    reported = seen_progress(lambda _: None)
+    assert any(p.incumbent is not None for p in reported)
+    assert all(p.bound is None or p.bound >= 0 for p in reported)
 
 
 def test_progress_under_an_own_objective_says_nothing_of_energy() -> None:
@@ -194,7 +194,7 @@ def test_progress_of_a_restriction_tells_no_bound() -> None:
     graph = comb_graph(9)
     costs = even_costs(graph, page_in=(9, 9), page_out=(9, 9))
     model = build(Problem(graph, costs, ram=17), stages="events")
-    told: list[SolveProgress] = []
-    solve(model, on_progress=told.append)
-    assert told
-    assert all(p.bound is None for p in told)
+    reported: list[SolveProgress] = []
+    solve(model, on_progress=reported.append)
+    assert reported
+    assert all(p.bound is None for p in reported)

@@ -161,12 +161,12 @@ def test_a_gap_of_zero_is_optimal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "status"), [(0.5, Status.OPTIMAL), (0.6, Status.OPTIMAL), (0.4, Status.FEASIBLE)]
+    ("requested", "status"), [(0.5, Status.OPTIMAL), (0.6, Status.OPTIMAL), (0.4, Status.FEASIBLE)]
 )
-def test_optimal_means_the_gap_asked_for(asked: float, status: Status) -> None:
+def test_optimal_means_the_requested_gap(requested: float, status: Status) -> None:
     """The gap is of the overhead: bound 1 J of 2 J is 50 %, though 8 % of all energy."""
     candidate = verify_schedule(skip_problem(), PAGED)
-    result = finished(skip_problem(), gap=asked, candidate=candidate, bound=1.0)
+    result = finished(skip_problem(), gap=requested, candidate=candidate, bound=1.0)
     assert (result.status, result.gap) == (status, 0.5)
     assert (result.overhead_bound_j, result.bound_j) == (1.0, 11.0)
 
@@ -195,7 +195,7 @@ def test_no_bound_is_above_its_value_in_the_last_digit(minimize: str) -> None:
     assert rounded, "no sum was rounded"
 
 
-def test_a_solver_that_ends_with_less_than_asked_has_stalled() -> None:
+def test_a_solver_that_ends_with_less_than_requested_has_stalled() -> None:
     """Its own proof is of something else, so it is not passed on."""
     candidate = verify_schedule(skip_problem(), PAGED)
     assert finished(skip_problem(), candidate=candidate).termination == Termination.STALLED

@@ -223,12 +223,12 @@ def test_least_makespan_lies_between_its_bounds(number: int) -> None:
 
 
 def test_progress_tells_only_what_holds_for_the_makespan() -> None:
-    """Bounds told on the way never exceed what is found in the end."""
-    told: list[SolveProgress] = []
-    result = solve(slow_storage(deadline=10), on_progress=lambda p: told.append(p) or True)
-    assert told
+    """Bounds reported on the way never exceed what is found in the end."""
+    reported: list[SolveProgress] = []
+    result = solve(slow_storage(deadline=10), on_progress=lambda p: reported.append(p) or True)
+    assert reported
     assert result.overhead_j is not None
-    for progress in told:
+    for progress in reported:
         assert progress.bound is None or progress.bound <= result.overhead_j + CLOSE
         assert progress.incumbent is None or progress.incumbent >= result.overhead_j - CLOSE
 

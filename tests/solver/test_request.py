@@ -1,4 +1,4 @@
-"""What a running solve tells, and what it was asked."""
+"""What is requested of a solve, and what it reports on the way."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Notes
 -----
 HiGHS finds one of the linear relaxation only, and says so: where it takes integrality to see the
-contradiction its answer is not valid, and SCIP is asked, which looks at the whole model.
+contradiction its answer is not valid, and SCIP looks at the whole model.
 """
 
 from __future__ import annotations
@@ -40,18 +40,8 @@ class Conflict:
 def find_conflict(form: StandardForm, *, time_s: float) -> Conflict | None:
     """Find a few rows of an infeasible model that contradict each other.
 
-    Parameters
-    ----------
-    form : StandardForm
-        The model.
-    time_s : float
-        Wall time for it [s].
-
-    Returns
-    -------
-    Conflict or None
-        Rows that are infeasible together, checked by a solve of them alone; None where none was
-        found in time, or where it takes SCIP and it is not installed.
+    They are checked by a solve of them alone. None where none was found in time [s], or where it
+    takes SCIP and it is not installed.
     """
     ends_s = time.monotonic() + time_s
     single = _single(form)

@@ -144,19 +144,9 @@ class Highs(Solver):
 
 
 def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
-    """Return rows of the relaxation of a model that are infeasible by themselves.
+    """Return rows of the relaxation that are infeasible by themselves, looking for so long [s].
 
-    Parameters
-    ----------
-    form : StandardForm
-        The model.
-    time_s : float
-        Wall time for it [s].
-
-    Returns
-    -------
-    list of int or None
-        None where the relaxation is feasible, and HiGHS's answer therefore not valid.
+    None where the relaxation is feasible, and HiGHS's answer therefore not valid.
     """
     highspy = Highs().module()
     highs = highspy.Highs()
@@ -186,7 +176,7 @@ def _versions(highspy: Any) -> tuple[tuple[str, str], ...]:
 def _fresh_scheduler(highspy: Any) -> None:
     """Give this thread a fresh task scheduler.
 
-    HiGHS keeps one scheduler per thread of the process, and a run that asks for another number of
+    HiGHS keeps one scheduler per thread of the process, and a run with another number of
     threads than the first one did fails without a word. Resetting concerns the calling thread
     only, so that solves in other threads are safe; but a solve started from a callback must not
     pull the scheduler away from the solve around it.
@@ -295,7 +285,7 @@ def _is_misfit(message: str) -> bool:
 
 
 def _marked(handle: Callable[[Any], None], threads: int) -> Callable[[Any], None]:
-    """Return a callback that tells solves started from it that they are."""
+    """Return a callback in which `_outer_threads` knows of the solve around it."""
 
     def call(event: Any) -> None:
         before = _outer_threads()

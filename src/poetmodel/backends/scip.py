@@ -99,18 +99,8 @@ class Scip(Solver):
 def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
     """Return rows of an infeasible model that are infeasible by themselves.
 
-    Parameters
-    ----------
-    form : StandardForm
-        The model.
-    time_s : float
-        Wall time for it [s]; stopped early, the rows are infeasible still, but some may not be
-        needed.
-
-    Returns
-    -------
-    list of int or None
-        None where SCIP does not get so far.
+    None where SCIP does not get so far in the time [s]; stopped early, the rows are infeasible
+    still, but some may not be needed.
     """
     import pyscipopt
 

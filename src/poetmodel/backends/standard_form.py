@@ -218,17 +218,7 @@ class StandardForm:
     def with_rows(
         self, matrix: csr_array, lower: ArrayLike, upper: ArrayLike, names: Sequence[str]
     ) -> StandardForm:
-        """Return the form with further rows.
-
-        Parameters
-        ----------
-        matrix : csr_array, shape (n_more, n_columns)
-            Their coefficients.
-        lower, upper : array_like, shape (n_more,)
-            Their bounds.
-        names : sequence of str
-            What they are called.
-        """
+        """Return the form with further rows: coefficients, bounds and names, one of each a row."""
         from poetmodel.backends.sparse import csr_array, vstack
 
         block = matrix.copy()
@@ -247,7 +237,7 @@ class StandardForm:
         Notes
         -----
         Solvers differ in how they take crossed bounds and empty rows; this settles both before
-        any of them is asked.
+        any of them is called.
         """
         for low, up, name in self._sides():
             for k in np.flatnonzero(low > up)[:1]:
@@ -292,21 +282,13 @@ class StandardForm:
 def round_binaries(
     x: ArrayLike, form: StandardForm, tolerance: float = 1e-5
 ) -> NDArray[np.float64]:
-    """Return `x` with its integer columns rounded, read-only.
-
-    Parameters
-    ----------
-    x : array_like, shape (n_columns,)
-        What a solver returned.
-    form : StandardForm
-        The model that it solved.
-    tolerance : float
-        How far from a whole number an integer column may be.
+    """Return a solver's solution of a form with its integer columns rounded, read-only.
 
     Raises
     ------
     BackendError
-        If an integer column is farther from a whole number, or a value is not finite.
+        If an integer column is farther than the tolerance from a whole number, or a value is not
+        finite.
     """
     values = np.array(x, dtype=np.float64)
     if values.shape != (form.n_columns,):

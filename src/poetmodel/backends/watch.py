@@ -33,7 +33,7 @@ def finite(value: float) -> float | None:
 class Watch:
     """What back ends call from inside a running solver.
 
-    No exception leaves it: one from the user's callbacks is kept, the solver is told to stop, and
+    No exception leaves it: one from the user's callbacks is kept, the solver has to stop, and
     `raise_failure` raises it once the solver is out of the way. Solvers, left alone with one,
     crash, swallow it, or carry on to their limit.
 

@@ -20,7 +20,7 @@ _before: list[tuple[int, int, int]] = []
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let Python collect garbage less often, until the last solve that asks for it has ended.
+    """Let Python collect garbage less often, until the last solve that runs within it has ended.
 
     Notes
     -----

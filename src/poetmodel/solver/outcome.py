@@ -77,7 +77,7 @@ class Outcome:
     build_s: float = 0.0
     """Time to build and compile [s]."""
     solve_s: float = 0.0
-    """Time in the solver [s]; in the result the rest of the wall time stands in its place."""
+    """Time in the solver [s]; the result counts all the rest of the wall time."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of the solver and its wrapper."""
     statistics: Mapping[str, Any] = field(default_factory=dict)
