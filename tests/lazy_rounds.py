@@ -15,7 +15,6 @@ from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floo
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
-from poetmodel.solver.lazy.disaggregation import place
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import verify_schedule
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from poetmodel.backends.protocol import RawSolution
     from poetmodel.problem import Problem
-    from poetmodel.solver.lazy.disaggregation import Placement
+    from poetmodel.solver.lazy.disaggregation import Disaggregation
 
 CLOSE = 1e-6
 """By how much a solver's figures may be off; everything in the instances is a small integer."""
@@ -131,13 +130,12 @@ def ram_limit(relaxation: Relaxation, x: NDArray[np.float64]) -> float:
     return float(x[relaxation.column[id(relaxation.model.peak)]]) * usable + CLOSE
 
 
-def placed(relaxation: Relaxation, x: NDArray[np.float64]) -> Placement:
-    """Put a point on stages."""
-    graph = relaxation.problem.graph
-    return place(graph, relaxation.grouping, relaxation.events, relaxation.decisions(x))
+def placed(relaxation: Relaxation, x: NDArray[np.float64]) -> Disaggregation:
+    """Disaggregate a point to stages."""
+    return relaxation.disaggregate(x)
 
 
-def broken(placement: Placement, limit: float) -> tuple[list[int], list[tuple[int, int]]]:
+def broken(placement: Disaggregation, limit: float) -> tuple[list[int], list[tuple[int, int]]]:
     """Return every row of stages, and of steps, that a placement breaks."""
     stages = [t for t, load in enumerate(placement.stage_loads()) if load > limit]
     return stages, [(t, k) for t, k, load in placement.step_loads() if load > limit]
@@ -180,7 +178,7 @@ def run_rounds(problem: Problem, grouping: Grouping | None = None) -> Found:
         current = current.add(stages[:1], () if stages else steps[:1])
 
 
-def _compare(problem: Problem, placement: Placement, value: float) -> None:
+def _compare(problem: Problem, placement: Disaggregation, value: float) -> None:
     candidate = verify_schedule(problem, placement.schedule())
     if candidate.violations:
         msg = f"the verifier rejects the placed answer: {candidate.violations}"

@@ -18,7 +18,13 @@ from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule, checkpoint_all, simulate
-from poetmodel.solver.lazy.disaggregation import GroupDecisions, Placement, place
+from poetmodel.solver.lazy.disaggregation import (
+    Disaggregation,
+    GroupDecisions,
+    broken_stages,
+    broken_steps,
+    disaggregate,
+)
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import verify_schedule
 from worked import comb_graph, skip_graph
@@ -68,38 +74,38 @@ EVENTS = comb_events(GROUPS, {0: (1,), 1: (1,), 2: (1,)})
 def test_what_stays_in_its_group_is_held_from_its_step_to_its_last_reader() -> None:
     """One group, no decision: every tensor to its last reader, as checkpoint-all has it."""
     grouping = Grouping(6)
-    placement = place(COMB, grouping, comb_events(grouping, {}), decided())
+    placement = disaggregate(COMB, grouping, comb_events(grouping, {}), decided())
     assert placement.schedule() == checkpoint_all(COMB)
     assert placement.stage_loads() == [4, 8, 12, 13, 10, 6]
 
 
 def test_a_recomputation_happens_at_its_first_reader() -> None:
     """`f0`, not kept into stages 3-5 and made again there, is made in stage 5, its only reader."""
-    placement = place(COMB, GROUPS, EVENTS, decided({(1, 0), (2, 0)}, {(1, 0)}))
+    placement = disaggregate(COMB, GROUPS, EVENTS, decided({(1, 0), (2, 0)}, {(1, 0)}))
     assert placement.recomputed == [(5, 0)]
     assert sorted(placement.spans) == [(0, 1, 1), (1, 2, 4), (2, 3, 3), (3, 4, 4), (4, 5, 5)]
-    assert judge_of(placement) == ()
+    assert violations_of(placement) == ()
     assert placement.stage_loads() == [4, 8, 8, 9, 6, 6]
     assert list(placement.step_loads()) == [(5, 0, 5)]  # beside g1
 
 
 def test_a_recomputation_for_another_one_happens_in_its_stage() -> None:
     """`f1` is made again in stage 4, so `f0`, its input, is too; it stays for `g0` in stage 5."""
-    placement = place(COMB, GROUPS, EVENTS, decided({(2, 0)}, {(1, 0), (1, 1)}))
+    placement = disaggregate(COMB, GROUPS, EVENTS, decided({(2, 0)}, {(1, 0), (1, 1)}))
     assert sorted(placement.recomputed) == [(4, 0), (4, 1)]
     assert (0, 5, 5) in placement.spans
-    assert judge_of(placement) == ()
+    assert violations_of(placement) == ()
 
 
 def test_a_page_in_happens_at_its_first_reader() -> None:
     """And pages out right after the first computation; storage holds it from then on."""
-    placement = place(COMB, GROUPS, EVENTS, decided({(1, 0), (2, 0)}, None, {(1, 0)}))
+    placement = disaggregate(COMB, GROUPS, EVENTS, decided({(1, 0), (2, 0)}, None, {(1, 0)}))
     assert placement.paged_in == [(5, 0)]
     schedule = placement.schedule()
     assert schedule.M_in == ((5, 0),)
     assert schedule.M_out == ((0, 0),)
     assert tuple((t, 0) for t in range(1, 6)) == schedule.S_AUX
-    assert judge_of(placement) == ()
+    assert violations_of(placement) == ()
 
 
 def test_what_is_only_kept_on_is_had_in_the_last_stage_of_its_group() -> None:
@@ -110,10 +116,10 @@ def test_what_is_only_kept_on_is_had_in_the_last_stage_of_its_group() -> None:
     grouping = Grouping(6, frozenset({1, 3}))
     events = comb_events(grouping, {0: (1, 2), 1: (1, 2), 3: (2,)})
     kept = {(0, 1), (1, 0), (1, 1), (3, 0)}
-    placement = place(COMB, grouping, events, decided(kept, {(1, 0)}))
+    placement = disaggregate(COMB, grouping, events, decided(kept, {(1, 0)}))
     assert placement.recomputed == [(3, 0)]
     assert (0, 4, 5) in placement.spans
-    assert judge_of(placement) == ()
+    assert violations_of(placement) == ()
 
 
 def test_what_nobody_needs_is_not_placed() -> None:
@@ -124,10 +130,10 @@ def test_what_nobody_needs_is_not_placed() -> None:
     grouping = Grouping(6, frozenset({1, 2}))
     events = comb_events(grouping, {0: (1, 2), 1: (1, 2), 2: (2,)})
     kept = {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)}
-    placement = place(COMB, grouping, events, decided(kept, {(2, 1)}))
+    placement = disaggregate(COMB, grouping, events, decided(kept, {(2, 1)}))
     assert placement.recomputed == []
     without = decided({(1, 0), (1, 1), (2, 0)}, {(2, 0)}, {(1, 0)})
-    placement = place(COMB, grouping, events, without)
+    placement = disaggregate(COMB, grouping, events, without)
     assert placement.recomputed == [(5, 0)]
     assert placement.paged_in == []
     assert placement.schedule().M_out == ()
@@ -136,7 +142,7 @@ def test_what_nobody_needs_is_not_placed() -> None:
 def test_a_tensor_that_enters_its_group_is_not_brought_back() -> None:
     """A point may say both where tensors may come back; it stays instead, at no cost."""
     decisions = decided({(0, 0), (1, 0), (2, 0)}, {(1, 0)}, {(1, 0)})
-    placement = place(COMB, GROUPS, EVENTS, decisions)
+    placement = disaggregate(COMB, GROUPS, EVENTS, decisions)
     assert (placement.recomputed, placement.paged_in) == ([], [])
     assert placement.schedule() == checkpoint_all(COMB)
 
@@ -146,7 +152,7 @@ def test_spans_of_a_tensor_that_touch_are_joined() -> None:
     grouping = Grouping(6, frozenset({1, 2, 3}))
     events = comb_events(grouping, {0: (1, 2, 3), 1: (1, 2, 3), 2: (2,), 3: (3,)})
     kept = {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (3, 0)}
-    placement = place(COMB, grouping, events, decided(kept))
+    placement = disaggregate(COMB, grouping, events, decided(kept))
     assert [span for span in placement.spans if span[0] == 0] == [(0, 1, 5)]
     assert placement.schedule() == checkpoint_all(COMB)
 
@@ -155,11 +161,11 @@ def test_a_tensor_goes_within_a_group_that_does_not_keep_it_on() -> None:
     """After its last reader there, or, as `f0` in stages 2-4, at once."""
     grouping = Grouping(6, frozenset({1, 4}))
     events = comb_events(grouping, {0: (1, 2), 1: (1,), 4: (2,)})
-    placement = place(COMB, grouping, events, decided({(1, 0), (0, 0), (4, 0)}, {(2, 0)}))
+    placement = disaggregate(COMB, grouping, events, decided({(1, 0), (0, 0), (4, 0)}, {(2, 0)}))
     assert placement.recomputed == [(5, 0)]
     assert [span for span in placement.spans if span[0] == 0] == [(0, 1, 2)]
     assert [span for span in placement.spans if span[0] == 1] == [(1, 2, 4)]
-    assert judge_of(placement) == ()
+    assert violations_of(placement) == ()
 
 
 def test_samples_on_storage_need_no_page_out() -> None:
@@ -173,7 +179,7 @@ def test_samples_on_storage_need_no_page_out() -> None:
         recompute=((),) * 4,
         page_in=((),) * 4,
     )
-    placement = place(graph, grouping, events, decided({(2, 0)}, None, {(1, 0)}))
+    placement = disaggregate(graph, grouping, events, decided({(2, 0)}, None, {(1, 0)}))
     schedule = placement.schedule()
     assert (schedule.M_in, schedule.M_out) == (((3, 0),), ())
     assert simulate(graph, None, schedule).valid
@@ -192,7 +198,9 @@ def test_copies_count_while_a_step_makes_a_new_one() -> None:
             operation("c", output_bytes=1, inputs=("a", "b")),
         ),
     )
-    placement = Placement(graph, spans=[(0, 1, 2)], recomputed=[(2, 0), (2, 1)], paged_in=[(2, 1)])
+    placement = Disaggregation(
+        graph, spans=[(0, 1, 2)], recomputed=[(2, 0), (2, 1)], paged_in=[(2, 1)]
+    )
     assert list(placement.step_loads()) == [(2, 0, 6), (2, 1, 3 + 5 + 5 + 7)]
     curve = {
         (p.stage, p.node): p.ram_bytes for p in simulate(graph, None, placement.schedule()).curve
@@ -201,7 +209,7 @@ def test_copies_count_while_a_step_makes_a_new_one() -> None:
     assert curve[2, 1] == 20
 
 
-def judge_of(placement: Placement) -> tuple[str, ...]:
+def violations_of(placement: Disaggregation) -> tuple[str, ...]:
     """Return what breaks the rules of execution."""
     return simulate(placement.graph, None, placement.schedule()).violations
 
@@ -209,9 +217,9 @@ def judge_of(placement: Placement) -> tuple[str, ...]:
 # -- loads against the verifier's walk -----------------------------------------------------------
 
 
-def placement_of(graph: Graph, schedule: Schedule) -> Placement:
+def placement_of(graph: Graph, schedule: Schedule) -> Disaggregation:
     """Return a schedule's decisions as a placement, one span for each entry of ``S_RAM``."""
-    return Placement(
+    return Disaggregation(
         graph,
         spans=[(i, t, t) for t, i in schedule.S_RAM],
         recomputed=[(t, k) for t, k in schedule.R if k < t],
@@ -219,7 +227,7 @@ def placement_of(graph: Graph, schedule: Schedule) -> Placement:
     )
 
 
-def check_loads(placement: Placement) -> int:
+def check_loads(placement: Disaggregation) -> int:
     """Compare every load of a placement with the RAM that the verifier finds; return how many."""
     simulation = simulate(placement.graph, None, placement.schedule())
     assert simulation.valid, simulation.violations
@@ -232,7 +240,7 @@ def check_loads(placement: Placement) -> int:
     return len(loads)
 
 
-def test_loads_are_what_the_judge_finds() -> None:
+def test_loads_are_what_the_verifier_finds() -> None:
     """At each step of 300 random schedules, wasteful ones, with copies made for nothing."""
     steps = 0
     for number in range(300):
@@ -245,7 +253,7 @@ def test_loads_are_what_the_judge_finds() -> None:
 def test_joined_spans_have_the_same_loads() -> None:
     """One span over several stages stands for one in each."""
     placement = placement_of(COMB, checkpoint_all(COMB))
-    whole = place(COMB, Grouping(6), comb_events(Grouping(6), {}), decided())
+    whole = disaggregate(COMB, Grouping(6), comb_events(Grouping(6), {}), decided())
     assert len(whole.spans) < len(placement.spans)
     assert whole.stage_loads() == placement.stage_loads()
 
@@ -310,3 +318,48 @@ def test_a_placed_point_keeps_rules_limits_and_enforced_rows() -> None:
 def test_more_placed_points_keep_rules_limits_and_enforced_rows() -> None:
     """The same on 2,000 instances."""
     assert check_points(2000, "more") > 700
+
+
+# -- broken rows ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loads", "worst"),
+    [
+        ([], []),
+        ([5, 5, 5], []),
+        ([6, 5, 7], [2, 0]),
+        ([5, 6, 7, 6, 5, 8, 9], [6, 2]),
+        ([6, 6, 6], [0]),
+        ([7, 6, 8, 8], [2]),
+    ],
+)
+def test_the_worst_stage_of_each_run_is_taken(loads: list[float], worst: list[int]) -> None:
+    """The worst run first, of equal stages the first; a load at the limit of 5 breaks nothing."""
+    assert broken_stages(loads, 5) == worst
+
+
+def test_a_byte_too_many_is_broken() -> None:
+    """However large the limit: bytes are whole, and compare exactly."""
+    assert broken_stages([10**12, 10**12 + 1], 10**12) == [1]
+
+
+def test_the_worst_step_of_each_stage_is_taken() -> None:
+    """Stage 3 makes `a` beside an old copy of 8 bytes, and `b`; stage 4 only pages `b` in."""
+    graph = Graph(
+        name="steps",
+        nodes=(
+            operation("a", output_bytes=8),
+            operation("b", output_bytes=3, inputs=("a",)),
+            operation("c", output_bytes=1),
+            operation("d", output_bytes=1, inputs=("a", "b")),
+            operation("e", output_bytes=1, inputs=("b",)),
+        ),
+    )
+    placement = Disaggregation(
+        graph, spans=[(0, 1, 3)], recomputed=[(3, 0), (3, 1)], paged_in=[(4, 1)]
+    )
+    assert list(placement.step_loads()) == [(3, 0, 16), (3, 1, 11), (4, 1, 3)]
+    assert broken_steps(placement, 10) == [(3, 0)]
+    assert broken_steps(placement, 2) == [(3, 0), (4, 1)]
+    assert broken_steps(placement, 16) == []

@@ -22,7 +22,7 @@ from poetmodel.graph import Graph, floor
 from poetmodel.model import build
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.solver.lazy import primal_worker, solve_lazily
+from poetmodel.solver.lazy import solve_lazily
 from poetmodel.solver.monolithic import solve_model
 from poetmodel.solver.outcome import finish
 from poetmodel.solver.request import Request
@@ -220,11 +220,8 @@ def test_recomputation_alone_is_exact() -> None:
 
 
 @pytest.mark.parametrize("minimize", list(Quantity))
-def test_each_quantity_is_exact_with_two_threads(
-    minimize: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_quantity_is_exact_with_two_threads(minimize: str) -> None:
     """Searching schedules beside the proof changes no answer, wherever the search has come to."""
-    monkeypatch.setattr(primal_worker, "START_S", 0.0)
     problems = scarce(0, 5, "-threads", 10, minimize=minimize)
     assert not failures(problems, lambda problem: by_driver(problem, threads=2))
 

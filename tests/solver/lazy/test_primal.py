@@ -14,9 +14,10 @@ from poetmodel.heuristics.greedy import construct, offload_all
 from poetmodel.heuristics.partial_schedule import Restoration
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.solver.lazy.primal import PATIENCE, Answer, ScheduleSearch, examine, start_point
-from poetmodel.solver.lazy.relaxation import Used
-from poetmodel.solver.lazy.session import FAR, Session
+from poetmodel.solver.lazy import LazyParams
+from poetmodel.solver.lazy.primal import PrimalHeuristic, RelaxedAnswer, examine
+from poetmodel.solver.lazy.relaxation import UsedDecisions
+from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
 from worked import comb_problem, skip_problem
@@ -33,14 +34,14 @@ def session_of(problem: Problem, *, greedy: bool = False) -> Session:
 
 
 def test_an_answer_that_keeps_all_rows_is_offered() -> None:
-    """Placed, judged, and the best so far; nothing is left to enforce."""
+    """Disaggregated, verified, and the best so far; nothing is left to enforce."""
     session = session_of(skip_problem())
     relaxation = session.build(Grouping(4, frozenset({2})))
     x = solved(relaxation).x
     assert x is not None
     assert examine(session, relaxation, x) == ([], [])
-    assert session.best is not None
-    assert session.best.value == pytest.approx(1.0)
+    assert session.bounds.incumbent is not None
+    assert session.bounds.incumbent.value == pytest.approx(1.0)
 
 
 def test_rows_that_an_answer_breaks_are_told() -> None:
@@ -48,7 +49,7 @@ def test_rows_that_an_answer_breaks_are_told() -> None:
     session = session_of(skip_problem())
     relaxation = session.build(Grouping(4))
     assert examine(session, relaxation, np.zeros(0)) == ([2], [])
-    assert session.best is None
+    assert session.bounds.incumbent is None
 
 
 def test_with_the_peak_minimized_every_valid_answer_is_offered() -> None:
@@ -58,16 +59,16 @@ def test_with_the_peak_minimized_every_valid_answer_is_offered() -> None:
     raw = solved(relaxation)
     assert raw.x is not None
     assert examine(session, relaxation, raw.x) == ([2], [])
-    assert session.best is not None
-    assert session.best.value == 15
+    assert session.bounds.incumbent is not None
+    assert session.bounds.incumbent.value == 15
 
 
 def test_the_best_schedule_is_where_a_solve_begins() -> None:
     """As a point of the relaxation, or nothing where there is none or it has no room."""
     problem = comb_problem(6, 9)
     relaxation = session_of(problem).build(Grouping(12, frozenset({5, 6})))
-    assert start_point(session_of(problem), relaxation) is None
-    x = start_point(session_of(problem, greedy=True), relaxation)
+    assert session_of(problem).start_point(relaxation) is None
+    x = session_of(problem, greedy=True).start_point(relaxation)
     assert x is not None
     assert relaxation.form.violation(x) <= CLOSE
 
@@ -79,12 +80,12 @@ def test_a_search_finds_a_schedule_from_one_answer() -> None:
     relaxation = session.build(Grouping(12, frozenset({5})))
     x = solved(relaxation).x
     assert x is not None
-    search = ScheduleSearch(session, relaxation.grouping)
-    search.run(Answer.of(relaxation, x))
-    assert session.best is not None
-    assert not session.best.violations
+    search = PrimalHeuristic(session, relaxation.grouping)
+    search.run(RelaxedAnswer.of(relaxation, x, 0.01))
+    assert session.bounds.incumbent is not None
+    assert not session.bounds.incumbent.violations
     assert search.grouping.stage_rows > relaxation.grouping.stage_rows
-    assert session.bound == 0.0
+    assert session.bounds.lower == 0.0
 
 
 def test_a_search_is_repeated_only_for_something_new() -> None:
@@ -94,12 +95,12 @@ def test_a_search_is_repeated_only_for_something_new() -> None:
     relaxation = session.build(Grouping(12, frozenset({5})))
     x = solved(relaxation).x
     assert x is not None
-    search = ScheduleSearch(session, relaxation.grouping)
-    search.run(Answer.of(relaxation, x))
+    search = PrimalHeuristic(session, relaxation.grouping)
+    search.run(RelaxedAnswer.of(relaxation, x, 0.01))
     before = session.solve_s
-    search.run(Answer.of(relaxation, x))
+    search.run(RelaxedAnswer.of(relaxation, x, 0.01))
     assert session.solve_s == before
-    search.run(Answer.of(relaxation, x), force=True)
+    search.run(RelaxedAnswer.of(relaxation, x, 0.01), force=True)
     assert session.solve_s > before
 
 
@@ -111,20 +112,20 @@ def test_a_search_that_finds_nothing_is_repeated_more_and_more_seldom(
     relaxation = session.build(Grouping(12, frozenset({5})))
     x = solved(relaxation).x
     assert x is not None
-    answer = Answer.of(relaxation, x)
+    answer = RelaxedAnswer.of(relaxation, x, 0.01)
     turns: list[int] = []
     finds = False
 
-    def restricted(search: ScheduleSearch, *_: object) -> None:
+    def restricted(search: PrimalHeuristic, *_: object) -> None:
         turns.append(turn)
-        best = search.session.best
+        best = search.session.bounds.incumbent
         assert best is not None
         if finds:
-            search.session.best = replace(best, value=best.value - 1e-3)
+            search.session.bounds.incumbent = replace(best, value=best.value - 1e-3)
 
-    monkeypatch.setattr(ScheduleSearch, "glance", lambda *_: None)
-    monkeypatch.setattr(ScheduleSearch, "_solve_restricted", restricted)
-    search = ScheduleSearch(session, relaxation.grouping)
+    monkeypatch.setattr(PrimalHeuristic, "repair", lambda *_: None)
+    monkeypatch.setattr(PrimalHeuristic, "_solve_restricted", restricted)
+    search = PrimalHeuristic(session, relaxation.grouping)
     for turn in range(1, 20):
         search.allowed.recomputed.clear()
         finds = turn > 7
@@ -134,28 +135,28 @@ def test_a_search_that_finds_nothing_is_repeated_more_and_more_seldom(
 
 @pytest.mark.parametrize(
     ("gap", "expected"),
-    [(0.9 * FAR, [2.0, 2.0]), (0.04, [5.0, 5.0]), (0.06, [5.0, 10.0])],
+    [(0.009, [2.0, 2.0]), (0.04, [5.0, 5.0]), (0.06, [5.0, 10.0])],
 )
 def test_far_from_a_proof_the_restricted_relaxation_gets_more_time(
     gap: float, expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the second one on: the first may have had hardly an answer to begin from."""
     session = session_of(comb_problem(6, 9), greedy=True)
-    assert session.best is not None
-    session.bound = session.best.value * (1 - gap)
-    search = ScheduleSearch(session, Grouping(12))
+    assert session.bounds.incumbent is not None
+    session.bounds.lower = session.bounds.incumbent.value * (1 - gap)
+    search = PrimalHeuristic(session, Grouping(12))
     times: list[float] = []
 
-    def restricted(search: ScheduleSearch, _: object, until: float) -> None:
+    def restricted(search: PrimalHeuristic, _: object, until: float) -> None:
         times.append(until - search.session.request.elapsed_s())
 
-    monkeypatch.setattr(ScheduleSearch, "_solve_restricted", restricted)
+    monkeypatch.setattr(PrimalHeuristic, "_solve_restricted", restricted)
     for _ in range(2):
-        search._restrict(Grouping(12))
+        search.restrict(Grouping(12))
     assert times == pytest.approx(expected, abs=0.5)
 
 
-def test_an_answer_that_does_not_fit_becomes_a_schedule_at_a_glance() -> None:
+def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair() -> None:
     """It is mended and offered without any solve."""
     problem = comb_problem(6, 9)
     session = session_of(problem)
@@ -164,10 +165,10 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_at_a_glance() -> None:
     assert x is not None
     rows, _ = examine(session, relaxation, x)
     assert rows
-    assert session.best is None
-    ScheduleSearch(session, relaxation.grouping).glance(Answer.of(relaxation, x))
-    assert session.best is not None
-    assert not session.best.violations
+    assert session.bounds.incumbent is None
+    PrimalHeuristic(session, relaxation.grouping).repair(RelaxedAnswer.of(relaxation, x, 0.01))
+    assert session.bounds.incumbent is not None
+    assert not session.bounds.incumbent.violations
     assert session.solve_s == 0.0
 
 
@@ -178,12 +179,12 @@ def test_the_best_schedule_is_improved_locally() -> None:
     assert everything is not None
     session = session_of(problem)
     assert session.offer(everything)
-    assert session.best is not None
-    before = session.best.value
-    search = ScheduleSearch(session, Grouping(12))
+    assert session.bounds.incumbent is not None
+    before = session.bounds.incumbent.value
+    search = PrimalHeuristic(session, Grouping(12))
     search.improve()
-    assert session.best.value < before
-    assert search.patience > PATIENCE
+    assert session.bounds.incumbent.value < before
+    assert search.idle_turns_per_column > LazyParams().idle_turns_per_column
 
 
 @pytest.mark.parametrize("turns", [0, 50])
@@ -194,19 +195,19 @@ def test_a_local_search_ends_when_something_better_waits(turns: int) -> None:
     assert everything is not None
     session = session_of(problem)
     assert session.offer(everything)
-    before = session.best
+    before = session.bounds.incumbent
     asked = 0
 
-    def hurry() -> bool:
+    def waits() -> bool:
         nonlocal asked
         asked += 1
         return asked > turns
 
-    search = ScheduleSearch(session, Grouping(12), hurry=hurry)
-    search.patience = session.columns = 1_000
+    search = PrimalHeuristic(session, Grouping(12), is_waited_for=waits)
+    search.idle_turns_per_column = session.columns = 1_000
     search.improve()
     assert asked == turns + 1
-    assert session.best is not before
+    assert session.bounds.incumbent is not before
 
 
 def test_an_answer_is_told_in_terms_of_the_graph() -> None:
@@ -219,13 +220,15 @@ def test_an_answer_is_told_in_terms_of_the_graph() -> None:
     relaxation = session.build(Grouping(4, frozenset({2})))
     x = solved(relaxation).x
     assert x is not None
-    answer = Answer.of(relaxation, x)
+    answer = RelaxedAnswer.of(relaxation, x, 0.01)
     assert answer.grouping == relaxation.grouping
     assert answer.restorations == (Restoration(3, 0, recompute=True),)
-    assert answer.used == Used(recomputed=((0, 3, 3),), paged_in=())
+    assert answer.used == UsedDecisions(recomputed=((0, 3, 3),), paged_in=())
     x = x.copy()
     x[relaxation.paged_in[1, 0]] = 0.25
-    assert Answer.of(relaxation, x).used == Used(recomputed=((0, 3, 3),), paged_in=((0, 3, 3),))
+    assert RelaxedAnswer.of(relaxation, x, 0.01).used == UsedDecisions(
+        recomputed=((0, 3, 3),), paged_in=((0, 3, 3),)
+    )
 
 
 def test_a_best_schedule_that_is_not_allowed_is_no_start() -> None:
@@ -233,15 +236,15 @@ def test_a_best_schedule_that_is_not_allowed_is_no_start() -> None:
     problem = comb_problem(6, 9)
     session = session_of(problem, greedy=True)
     relaxation = session.build(Grouping(12, frozenset({5, 6})))
-    search = ScheduleSearch(session, relaxation.grouping)
+    search = PrimalHeuristic(session, relaxation.grouping)
     search.allowed.recomputed.clear()
     search.allowed.paged_in.clear()
     x = np.zeros(relaxation.form.n_columns)
     x[next(iter(relaxation.paged_in.values()))] = 1.0
-    start = start_point(session, relaxation)
+    start = session.start_point(relaxation)
     assert start is not None
     before = session.solve_s
-    search.run(Answer.of(relaxation, x))
+    search.run(RelaxedAnswer.of(relaxation, x, 0.01))
     assert session.solve_s > before
 
 
@@ -254,15 +257,15 @@ def test_a_search_claims_nothing_and_finds_nothing_wrong() -> None:
             continue
         best = run_rounds(problem).value
         session = session_of(problem)
-        bound = session.bound
+        bound = session.bounds.lower
         relaxation = session.build(random_rows(seeded(f"from/{number}"), problem))
         raw = solved(relaxation)
-        search = ScheduleSearch(session, no_rows(problem))
+        search = PrimalHeuristic(session, no_rows(problem))
         if raw.x is not None:
-            search.run(Answer.of(relaxation, raw.x), force=True)
-        assert session.bound == bound
-        if session.best is not None:
+            search.run(RelaxedAnswer.of(relaxation, raw.x, 0.01), force=True)
+        assert session.bounds.lower == bound
+        if session.bounds.incumbent is not None:
             found += 1
             assert best is not None
-            assert session.best.value >= best - CLOSE, number
+            assert session.bounds.incumbent.value >= best - CLOSE, number
     assert found > 8

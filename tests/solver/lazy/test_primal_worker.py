@@ -23,9 +23,15 @@ from poetmodel.heuristics.greedy import offload_all
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.solver.lazy import primal_worker
-from poetmodel.solver.lazy.primal import Answer
-from poetmodel.solver.lazy.primal_worker import Beside, Found, News, Service, Task
+from poetmodel.solver.lazy import LazyParams, primal_worker
+from poetmodel.solver.lazy.primal import RelaxedAnswer
+from poetmodel.solver.lazy.primal_worker import (
+    FoundSchedule,
+    PrimalWorker,
+    Task,
+    Update,
+    WorkerService,
+)
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
@@ -40,6 +46,8 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 120.0
 """How long anything may take on a machine that is busy [s]."""
+AT_ONCE = LazyParams(worker_start_s=0.0)
+"""Start the process without waiting for the solve to get older."""
 ENDLESS = "import sys; sys.stdin.buffer.read()"
 """A program that says nothing until it is told that there is no more."""
 
@@ -60,15 +68,15 @@ def everything_paged(problem: Problem) -> Candidate:
 def session_of(problem: Problem, best: Candidate | None = None, **choices: Any) -> Session:
     """Begin a solve with two threads."""
     request = Request(**{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, **choices})
-    return Session(problem, request, best)
+    return Session(problem, request, best, params=AT_ONCE)
 
 
-def answer_of(session: Session, grouping: Grouping) -> Answer:
+def answer_of(session: Session, grouping: Grouping) -> RelaxedAnswer:
     """Solve a relaxation."""
     relaxation = session.build(grouping)
     x = solved(relaxation).x
     assert x is not None
-    return Answer.of(relaxation, x)
+    return RelaxedAnswer.of(relaxation, x, 0.01)
 
 
 def until(condition: Callable[[], object]) -> bool:
@@ -82,44 +90,35 @@ def until(condition: Callable[[], object]) -> bool:
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start processes without waiting for a solve to get older."""
-    monkeypatch.setattr(primal_worker, "START_S", 0.0)
-
-
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, at_once: None) -> Callable[[str], None]:
-    """Let processes run another program, at once."""
-    del at_once
+def program(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let processes run another program."""
     return lambda text: monkeypatch.setattr(primal_worker, "PROGRAM", text)
 
 
 # -- both sides together -------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_process_finds_better_schedules() -> None:
     """From what the solve has, without its interpreter; afterwards there is no process."""
     problem = comb_problem()
     start = everything_paged(problem)
     session = session_of(problem, start)
-    with Beside(session) as search:
-        assert until(lambda: session.best is not start)
+    with PrimalWorker(session) as search:
+        assert until(lambda: session.bounds.incumbent is not start)
         assert search.runs.is_set()
         process = search._process
         assert process is not None
         assert process.pid != os.getpid()
     search.check()
-    assert session.best is not None
-    assert session.best.value < start.value
-    assert not session.best.violations
-    assert session.bound == 0.0
+    assert session.bounds.incumbent is not None
+    assert session.bounds.incumbent.value < start.value
+    assert not session.bounds.incumbent.violations
+    assert session.bounds.lower == 0.0
     assert process.returncode is not None
     assert not search.runs.is_set()
     assert not search._thread.is_alive()
 
 
-@pytest.mark.usefixtures("at_once")
 def test_an_answer_is_searched_with_in_the_process() -> None:
     """Nothing else leads from no schedule at all to one whose value is that of the answer."""
     problem = comb_problem(6, 9)
@@ -127,23 +126,29 @@ def test_an_answer_is_searched_with_in_the_process() -> None:
     assert best is not None
     session = session_of(problem)
     answer = answer_of(session, Grouping(12, frozenset({5})))
-    with Beside(session) as search:
+    with PrimalWorker(session) as search:
         search.put(Task(answer=answer, rows=Grouping(12, frozenset({5, 6}))))
-        assert until(lambda: session.best is not None and session.best.value <= best + CLOSE)
+        assert until(
+            lambda: (
+                session.bounds.incumbent is not None
+                and session.bounds.incumbent.value <= best + CLOSE
+            )
+        )
         session.raise_bound(best)
         assert session.done()
     search.check()
 
 
 def test_a_quick_solve_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is over before `START_S` has gone by costs nothing."""
+    """What is over before its process would start costs nothing."""
 
     def start(_: IO[bytes]) -> subprocess.Popen[bytes]:
         pytest.fail("started")
 
     monkeypatch.setattr(primal_worker, "_start", start)
-    monkeypatch.setattr(primal_worker, "START_S", PATIENCE_S)
-    with Beside(session_of(comb_problem())) as search:
+    session = session_of(comb_problem())
+    session.params = LazyParams(worker_start_s=PATIENCE_S)
+    with PrimalWorker(session) as search:
         pass
     search.check()
     assert search._process is None
@@ -156,7 +161,7 @@ def test_a_process_is_left_at_any_moment(program: Callable[[str], None]) -> None
     problem = comb_problem(400, 13)
     for _ in range(3):
         begun = time.monotonic()
-        with Beside(session_of(problem)) as search:
+        with PrimalWorker(session_of(problem)) as search:
             assert until(search.runs.is_set)
         search.check()
         assert time.monotonic() - begun < PATIENCE_S
@@ -167,28 +172,28 @@ def test_a_process_is_left_at_any_moment(program: Callable[[str], None]) -> None
 # -- what is told --------------------------------------------------------------------------------
 
 
-def test_news_are_told_once(program: Callable[[str], None]) -> None:
+def test_what_is_new_is_told_once(program: Callable[[str], None]) -> None:
     """A schedule until the search knows it, an answer once and only the latest; bounds always."""
     program(ENDLESS)
     problem = comb_problem()
     start = everything_paged(problem)
     session = session_of(problem, start)
-    search = Beside(session)
+    search = PrimalWorker(session)
     first, last = (
-        Task(answer=answer_of(session, Grouping(28)), rows=Grouping(28), glance=glance)
+        Task(answer=answer_of(session, Grouping(28)), rows=Grouping(28), repair_only=glance)
         for glance in (True, False)
     )
     search.put(first)
     search.put(last)
-    news = search._news()
-    assert news.found == Found(start.schedule, start.value)
-    assert news.task is last
+    update = search._update()
+    assert update.found == FoundSchedule(start.schedule, start.value)
+    assert update.task is last
     session.raise_bound(2.0)
     session.columns = 7
-    assert search._news() == News(bound=2.0, columns=7, found=None, task=None)
+    assert search._update() == Update(bound=2.0, columns=7, found=None, task=None)
     search._known = 0.0  # the search has sent something better in the meantime
-    session.best = replace(start, value=1.0)
-    assert search._news().found is None
+    session.bounds.incumbent = replace(start, value=1.0)
+    assert search._update().found is None
 
 
 def test_what_is_told_survives_the_way() -> None:
@@ -201,7 +206,7 @@ def test_what_is_told_survives_the_way() -> None:
         raw = solved(relaxation)
         if raw.x is None:
             continue
-        answer = Answer.of(relaxation, raw.x)
+        answer = RelaxedAnswer.of(relaxation, raw.x, 0.01)
         count += bool(answer.restorations)
         assert pickle.loads(pickle.dumps(answer)) == answer  # noqa: S301
     assert count > 5
@@ -219,18 +224,18 @@ class Peer:
         self.into, self.out = os.fdopen(self._into, "wb"), os.fdopen(self._out, "rb")
         self.source, self.target = os.fdopen(inner, "rb"), os.fdopen(outer, "wb")
         request = Request(**{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, **choices})
-        self.tell((problem, request))
-        self.service = Service(self.source, self.target)
-        self.heard: list[Found] = []
+        self.tell((problem, request, LazyParams()))
+        self.service = WorkerService(self.source, self.target)
+        self.heard: list[FoundSchedule] = []
 
     def tell(self, what: object) -> None:
         """Send something."""
         pickle.dump(what, self.into)
         self.into.flush()
 
-    def news(self, **known: Any) -> None:
-        """Send news."""
-        self.tell(News(**{"bound": 0.0, "columns": 0, "found": None, "task": None, **known}))
+    def update(self, **known: Any) -> None:
+        """Send what is new."""
+        self.tell(Update(**{"bound": 0.0, "columns": 0, "found": None, "task": None, **known}))
 
     def __enter__(self) -> Self:
         self._work = threading.Thread(target=self._serve)
@@ -261,7 +266,7 @@ class Peer:
             self.heard.append(found)
 
 
-def _found(source: IO[bytes]) -> Iterator[Found]:
+def _found(source: IO[bytes]) -> Iterator[FoundSchedule]:
     while True:
         try:
             yield pickle.load(source)  # noqa: S301
@@ -272,7 +277,7 @@ def _found(source: IO[bytes]) -> Iterator[Found]:
 def test_a_service_ends_when_no_more_can_come() -> None:
     """Whoever asked for it has gone."""
     with Peer(comb_problem()) as peer:
-        peer.news()
+        peer.update()
         assert peer.alive
         assert peer.service.session.stopped is None
     assert not peer.alive
@@ -282,21 +287,21 @@ def test_a_service_ends_with_its_time_or_the_gap() -> None:
     """Without being told to."""
     problem = comb_problem()
     start = everything_paged(problem)
-    found = Found(start.schedule, start.value)
+    found = FoundSchedule(start.schedule, start.value)
     with Peer(problem, time_limit_s=0.2) as late, Peer(problem) as proved:
-        late.news()
-        proved.news(found=found, bound=start.value)
+        late.update()
+        proved.update(found=found, bound=start.value)
         assert until(lambda: not late.alive)
         assert until(lambda: not proved.alive)
     assert proved.service.session.stopped is None
 
 
 def test_a_service_sends_what_is_better_than_it_was_given() -> None:
-    """Not what came from the other side; values are those of the verifier, ever better."""
+    """Not what came from the other side; values are those of the verify_schedule, ever better."""
     problem = comb_problem()
     start = everything_paged(problem)
     with Peer(problem) as peer:
-        peer.news(found=Found(start.schedule, start.value))
+        peer.update(found=FoundSchedule(start.schedule, start.value))
         assert until(lambda: peer.heard)
     values = [found.value for found in peer.heard]
     assert [start.value, *values] == sorted({start.value, *values}, reverse=True)
@@ -315,20 +320,20 @@ def test_a_service_takes_the_latest_answer() -> None:
             answer = answer_of(session, Grouping(12, frozenset({row})))
             rows = Grouping(12, frozenset({row + 1}))
             peer.service._hear(
-                News(
+                Update(
                     bound=0.5,
                     columns=9,
                     found=None,
-                    task=Task(answer=answer, rows=rows, glance=True),
+                    task=Task(answer=answer, rows=rows, repair_only=True),
                 )
             )
-        peer.news()
-        assert until(lambda: peer.service.search.grouping.stage_rows)
-        assert peer.service.search.grouping.stage_rows == {6}
-        assert peer.service.session.bound == 0.5
+        peer.update()
+        assert until(lambda: peer.service.primal.grouping.stage_rows)
+        assert peer.service.primal.grouping.stage_rows == {6}
+        assert peer.service.session.bounds.lower == 0.5
         assert peer.service.session.columns == 9
         assert peer.service.session.solve_s == 0.0  # a glance needs no solver
-        peer.news(task=Task(answer=answer, rows=rows))
+        peer.update(task=Task(answer=answer, rows=rows))
         assert until(lambda: peer.service.session.solve_s)
 
 
@@ -345,9 +350,9 @@ def test_a_service_finds_nothing_wrong() -> None:
         raw = solved(relaxation)
         if raw.x is None or best is None:
             continue
-        task = Task(answer=Answer.of(relaxation, raw.x), rows=relaxation.grouping)
+        task = Task(answer=RelaxedAnswer.of(relaxation, raw.x, 0.01), rows=relaxation.grouping)
         with Peer(problem) as peer:
-            peer.news(task=task)
+            peer.update(task=task)
             if until(lambda peer=peer: peer.heard):
                 count += 1
         for schedule, value in peer.heard:
@@ -363,21 +368,20 @@ def test_a_program_that_fails_is_an_error(program: Callable[[str], None]) -> Non
     """The solve is stopped, and the last lines of the program are told."""
     program("raise LookupError('of its own')")
     session = session_of(comb_problem())
-    with Beside(session) as search:
+    with PrimalWorker(session) as search:
         assert until(session.stop.is_set)
     with pytest.raises(BackendError, match=r"one thread(.|\n)*LookupError: of its own"):
         search.check()
     assert not search.runs.is_set()
 
 
-@pytest.mark.usefixtures("at_once")
 def test_what_the_process_cannot_read_is_an_error() -> None:
     """Also in the middle of its work: not a search that silently ends."""
     problem = comb_problem()
     start = everything_paged(problem)
     session = session_of(problem, start)
-    with Beside(session) as search:
-        assert until(lambda: session.best is not start)
+    with PrimalWorker(session) as search:
+        assert until(lambda: session.bounds.incumbent is not start)
         unreadable: Any = _Unreadable()
         search.put(Task(answer=unreadable, rows=Grouping(28)))
         assert until(session.stop.is_set)
@@ -399,7 +403,7 @@ def test_a_process_that_is_killed_is_noted(
     """As for want of memory: the proof goes on, and says so."""
     program("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     session = session_of(comb_problem())
-    with caplog.at_level(logging.WARNING), Beside(session) as search:
+    with caplog.at_level(logging.WARNING), PrimalWorker(session) as search:
         assert until(lambda: session.log)
         assert not session.done()
         assert not search.runs.is_set()
@@ -409,21 +413,19 @@ def test_a_process_that_is_killed_is_noted(
 
 
 @pytest.mark.parametrize("executable", ["", "no-such-python"])
-@pytest.mark.usefixtures("at_once")
 def test_without_an_interpreter_the_proof_goes_on(
     executable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where Python is part of another program, say."""
     monkeypatch.setattr(sys, "executable", executable)
     session = session_of(comb_problem())
-    with caplog.at_level(logging.WARNING), Beside(session) as search:
+    with caplog.at_level(logging.WARNING), PrimalWorker(session) as search:
         assert until(lambda: session.log)
         assert not session.done()
     search.check()
     assert "could not be started" in session.log[-1]
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_watcher_that_fails_is_heard() -> None:
     """Also when it is told of a schedule that the process has found."""
 
@@ -433,7 +435,7 @@ def test_a_watcher_that_fails_is_heard() -> None:
 
     problem = comb_problem()
     session = session_of(problem, everything_paged(problem), on_progress=fail)
-    with Beside(session) as search:
+    with PrimalWorker(session) as search:
         assert until(session.stop.is_set)
     with pytest.raises(LookupError, match="heard"):
         search.check()
@@ -453,8 +455,13 @@ def test_a_process_ignores_ctrl_c_and_ends_without_its_parent() -> None:
         try:
             for what in (
                 sys.path,
-                (problem, request),
-                News(bound=0.0, columns=0, found=Found(start.schedule, start.value), task=None),
+                (problem, request, LazyParams()),
+                Update(
+                    bound=0.0,
+                    columns=0,
+                    found=FoundSchedule(start.schedule, start.value),
+                    task=None,
+                ),
             ):
                 process.stdin.write(pickle.dumps(what))
             process.stdin.flush()
@@ -476,8 +483,10 @@ def test_a_process_ignores_ctrl_c_and_ends_without_its_parent() -> None:
 def test_what_is_printed_in_the_process_disturbs_nobody(program: Callable[[str], None]) -> None:
     """Solvers print as they like; standard output belongs to schedules."""
     serving = "from poetmodel.solver.lazy import primal_worker as worker"
-    noise = "import os\nrun = worker.Service.run\n"
-    noise += "worker.Service.run = lambda self: (os.write(1, b'noise'), print('noise'), run(self))"
+    noise = "import os\nrun = worker.WorkerService.run\n"
+    noise += (
+        "worker.WorkerService.run = lambda self: (os.write(1, b'noise'), print('noise'), run(self))"
+    )
     text = primal_worker.PROGRAM.replace(
         "from poetmodel.solver.lazy.primal_worker import serve\nserve()",
         f"{serving}\n{noise}\nworker.serve()",
@@ -487,8 +496,8 @@ def test_what_is_printed_in_the_process_disturbs_nobody(program: Callable[[str],
     problem = comb_problem()
     start = everything_paged(problem)
     session = session_of(problem, start)
-    with Beside(session) as search:
-        assert until(lambda: session.best is not start)
+    with PrimalWorker(session) as search:
+        assert until(lambda: session.bounds.incumbent is not start)
     search.check()
 
 
@@ -499,17 +508,18 @@ import os
 from poetmodel import Costs, Device, Problem, solve
 from poetmodel.graph import floor
 from poetmodel.graph.catalogue import load_model
-from poetmodel.solver.lazy import primal_worker
+from poetmodel.solver.lazy import LazyParams, primal_worker
 
 print("once", flush=True)  # a script without a main of its own
-primal_worker.START_S = 0.0
-listen = primal_worker.Beside._listen
+params = lazy.LazyParams(worker_start_s=0.0)
+lazy.solve_lazily = partial(lazy.solve_lazily, params=params)
+listen = primal_worker.PrimalWorker._listen
 
 def listen_and_tell(self, out):
     print("begun", flush=True)
     listen(self, out)
 
-primal_worker.Beside._listen = listen_and_tell
+primal_worker.PrimalWorker._listen = listen_and_tell
 graph = load_model("paper/resnet50")
 costs = Costs.estimate(graph, Device.load("paper-a72"))
 ram = floor(graph).bytes * 102 // 100  # a solve of many minutes

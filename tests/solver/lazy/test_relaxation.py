@@ -26,7 +26,10 @@ from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule, checkpoint_all
-from poetmodel.solver.lazy.relaxation import Allowed, Cut, Origin, Relaxation, Used
+from poetmodel.solver.lazy.cuts import Cut
+from poetmodel.solver.lazy.cuts.interval import IntervalOrigin
+from poetmodel.solver.lazy.disaggregation import ROUNDING
+from poetmodel.solver.lazy.relaxation import AllowedDecisions, Relaxation, UsedDecisions
 from poetmodel.solver.outcome import verify_schedule
 from worked import comb_graph, even_costs, skip_problem
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
     from poetmodel.backends.standard_form import StandardForm
 
-ORIGIN = Origin(
+ORIGIN = IntervalOrigin(
     first_stage=0, last_stage=1, reader=1, again=False, chain=(), ends_in_recomputation=False
 )
 
@@ -247,7 +250,7 @@ def test_a_restriction_allows_what_it_is_told_and_no_more() -> None:
     """Decisions outside the allowed spans are fixed to zero, those within are left alone."""
     problem = skip_problem()
     relaxation = relaxation_of(problem, Grouping(4, frozenset({2})))
-    allowed = Allowed()
+    allowed = AllowedDecisions()
     assert least(relaxation.restricted(allowed)) is None
     allowed.paged_in[0] = {(3, 3)}
     form = relaxation.restricted(allowed)
@@ -270,15 +273,15 @@ def test_spans_reach_every_group_that_they_touch() -> None:
     relaxation = relaxation_of(comb_problem(), Grouping(6, frozenset({2, 3, 4})))
     assert {group for group, k in relaxation.recomputed if k == 0} == {1, 2, 3}
 
-    def groups(allowed: Allowed) -> set[int]:
+    def groups(allowed: AllowedDecisions) -> set[int]:
         upper = relaxation.restricted(allowed).upper
         return {g for (g, k), column in relaxation.recomputed.items() if k == 0 and upper[column]}
 
-    allowed = Allowed(recomputed={0: {(5, 5)}})
+    allowed = AllowedDecisions(recomputed={0: {(5, 5)}})
     assert groups(allowed) == {3}
     allowed.widen(1)
     assert groups(allowed) == {2, 3}
-    assert groups(Allowed(recomputed={0: {(0, 3)}})) == {1}
+    assert groups(AllowedDecisions(recomputed={0: {(0, 3)}})) == {1}
 
 
 def test_what_a_point_uses_is_told_in_stages() -> None:
@@ -287,14 +290,14 @@ def test_what_a_point_uses_is_told_in_stages() -> None:
     x = np.zeros(coarse.form.n_columns)
     x[coarse.recomputed[2, 0]] = 0.5
     x[coarse.paged_in[2, 0]] = 0.25
-    assert coarse.used(x, 0.5) == Used(recomputed=((0, 3, 3),), paged_in=())
+    assert coarse.used(x, 0.5) == UsedDecisions(recomputed=((0, 3, 3),), paged_in=())
     used = coarse.used(x, 0.25)
-    assert used == Used(recomputed=((0, 3, 3),), paged_in=((0, 3, 3),))
-    allowed = Allowed(recomputed={0: {(1, 3)}})
+    assert used == UsedDecisions(recomputed=((0, 3, 3),), paged_in=((0, 3, 3),))
+    allowed = AllowedDecisions(recomputed={0: {(1, 3)}})
     assert not allowed.add(coarse.used(x, 0.5))
     assert allowed.add(used)
     assert allowed.paged_in == {0: {(3, 3)}}
-    assert allowed.add(Used(recomputed=((0, 0, 3),), paged_in=()))
+    assert allowed.add(UsedDecisions(recomputed=((0, 0, 3),), paged_in=()))
 
 
 def test_a_restriction_to_a_schedule_admits_it() -> None:
@@ -306,7 +309,7 @@ def test_a_restriction_to_a_schedule_admits_it() -> None:
         tidy = PartialSchedule.of(problem.graph, best.schedule).schedule()
         relaxation = relaxation_of(problem, random_rows(seeded(f"only/{number}"), problem))
         x = relaxation.start(tidy)
-        allowed = Allowed()
+        allowed = AllowedDecisions()
         allowed.add_schedule(tidy)
         form = relaxation.restricted(allowed)
         if x is None or problem.deadline_s is not None or problem.energy_budget_j is not None:
@@ -328,7 +331,7 @@ def test_restrictions_are_never_below_the_relaxation() -> None:
         relaxation = relaxation_of(problem, random_rows(rng, problem))
         best = least(relaxation.form)
         assert best is not None
-        some, everything = Allowed(), Allowed()
+        some, everything = AllowedDecisions(), AllowedDecisions()
         x = np.array([float(rng.random() < 0.5) for _ in relaxation.form.columns])
         some.add(relaxation.used(x, 0.5))
         all_used = relaxation.used(np.ones_like(x), 0.5)
@@ -343,7 +346,7 @@ def test_time_limits_of_a_restriction_are_a_little_tighter() -> None:
     """Within a solver's tolerance of the deadline is not within it; bytes stay as they are."""
     problem = comb_problem(deadline=22.5, deadline_counts="compute")  # a pass takes 21 s
     relaxation = relaxation_of(problem, Grouping(6, frozenset({2, 3, 4})))
-    form, tighter = relaxation.form, relaxation.restricted(Allowed())
+    form, tighter = relaxation.form, relaxation.restricted(AllowedDecisions())
     names = [row.local_name.partition("[")[0] for row in form.rows]
     assert {"deadline", "memory"} <= set(names)
     for r, name in enumerate(names):
@@ -358,7 +361,7 @@ def test_cuts_become_rows() -> None:
     """A form with cuts has one more row for each, at least its right-hand side."""
     relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
     column = relaxation.recomputed[1, 0]
-    cut = Cut(terms=((column, 1.0),), right=1.0, origin=ORIGIN)
+    cut = Cut(terms=((column, 1.0),), right=1.0, origin=ORIGIN, in_bytes=False)
     form = relaxation.with_cuts([cut])
     assert form.n_rows == relaxation.form.n_rows + 1
     assert form.row_lower[-1] == 1.0
@@ -381,3 +384,17 @@ def test_bounds_of_random_rows_are_those_of_no_rows_at_least() -> None:
         assert found >= 0
         if problem.minimize != Quantity.RAM:
             assert found == pytest.approx(0.0)
+
+
+def test_the_budget_is_what_a_point_keeps_within() -> None:
+    """Unless the peak is minimized: then it is what the point claims, rounding errors aside."""
+    relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
+    point = [0.0] * relaxation.form.n_columns
+    assert relaxation.claimed_ram(point) == 13
+    least = relaxation_of(skip_problem(minimize="ram"), Grouping(4, frozenset({2})))
+    point = [0.0] * least.form.n_columns
+    point[least.column[id(least.model.peak)]] = 12 / 13
+    assert least.claimed_ram(point) == pytest.approx(12, rel=2 * ROUNDING)
+    assert least.claimed_ram(point) > 12
+    point[least.column[id(least.model.peak)]] = 1.0
+    assert least.claimed_ram(point) == 13  # never above the budget

@@ -22,8 +22,9 @@ from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
 from poetmodel.schedule import checkpoint_all
-from poetmodel.solver.lazy import primal_worker, row_generation, solve_lazily
-from poetmodel.solver.lazy.primal import ScheduleSearch
+from poetmodel.solver.lazy import LazyParams, primal_worker, row_generation, solve_lazily
+from poetmodel.solver.lazy.primal import PrimalHeuristic
+from poetmodel.solver.lazy.row_generation import RowGeneration
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
@@ -50,8 +51,9 @@ def solved(problem: Problem, **choices: Any) -> Outcome:
     """Solve to gap 0, by default from nothing."""
     first = choices.pop("first", None)
     start = choices.pop("start", None)
+    params = choices.pop("params", None)
     request = Request(**{"gap": 0.0, "time_limit_s": 300.0, **choices})
-    return solve_lazily(problem, request, start=start, first=first)
+    return solve_lazily(problem, request, start=start, first=first, params=params)
 
 
 def value_of(outcome: Outcome) -> float:
@@ -93,103 +95,26 @@ def test_statistics_tell_rounds_rows_and_columns() -> None:
     assert 20 < outcome.statistics["columns"] < 150
 
 
-def test_one_row_is_enforced_while_that_raises_the_bound() -> None:
-    """The worst of those broken; more where the one before gained little: all near the end."""
-    session = Session(comb_problem(), Request(gap=0.0), None)
-    rounds = row_generation._Rounds(session, Grouping(20))
-    relaxation = session.build(Grouping(20))
-    relaxation = rounds._refine(relaxation, [9, 5, 7], [])
-    assert relaxation.grouping.stage_rows == {9}
-    session.bound = rounds.known + 1.0
-    relaxation = rounds._refine(relaxation, [5, 7, 3], [])
-    assert relaxation.grouping.stage_rows == {9, 5}
-    session.bound = rounds.known * (1 + row_generation.WORTH_A_ROUND / 2)
-    relaxation = rounds._refine(relaxation, [7, 3, 11, 13], [])
-    assert relaxation.grouping.stage_rows == {9, 5, 7, 3, 11}
-    session.bound = rounds.known * (1 + row_generation.WORTH_A_ROUND / 2)
-    value = session.bound * (1 + row_generation.WIDE / 2)
-    session.best = replace(greedy(session.problem), value=value)
-    relaxation = rounds._refine(relaxation, [13, 12, 14, 15], [])
-    assert relaxation.grouping.stage_rows == {9, 5, 7, 3, 11, 13, 12, 14, 15}
-
-
-@pytest.mark.parametrize(("rise", "rows"), [(0.03, 1), (0.015, 2), (0.005, 4), (0.0, 4)])
-def test_near_the_end_the_last_gain_says_how_many_rows_come(rise: float, rows: int) -> None:
-    """One after much, two after some; all where answers only dodged what was enforced."""
-    rounds = rounds_of(10.0, 9.9)
-    rounds.known = 9.9 / (1 + rise)
-    relaxation = rounds._refine(rounds.session.build(Grouping(20)), [13, 12, 14, 15], [])
-    assert len(relaxation.grouping.stage_rows) == rows
-
-
-def test_the_first_answer_that_breaks_steps_only_brings_room_cuts() -> None:
+def test_the_first_answer_that_breaks_steps_only_brings_recompute_memory_cuts() -> None:
     """The groups stay as they are; after the next such answer the worst step has a row."""
     session = Session(comb_problem(), Request(gap=0.0), None)
-    rounds = row_generation._Rounds(session, Grouping(20))
+    rounds = RowGeneration(session, Grouping(20))
     relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
     assert session.restoring
     assert relaxation.model.restoring
     assert relaxation.grouping == Grouping(20)
-    session.bound = rounds.known + 1.0
+    session.bounds.lower = rounds.policy.bound_before_rows + 1.0
     relaxation = rounds._refine(relaxation, [], [(12, 11), (14, 13)])
     assert relaxation.grouping == Grouping(20, step_rows=frozenset({(12, 11)}))
     assert relaxation.model.restoring
 
 
-def test_with_a_very_wide_gap_room_cuts_come_at_once() -> None:
-    """Where RAM is the only limit, and is not minimized; a deadline is a second one."""
-    for changes, gap, expected in (
-        ({}, 0.5, True),
-        ({}, 0.05, False),
-        ({"energy_budget": 25.0}, 0.5, False),
-        ({"minimize": "ram"}, 0.5, False),
-    ):
-        problem = replace(comb_problem(), **changes)
-        session = Session(problem, Request(gap=0.0), greedy(comb_problem()))
-        assert session.best is not None
-        session.bound = session.best.value * (1.0 - gap)
-        before = session.build(Grouping(20, frozenset({9})))
-        relaxation = row_generation._Rounds(session, before.grouping)._with_rooms(before)
-        assert session.restoring == relaxation.model.restoring == expected
-        assert (relaxation is before) != expected
-        assert relaxation.grouping == before.grouping
-
-
-def rounds_of(value: float | None, bound: float) -> row_generation._Rounds:
+def rounds_of(value: float | None, bound: float) -> RowGeneration:
     """Begin a solve with a bound and a schedule of some value, or none."""
     problem = comb_problem()
     best = None if value is None else replace(greedy(problem), value=value)
-    session = Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
-    session.bound = bound
-    return row_generation._Rounds(session, Grouping(20))
-
-
-def test_a_solve_looks_for_a_part_of_the_gap_only() -> None:
-    """An eighth at first; with 3 % left, or with nothing to be better than, there is no goal."""
-    assert rounds_of(10.0, 2.0)._goal() == pytest.approx(3.0)
-    assert rounds_of(10.0, 9.75)._goal() is None
-    assert rounds_of(None, 2.0)._goal() is None
-    rounds = rounds_of(10.0, 2.0)
-    rounds.step = 1.0
-    assert rounds._goal() is None
-
-
-def test_what_has_no_answer_leads_to_the_next_goal() -> None:
-    """The step is longer if that was easy, all of the gap if it was below the tolerance.
-
-    That all of it is ruled out is the end.
-    """
-    rounds = rounds_of(10.0, 2.0)
-    easy = RawSolution(status=SolverStatus.CUTOFF, bound=3.0, nodes=1)
-    rounds.session.raise_bound(3.0)
-    assert rounds._rule_out(3.0, easy, 2.0)
-    assert rounds._goal() == pytest.approx(3.0 + 2 * 7.0 / 8)
-    rounds.session.raise_bound(4.0)
-    assert rounds._rule_out(4.0, replace(easy, nodes=17), 3.0)
-    assert rounds._goal() == pytest.approx(4.0 + 2 * 6.0 / 8)
-    assert rounds._rule_out(4.0, easy, 4.0)
-    assert rounds._goal() is None
-    assert not rounds._rule_out(None, easy, 4.0)
+    session = Session(problem, Request(gap=0.0, time_limit_s=300.0), best, bound=bound)
+    return RowGeneration(session, Grouping(20))
 
 
 def test_nothing_is_built_after_the_end() -> None:
@@ -242,7 +167,7 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch: pytest.Monke
 
     def misled(solver: Any, form: Any, limits: Any, **given: Any) -> RawSolution:
         given["on_progress"](BackendProgress(incumbent=None, bound=9.0, x=None))
-        assert session.bound > 2.0
+        assert session.bounds.lower > 2.0
         return replace(solve(solver, form, limits, **given), solved_again=True)
 
     monkeypatch.setattr(type(session.solver), "solve", misled)
@@ -253,58 +178,22 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch: pytest.Monke
         return True
 
     assert session.solve(relaxation.form, watch=watch) is not None
-    assert session.bound == 2.0
+    assert session.bounds.lower == 2.0
 
 
 def test_a_forced_search_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process beside is only told of an answer; what decides the end cannot wait for it."""
     rounds = rounds_of(10.0, 2.0)
-    rounds.search = ScheduleSearch(rounds.session, rounds.grouping)
     relaxation = rounds.session.build(Grouping(20))
-    rounds.beside = primal_worker.Beside(rounds.session)
-    rounds.beside.runs.set()
+    rounds.worker = primal_worker.PrimalWorker(rounds.session)
+    rounds.worker.runs.set()
     runs: list[bool] = []
-    monkeypatch.setattr(ScheduleSearch, "run", lambda _, __, *, force: runs.append(force))
+    monkeypatch.setattr(PrimalHeuristic, "run", lambda _, __, *, force: runs.append(force))
     x = np.zeros(relaxation.form.n_columns)
     rounds._search(relaxation, x)
     assert runs == []
     rounds._search(relaxation, x, force=True)
     assert runs == [True]
-
-
-def test_after_new_rows_the_next_goal_is_near_again() -> None:
-    """What a relaxation with more rows proves easily is not known yet."""
-    rounds = rounds_of(10.0, 2.0)
-    rounds.step = 0.5
-    rounds._refine(rounds.session.build(Grouping(20)), [13], [])
-    assert rounds.step == row_generation.STEP
-
-
-@pytest.mark.parametrize(
-    ("bound", "part", "expected"),
-    [(2.0, True, 0.4), (2.0, False, 0.75), (9.75, False, 1.0), (9.75, True, 0.4)],
-)
-def test_near_the_end_a_solve_may_take_all_the_time(
-    bound: float, part: bool, expected: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a wide gap some is left to search for schedules; less for a part of the gap."""
-    rounds = rounds_of(10.0, bound)
-    session = rounds.session
-    session.request = Request(gap=0.0, time_limit_s=1e6)
-    relaxation = session.build(Grouping(20))
-    times: list[float] = []
-    monkeypatch.setattr(Session, "solve", lambda *_, most_s, **__: times.append(most_s))
-    assert rounds._solve(relaxation, goal=bound + 0.1 if part else None) is None
-    assert times == [pytest.approx(expected * 1e6, rel=1e-3)]
-
-
-def test_bytes_are_proved_at_once() -> None:
-    """A bound between two whole numbers would be a proof with a gap."""
-    rounds = rounds_of(10.0, 2.0)
-    assert rounds._goal() is not None
-    for minimize in ("ram", "writes"):
-        rounds.session.problem = replace(comb_problem(), minimize=minimize)
-        assert rounds._goal() is None
 
 
 def test_the_gap_is_closed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,11 +221,11 @@ def test_the_gap_is_closed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_near_the_end_step_rows_are_enforced_at_once() -> None:
-    """One row settles what is left, with or without room cuts."""
+    """One row settles what is left, with or without recompute-memory cuts."""
     session = Session(comb_problem(), Request(gap=0.0), None)
-    rounds = row_generation._Rounds(session, Grouping(20))
-    session.best = greedy(session.problem)
-    session.bound = 0.99 * session.best.value
+    rounds = RowGeneration(session, Grouping(20))
+    session.bounds.incumbent = greedy(session.problem)
+    session.bounds.lower = 0.99 * session.bounds.incumbent.value
     relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
     assert not session.restoring
     assert relaxation.grouping.step_rows == {(12, 11)}
@@ -348,7 +237,7 @@ def test_near_the_end_step_rows_are_enforced_at_once() -> None:
 def test_where_ram_is_minimized_step_rows_are_enforced_at_once() -> None:
     """Room cuts are about a budget that is a number."""
     session = Session(replace(comb_problem(), minimize="ram"), Request(gap=0.0), None)
-    rounds = row_generation._Rounds(session, Grouping(20))
+    rounds = RowGeneration(session, Grouping(20))
     relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
     assert not session.restoring
     assert relaxation.grouping.step_rows == {(12, 11)}
@@ -359,7 +248,7 @@ def test_a_solve_whose_answer_breaks_rows_ends_before_its_proof() -> None:
     problem = comb_problem()
     best = greedy(problem)
     session = Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
-    rounds = row_generation._Rounds(session, Grouping(20))
+    rounds = RowGeneration(session, Grouping(20))
     relaxation = session.build(Grouping(20))
     half = best.value / relaxation.unit / 2
 
@@ -369,12 +258,12 @@ def test_a_solve_whose_answer_breaks_rows_ends_before_its_proof() -> None:
 
     assert goes_on(0.0)  # nothing is known of its answers
     assert goes_on(0.01, np.zeros(0))
-    assert rounds.broken
+    assert rounds._breaks_rows
     assert not goes_on(0.002)
-    rounds.broken = False
+    rounds._breaks_rows = False
     assert goes_on(0.002)
     session.raise_bound(best.value * 0.99)
-    rounds.broken = True
+    rounds._breaks_rows = True
     assert goes_on(0.002)  # with 1 % open in all that is no longer small
     assert not goes_on(0.0005)
 
@@ -453,10 +342,8 @@ def test_progress_only_gets_better(threads: int, minimize: str) -> None:
 # -- two threads ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start a process for the search at once."""
-    monkeypatch.setattr(primal_worker, "START_S", 0.0)
+AT_ONCE = LazyParams(worker_start_s=0.0)
+"""Start the worker at once."""
 
 
 @pytest.mark.parametrize("start_s", [0.0, 0.3, 1e9])
@@ -464,8 +351,7 @@ def test_a_search_beside_the_proof_changes_no_value(
     start_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever its process starts, or if it never does; without leaving one."""
-    monkeypatch.setattr(primal_worker, "START_S", start_s)
-    monkeypatch.setattr(primal_worker, "EVERY_S", 0.01)
+    params = LazyParams(worker_start_s=start_s, worker_update_s=0.01)
     made: list[subprocess.Popen[bytes]] = []
     start = primal_worker._start
 
@@ -475,7 +361,8 @@ def test_a_search_beside_the_proof_changes_no_value(
 
     monkeypatch.setattr(primal_worker, "_start", noted)
     problem = comb_problem(14, 13, 5.0)
-    outcome = solved(problem, start=verify_schedule(problem, offload_all(problem)), threads=2)
+    paged = verify_schedule(problem, offload_all(problem))
+    outcome = solved(problem, start=paged, threads=2, params=params)
     assert outcome.termination == Termination.PROVED
     assert value_of(outcome) == pytest.approx(77.0)
     assert outcome.bound == pytest.approx(77.0)
@@ -484,52 +371,48 @@ def test_a_search_beside_the_proof_changes_no_value(
     assert 1 < outcome.statistics["enforced_rows"] < 28
 
 
-@pytest.mark.usefixtures("at_once")
 def test_answers_are_handed_over_while_a_process_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof's own process does not search then, and does where there is none."""
     problem = comb_problem()
     session = Session(problem, Request(gap=0.0, threads=2), None)
-    rounds = row_generation._Rounds(session, Grouping(20))
-    rounds.search = ScheduleSearch(session, Grouping(20))
-    rounds.beside = primal_worker.Beside(session)
+    rounds = RowGeneration(session, Grouping(20))
+    rounds.worker = primal_worker.PrimalWorker(session)
     handed: list[primal_worker.Task] = []
-    monkeypatch.setattr(rounds.beside, "put", handed.append)
+    monkeypatch.setattr(rounds.worker, "put", handed.append)
     relaxation = session.build(Grouping(20, frozenset({9})))
     x = session.solve(relaxation.form).x
-    rounds.beside.runs.set()
-    rounds._glance(relaxation, x)
+    rounds.worker.runs.set()
+    rounds._repair_linear(relaxation, x)
     rounds._search(relaxation, x)
-    assert [task.glance for task in handed] == [True, False]
-    assert handed[1].rows.stage_rows == rounds.search.grouping.stage_rows == {9}
-    assert session.best is None
-    rounds.beside.runs.clear()
+    assert [task.repair_only for task in handed] == [True, False]
+    assert handed[1].rows.stage_rows == rounds.primal.grouping.stage_rows == {9}
+    assert session.bounds.incumbent is None
+    rounds.worker.runs.clear()
     rounds._search(relaxation, x)
-    assert session.best is not None
+    assert session.bounds.incumbent is not None
     assert len(handed) == 3
 
 
 def test_one_thread_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it make ready to."""
-    monkeypatch.setattr(row_generation, "Beside", lambda _: pytest.fail("made ready"))
+    monkeypatch.setattr(row_generation, "PrimalWorker", lambda _: pytest.fail("made ready"))
     assert solved(comb_problem(6, 9), threads=1).termination == Termination.PROVED
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_search_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with one thread; the solve does not go on without a word."""
     monkeypatch.setattr(primal_worker, "PROGRAM", "raise LookupError('of its own')")
     with pytest.raises(BackendError, match="LookupError: of its own"):
-        solved(comb_problem(14, 13, 5.0), threads=2)
+        solved(comb_problem(14, 13, 5.0), threads=2, params=AT_ONCE)
 
 
-@pytest.mark.usefixtures("at_once")
 @pytest.mark.skipif(os.name == "nt", reason="no such signals")
 def test_the_proof_goes_on_without_a_search_that_was_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It searches by itself again, and the log tells."""
     monkeypatch.setattr(primal_worker, "PROGRAM", "import os; os.kill(os.getpid(), 9)")
-    outcome = solved(comb_problem(14, 13, 5.0), threads=2)
+    outcome = solved(comb_problem(14, 13, 5.0), threads=2, params=AT_ONCE)
     assert outcome.termination == Termination.PROVED
     assert value_of(outcome) == pytest.approx(77.0)
     assert "ended from outside (status -9)" in outcome.log

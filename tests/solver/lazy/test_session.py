@@ -12,9 +12,11 @@ from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
 from poetmodel.result import Termination
 from poetmodel.schedule import Schedule, checkpoint_all
-from poetmodel.solver.lazy.cuts.interval import separate
-from poetmodel.solver.lazy.cuts.recompute_memory import Rooms
-from poetmodel.solver.lazy.relaxation import Cut, RoomOrigin
+from poetmodel.solver.lazy.cuts import Cut
+from poetmodel.solver.lazy.cuts.recompute_memory import (
+    RecomputeMemoryOrigin,
+    RecomputeMemorySeparator,
+)
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
@@ -53,7 +55,7 @@ def test_only_a_better_bound_counts() -> None:
     session = session_of(skip_problem(), on_progress=told.append)
     for bound in (0.25, 0.5, 0.3, 0.5):
         session.raise_bound(bound)
-    assert session.bound == 0.5
+    assert session.bounds.lower == 0.5
     assert [progress.bound for progress in told] == [0.25, 0.5]
 
 
@@ -62,12 +64,12 @@ def test_only_a_better_valid_schedule_counts() -> None:
     told: list[SolveProgress] = []
     session = session_of(skip_problem(), on_progress=told.append)
     assert not session.offer(checkpoint_all(skip_graph()))
-    assert session.best is None
+    assert session.bounds.incumbent is None
     assert session.offer(paged())
     assert session.offer(recomputed())
     assert session.offer(paged())
-    assert session.best is not None
-    assert session.best.value == pytest.approx(1.0)
+    assert session.bounds.incumbent is not None
+    assert session.bounds.incumbent.value == pytest.approx(1.0)
     assert [progress.incumbent for progress in told] == pytest.approx([2.0, 1.0])
 
 
@@ -83,9 +85,9 @@ def test_what_serves_nothing_is_dropped_from_an_offer() -> None:
     )
     session = session_of(skip_problem())
     assert session.offer(wasteful)
-    assert session.best is not None
-    assert session.best.value == pytest.approx(1.0)
-    assert session.best.schedule.M_in == ()
+    assert session.bounds.incumbent is not None
+    assert session.bounds.incumbent.value == pytest.approx(1.0)
+    assert session.bounds.incumbent.schedule.M_in == ()
 
 
 def test_a_solve_is_done_once_bound_and_schedule_meet() -> None:
@@ -93,9 +95,9 @@ def test_a_solve_is_done_once_bound_and_schedule_meet() -> None:
     session = session_of(skip_problem(), recomputed())
     assert not session.done()
     session.raise_bound(0.5)
-    assert not session.proved()
+    assert not session.bounds.closed()
     session.raise_bound(1.0)
-    assert session.proved()
+    assert session.bounds.closed()
     assert session.done()
     assert session.stopped is None
     rough = session_of(skip_problem(), recomputed(), gap=0.5)
@@ -172,7 +174,7 @@ def test_cuts_go_along_into_finer_groupings() -> None:
         n = len(problem.graph.nodes)
         coarse = session.build(Grouping(n, frozenset(range(1, n, 2))))
         point = [0.3] * coarse.form.n_columns
-        coarse.cuts = separate(coarse, point)
+        coarse.cuts = coarse.separators["interval"].separate(point, 1e-3)
         finer = session.build(coarse.grouping.add([t for t in range(n) if t % 3 == 0]), coarse)
         assert len(finer.cuts) <= len(coarse.cuts)
         origins = {cut.origin for cut in coarse.cuts}
@@ -204,12 +206,12 @@ def crowded_session() -> Session:
     return session
 
 
-def test_room_cuts_go_along_once_each_for_every_group() -> None:
+def test_recompute_memory_cuts_go_along_once_each_for_every_group() -> None:
     """A group that is parted has the cut in both; those that last stay apart from the others."""
     session = crowded_session()
     coarse = session.build(Grouping(7, frozenset({2})))
-    origin = RoomOrigin(first_stage=3, last_stage=6, node=0, output=0, tensors=(1,))
-    cuts = [*Rooms(coarse).restate(origin)]
+    origin = RecomputeMemoryOrigin(first_stage=3, last_stage=6, node=0, output=0, tensors=(1,))
+    cuts = [*RecomputeMemorySeparator(coarse, 400).state(origin)]
     assert len(cuts) == 1
     coarse.cuts, coarse.lasting = [*cuts, *cuts], cuts
     finer = session.build(coarse.grouping.add([4]), coarse)
@@ -222,12 +224,12 @@ def test_room_cuts_go_along_once_each_for_every_group() -> None:
     assert session.build(coarse.grouping).cuts == []
 
 
-def test_room_cuts_hold_only_where_tensors_may_come_back() -> None:
+def test_recompute_memory_cuts_hold_only_where_tensors_may_come_back() -> None:
     """So a session that does not let them builds relaxations without."""
     session = crowded_session()
     coarse = session.build(Grouping(7, frozenset({2})))
-    origin = RoomOrigin(first_stage=3, last_stage=6, node=0, output=0, tensors=(1,))
-    coarse.cuts = coarse.lasting = [*Rooms(coarse).restate(origin)]
+    origin = RecomputeMemoryOrigin(first_stage=3, last_stage=6, node=0, output=0, tensors=(1,))
+    coarse.cuts = coarse.lasting = [*RecomputeMemorySeparator(coarse, 400).state(origin)]
     assert coarse.model.restoring
     session.restoring = False
     finer = session.build(coarse.grouping.add([4]), coarse)

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
+def counted_form(form: StandardForm, cutoff: float | None) -> CountedForm | None:
+    """Count the decisions that take more than 2 % of a limit."""
+    return count_equal(form, cutoff, least_part=0.02)
+
+
 def small_form(
     *,
     row: str = "deadline",
@@ -76,7 +81,7 @@ def least(form: StandardForm, **targets: float) -> float | None:
 
 def test_one_class_with_as_many_counters_as_the_limit_admits() -> None:
     """One class with as many counters as the limit admits."""
-    counted = count_equal(small_form(), None)
+    counted = counted_form(small_form(), None)
     assert counted is not None
     (tally,) = counted.tallies
     assert tally.members.tolist() == [0, 1, 2]
@@ -90,50 +95,50 @@ def test_one_class_with_as_many_counters_as_the_limit_admits() -> None:
 
 def test_a_cutoff_admits_fewer() -> None:
     """A cutoff admits fewer."""
-    counted = count_equal(small_form(), 5.9)
+    counted = counted_form(small_form(), 5.9)
     assert counted is not None
     assert len(counted.tallies[0].counters) == 1
 
 
 def test_a_quotient_that_misses_a_whole_number_by_rounding_counts_as_whole() -> None:
     """A quotient that misses a whole number by rounding counts as whole."""
-    counted = count_equal(small_form(limit=4.0 - 1e-9), None)
+    counted = counted_form(small_form(limit=4.0 - 1e-9), None)
     assert counted is not None
     assert len(counted.tallies[0].counters) == 2
 
 
 def test_columns_that_differ_in_a_limit_or_in_cost_are_not_counted_together() -> None:
     """Columns that differ in a limit or in cost are not counted together."""
-    assert count_equal(small_form(uses=(2.0, 2.5, 3.0, 1.0)), None) is None
-    assert count_equal(small_form(costs=(3.0, 3.5, 4.0, 1.0)), None) is None
+    assert counted_form(small_form(uses=(2.0, 2.5, 3.0, 1.0)), None) is None
+    assert counted_form(small_form(costs=(3.0, 3.5, 4.0, 1.0)), None) is None
 
 
 def test_cheap_decisions_are_not_counted() -> None:
     """Cheap decisions are not counted."""
     cheap = (0.001, 0.001, 0.001, 1.0)
-    assert count_equal(small_form(costs=cheap, uses=cheap), 10.0) is None
+    assert counted_form(small_form(costs=cheap, uses=cheap), 10.0) is None
 
 
 @pytest.mark.parametrize("row", ["deadline", "energy_budget", "storage"])
 def test_each_limit_is_a_reason_to_count(row: str) -> None:
     """Each limit is a reason to count."""
-    assert count_equal(small_form(row=row), None) is not None
+    assert counted_form(small_form(row=row), None) is not None
 
 
 def test_without_a_limit_nothing_is_counted() -> None:
     """Without a limit nothing is counted."""
-    assert count_equal(small_form(row="memory"), None) is None
+    assert counted_form(small_form(row="memory"), None) is None
 
 
 def test_nor_where_a_column_gains_or_gives_back() -> None:
     """Nor where a column gains or gives back."""
-    assert count_equal(small_form(costs=(3.0, 3.0, 3.0, -1.0)), None) is None
-    assert count_equal(small_form(uses=(2.0, 2.0, 2.0, -1.0)), None) is None
+    assert counted_form(small_form(costs=(3.0, 3.0, 3.0, -1.0)), None) is None
+    assert counted_form(small_form(uses=(2.0, 2.0, 2.0, -1.0)), None) is None
 
 
 def test_points_are_extended() -> None:
     """Points are extended."""
-    counted = count_equal(small_form(), None)
+    counted = counted_form(small_form(), None)
     assert counted is not None
     point = counted.point(np.array([1.0, 0.0, 0.0, 1.0]))
     assert point is not None
@@ -154,7 +159,7 @@ def test_one_branching_on_a_counter_settles_what_half_a_decision_left_open() -> 
         row_upper=[np.inf, 3.0],
         rows=["need", "deadline"],
     )
-    counted = count_equal(form, None)
+    counted = counted_form(form, None)
     assert counted is not None
     relaxed = counted.form.relaxed()
     assert least(relaxed) == pytest.approx(7.5)
@@ -171,7 +176,7 @@ def test_counted_forms_have_the_same_least_value() -> None:
     """Counted forms have the same least value."""
     compared = 0
     for seed, form in limited_forms(120, (8, 14)):
-        counted = count_equal(form, None)
+        counted = counted_form(form, None)
         if counted is None:
             continue
         one, other = least(form), least(counted.form)
@@ -190,11 +195,11 @@ def test_so_they_have_below_a_cutoff_and_nothing_is_found_where_nothing_is() -> 
         if best is None or best <= form.offset + CLOSE:
             continue
         above, below = best + 1e-6 * (1 + abs(best)), best - 0.5 * (best - form.offset)
-        counted = count_equal(form, above)
+        counted = counted_form(form, above)
         if counted is not None:
             assert least(counted.form) == pytest.approx(best, abs=CLOSE), seed
             compared += 1
-        tight = count_equal(form, below)
+        tight = counted_form(form, below)
         if tight is not None:
             assert least(tight.form, objective_cutoff=below) is None, seed
     assert compared > 20
@@ -204,7 +209,7 @@ def test_points_keep_value_and_rows() -> None:
     """Points keep value and rows."""
     extended = 0
     for seed, form in limited_forms(40, (8, 14)):
-        counted = count_equal(form, None)
+        counted = counted_form(form, None)
         if counted is None:
             continue
         rng = np.random.default_rng(len(seed))
@@ -236,8 +241,8 @@ def test_most_of_these_problems_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
     """Most of these problems are counted."""
     counted: list[bool] = []
 
-    def watched(form: StandardForm, cutoff: float | None) -> CountedForm | None:
-        found = count_equal(form, cutoff)
+    def watched(form: StandardForm, cutoff: float | None, **given: float) -> CountedForm | None:
+        found = count_equal(form, cutoff, **given)
         counted.append(found is not None)
         return found
 
@@ -254,6 +259,6 @@ def test_without_a_limit_relaxations_are_not_counted() -> None:
         problem = alike_problem(f"counted {number}", (9, 16))
         grouping = random_rows(seeded(number), problem)
         free = problem.without(Quantity.TIME)
-        counted += count_equal(relaxation_of(problem, grouping).form, None) is not None
-        assert count_equal(relaxation_of(free, grouping).form, None) is None
+        counted += counted_form(relaxation_of(problem, grouping).form, None) is not None
+        assert counted_form(relaxation_of(free, grouping).form, None) is None
     assert counted > 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.schedule import (
     GraphIdentity,
@@ -14,12 +14,15 @@ from poetmodel.schedule import (
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.model.events import Events
     from poetmodel.model.grouping import Grouping
     from poetmodel.schedule import Schedule
+
+ROUNDING: Final = 1e-7
+"""How far above a limit that a solver computed a row must be to count as broken, relatively."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,7 @@ class GroupDecisions:
 
 
 @dataclass(slots=True)
-class Placement:
+class Disaggregation:
     """A schedule as spans: each tensor in RAM at the beginning of a range of stages."""
 
     graph: Graph
@@ -140,23 +143,25 @@ class Placement:
             yield t, k, total
 
 
-def place(graph: Graph, grouping: Grouping, events: Events, decisions: GroupDecisions) -> Placement:
+def disaggregate(
+    graph: Graph, grouping: Grouping, events: Events, decisions: GroupDecisions
+) -> Disaggregation:
     """Put the decisions of groups on stages.
 
     A recomputation or page-in happens at its earliest need in the group: the first stage of the
     group that reads it, or the stage of the first recomputation that does, or the group's last
     stage if it is only kept on. A tensor goes after its last need.
     """
-    return _Placer(graph, grouping, events, decisions).run()
+    return _Disaggregator(graph, grouping, events, decisions).run()
 
 
-class _Placer:
+class _Disaggregator:
     def __init__(
         self, graph: Graph, grouping: Grouping, events: Events, decisions: GroupDecisions
     ) -> None:
         self.graph = graph
         self.grouping = grouping
-        self.placement = Placement(graph)
+        self.result = Disaggregation(graph)
         n_groups = len(grouping.last_stage)
         self.again: list[list[int]] = [[] for _ in range(n_groups)]
         self.arrive: list[set[int]] = [set() for _ in range(n_groups)]
@@ -172,12 +177,12 @@ class _Placer:
             for group in range(begin + 1, stages[a] + 1):
                 self.enter[group].add(i)
 
-    def run(self) -> Placement:
+    def run(self) -> Disaggregation:
         for group in range(len(self.grouping.last_stage)):
             check_time_limit()
             self._group(group)
         self._join()
-        return self.placement
+        return self.result
 
     def _group(self, group: int) -> None:
         graph = self.graph
@@ -190,7 +195,7 @@ class _Placer:
         for i in self.arrive[group] - self.enter[group]:
             stage = self._need(group, i, readers)
             if stage is not None:
-                self.placement.paged_in.append((stage, i))
+                self.result.paged_in.append((stage, i))
                 self._hold(group, i, stage, readers)
         for i, stage in made.items():
             self._hold(group, i, stage, readers)
@@ -217,7 +222,7 @@ class _Placer:
             stage = min((need for need in needs if need is not None), default=None)
             if stage is None:
                 continue  # nobody needs what it makes
-            self.placement.recomputed.append((stage, k))
+            self.result.recomputed.append((stage, k))
             made.update((i, stage) for i in missing)
             for i in graph.inputs_of[k]:
                 readers.setdefault(i, []).append(stage)
@@ -236,15 +241,38 @@ class _Placer:
         else:
             end = max([stage, *readers.get(i, ())])
         if end > stage:
-            self.placement.spans.append((i, stage + 1, end))
+            self.result.spans.append((i, stage + 1, end))
 
     def _join(self) -> None:
         """Join the spans of a tensor that touch."""
         spans: list[tuple[int, int, int]] = []
-        for i, begin, end in sorted(self.placement.spans):
+        for i, begin, end in sorted(self.result.spans):
             if spans and spans[-1][0] == i and spans[-1][2] + 1 >= begin:
                 joined = spans.pop()
                 spans.append((i, joined[1], max(end, joined[2])))
             else:
                 spans.append((i, begin, end))
-        self.placement.spans = spans
+        self.result.spans = spans
+
+
+def broken_stages(loads: Sequence[float], limit: float) -> list[int]:
+    """Return the worst stage of each run of stages whose row ``(t, t)`` is broken, worst first."""
+    worst: list[int] = []
+    inside = False
+    for t, load in enumerate(loads):
+        broken = load > limit
+        if broken and not inside:
+            worst.append(t)
+        elif broken and load > loads[worst[-1]]:
+            worst[-1] = t
+        inside = broken
+    return sorted(worst, key=lambda t: -loads[t])
+
+
+def broken_steps(result: Disaggregation, limit: float) -> list[tuple[int, int]]:
+    """Return the worst step ``(t, k)``, ``k < t``, of each stage that breaks one."""
+    worst: dict[int, tuple[int, int]] = {}
+    for t, k, load in result.step_loads():
+        if load > limit and (t not in worst or load > worst[t][0]):
+            worst[t] = (load, k)
+    return [(t, k) for t, (_, k) in sorted(worst.items())]

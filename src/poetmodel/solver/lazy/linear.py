@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from poetmodel.backends.protocol import SolverStatus
-from poetmodel.solver.lazy.cuts.interval import VIOLATED, separate
-from poetmodel.solver.lazy.cuts.rounding import rounded_rows, separate_rounded
-from poetmodel.solver.lazy.fractional import stage_loads
-from poetmodel.solver.lazy.rows import SLACK, broken_stages, claimed_ram
+from poetmodel.solver.lazy.disaggregation import ROUNDING, broken_stages
 from poetmodel.solver.outcome import safe_bound
 
 if TYPE_CHECKING:
@@ -20,17 +19,6 @@ if TYPE_CHECKING:
     from poetmodel.model.grouping import Grouping
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
-
-CUT_ROUNDS: Final = 30
-"""Most rounds of cuts on one relaxation."""
-WORTH_A_CUT: Final = 1e-3
-"""Gain of a linear bound, relative, that is worth another round of cuts."""
-WORTH_A_ROW: Final = 4e-3
-"""Gain of a bound, relative, that is worth another round of rows."""
-PATIENCE: Final = 3
-"""Rounds without such a gain after which a loop stops."""
-TIGHT: Final = 1e-6
-"""Slack up to which a cut counts as tight, and is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,35 +33,33 @@ class LinearAnswer:
     """Whether it is proved to have no point."""
 
 
-def tighten(session: Session, relaxation: Relaxation) -> LinearAnswer:
+def add_cuts(session: Session, relaxation: Relaxation) -> LinearAnswer:
     """Solve a linear relaxation and add cuts while that raises its value."""
-    rounded = rounded_rows(relaxation, session.done)
+    params = session.params
     idle = 0
     answer = LinearAnswer(None, float("-inf"))
-    for turn in range(CUT_ROUNDS):
+    for turn in range(params.cut_rounds):
         raw = session.solve(relaxation.cut_form().relaxed())
         if raw is None or raw.x is None or raw.bound is None:
             if raw is not None and raw.infeasible:
                 return LinearAnswer(None, 0.0, infeasible=True)
             return answer
         session.raise_bound(safe_bound(session.problem, raw.bound) * relaxation.unit)
-        gained = raw.bound > answer.value + WORTH_A_CUT * abs(raw.bound)
+        gained = raw.bound > answer.value + params.cut_gain_ratio * abs(raw.bound)
         idle = 0 if gained else idle + 1
         answer = LinearAnswer(raw.x, max(answer.value, raw.bound))
-        last = turn == CUT_ROUNDS - 1 or idle >= PATIENCE
+        last = turn == params.cut_rounds - 1 or idle >= params.rounds_without_gain
         if last or session.done() or raw.status != SolverStatus.OPTIMAL:
             break
-        relaxation.cuts = _tight(relaxation, raw.x)
-        found = [*separate_rounded(rounded, raw.x, VIOLATED), *separate(relaxation, raw.x)]
-        if relaxation.rooms is not None:
-            found += relaxation.rooms.separate(raw.x, VIOLATED)
+        relaxation.drop_slack(raw.x)
+        found = relaxation.separate(raw.x, params.cut_violation)
         if not found:
             break
         relaxation.cuts += found
     return answer
 
 
-def grow(
+def add_rows(
     session: Session,
     grouping: Grouping,
     on_answer: Callable[[Relaxation, NDArray[Any]], None] | None = None,
@@ -88,37 +74,113 @@ def grow(
         The one with the fewest rows that has the best bound: rows beyond that make the integer
         problem harder and prove nothing.
     Grouping
-        All rows that an answer broke, for the search for schedules.
+        All rows that an answer broke, for the primal heuristic.
     """
+    params = session.params
     relaxation = session.build(grouping)
-    answer = tighten(session, relaxation)
+    answer = add_cuts(session, relaxation)
     every, latest = relaxation, answer
     idle = 0
-    while latest.x is not None and not session.done() and idle < PATIENCE:
+    while latest.x is not None and not session.done() and idle < params.rounds_without_gain:
         if on_answer is not None:
             on_answer(every, latest.x)
             if session.done():
                 break
         loads = stage_loads(every, latest.x)
-        broken = broken_stages(loads.tolist(), claimed_ram(every, latest.x) * (1 + SLACK))
+        broken = broken_stages(loads.tolist(), every.claimed_ram(latest.x) * (1 + ROUNDING))
         rows = [t for t in broken if t not in every.grouping.stage_rows]
         if not rows:
             break
         every = session.build(every.grouping.add(rows), every)
-        latest = tighten(session, every)
+        latest = add_cuts(session, every)
         if latest.infeasible:
             return every, latest, every.grouping
-        if latest.value - answer.value > WORTH_A_ROW * abs(latest.value):
+        if latest.value - answer.value > params.row_gain_ratio * abs(latest.value):
             relaxation, answer, idle = every, latest, 0
         else:
             idle += 1
     return relaxation, answer, every.grouping
 
 
-def _tight(relaxation: Relaxation, x: NDArray[Any]) -> list[Any]:
-    """Return the cuts that hold with equality at a point."""
-    return [
-        cut
-        for cut in relaxation.cuts
-        if sum(value * x[column] for column, value in cut.terms) - cut.right <= TIGHT
-    ]
+def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return about the bytes of every stage row for a fractional point, shape (stages,).
+
+    What a group brings back is taken to be there from the first computation that reads it to the
+    last one in the group, what it keeps on from there.
+    """
+    graph, grouping, events = relaxation.problem.graph, relaxation.grouping, relaxation.events
+    sizes, group_of = graph.tensor_bytes, grouping.group_of
+    n = len(graph.nodes)
+    change = np.zeros(n + 1)
+    own = np.zeros(n)
+    for t, node in enumerate(graph.nodes):
+        own[t] = node.output_bytes + node.workspace_bytes
+        own[t] += sum(sizes[i] for i in graph.inputs_of[t])
+    sure = relaxation.model.group_events.kept
+    for i, k in enumerate(graph.node_of):
+        if not sizes[i] or not graph.users_of[i]:
+            continue
+        begin = group_of[k]
+        keeps = []
+        for a in range(len(events.events[i])):
+            column = relaxation.kept.get((i, a))
+            keeps.append(float((i, a) in sure) if column is None else float(x[column]))
+        readers: dict[int, list[int]] = {}
+        for j in graph.users_of[i]:
+            readers.setdefault(group_of[j], []).append(j)
+        held = _Span(change, sizes[i])
+        last = max(readers.get(begin, [k]))
+        held.add(k, last, 1.0)
+        after = last
+        level = keeps[0] if keeps else 0.0
+        for a, event in enumerate(events.events[i]):
+            held.add(after, grouping.last_stage[event - 1], level)
+            entry = level
+            brought = _brought(relaxation, x, event, i, k)
+            leave = keeps[a + 1] if a + 1 < len(keeps) else 0.0
+            first_stage, last_stage = grouping.first_stage[event], grouping.last_stage[event]
+            here = readers.get(event)
+            if here:
+                held.add(first_stage - 1, here[0], entry)
+                held.add(here[0], here[-1], min(1.0, entry + brought))
+                after = here[-1]
+            else:
+                held.add(first_stage - 1, last_stage, entry)
+                after = last_stage
+            level = leave
+        for q in graph.users_of[i]:
+            # A tensor that the stage reads counts among its own, not among those that cross it.
+            change[q] -= held.at(q)
+            change[q + 1] += held.at(q)
+        change[k] -= held.at(k)
+        change[k + 1] += held.at(k)
+    return own + np.cumsum(change)[:n]
+
+
+class _Span:
+    """What one tensor adds across the ends of stages."""
+
+    def __init__(self, change: NDArray[np.float64], size: int) -> None:
+        self.change = change
+        self.size = size
+        self.parts: list[tuple[int, int, float]] = []
+
+    def add(self, begin: int, end: int, level: float) -> None:
+        """Hold `level` of the tensor across the ends of stages begin..end-1."""
+        if end > begin and level > 0:
+            self.change[begin] += level * self.size
+            self.change[end] -= level * self.size
+            self.parts.append((begin, end, level))
+
+    def at(self, stage: int) -> float:
+        """Return what is held across the end of a stage [B]."""
+        return self.size * sum(level for begin, end, level in self.parts if begin <= stage < end)
+
+
+def _brought(relaxation: Relaxation, x: NDArray[np.float64], group: int, i: int, k: int) -> float:
+    total = 0.0
+    for columns, index in ((relaxation.paged_in, i), (relaxation.recomputed, k)):
+        column = columns.get((group, index))
+        if column is not None:
+            total += float(x[column])
+    return total

@@ -1,17 +1,15 @@
-"""The search for schedules beside the proof: answers mended, local search, and a restriction."""
+"""The primal heuristic: answers repaired, a local search, and a restricted relaxation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.partial_schedule import Restoration, restorations_of
 from poetmodel.heuristics.penalties import Score
-from poetmodel.solver.lazy.disaggregation import place
-from poetmodel.solver.lazy.relaxation import Allowed
-from poetmodel.solver.lazy.rows import broken_stages, broken_steps, claimed_ram
-from poetmodel.solver.lazy.session import FAR, WIDE
+from poetmodel.solver.lazy.disaggregation import broken_stages, broken_steps
+from poetmodel.solver.lazy.relaxation import AllowedDecisions
 from poetmodel.solver.lazy.symmetry import solve_counted
 
 if TYPE_CHECKING:
@@ -20,188 +18,181 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.model.grouping import Grouping
-    from poetmodel.solver.lazy.relaxation import Relaxation, Used
+    from poetmodel.solver.lazy.relaxation import Relaxation, UsedDecisions
     from poetmodel.solver.lazy.session import Session
-
-LONGEST_S: Final = 10.0
-"""Longest local search, and longest restricted one, after one answer [s]."""
-RESTRICTED_S: Final = 2.0
-"""Time for the first restricted relaxation [s]; twice as much after one that led to something."""
-WIDE_S: Final = 5.0
-"""Least time for one while the gap is wide [s]."""
-VAGUE: Final = 0.05
-"""Gap above which each but the first has the longest time: where the proof has not come near by
-then, it is the schedule that is far from the best one."""
-USED: Final = 0.01
-"""Least value at which a fractional answer counts as using a decision."""
-WIDER: Final = 2
-"""How many stages earlier and later everything is allowed when nothing was found."""
-PATIENCE: Final = 0.01
-"""Turns without gain after which the first local search ends, for each column of the largest
-relaxation so far. The next has twice as many after one that found something, else half as many, but
-never fewer than the first."""
-TURNS: Final = 100
-"""After how many turns of a local search what it has found goes to the verifier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A point of a relaxation, in terms of the graph: all that the search for schedules needs."""
+class RelaxedAnswer:
+    """A point of a relaxation, in terms of the graph: all that the primal heuristic needs."""
 
     grouping: Grouping
     """Rows that the relaxation enforces."""
     restorations: tuple[Restoration, ...]
-    """What it brings back, placed on stages."""
-    used: Used
+    """What it brings back, disaggregated to stages."""
+    used: UsedDecisions
     """Decisions that it uses, fractional ones included."""
 
     @classmethod
-    def of(cls, relaxation: Relaxation, x: NDArray[Any]) -> Answer:
-        """Return a point of a relaxation as an answer."""
-        graph = relaxation.problem.graph
-        placement = place(graph, relaxation.grouping, relaxation.events, relaxation.decisions(x))
+    def of(cls, relaxation: Relaxation, x: NDArray[Any], least: float) -> RelaxedAnswer:
+        """Return a point as an answer that uses the decisions of at least `least`."""
+        result = relaxation.disaggregate(x)
         return cls(
             grouping=relaxation.grouping,
             restorations=(
-                *(Restoration(t, k, recompute=True) for t, k in placement.recomputed),
-                *(Restoration(t, i, recompute=False) for t, i in placement.paged_in),
+                *(Restoration(t, k, recompute=True) for t, k in result.recomputed),
+                *(Restoration(t, i, recompute=False) for t, i in result.paged_in),
             ),
-            used=relaxation.used(x, USED),
+            used=relaxation.used(x, least),
         )
 
 
 @dataclass(slots=True)
-class ScheduleSearch:
-    """Looks for schedules: near answers of relaxations, and near the best schedule.
+class PrimalHeuristic:
+    """Looks for schedules: near answers of relaxations, and near the incumbent.
 
-    Answers are placed on stages and mended where they do not fit, and a local search goes on from
-    the best schedule. Then the relaxation is restricted to the recomputations and page-ins that
-    answers so far used, which makes it small. Rows that its placed answers break are added to it
-    alone, until one is valid.
+    Answers are disaggregated and repaired where they do not fit, and a local search goes on from
+    the incumbent. Then the relaxation is restricted to the recomputations and page-ins that answers
+    so far used, which makes it small. Rows that its own answers break are added to it alone, until
+    one is valid. None of this touches the bound.
     """
 
     session: Session
     grouping: Grouping
     """Rows enforced here: those of the proof and its own."""
-    allowed: Allowed = field(default_factory=Allowed)
-    hurry: Callable[[], bool] = lambda: False
+    allowed: AllowedDecisions = field(default_factory=AllowedDecisions)
+    is_waited_for: Callable[[], bool] = lambda: False
     """Whether something better than a local search waits: it ends then."""
     neighbourhood: LargeNeighbourhoodSearch = field(init=False)
-    patience: float = PATIENCE
-    restricted_s: float = RESTRICTED_S
+    idle_turns_per_column: float = field(init=False)
+    """Turns without gain after which the next local search ends, for each column."""
+    restricted_s: float = field(init=False)
     """Time for the next restricted relaxation [s]."""
-    again: bool = False
-    """Whether a restricted relaxation has been solved before."""
+    solved_before: bool = False
+    """Whether a restricted relaxation has been solved."""
     fruitless: int = 0
     """Restricted relaxations in a row that found nothing."""
     passed: int = 0
     """Answers since the last one."""
 
     def __post_init__(self) -> None:
-        request = self.session.request
+        request, params = self.session.request, self.session.params
+        self.idle_turns_per_column = params.idle_turns_per_column
+        self.restricted_s = params.restricted_s
         self.neighbourhood = LargeNeighbourhoodSearch(self.session.problem, seed=request.seed)
         self.neighbourhood.until_s = request.started_s + request.time_limit_s
-
-    def run(self, answer: Answer, *, force: bool = False) -> None:
-        """Search with what one more answer used.
-
-        The restriction is not solved again where the answer used nothing new, and more and more
-        seldom while that finds nothing.
-        """
-        new = self.allowed.add(answer.used)
-        self.glance(answer)
-        self.passed += 1
-        due = self.passed >= 2**self.fruitless
-        if ((new and due) or force) and not self.session.done():
-            self.passed = 0
-            self._restrict(answer.grouping)
-
-    def glance(self, answer: Answer) -> None:
-        """Mend an answer where it does not fit, and offer it.
-
-        While the gap is far from closed, a local search goes on from there.
-        """
-        self.neighbourhood.consider(answer.restorations)
-        self._offer()
-        if self._is_far():
-            self.improve()
 
     def enforce(self, grouping: Grouping) -> None:
         """Enforce these rows here too."""
         self.grouping = self.grouping.add(tuple(grouping.stage_rows), tuple(grouping.step_rows))
 
-    def _is_far(self) -> bool:
-        return self.session.gap() > FAR
+    def run(self, answer: RelaxedAnswer, *, force: bool = False) -> None:
+        """Search with one more answer.
+
+        The restriction is not solved again where the answer uses nothing new, and more and more
+        seldom while that finds nothing; `force` solves it all the same.
+        """
+        new = self.allowed.add(answer.used)
+        self.repair(answer)
+        self.passed += 1
+        due = self.passed >= 2**self.fruitless
+        wanted = "restriction" in self.session.params.heuristics
+        if wanted and ((new and due) or force) and not self.session.done():
+            self.passed = 0
+            self.restrict(answer.grouping)
+
+    # -- repair and local search -----------------------------------------------------------------
+
+    def repair(self, answer: RelaxedAnswer) -> None:
+        """Repair an answer where it does not fit, and offer it.
+
+        While the gap is far from closed, a local search goes on from there.
+        """
+        if "repair" in self.session.params.heuristics:
+            self.neighbourhood.consider(answer.restorations)
+            self._offer()
+        if self.session.bounds.gap() > self.session.params.small_gap_ratio:
+            self.improve()
 
     def improve(self) -> None:
         """Search locally until nothing is gained for a while, and offer what was found."""
-        session, neighbourhood = self.session, self.neighbourhood
-        best, before = session.best, neighbourhood.best
+        session, neighbourhood, params = self.session, self.neighbourhood, self.session.params
+        if "local_search" not in params.heuristics:
+            return
+        best, before = session.bounds.incumbent, neighbourhood.best
         if best is not None and (0.0, best.value) < before:
             before = Score(0.0, best.value)
             neighbourhood.consider(restorations_of(best.schedule))
-        until = session.request.elapsed_s() + min(LONGEST_S, session.request.remaining_s() / 4)
-        turns = 0
-        most = max(1, int(self.patience * session.columns))
-        idle = 0
-        while idle < most and not (session.done() or self.hurry()):
+        until_s = self._until_s(params.search_most_s)
+        turns = idle = 0
+        most = max(1, int(self.idle_turns_per_column * session.columns))
+        while idle < most and not (session.done() or self.is_waited_for()):
             idle = 0 if neighbourhood.iterate() else idle + 1
             turns += 1
-            if turns % TURNS == 0:
+            if turns % params.turns_per_offer == 0:
                 self._offer()
-            if session.request.elapsed_s() > until:
+            if session.request.elapsed_s() > until_s:
                 break
         self._offer()
         factor = 2.0 if neighbourhood.best < before else 0.5
-        self.patience = max(PATIENCE, factor * self.patience)
+        self.idle_turns_per_column = max(
+            params.idle_turns_per_column, factor * self.idle_turns_per_column
+        )
+
+    def _until_s(self, most_s: float) -> float:
+        """Return when to end what may take some time, or a quarter of the time left [s]."""
+        request = self.session.request
+        return request.elapsed_s() + min(most_s, request.remaining_s() / 4)
 
     def _offer(self) -> None:
         """Give the best schedule of the local search to the verifier, if it seems to be better."""
-        best = self.session.best
+        best = self.session.bounds.incumbent
         if best is None or self.neighbourhood.best < (0.0, best.value):
             schedule = self.neighbourhood.schedule()
             if schedule is not None:
                 self.session.offer(schedule)
 
-    def _restrict(self, grouping: Grouping) -> None:
-        """Solve the restricted relaxation, with more rows as its answers break them."""
-        session = self.session
-        if session.best is not None:
-            self.allowed.add_schedule(session.best.schedule)
-        self.enforce(grouping)
-        relaxation = session.build(self.grouping)
-        before = session.best
-        most_s = LONGEST_S if before is None else self.restricted_s
-        if session.gap() > WIDE:
-            most_s = max(most_s, LONGEST_S if self.again and session.gap() > VAGUE else WIDE_S)
-        self.again = True
-        until = session.request.elapsed_s() + min(most_s, session.request.remaining_s() / 4)
-        self._solve_restricted(relaxation, until)
-        self.fruitless += 1
-        if session.best is not before:
-            self.fruitless = 0
-            self.restricted_s = min(2 * self.restricted_s, LONGEST_S)
+    # -- restricted relaxation -------------------------------------------------------------------
 
-    def _solve_restricted(self, relaxation: Relaxation, until: float) -> None:
+    def restrict(self, grouping: Grouping) -> None:
+        """Solve the restricted relaxation, with more rows as its answers break them."""
+        bounds, params = self.session.bounds, self.session.params
+        before = bounds.incumbent
+        if before is not None:
+            self.allowed.add_schedule(before.schedule)
+        self.enforce(grouping)
+        relaxation = self.session.build(self.grouping)
+        most_s = params.search_most_s if before is None else self.restricted_s
+        if bounds.gap() > params.wide_gap_ratio:
+            again = self.solved_before and bounds.gap() > params.restricted_most_gap_ratio
+            most_s = max(most_s, params.search_most_s if again else params.restricted_wide_s)
+        self.solved_before = True
+        self._solve_restricted(relaxation, self._until_s(most_s))
+        self.fruitless += 1
+        if bounds.incumbent is not before:
+            self.fruitless = 0
+            self.restricted_s = min(2 * self.restricted_s, params.search_most_s)
+
+    def _solve_restricted(self, relaxation: Relaxation, until_s: float) -> None:
         session = self.session
         widened = False
-        while not session.done() and session.request.elapsed_s() < until:
+        while not session.done() and session.request.elapsed_s() < until_s:
             form = relaxation.restricted(self.allowed)
-            start = start_point(session, relaxation)
+            start = session.start_point(relaxation)
             if start is not None and (start > form.upper).any():
-                start = None  # the best schedule does what is not allowed here
+                start = None  # the incumbent does what is not allowed here
             raw = solve_counted(
                 session,
                 form,
-                most_s=max(1.0, (until - session.request.elapsed_s()) / 2),
+                most_s=max(1.0, (until_s - session.request.elapsed_s()) / 2),
                 targets=session.cutoff(relaxation),
                 start=start,
             )
             if raw is None or raw.x is None:
-                if widened or raw is None or session.best is not None:
+                if widened or raw is None or session.bounds.incumbent is not None:
                     return
                 widened = True
-                self.allowed.widen(WIDER)
+                self.allowed.widen(session.params.widened_stages)
                 continue
             rows, steps = examine(session, relaxation, raw.x)
             if not rows and not steps:
@@ -210,27 +201,19 @@ class ScheduleSearch:
             relaxation = session.build(self.grouping)
 
 
-def start_point(session: Session, relaxation: Relaxation) -> NDArray[Any] | None:
-    """Return the best schedule as a point of a relaxation, if there is one and it has room."""
-    best = session.best
-    return None if best is None else relaxation.start(best.schedule)
-
-
 def examine(
     session: Session, relaxation: Relaxation, x: NDArray[Any]
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Place an answer; offer it where it keeps all rows, else return those that it breaks.
+    """Disaggregate an answer; offer it where it keeps all rows, else return those that it breaks.
 
     With the peak minimized, an answer that is above the peak it claims may still be a good one.
     """
-    placement = place(
-        session.problem.graph, relaxation.grouping, relaxation.events, relaxation.decisions(x)
-    )
-    limit = claimed_ram(relaxation, x)
-    rows = broken_stages(placement.stage_loads(), limit)
-    steps = [] if rows else broken_steps(placement, limit)
+    result = relaxation.disaggregate(x)
+    limit = relaxation.claimed_ram(x)
+    rows = broken_stages(result.stage_loads(), limit)
+    steps = [] if rows else broken_steps(result, limit)
     if not (rows or steps) or not session.problem.objective.is_sum:
-        session.offer(placement.schedule())
+        session.offer(result.schedule())
     grouping = relaxation.grouping
     return (
         [t for t in rows if t not in grouping.stage_rows],

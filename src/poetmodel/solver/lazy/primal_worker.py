@@ -1,7 +1,8 @@
-"""The search for schedules in a process of its own: it and the proof have a core each.
+"""The primal worker: a process that searches for schedules, beside the proof.
 
-What the proof learns goes one way, better schedules come the other: as pickles, through pipes that
-nobody else writes to. Each side has a verifier of its own for what the other side sends.
+Each has a core of its own. What the proof learns goes one way, better schedules come the other: as
+pickles, through pipes that nobody else writes to. Each side has a verifier of its own for what the
+other side sends.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 from poetmodel.errors import BackendError
 from poetmodel.model.grouping import Grouping
 from poetmodel.solver.collection import rare_collections
-from poetmodel.solver.lazy.primal import ScheduleSearch
+from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.session import Session
 
 if TYPE_CHECKING:
@@ -33,13 +34,9 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.lazy.primal import Answer
+    from poetmodel.solver.lazy.primal import RelaxedAnswer
     from poetmodel.solver.request import SolveProgress
 
-START_S: Final = 0.5
-"""After how long the process is started, which takes a second of its core [s]."""
-EVERY_S: Final = 0.1
-"""How often the process is told what is new [s]."""
 LAST_LINES: Final = 5
 """How much of what a process wrote before it failed is told."""
 PROGRAM: Final = """\
@@ -57,15 +54,15 @@ _LOG: Final = logging.getLogger(__name__)
 class Task:
     """An answer to search with."""
 
-    answer: Answer
+    answer: RelaxedAnswer
     """What the relaxation says."""
     rows: Grouping
     """Rows to enforce in the search's own relaxations."""
-    glance: bool = False
-    """Whether to leave the restriction out."""
+    repair_only: bool = False
+    """Whether to leave the restricted relaxation out."""
 
 
-class Found(NamedTuple):
+class FoundSchedule(NamedTuple):
     """A schedule that the sender's verifier accepts."""
 
     schedule: Schedule
@@ -74,21 +71,21 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class Update:
     """What the proof knows."""
 
     bound: float
     """Best lower bound."""
     columns: int
     """Most columns of a relaxation."""
-    found: Found | None
+    found: FoundSchedule | None
     """The best schedule, if the search does not know it."""
     task: Task | None
     """The latest answer, if the search has not had it."""
 
 
-class Beside:
-    """The search for schedules in a process of its own, as the proof sees it.
+class PrimalWorker:
+    """The primal heuristic in a process of its own, as the proof sees it.
 
     A context: some time after it is entered the process is started, and when it is left the process
     is no more.
@@ -156,7 +153,7 @@ class Beside:
     # -- the thread that owns the process ------------------------------------------------------
 
     def _attend(self) -> None:
-        if self._closing.wait(START_S):
+        if self._closing.wait(self.session.params.worker_start_s):
             return
         try:
             with tempfile.TemporaryFile() as errors:
@@ -168,11 +165,16 @@ class Beside:
 
     def _converse(self, errors: IO[bytes]) -> None:
         """Start the process, tell it what is new until it has ended or shall end, and clean up."""
-        request = self.session.request
+        session = self.session
+        request = session.request
         request = replace(
-            request, on_progress=None, time_limit_s=max(EVERY_S, request.remaining_s())
+            request,
+            on_progress=None,
+            time_limit_s=max(session.params.worker_update_s, request.remaining_s()),
         )
-        beginning = pickle.dumps(sys.path) + pickle.dumps((self.session.problem, request))
+        beginning = pickle.dumps(sys.path) + pickle.dumps(
+            (session.problem, request, session.params)
+        )
         with self._lock:
             if self._closing.is_set():
                 return
@@ -200,21 +202,21 @@ class Beside:
         into.write(beginning)
         told = None
         while process.poll() is None:
-            news = self._news()
-            if news != told:
-                into.write(pickle.dumps(news))
+            update = self._update()
+            if update != told:
+                into.write(pickle.dumps(update))
                 into.flush()
-            told = replace(news, found=None, task=None)
-            if self._closing.wait(EVERY_S):
+            told = replace(update, found=None, task=None)
+            if self._closing.wait(self.session.params.worker_update_s):
                 break
 
-    def _news(self) -> News:
-        session, best, found = self.session, self.session.best, None
+    def _update(self) -> Update:
+        session, best, found = self.session, self.session.bounds.incumbent, None
         if best is not None and best.value < self._known:
             self._known = best.value
-            found = Found(best.schedule, best.value)
-        return News(
-            bound=session.bound,
+            found = FoundSchedule(best.schedule, best.value)
+        return Update(
+            bound=session.bounds.lower,
             columns=session.columns,
             found=found,
             task=self._tasks.popleft() if self._tasks else None,
@@ -301,8 +303,8 @@ def _receive(source: IO[bytes]) -> Any:
 # -- in the process ----------------------------------------------------------------------------
 
 
-class Service:
-    """The search for schedules, as it runs in its process.
+class WorkerService:
+    """The primal heuristic, as it runs in its process.
 
     Parameters
     ----------
@@ -314,11 +316,13 @@ class Service:
 
     def __init__(self, source: IO[bytes], target: IO[bytes]) -> None:
         self.source, self.target = source, target
-        problem, request = _receive(source)
+        problem, request, params = _receive(source)
         request = replace(request, on_progress=self._report, started_s=time.monotonic())
-        self.session = Session(problem, request, None)
-        self.search = ScheduleSearch(
-            self.session, Grouping(len(problem.graph.nodes)), hurry=lambda: bool(self._tasks)
+        self.session = Session(problem, request, params=params)
+        self.primal = PrimalHeuristic(
+            self.session,
+            Grouping(len(problem.graph.nodes)),
+            is_waited_for=lambda: bool(self._tasks),
         )
         self._tasks: deque[Task] = deque(maxlen=1)
         self._known = float("inf")
@@ -333,16 +337,16 @@ class Service:
             if self._tasks:
                 self._do(self._tasks.popleft())
             else:
-                self.search.improve()
+                self.primal.improve()
         if self._failure is not None:
             raise self._failure
 
     def _do(self, task: Task) -> None:
-        self.search.enforce(task.rows)
-        if task.glance:
-            self.search.glance(task.answer)
+        self.primal.enforce(task.rows)
+        if task.repair_only:
+            self.primal.repair(task.answer)
         else:
-            self.search.run(task.answer)
+            self.primal.run(task.answer)
 
     def _listen(self) -> None:
         """Take note of news; when no more can come, the solve is over."""
@@ -356,25 +360,25 @@ class Service:
         finally:
             self.session.stop.set()
 
-    def _hear(self, news: News) -> None:
+    def _hear(self, update: Update) -> None:
         session = self.session
         with session.lock:
-            session.columns = max(session.columns, news.columns)
-        session.raise_bound(news.bound)
-        if news.found is not None:
-            self._known = min(self._known, news.found.value)
-            session.offer(news.found.schedule)
-        if news.task is not None:
-            self._tasks.append(news.task)
+            session.columns = max(session.columns, update.columns)
+        session.raise_bound(update.bound)
+        if update.found is not None:
+            self._known = min(self._known, update.found.value)
+            session.offer(update.found.schedule)
+        if update.task is not None:
+            self._tasks.append(update.task)
 
     def _report(self, _: SolveProgress) -> None:
         """Send the best schedule, if it is news to the proof."""
         with self._lock:
-            best = self.session.best
+            best = self.session.bounds.incumbent
             if best is None or best.value >= self._known:
                 return
             self._known = best.value
-            pickle.dump(Found(best.schedule, best.value), self.target)
+            pickle.dump(FoundSchedule(best.schedule, best.value), self.target)
             self.target.flush()
 
 
@@ -388,7 +392,7 @@ def serve() -> NoReturn:
     status = 1
     try:
         with rare_collections():
-            Service(sys.stdin.buffer, target).run()
+            WorkerService(sys.stdin.buffer, target).run()
         status = 0
     except BaseException:  # noqa: BLE001 - the other process reads it
         traceback.print_exc()

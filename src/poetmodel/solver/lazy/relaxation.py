@@ -14,10 +14,9 @@ from pyomo.common.log import LoggingIntercept
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.sparse import csr_array
 from poetmodel.model.lazy import build_relaxation
-from poetmodel.model.linear import RESOLVED
 from poetmodel.model.memory import assign_memory
 from poetmodel.problem import DEADLINE_ROWS
-from poetmodel.solver.lazy.disaggregation import GroupDecisions
+from poetmodel.solver.lazy.disaggregation import ROUNDING, GroupDecisions, disaggregate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,74 +29,21 @@ if TYPE_CHECKING:
     from poetmodel.model.grouping import Grouping
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.lazy.cuts.recompute_memory import Rooms
+    from poetmodel.solver.lazy.cuts import Cut, Separator
+    from poetmodel.solver.lazy.disaggregation import Disaggregation
 
 REAL_LIMITS: Final = frozenset({*DEADLINE_ROWS, "energy_budget"})
 """Rows over real numbers, which a solver keeps to its tolerance only."""
 MARGIN: Final = 2e-6
-"""How much such a scaled row is tightened."""
+"""How much such a scaled row is tightened in a restriction: twenty of a solver's tolerances."""
 ADMITTED: Final = 1e-6
 """Largest violation of a scaled row by a start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """An interval cut in terms of the graph, so that a finer relaxation can state it again."""
-
-    first_stage: int
-    """First stage of the interval."""
-    last_stage: int
-    """Last stage of the interval."""
-    reader: int
-    """The node that needs the first tensor of the chain."""
-    again: bool
-    """Whether the reader's recomputation needs it, not its first computation."""
-    chain: tuple[tuple[int, bool], ...]
-    """(tensor, whether its page-out stands for its page-ins): each but the last is made from the
-    next one."""
-    ends_in_recomputation: bool
-    """Whether the recomputations of the last tensor's node stand for its inputs."""
+TIGHT: Final = 1e-6
+"""Slack up to which a cut counts as tight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoomOrigin:
-    """A room cut in terms of the graph, likewise."""
-
-    first_stage: int
-    """First stage of the group."""
-    last_stage: int
-    """Last stage of the group."""
-    node: int
-    """The node that is recomputed in it."""
-    output: int | None
-    """An output of it that bounds when that happens, by its first direct reader."""
-    tensors: tuple[int, ...]
-    """The tensors that stay meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A valid row ``sum of coefficients >= right``."""
-
-    terms: tuple[tuple[int, float], ...]
-    """(column, coefficient)."""
-    right: float
-    """Right-hand side."""
-    origin: Origin | RoomOrigin | None = None
-    """What a finer relaxation needs to state it again; None where it has rows of its own."""
-
-    def loosened(self) -> float:
-        """Return the right-hand side for a solver: of rows in bytes, with room for its tolerance.
-
-        Rows of counts need none: what violates them does so by one.
-        """
-        if isinstance(self.origin, Origin):
-            return self.right
-        return self.right - RESOLVED * max(1.0, abs(self.right))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
+class UsedDecisions:
     """Decisions that a point of a relaxation uses, without its columns."""
 
     recomputed: tuple[tuple[int, int, int], ...]
@@ -115,12 +61,12 @@ class Relaxation:
     model: pyo.ConcreteModel
     form: StandardForm
     build_s: float
+    separators: dict[str, Separator] = field(default_factory=dict)
+    """What finds its cuts, by family."""
     cuts: list[Cut] = field(default_factory=list)
     """Valid rows found so far, in columns of `form`."""
     lasting: list[Cut] = field(default_factory=list)
-    """Those of them that stay when they are not tight: integer answers broke them."""
-    rooms: Rooms | None = None
-    """Where its room cuts come from; None where it has none."""
+    """Further ones, which stay when they are not tight."""
 
     @classmethod
     def build(
@@ -133,7 +79,8 @@ class Relaxation:
     ) -> Relaxation:
         """State and compile the relaxation that enforces the rows of `grouping`.
 
-        With `restoring` a tensor may come back to a group that it enters, as room cuts need.
+        With `restoring` a tensor may come back to a group that it enters, as recompute-memory cuts
+        need.
         """
         begun = time.monotonic()
         # Pyomo logs every exception of a rule as an error, that of the time limit, too.
@@ -213,16 +160,37 @@ class Relaxation:
         names = [f"cut {c}" for c in range(len(cuts))]
         return form.with_rows(block, right, np.full(len(cuts), np.inf), names)
 
-    def keep_rooms(self) -> None:
-        """Let room cuts stay whether they are tight or not.
+    def separate(self, x: NDArray[Any], least: float) -> list[Cut]:
+        """Return cuts of all families that a point violates by more than `least`."""
+        found = (separator.separate(x, least) for separator in self.separators.values())
+        return [cut for cuts in found for cut in cuts]
 
-        No rows of their own stand behind them: without them a finer relaxation can have answers
-        that this one had not.
-        """
+    def drop_slack(self, x: NDArray[Any]) -> None:
+        """Drop the cuts that are not tight at a point, but for those that last."""
+        self.cuts = [cut for cut in self.cuts if cut.violation(x) >= -TIGHT]
+
+    def make_lasting(self) -> None:
+        """Let all cuts of families whose cuts last stay, whether they are tight or not."""
         known = {cut.terms for cut in self.lasting}
-        rooms = [cut for cut in self.cuts if isinstance(cut.origin, RoomOrigin)]
-        self.lasting += [cut for cut in rooms if cut.terms not in known]
-        self.cuts = [cut for cut in self.cuts if not isinstance(cut.origin, RoomOrigin)]
+        lasts = [cut for cut in self.cuts if self._lasts(cut)]
+        self.lasting += [cut for cut in lasts if cut.terms not in known]
+        self.cuts = [cut for cut in self.cuts if not self._lasts(cut)]
+
+    def _lasts(self, cut: Cut) -> bool:
+        return cut.family in self.separators and self.separators[cut.family].lasting
+
+    def take_over(self, coarser: Relaxation) -> None:
+        """State the cuts of a coarser relaxation in the columns of this one."""
+        self.cuts = self._restated(coarser.cuts)
+        self.lasting = self._restated(coarser.lasting)
+
+    def _restated(self, cuts: Sequence[Cut]) -> list[Cut]:
+        found: dict[tuple[tuple[int, float], ...], Cut] = {}
+        for cut in cuts:
+            if cut.family in self.separators:
+                for again in self.separators[cut.family].restate(cut):
+                    found.setdefault(again.terms, again)
+        return list(found.values())
 
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
         """Return what a solution decides."""
@@ -233,9 +201,21 @@ class Relaxation:
             paged_in=_chosen(self.paged_in, x),
         )
 
-    def used(self, x: NDArray[np.float64], least: float) -> Used:
+    def disaggregate(self, x: NDArray[np.float64]) -> Disaggregation:
+        """Return what a solution is on stages."""
+        return disaggregate(self.problem.graph, self.grouping, self.events, self.decisions(x))
+
+    def claimed_ram(self, x: NDArray[np.float64]) -> float:
+        """Return the RAM that a point claims to keep within [B]: the budget, or its own peak."""
+        usable = self.problem.usable_ram_bytes
+        if self.problem.objective.is_sum:
+            return usable
+        peak = float(x[self.column[id(self.model.peak)]])
+        return min(peak * self.problem.useful_ram_bytes * (1 + ROUNDING), usable)
+
+    def used(self, x: NDArray[np.float64], least: float) -> UsedDecisions:
         """Return what a point uses by at least `least`."""
-        return Used(
+        return UsedDecisions(
             recomputed=self._spans(self.recomputed, x, least),
             paged_in=self._spans(self.paged_in, x, least),
         )
@@ -279,7 +259,7 @@ class Relaxation:
         good = not np.isnan(x).any() and self.form.violation(x) <= ADMITTED
         return x if good else None
 
-    def restricted(self, allowed: Allowed) -> StandardForm:
+    def restricted(self, allowed: AllowedDecisions) -> StandardForm:
         """Return the form, without cuts, in which only some decisions may be taken.
 
         Its time and energy rows are tightened beyond a solver's tolerance, so that what it finds
@@ -310,7 +290,7 @@ class _WithFixed(dict[int, float]):
 
 
 @dataclass(slots=True)
-class Allowed:
+class AllowedDecisions:
     """Recomputations and page-ins that answers so far used: spans of stages."""
 
     recomputed: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
@@ -318,7 +298,7 @@ class Allowed:
     paged_in: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     """For each tensor."""
 
-    def add(self, used: Used) -> bool:
+    def add(self, used: UsedDecisions) -> bool:
         """Allow what an answer uses; return whether any of it is new."""
         new = False
         for decisions, spans in (

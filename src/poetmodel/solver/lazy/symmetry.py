@@ -9,7 +9,6 @@ import numpy as np
 
 from poetmodel.backends.sparse import coo_array, csr_array
 from poetmodel.problem import DEADLINE_ROWS
-from poetmodel.solver.lazy.session import FAR
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
 
 COUNTED_LIMITS: Final = frozenset({"storage", *DEADLINE_ROWS, "energy_budget"})
 """Constraints that limit a sum over all decisions."""
-WORTH_COUNTING: Final = 0.02
-"""Least share of the best value, or of a limit, that one decision takes where equal ones are
-counted."""
 ROUNDING: Final = 1e-4
 """By how much a quotient may miss a whole number through tolerances."""
 _HALF: Final = 0.5
@@ -78,8 +74,10 @@ def solve_counted(
     As `Session.solve` otherwise; the answer is one in the columns of `form`. Near the end of a
     proof counters are only more columns.
     """
-    far = session.gap() > FAR
-    counted = count_equal(form, targets.get("objective_cutoff")) if far else None
+    params, counted = session.params, None
+    if session.bounds.gap() > params.small_gap_ratio:
+        cutoff = targets.get("objective_cutoff")
+        counted = count_equal(form, cutoff, least_part=params.counted_part_ratio)
     if counted is None:
         return session.solve(form, targets=targets, start=start, **settings)
     raw = session.solve(counted.form, targets=targets, start=counted.point(start), **settings)
@@ -88,7 +86,9 @@ def solve_counted(
     return replace(raw, x=raw.x[: counted.n_columns])
 
 
-def count_equal(form: StandardForm, cutoff: float | None) -> CountedForm | None:
+def count_equal(
+    form: StandardForm, cutoff: float | None, *, least_part: float
+) -> CountedForm | None:
     """Return a form in which equal decisions are counted, or None where that is of no use.
 
     Parameters
@@ -98,6 +98,8 @@ def count_equal(form: StandardForm, cutoff: float | None) -> CountedForm | None:
         counting would tell.
     cutoff : float, optional
         Only points below this value are looked for, in units of the objective.
+    least_part : float
+        Part of the best value, or of a limit, that one decision must take more than.
 
     Notes
     -----
@@ -116,7 +118,7 @@ def count_equal(form: StandardForm, cutoff: float | None) -> CountedForm | None:
     limits = counted_limits(form)
     if not limits or form.objective.min(initial=0.0) < 0.0:
         return None
-    classes = _classes(form, limits, cutoff)
+    classes = _classes(form, limits, cutoff, least_part)
     if not classes:
         return None
     n = form.n_columns
@@ -147,7 +149,7 @@ def _name_of(row: Any) -> str:
 
 
 def _classes(
-    form: StandardForm, limits: list[int], cutoff: float | None
+    form: StandardForm, limits: list[int], cutoff: float | None, least_part: float
 ) -> list[tuple[NDArray[np.int64], int]]:
     """Return the equal columns worth counting, and the most of them that can be 1."""
     uses = form.matrix[limits].toarray()
@@ -165,7 +167,7 @@ def _classes(
         share = max((part / top for part, top in pairs if part > 0.0 and top > 0.0), default=0.0)
         caps = (int(top / part + ROUNDING) for part, top in pairs if part > 0.0 and top < np.inf)
         most = min(caps, default=len(members))
-        if len(members) > 1 and share > WORTH_COUNTING and most > 0:
+        if len(members) > 1 and share > least_part and most > 0:
             classes.append((np.array(members), min(most, len(members))))
     return classes
 

@@ -20,9 +20,7 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.solver.lazy.cuts import interval
-from poetmodel.solver.lazy.cuts.interval import PER_ROUND, VIOLATED, restate, separate
-from poetmodel.solver.lazy.relaxation import Cut, Origin, Relaxation
+from poetmodel.solver.lazy.cuts.interval import IntervalOrigin, IntervalSeparator
 from worked import comb_graph, even_costs
 
 if TYPE_CHECKING:
@@ -31,10 +29,27 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from poetmodel.solver.lazy.cuts import Cut
+    from poetmodel.solver.lazy.relaxation import Relaxation
+
 
 def activity(cut: Cut, x: NDArray[np.float64]) -> float:
     """Return by how much a point is above a cut's right-hand side; negative where it breaks it."""
     return sum(value * x[column] for column, value in cut.terms) - cut.right
+
+
+VIOLATED = 1e-3
+"""Least violation that is looked for."""
+
+
+def separate(relaxation: Relaxation, x: NDArray[np.float64], most: int = 400) -> list[Cut]:
+    """Return the interval cuts that a point violates."""
+    return IntervalSeparator(relaxation, most).separate(x, VIOLATED)
+
+
+def restate(relaxation: Relaxation, origin: IntervalOrigin) -> Cut | None:
+    """State a cut in the columns of a relaxation."""
+    return next(IntervalSeparator(relaxation, 1).state(origin), None)
 
 
 # -- by hand -------------------------------------------------------------------------------------
@@ -99,7 +114,7 @@ def test_a_recomputation_spread_over_groups_is_cut_off() -> None:
         assert activity(cut, x) == pytest.approx(-0.5)
     # By hand, for the interval of groups 2 and 3 and the reader `u` of stage 4: k enters group 2,
     # or a does.
-    origin = Origin(
+    origin = IntervalOrigin(
         first_stage=3,
         last_stage=4,
         reader=4,
@@ -127,7 +142,7 @@ def test_a_cut_is_stated_again_in_finer_groups() -> None:
     """Its interval keeps its stages; entering it and what happens in it are other columns."""
     problem = spread_problem()
     coarse = relaxation_of(problem, Grouping(7, frozenset({1, 2, 5})))
-    origin = Origin(
+    origin = IntervalOrigin(
         first_stage=3,
         last_stage=6,
         reader=6,
@@ -150,7 +165,7 @@ def test_a_cut_that_says_nothing_is_dropped() -> None:
     """Where the tensor is first made within the interval, or is surely kept into it."""
     problem = spread_problem()
     relaxation = relaxation_of(problem, GROUPS)
-    origin = Origin(
+    origin = IntervalOrigin(
         first_stage=0,
         last_stage=4,
         reader=4,
@@ -227,14 +242,13 @@ def test_a_cut_cuts_off_the_point_that_it_was_made_for() -> None:
     assert count > 300
 
 
-def test_no_more_cuts_come_at_once_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_cuts_come_at_once_than_may_be() -> None:
     """Of too many the most violated ones are taken."""
     _, relaxation, found = max(separated(20, "most", (9, 12)), key=lambda one: len(one.cuts))
     x = found[0][1]
     every = separate(relaxation, x)
-    assert 6 < len(every) <= PER_ROUND
-    monkeypatch.setattr(interval, "PER_ROUND", 3)
-    few = separate(relaxation, x)
+    assert 6 < len(every) <= 400
+    few = separate(relaxation, x, most=3)
     assert len(few) == 3
     worst = sorted(activity(cut, x) for cut in every)
     assert max(activity(cut, x) for cut in few) <= worst[3] + CLOSE

@@ -1,4 +1,4 @@
-"""Room cuts: by hand, and against exhaustive search on instances in which room is scarce."""
+"""Recompute-memory cuts: by hand, and against exhaustive search where RAM is scarce."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
-from poetmodel.solver.lazy import row_generation, solve_lazily
-from poetmodel.solver.lazy.cuts import recompute_memory as rooms_module
-from poetmodel.solver.lazy.cuts.recompute_memory import Rooms
-from poetmodel.solver.lazy.relaxation import Cut, Relaxation, RoomOrigin
+from poetmodel.solver.lazy import solve, solve_lazily
+from poetmodel.solver.lazy.cuts import Cut
+from poetmodel.solver.lazy.cuts.recompute_memory import (
+    RecomputeMemoryOrigin,
+    RecomputeMemorySeparator,
+)
+from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.request import Request
 
@@ -42,7 +45,7 @@ BROKEN = 1e-6
 
 
 def restoring(problem: Problem, grouping: Grouping) -> Relaxation:
-    """Build a relaxation that room cuts are valid for."""
+    """Build a relaxation that recompute-memory cuts are valid for."""
     return Relaxation.build(problem, grouping, recomputable_nodes(problem), restoring=True)
 
 
@@ -59,9 +62,21 @@ def true_value(problem: Problem) -> float | None:
     return None if best is None else best.value - problem.objective.baseline
 
 
-def origin_of(cut: Cut) -> RoomOrigin:
-    """Return what a room cut is about."""
-    assert isinstance(cut.origin, RoomOrigin)
+def separator(relaxation: Relaxation) -> RecomputeMemorySeparator:
+    """Return the separator of a relaxation."""
+    return RecomputeMemorySeparator(relaxation, 400)
+
+
+def origin(first: int, last: int, output: int | None) -> RecomputeMemoryOrigin:
+    """Return what a cut of node 0 beside tensor 1 is about."""
+    return RecomputeMemoryOrigin(
+        first_stage=first, last_stage=last, node=0, output=output, tensors=(1,)
+    )
+
+
+def origin_of(cut: Cut) -> RecomputeMemoryOrigin:
+    """Return what a recompute-memory cut is about."""
+    assert isinstance(cut.origin, RecomputeMemoryOrigin)
     return cut.origin
 
 
@@ -70,11 +85,11 @@ def activity(cut: Cut, x: NDArray[np.float64]) -> float:
     return float(sum(value * x[column] for column, value in cut.terms)) - cut.right
 
 
-def with_rooms(relaxation: Relaxation) -> float | None:
-    """Return the least value once no answer breaks a room cut; the cuts are left in place."""
+def with_cuts_added(relaxation: Relaxation) -> float | None:
+    """Return the least value once no answer breaks a cut; the cuts are left in place."""
     while True:
         value, x = whole(relaxation)
-        found = [] if x is None else Rooms(relaxation).separate(x, BROKEN)
+        found = [] if x is None else separator(relaxation).separate(x, BROKEN)
         if not found:
             return value
         relaxation.cuts += found
@@ -144,12 +159,14 @@ def test_a_recomputation_finds_no_room_beside_what_the_last_stage_reads() -> Non
     value, x = whole(relaxation)
     assert value == pytest.approx(1.0)
     assert x is not None
-    [cut] = Rooms(relaxation).separate(x, BROKEN)
+    [cut] = separator(relaxation).separate(x, BROKEN)
     k, a = relaxation.recomputed[1, 0], relaxation.recomputed[1, 1]
     assert dict(cut.terms) == pytest.approx({a: 0.5, k: -0.3})
     assert cut.right == pytest.approx(-0.2)
-    assert cut.origin == RoomOrigin(first_stage=3, last_stage=4, node=0, output=None, tensors=(1,))
-    assert with_rooms(relaxation) == pytest.approx(4.0)
+    assert cut.origin == RecomputeMemoryOrigin(
+        first_stage=3, last_stage=4, node=0, output=None, tensors=(1,)
+    )
+    assert with_cuts_added(relaxation) == pytest.approx(4.0)
     assert true_value(problem) == pytest.approx(4.0)
 
 
@@ -163,12 +180,14 @@ def test_the_first_reader_says_until_when_a_recomputation_happens() -> None:
     value, x = whole(relaxation)
     assert value == pytest.approx(1.0)
     assert x is not None
-    [cut] = Rooms(relaxation).separate(x, BROKEN)
+    [cut] = separator(relaxation).separate(x, BROKEN)
     k, a = relaxation.recomputed[1, 0], relaxation.recomputed[1, 1]
     assert dict(cut.terms) == pytest.approx({a: 0.5, k: -0.3, relaxation.kept[0, 0]: 0.3})
     assert cut.right == pytest.approx(-0.2)
-    assert cut.origin == RoomOrigin(first_stage=3, last_stage=5, node=0, output=0, tensors=(1,))
-    assert with_rooms(relaxation) == pytest.approx(4.0)
+    assert cut.origin == RecomputeMemoryOrigin(
+        first_stage=3, last_stage=5, node=0, output=0, tensors=(1,)
+    )
+    assert with_cuts_added(relaxation) == pytest.approx(4.0)
     assert true_value(problem) == pytest.approx(4.0)
 
 
@@ -176,9 +195,8 @@ def test_without_a_row_before_the_whole_budget_is_the_right_side() -> None:
     """A group that a step row's stage precedes: 5 (1 - recomputed a) + 6 recomputed k <= 10."""
     problem = crowded_problem()
     relaxation = restoring(problem, Grouping(5, step_rows=frozenset({(2, 1)})))
-    rooms = Rooms(relaxation)
-    origin = RoomOrigin(first_stage=3, last_stage=4, node=0, output=None, tensors=(1,))
-    [cut] = rooms.restate(origin)
+    cuts_of = separator(relaxation)
+    [cut] = cuts_of.state(origin(3, 4, None))
     k, a = (relaxation.recomputed[2, node] for node in (0, 1))
     assert dict(cut.terms) == pytest.approx({a: 0.5, k: -0.6})
     assert cut.right == pytest.approx(-0.5)
@@ -189,10 +207,10 @@ def test_there_is_no_cut_where_there_is_room(*, tail: bool) -> None:
     """A byte less of workspace, and all fits: 5 + 3 + 2; so it does whatever the point."""
     problem = crowded_problem(workspace=2, tail=tail)
     relaxation = rows_of(problem, 2)
-    assert with_rooms(relaxation) == pytest.approx(1.0)
+    assert with_cuts_added(relaxation) == pytest.approx(1.0)
     assert relaxation.cuts == []
     everything = np.ones(relaxation.form.n_columns)
-    assert Rooms(relaxation).separate(everything, BROKEN) == []
+    assert separator(relaxation).separate(everything, BROKEN) == []
     assert true_value(problem) == pytest.approx(1.0)
 
 
@@ -200,11 +218,11 @@ def test_a_free_keep_is_left_out() -> None:
     """If `y` reads `a`, its row does not tell whether `a` stays: a schedule may let it go."""
     problem = crowded_problem(reads=True)
     relaxation = rows_of(problem, 2)
-    assert with_rooms(relaxation) == pytest.approx(1.0)
+    assert with_cuts_added(relaxation) == pytest.approx(1.0)
     assert relaxation.cuts == []
     assert true_value(problem) == pytest.approx(5.0)
     finer = rows_of(problem, 2, 3)  # `a` now crosses the end of `x`, which does not read it
-    assert with_rooms(finer) == pytest.approx(1.0)  # but it is not known to enter that group
+    assert with_cuts_added(finer) == pytest.approx(1.0)  # but it is not known to enter that group
 
 
 def test_a_tensor_that_is_not_made_again_for_it_may_stay_is_left_out() -> None:
@@ -229,7 +247,7 @@ def test_a_tensor_that_is_not_made_again_for_it_may_stay_is_left_out() -> None:
     assert true_value(problem) == pytest.approx(2.0)
     relaxation = rows_of(problem, 3, 5)
     assert (1, 2) not in relaxation.recomputed
-    value = with_rooms(relaxation)
+    value = with_cuts_added(relaxation)
     assert value is not None
     assert value <= 2.0 + CLOSE
 
@@ -241,10 +259,12 @@ def test_a_cut_is_stated_for_each_group_that_its_group_became() -> None:
     `k`, and it is not made again there.
     """
     problem = crowded_problem(tail=True)
-    origin = RoomOrigin(first_stage=3, last_stage=5, node=0, output=0, tensors=(1,))
+    whole_origin = origin(3, 5, 0)
     finer = rows_of(problem, 2, 3)
-    [cut] = Rooms(finer).restate(origin)
-    assert cut.origin == RoomOrigin(first_stage=3, last_stage=3, node=0, output=0, tensors=(1,))
+    [cut] = separator(finer).state(whole_origin)
+    assert cut.origin == RecomputeMemoryOrigin(
+        first_stage=3, last_stage=3, node=0, output=0, tensors=(1,)
+    )
     beyond = finer.events.segment(1, 0, 2)
     assert beyond is not None
     assert beyond != finer.events.segment(1, 0, 1)
@@ -257,9 +277,11 @@ def test_a_cut_is_stated_for_each_group_that_its_group_became() -> None:
         }
     )
     assert cut.right == pytest.approx(-0.7)
-    assert [again.origin for again in Rooms(rows_of(problem, 2)).restate(origin)] == [origin]
+    assert [again.origin for again in separator(rows_of(problem, 2)).state(whole_origin)] == [
+        whole_origin
+    ]
     # Without any row nothing is made again.
-    assert list(Rooms(rows_of(problem)).restate(origin)) == []
+    assert list(separator(rows_of(problem)).state(whole_origin)) == []
 
 
 # -- on random instances -------------------------------------------------------------------------
@@ -311,8 +333,8 @@ def cramped(count: int, kind: str, n: tuple[int, int]) -> Iterator[tuple[str, Pr
 
 
 def random_cuts(rng: random.Random, relaxation: Relaxation, points: int) -> list[Cut]:
-    """Return room cuts for random points that keep much and bring back a part of it."""
-    rooms = Rooms(relaxation)
+    """Return recompute-memory cuts for random points that keep much and bring back a part of it."""
+    cuts_of = separator(relaxation)
     found: list[Cut] = []
     again = [*relaxation.recomputed.values(), *relaxation.paged_in.values()]
     for _ in range(points):
@@ -320,22 +342,22 @@ def random_cuts(rng: random.Random, relaxation: Relaxation, points: int) -> list
         x = np.array([float(rng.random() < share) for _ in range(relaxation.form.n_columns)])
         for column in again:
             x[column] = rng.choice((0.5, 1.0)) * (rng.random() < some)
-        cuts = rooms.separate(x, BROKEN)
+        cuts = cuts_of.separate(x, BROKEN)
         for cut in cuts:
-            assert list(rooms.restate(origin_of(cut))) == [cut]
+            assert list(cuts_of.state(origin_of(cut))) == [cut]
         found += cuts
     return list({cut.terms: cut for cut in found}.values())
 
 
 def restated(relaxation: Relaxation, cuts: list[Cut]) -> list[Cut]:
     """Return cuts of a coarser relaxation in the groups of this one."""
-    rooms = Rooms(relaxation)
-    every = [again for cut in cuts for again in rooms.restate(origin_of(cut))]
+    cuts_of = separator(relaxation)
+    every = [again for cut in cuts for again in cuts_of.state(origin_of(cut))]
     return list({cut.terms: cut for cut in every}.values())
 
 
-def by_room_cuts(problem: Problem, rng: random.Random, seen: Counter[str]) -> float | None:
-    """Solve a problem by rows of stages, room cuts and, where these say nothing, finer groups.
+def by_cuts(problem: Problem, rng: random.Random, seen: Counter[str]) -> float | None:
+    """Solve a problem by rows of stages, cuts and, where these say nothing, finer groups.
 
     Cuts of linear answers, of integer ones and of random points are all added.
     """
@@ -352,8 +374,8 @@ def by_room_cuts(problem: Problem, rng: random.Random, seen: Counter[str]) -> fl
         if not stages:
             linear = backend("highs").solve(relaxation.cut_form().relaxed(), Limits()).x
             assert linear is not None
-            thin = Rooms(relaxation).separate(linear, BROKEN)
-            found = Rooms(relaxation).separate(x, BROKEN)
+            thin = separator(relaxation).separate(linear, BROKEN)
+            found = separator(relaxation).separate(x, BROKEN)
             more = random_cuts(rng, relaxation, 3)
             relaxation.cuts += [*thin, *found, *more]
             seen.update({"linear": len(thin), "integer": len(found), "random": len(more)})
@@ -376,18 +398,18 @@ def some_rows(rng: random.Random, problem: Problem) -> frozenset[int]:
 
 
 def check_optima(count: int, kind: str, n: tuple[int, int]) -> Counter[str]:
-    """Hold solves with room cuts against exhaustive search; return what there was."""
+    """Hold solves with recompute-memory cuts against exhaustive search; return what there was."""
     seen: Counter[str] = Counter()
     for seed, problem in cramped(count, kind, n):
         before = seen.total()
-        value = by_room_cuts(problem, seeded(f"rows of {seed}"), seen)
+        value = by_cuts(problem, seeded(f"rows of {seed}"), seen)
         if seen.total() > before:
             assert value == pytest.approx(true_value(problem), abs=CLOSE), seed
             seen["compared"] += 1
     return seen
 
 
-def test_room_cuts_change_no_optimum() -> None:
+def test_recompute_memory_cuts_change_no_optimum() -> None:
     """With all that are found on the way the last relaxation has the optimum of the problem."""
     seen = check_optima(900, "optimum", (5, 7))
     assert seen["compared"] > 40, seen
@@ -397,7 +419,7 @@ def test_room_cuts_change_no_optimum() -> None:
 
 
 @pytest.mark.slow
-def test_room_cuts_change_no_optimum_of_more() -> None:
+def test_recompute_memory_cuts_change_no_optimum_of_more() -> None:
     """The same on 3,000 problems."""
     seen = check_optima(3000, "optima", (5, 7))
     assert min(seen["integer"], seen["random"], seen["restated"]) > 50, seen
@@ -458,7 +480,7 @@ def check_points(count: int, kind: str, n: tuple[int, int]) -> Counter[str]:
     return seen
 
 
-def test_schedules_keep_room_cuts() -> None:
+def test_schedules_keep_recompute_memory_cuts() -> None:
     """The points of the best schedules for random prices break none, in finer groups neither."""
     seen = check_points(350, "points", (5, 7))
     assert seen["compared"] > 500, seen
@@ -467,42 +489,42 @@ def test_schedules_keep_room_cuts() -> None:
 
 
 @pytest.mark.slow
-def test_more_schedules_keep_room_cuts() -> None:
+def test_more_schedules_keep_recompute_memory_cuts() -> None:
     """The same on 600 problems."""
     assert check_points(600, "more", (5, 7))["compared"] > 600
 
 
-def test_no_more_cuts_come_at_once_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_cuts_come_at_once_than_may_be() -> None:
     """Of too many the most violated ones are taken."""
     every: list[Cut] = []
-    rooms, point = Rooms(rows_of(crowded_problem())), np.zeros(0)
+    worst, point = rows_of(crowded_problem()), np.zeros(0)
     for seed, problem in cramped(60, "most", (6, 8)):
         rng = seeded(f"rows of {seed}")
         relaxation = restoring(problem, random_rows(rng, problem))
         x = np.array([float(rng.random() < 0.7) for _ in range(relaxation.form.n_columns)])
         for column in relaxation.recomputed.values():
             x[column] = float(rng.random() < 0.3)
-        found = Rooms(relaxation).separate(x, BROKEN)
+        found = separator(relaxation).separate(x, BROKEN)
         if len(found) > len(every):
-            every, rooms, point = found, Rooms(relaxation), x
+            every, worst, point = found, relaxation, x
     assert len(every) > 1
-    monkeypatch.setattr(rooms_module, "PER_ROUND", 1)
-    assert rooms.separate(point, BROKEN) == every[:1]
+    assert RecomputeMemorySeparator(worst, 1).separate(point, BROKEN) == every[:1]
 
 
-def test_room_cuts_stay_when_rows_are_added() -> None:
+def test_recompute_memory_cuts_stay_when_rows_are_added() -> None:
     """Each once, tight or not; interval cuts have the relations behind them and may go."""
     seen = 0
     for seed, problem in cramped(60, "stay", (6, 8)):
         relaxation = restoring(problem, random_rows(seeded(f"rows of {seed}"), problem))
-        rooms = random_cuts(seeded(seed), relaxation, 20)
-        other = Cut(((0, 1.0),), 0.0)
-        relaxation.cuts = [*rooms, other]
-        relaxation.lasting = rooms[:1]
-        relaxation.keep_rooms()
+        relaxation.separators = {"recompute_memory": separator(relaxation)}
+        cuts = random_cuts(seeded(seed), relaxation, 20)
+        other = Cut(((0, 1.0),), 0.0, "interval")
+        relaxation.cuts = [*cuts, other]
+        relaxation.lasting = cuts[:1]
+        relaxation.make_lasting()
         assert relaxation.cuts == [other]
-        assert Counter(relaxation.lasting) == Counter(rooms)
-        seen += len(rooms) > 1
+        assert Counter(relaxation.lasting) == Counter(cuts)
+        seen += len(cuts) > 1
     assert seen > 5
 
 
@@ -519,7 +541,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
         made.append(start(*given, **named))
         return made[-1]
 
-    monkeypatch.setattr(row_generation, "Session", noted)
+    monkeypatch.setattr(solve, "Session", noted)
     return made
 
 
@@ -539,7 +561,7 @@ def by_driver(problem: Problem, threads: int = 1) -> float | None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("tail", [False, True])
 @pytest.mark.parametrize(("reads", "value"), [(False, 4.0), (True, 5.0)])
-def test_a_solve_turns_to_room_cuts(
+def test_a_solve_turns_to_recompute_memory_cuts(
     sessions: list[Session], threads: int, value: float, *, tail: bool, reads: bool
 ) -> None:
     """As soon as an answer breaks steps before their stage's own and nothing else."""
@@ -547,7 +569,7 @@ def test_a_solve_turns_to_room_cuts(
     assert [session.restoring for session in sessions] == [True]
 
 
-def test_where_ram_is_minimized_there_are_no_room_cuts(sessions: list[Session]) -> None:
+def test_where_ram_is_minimized_there_are_no_recompute_memory_cuts(sessions: list[Session]) -> None:
     """Their right sides are the budget; the peak is 10 B or 11 B all the same."""
     problem = replace(crowded_problem(), minimize="ram")
     best = optimum(problem)
@@ -560,7 +582,7 @@ def test_where_ram_is_minimized_there_are_no_room_cuts(sessions: list[Session]) 
 
 
 def check_driver(count: int, kind: str, sessions: list[Session]) -> int:
-    """Hold the driver against exhaustive search; return how often it turned to room cuts."""
+    """Hold the driver against exhaustive search; return how often it turned to these cuts."""
     for seed, problem in cramped(count, kind, (5, 7)):
         value = by_driver(problem)
         if sessions[-1].restoring:
@@ -568,12 +590,12 @@ def check_driver(count: int, kind: str, sessions: list[Session]) -> int:
     return sum(session.restoring for session in sessions)
 
 
-def test_solves_with_room_cuts_are_exact(sessions: list[Session]) -> None:
+def test_solves_with_recompute_memory_cuts_are_exact(sessions: list[Session]) -> None:
     """On the cramped problems that need them."""
     assert check_driver(120, "driver", sessions) > 3
 
 
 @pytest.mark.slow
-def test_more_solves_with_room_cuts_are_exact(sessions: list[Session]) -> None:
+def test_more_solves_with_recompute_memory_cuts_are_exact(sessions: list[Session]) -> None:
     """On those of 800."""
     assert check_driver(800, "drivers", sessions) > 15

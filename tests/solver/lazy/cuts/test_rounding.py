@@ -17,11 +17,13 @@ from poetmodel.graph import Graph, operation
 from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.solver.lazy.cuts import rounding
-from poetmodel.solver.lazy.cuts.rounding import largest_sum, rounded_rows, separate_rounded
+from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator, largest_sum
 
 if TYPE_CHECKING:
-    from poetmodel.solver.lazy.relaxation import Cut, Relaxation
+    from poetmodel.solver.lazy.cuts import Cut
+    from poetmodel.solver.lazy.relaxation import Relaxation
+
+MOST_SUMS = 1 << 20
 
 
 def largest_by_trial(sizes: list[int], limit: int) -> int:
@@ -38,7 +40,7 @@ def test_the_largest_sum_is_that_of_all_choices() -> None:
         factor, most = rng.choice((1, 3, 64)), rng.choice((2, 5, 30))
         sizes = [factor * rng.randint(1, most) for _ in range(rng.randint(1, 9))]
         limit = rng.randint(0, sum(sizes) + 2)
-        found = largest_sum(sizes, limit)
+        found = largest_sum(sizes, limit, MOST_SUMS)
         assert found == largest_by_trial(sizes, limit), (sizes, limit)
         reached += found == limit
     assert 50 < reached < 250
@@ -48,8 +50,10 @@ def test_many_copies_of_a_size_are_counted_one_by_one() -> None:
     """Every number of them is a sum, however many there are."""
     for count in range(1, 40):
         for limit in range(7 * count + 8):
-            assert largest_sum([7] * count, limit) == min(limit // 7, count) * 7
-            assert largest_sum([7] * count + [5], limit) == largest_by_counting(count, limit)
+            assert largest_sum([7] * count, limit, MOST_SUMS) == min(limit // 7, count) * 7
+            assert largest_sum([7] * count + [5], limit, MOST_SUMS) == largest_by_counting(
+                count, limit
+            )
 
 
 def largest_by_counting(sevens: int, limit: int) -> int:
@@ -58,11 +62,10 @@ def largest_by_counting(sevens: int, limit: int) -> int:
     return max(total for total in sums if total <= limit)
 
 
-def test_above_too_many_sums_the_divisor_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_above_too_many_sums_the_divisor_counts() -> None:
     """Then the right-hand side may be too large, never too small."""
-    monkeypatch.setattr(rounding, "MOST_SUMS", 10)
-    assert largest_sum([6, 9], 40) == 39
-    assert largest_sum([6, 9], 32) == 15
+    assert largest_sum([6, 9], 40, 10) == 39
+    assert largest_sum([6, 9], 32, 10) == 15
 
 
 def test_rows_of_a_graph_by_hand() -> None:
@@ -81,21 +84,22 @@ def test_rows_of_a_graph_by_hand() -> None:
     relaxation = relaxation_of(Problem(graph, costs, ram=26), Grouping(8, frozenset({5})))
     rows = {
         tuple(sorted((-value for _, value in cut.terms), reverse=True)): -cut.right
-        for cut in rounded_rows(relaxation)
+        for cut in RoundingSeparator(relaxation, MOST_SUMS).rows()
     }
     assert rows == {(1.0, 1.0, 1.0, 1.0): 2.0, (1.0, 1.0, 1.0, 1.0, 0.1): 2.1}
     x = np.full(relaxation.form.n_columns, 0.6)
-    assert separate_rounded(rounded_rows(relaxation), x, 0.45) == []
-    assert len(separate_rounded(rounded_rows(relaxation), x, 0.35)) == 2
+    separator = RoundingSeparator(relaxation, MOST_SUMS)
+    assert separator.separate(x, 0.45) == []
+    assert len(separator.separate(x, 0.35)) == 2
     looks = iter([False, True])  # the time is over after the first row
-    assert len(rounded_rows(relaxation, lambda: next(looks))) == 1
+    assert len(RoundingSeparator(relaxation, MOST_SUMS, lambda: next(looks)).rows()) == 1
 
 
 def test_with_the_peak_minimized_there_are_none() -> None:
     """The budget of a row is a column then."""
     problem = scarce_problem("rounded/ram", 8, minimize="ram")
     relaxation = relaxation_of(problem, Grouping(8, frozenset(range(8))))
-    assert rounded_rows(relaxation) == []
+    assert RoundingSeparator(relaxation, MOST_SUMS).rows() == []
 
 
 def random_relaxations(count: int, n: tuple[int, int]) -> list[tuple[str, Relaxation, list[Cut]]]:
@@ -107,7 +111,7 @@ def random_relaxations(count: int, n: tuple[int, int]) -> list[tuple[str, Relaxa
         if problem.minimize == Quantity.RAM or obstacle(problem) is not None:
             continue
         relaxation = relaxation_of(problem, random_rows(seeded(f"rows of {seed}"), problem, 0.5))
-        rows = rounded_rows(relaxation)
+        rows = RoundingSeparator(relaxation, MOST_SUMS).rows()
         if rows:
             found.append((seed, relaxation, rows))
     return found

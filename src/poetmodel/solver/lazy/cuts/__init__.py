@@ -1,1 +1,62 @@
-"""The families of cuts, one a module."""
+"""Cuts: inequalities that hold for every schedule that matters, one family a module.
+
+Each family is a `Separator` of one relaxation. A cut outlives its relaxation: it is noted in terms
+of the graph, and the finer relaxation's separator of the same family states it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from poetmodel.model.linear import RESOLVED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A valid row ``sum of coefficients >= right``."""
+
+    terms: tuple[tuple[int, float], ...]
+    """(column, coefficient)."""
+    right: float
+    """Right-hand side."""
+    family: str = ""
+    """The family that states it."""
+    origin: Any = None
+    """What it is about, in stages, nodes and tensors, for its family's `restate`."""
+    in_bytes: bool = True
+    """Whether it sums bytes rather than decisions."""
+
+    def violation(self, x: NDArray[Any]) -> float:
+        """Return by how much a point violates it; negative where there is slack."""
+        return self.right - float(sum(value * x[column] for column, value in self.terms))
+
+    def loosened(self) -> float:
+        """Return the right-hand side for a solver: of rows in bytes, with room for its tolerance.
+
+        Rows of decisions need none: what violates them does so by one.
+        """
+        if not self.in_bytes:
+            return self.right
+        return self.right - RESOLVED * max(1.0, abs(self.right))
+
+
+class Separator(Protocol):
+    """What finds the cuts of one family for one relaxation."""
+
+    family: ClassVar[str]
+    """Name of the family."""
+    lasting: ClassVar[bool]
+    """Whether its cuts stay, tight or not, when rows are added: nothing else in the finer
+    relaxation says what they say."""
+
+    def separate(self, x: NDArray[Any], least: float) -> list[Cut]:
+        """Return cuts that a point violates by more than `least`, the most violated first."""
+
+    def restate(self, cut: Cut) -> Iterable[Cut]:
+        """Return what a cut of a coarser relaxation becomes in this one; nothing where it goes."""

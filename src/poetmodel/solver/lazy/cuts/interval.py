@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from poetmodel.solver.lazy.relaxation import Cut, Origin
+from poetmodel.solver.lazy.cuts import Cut
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from poetmodel.solver.lazy.relaxation import Relaxation
 
-VIOLATED: Final = 1e-3
-"""Least violation of a cut that is worth adding."""
-PER_ROUND: Final = 400
-"""Most cuts that are added at once."""
+
+@dataclass(frozen=True, slots=True)
+class IntervalOrigin:
+    """An interval cut in terms of the graph."""
+
+    first_stage: int
+    """First stage of the interval."""
+    last_stage: int
+    """Last stage of the interval."""
+    reader: int
+    """The node that needs the first tensor of the chain."""
+    again: bool
+    """Whether the reader's recomputation needs it, not its first computation."""
+    chain: tuple[tuple[int, bool], ...]
+    """(tensor, whether its page-out stands for its page-ins): each but the last is made from the
+    next one."""
+    ends_in_recomputation: bool
+    """Whether the recomputations of the last tensor's node stand for its inputs."""
 
 
-def separate(relaxation: Relaxation, x: NDArray[np.float64]) -> list[Cut]:
-    """Return interval cuts that a point violates, the most violated first.
+class IntervalSeparator:
+    """Interval cuts of one relaxation.
 
     Parameters
     ----------
     relaxation : Relaxation
         The relaxation.
-    x : ndarray, shape (n_columns,)
-        A solution of its linear relaxation.
+    most : int
+        Most cuts that are found for one point.
 
     Notes
     -----
@@ -41,23 +57,99 @@ def separate(relaxation: Relaxation, x: NDArray[np.float64]) -> list[Cut]:
                + min(sum of R[k,l], min of F(u) over inputs u of k),    k = node(i), l in [l1, l2]
 
     ``F(i) >= 1`` where the first computation of a reader lies in `l2`, ``F(i) >= R[j,l2]`` for a
-    recomputed reader `j`. Each minimum is replaced by its smaller side at `x`, which keeps the row
-    linear and valid.
+    recomputed reader `j`. Each minimum is replaced by its smaller side at the point, which keeps
+    the row linear and valid.
+
+    Groups only get finer while rows are added, so an interval of stages stays one of groups, and a
+    cut, whichever sides of its minima it takes, stays valid.
     """
-    return _Separator(relaxation, x).run()
+
+    family: ClassVar[str] = "interval"
+    lasting: ClassVar[bool] = False
+
+    def __init__(self, relaxation: Relaxation, most: int) -> None:
+        self.relaxation = relaxation
+        self.most = most
+
+    def separate(self, x: NDArray[np.float64], least: float) -> list[Cut]:
+        """Return cuts that a point violates by more than `least`, the most violated first."""
+        point = _Point(self.relaxation, x)
+        cuts: dict[tuple[tuple[int, float], ...], Cut] = {}
+        for found in point.violations(least)[: 2 * self.most]:
+            for cut in self.state(point.origin(found)):
+                cuts.setdefault(cut.terms, cut)
+            if len(cuts) >= self.most:
+                break
+        return list(cuts.values())
+
+    def restate(self, cut: Cut) -> Iterator[Cut]:
+        """Yield a cut of a coarser relaxation in the columns of this one, if it says anything."""
+        return self.state(cut.origin)
+
+    def state(self, origin: IntervalOrigin) -> Iterator[Cut]:
+        """Yield the row of an interval, if it says anything here."""
+        relaxation = self.relaxation
+        group_of, node_of = relaxation.events.group_of, relaxation.problem.graph.node_of
+        first, last = group_of[origin.first_stage], group_of[origin.last_stage]
+        terms: dict[int, float] = {}
+        right = 1.0
+        if origin.again:
+            column = relaxation.recomputed.get((last, origin.reader))
+            if column is None:
+                return
+            terms[column] = -1.0
+            right = 0.0
+        groups = range(first, last + 1)
+        for i, by_page_out in origin.chain:
+            if group_of[node_of[i]] >= first:
+                return
+            right -= self._add_entering(i, first, terms)
+            out = relaxation.paged_out.get(i)
+            if by_page_out and out is not None:
+                _add(terms, out)
+            else:
+                for group in groups:
+                    _add(terms, relaxation.paged_in.get((group, i)))
+        if origin.ends_in_recomputation:
+            k = node_of[origin.chain[-1][0]]
+            for group in groups:
+                _add(terms, relaxation.recomputed.get((group, k)))
+        if right > 0 or origin.again:
+            yield Cut(tuple(sorted(terms.items())), right, self.family, origin, in_bytes=False)
+
+    def _add_entering(self, i: int, first: int, terms: dict[int, float]) -> float:
+        """Add keeping tensor `i` into group `first`; return it where it is a constant."""
+        relaxation, events = self.relaxation, self.relaxation.events
+        segment = events.segment(i, events.group_of[relaxation.problem.graph.node_of[i]], first)
+        if segment is None:
+            return 0.0
+        if (i, segment) in relaxation.model.group_events.kept:
+            return 1.0
+        _add(terms, relaxation.kept.get((i, segment)))
+        return 0.0
 
 
-@dataclass(slots=True)
-class _Found:
-    violation: float
+def _add(terms: dict[int, float], column: int | None) -> None:
+    if column is not None:
+        terms[column] = terms.get(column, 0.0) + 1.0
+
+
+class _Violation(NamedTuple):
+    """An interval, a tensor and its reader whose cut a point violates."""
+
+    amount: float
     tensor: int
     first: int
+    """First group."""
     last: int
+    """Last group."""
     reader: int | None
-    """A recomputed reader, or None for a direct use."""
+    """A recomputed reader, or None for a first computation."""
 
 
-class _Separator:
+class _Point:
+    """A fractional point, with the sums that intervals are looked up in."""
+
     def __init__(self, relaxation: Relaxation, x: NDArray[np.float64]) -> None:
         self.relaxation = relaxation
         self.x = x
@@ -91,28 +183,32 @@ class _Separator:
             values[index, group + 1] = self.x[column]
         return np.cumsum(values, axis=1)
 
-    def run(self) -> list[Cut]:
-        found: list[_Found] = []
+    def violations(self, least: float) -> list[_Violation]:
+        """Return what the point violates by more than `least`, the worst first."""
+        found: list[_Violation] = []
         readers: dict[int, list[int]] = {}
         for j in range(len(self.graph.nodes)):
             readers.setdefault(self.group_of[j], []).append(j)
         again: dict[int, list[int]] = {}
         for (group, j), column in self.relaxation.recomputed.items():
-            if self.x[column] > VIOLATED:
+            if self.x[column] > least:
                 again.setdefault(group, []).append(j)
         for last in range(2, self.n_groups):
             check_time_limit()
             supply = self._supply(last)
-            found += self._at(last, supply, readers.get(last, []), again.get(last, []))
-        found.sort(key=lambda entry: -entry.violation)
-        cuts: dict[tuple[tuple[int, float], ...], Cut] = {}
-        for entry in found[: 2 * PER_ROUND]:
-            cut = self._state(entry)
-            if cut is not None:
-                cuts.setdefault(cut.terms, cut)
-            if len(cuts) >= PER_ROUND:
-                break
-        return list(cuts.values())
+            here = readers.get(last, ())
+            direct = {i for j in here for i in self.graph.inputs_of[j] if i in supply}
+            wanted: list[tuple[int, float, int | None]] = [(i, 1.0, None) for i in direct]
+            for j in again.get(last, ()):
+                value = float(self.x[self.relaxation.recomputed[last, j]])
+                inputs = self.graph.inputs_of[j]
+                wanted += [(i, value, j) for i in inputs if i in supply and i not in direct]
+            for i, value, reader in wanted:
+                missing = value - supply[i]
+                first = int(missing.argmax())
+                if missing[first] > least:
+                    found.append(_Violation(float(missing[first]), i, first + 1, last, reader))
+        return sorted(found, key=lambda entry: -entry.amount)
 
     def _supply(self, last: int) -> dict[int, NDArray[np.float64]]:
         """Return `F` of each tensor for the intervals [1..last-1, last], by first group."""
@@ -139,54 +235,26 @@ class _Separator:
                 supply[i] = value
         return supply
 
-    def _at(
-        self,
-        last: int,
-        supply: dict[int, NDArray[np.float64]],
-        readers: list[int],
-        again: list[int],
-    ) -> list[_Found]:
-        found = []
-        direct = {i for j in readers for i in self.graph.inputs_of[j] if i in supply}
-        for i in direct:
-            missing = 1.0 - supply[i]
-            first = int(missing.argmax())
-            if missing[first] > VIOLATED:
-                found.append(_Found(float(missing[first]), i, first + 1, last, None))
-        for j in again:
-            value = self.x[self.relaxation.recomputed[last, j]]
-            for i in self.graph.inputs_of[j]:
-                if i in direct or i not in supply:
-                    continue
-                missing = value - supply[i]
-                first = int(missing.argmax())
-                if missing[first] > VIOLATED:
-                    found.append(_Found(float(missing[first]), i, first + 1, last, j))
-        return found
-
-    def _state(self, entry: _Found) -> Cut | None:
-        self.values.clear()
+    def origin(self, found: _Violation) -> IntervalOrigin:
+        """Return the cut of a violation in terms of the graph."""
         grouping = self.relaxation.grouping
-        chain, ends = self._chain(entry.tensor, entry.first, entry.last)
-        direct = entry.reader is None
-        reader = entry.reader if entry.reader is not None else self._first_reader(entry)
-        origin = Origin(
-            first_stage=grouping.first_stage[entry.first],
-            last_stage=reader if direct else grouping.last_stage[entry.last],
+        chain, ends = self._chain(found.tensor, found.first, found.last)
+        reader = found.reader
+        if reader is None:
+            users = self.graph.users_of[found.tensor]
+            reader = next(j for j in users if self.group_of[j] == found.last)
+        return IntervalOrigin(
+            first_stage=grouping.first_stage[found.first],
+            last_stage=reader if found.reader is None else grouping.last_stage[found.last],
             reader=reader,
-            again=not direct,
+            again=found.reader is not None,
             chain=chain,
             ends_in_recomputation=ends,
         )
-        return restate(self.relaxation, origin)
-
-    def _first_reader(self, entry: _Found) -> int:
-        """Return the first reader of the tensor in the last group of the interval."""
-        users = self.graph.users_of[entry.tensor]
-        return next(j for j in users if self.group_of[j] == entry.last)
 
     def _chain(self, i: int, first: int, last: int) -> tuple[tuple[tuple[int, bool], ...], bool]:
         """Follow the smaller sides of the minima from tensor `i` on."""
+        self.values.clear()
         chain: list[tuple[int, bool]] = []
         while True:
             k = self.graph.node_of[i]
@@ -227,68 +295,3 @@ class _Separator:
                 again = min(again, self._value(u, first, last))
             value += again
         return value
-
-
-def restate(relaxation: Relaxation, origin: Origin) -> Cut | None:
-    """Return an interval cut in the columns of a relaxation, or None where it says nothing.
-
-    Groups only get finer while rows are added, so an interval of stages stays one of groups, and
-    the row, whichever sides of its minima it takes, stays valid.
-    """
-    events = relaxation.events
-    group_of, node_of = events.group_of, relaxation.problem.graph.node_of
-    first, last = group_of[origin.first_stage], group_of[origin.last_stage]
-    terms: dict[int, float] = {}
-    right = 1.0
-    if origin.again:
-        column = relaxation.recomputed.get((last, origin.reader))
-        if column is None:
-            return None
-        terms[column] = -1.0
-        right = 0.0
-    for place, (i, by_page_out) in enumerate(origin.chain):
-        k = node_of[i]
-        if group_of[k] >= first:
-            return None
-        right -= _add_entering(relaxation, i, first, terms)
-        _add_pages(relaxation, i, (first, last), terms, by_page_out=by_page_out)
-        ends = place == len(origin.chain) - 1
-        if ends and origin.ends_in_recomputation:
-            for group in range(first, last + 1):
-                _add(terms, relaxation.recomputed.get((group, k)))
-    if right <= 0 and not origin.again:
-        return None
-    return Cut(tuple(sorted(terms.items())), right, origin)
-
-
-def _add(terms: dict[int, float], column: int | None) -> None:
-    if column is not None:
-        terms[column] = terms.get(column, 0.0) + 1.0
-
-
-def _add_entering(relaxation: Relaxation, i: int, first: int, terms: dict[int, float]) -> float:
-    """Add keeping tensor `i` into group `first`; return it where it is a constant."""
-    events = relaxation.events
-    segment = events.segment(i, events.group_of[relaxation.problem.graph.node_of[i]], first)
-    if segment is None:
-        return 0.0
-    if (i, segment) in relaxation.model.group_events.kept:
-        return 1.0
-    _add(terms, relaxation.kept.get((i, segment)))
-    return 0.0
-
-
-def _add_pages(
-    relaxation: Relaxation,
-    i: int,
-    interval: tuple[int, int],
-    terms: dict[int, float],
-    *,
-    by_page_out: bool,
-) -> None:
-    out = relaxation.paged_out.get(i)
-    if by_page_out and out is not None:
-        _add(terms, out)
-        return
-    for group in range(interval[0], interval[1] + 1):
-        _add(terms, relaxation.paged_in.get((group, i)))

@@ -1,10 +1,11 @@
-"""Room cuts: a recomputation must find room beside what stays in RAM meanwhile."""
+"""Recompute-memory cuts: a recomputation must fit beside what stays in RAM meanwhile."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from poetmodel.solver.lazy.relaxation import Cut, RoomOrigin
+from poetmodel.solver.lazy.cuts import Cut
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
@@ -14,10 +15,24 @@ if TYPE_CHECKING:
 
     from poetmodel.solver.lazy.relaxation import Relaxation
 
-PER_ROUND: Final = 400
-"""Most cuts that are added at once."""
 PRESENT: Final = 1e-6
-"""Least share of a tensor that counts as there."""
+"""Least share of a decision that counts as taken: more than a solver's tolerance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputeMemoryOrigin:
+    """A recompute-memory cut in terms of the graph."""
+
+    first_stage: int
+    """First stage of the group."""
+    last_stage: int
+    """Last stage of the group."""
+    node: int
+    """The node that is recomputed in it."""
+    output: int | None
+    """An output of it that bounds when that happens, by its first direct reader."""
+    tensors: tuple[int, ...]
+    """The tensors that stay meanwhile."""
 
 
 class _Stay(NamedTuple):
@@ -29,13 +44,15 @@ class _Stay(NamedTuple):
     """Columns of bringing it back in the group: if none does, it has been there all the time."""
 
 
-class Rooms:
-    """Room cuts of one relaxation, which lets tensors come back to groups that they enter.
+class RecomputeMemorySeparator:
+    """Recompute-memory cuts of a relaxation that lets tensors come back to groups that they enter.
 
     Parameters
     ----------
     relaxation : Relaxation
         Built with ``restoring=True``.
+    most : int
+        Most cuts that are found for one point.
 
     Notes
     -----
@@ -57,8 +74,12 @@ class Rooms:
     side and a coefficient of `recomputed` that makes up for it.
     """
 
-    def __init__(self, relaxation: Relaxation) -> None:
+    family: ClassVar[str] = "recompute_memory"
+    lasting: ClassVar[bool] = True
+
+    def __init__(self, relaxation: Relaxation, most: int) -> None:
         self.relaxation = relaxation
+        self.most = most
         self.graph = relaxation.problem.graph
         self.budget = int(relaxation.problem.usable_ram_bytes)
         self.sizes = self.graph.tensor_bytes
@@ -127,46 +148,45 @@ class Rooms:
 
     # -- separation ----------------------------------------------------------------------------
 
-    def separate(self, x: NDArray, least: float) -> list[Cut]:  # type: ignore[type-arg]
+    def separate(self, x: NDArray[Any], least: float) -> list[Cut]:
         """Return the cuts that a point violates by more than `least`, the most violated first.
 
         With each come those that the point would violate if it recomputed the node elsewhere.
         """
-        there = _There(self, x)
+        point = _Point(self, x)
         found: list[tuple[float, Cut]] = []
         columns = self.relaxation.recomputed
         wanted = {}
         for (group, k), column in columns.items():
             if x[column] <= PRESENT:
                 continue
-            entry = self._worst(there, group, k, 0.0, least)
+            entry = self._worst(point, group, k, 0.0, least)
             if entry is not None:
                 found.append(entry)
                 wanted[k] = float(x[column])
         for (group, k), column in columns.items():
             if k in wanted and x[column] <= PRESENT:
-                entry = self._worst(there, group, k, wanted[k], least)
+                entry = self._worst(point, group, k, wanted[k], least)
                 if entry is not None:
                     found.append(entry)
         found.sort(key=lambda entry: -entry[0])
-        return [cut for _, cut in found[:PER_ROUND]]
+        return [cut for _, cut in found[: self.most]]
 
     def _worst(
-        self, there: _There, group: int, k: int, more: float, least: float
+        self, point: _Point, group: int, k: int, more: float, least: float
     ) -> tuple[float, Cut] | None:
         """Return the most violated cut of a recomputation, with `more` of it than at the point."""
         check_time_limit()
         best = None
         column = self.relaxation.recomputed[group, k]
         for output in (None, *self.graph.outputs_of[k]):
-            stays = there.stays(group, self._until(group, output))
+            stays = point.stays(group, self._until(group, output))
             if stays is None:
                 continue
             cut = self._cut(group, k, output, stays)
             if cut is None:
                 continue
-            violation = cut.right - sum(value * there.x[c] for c, value in cut.terms)
-            violation -= more * dict(cut.terms).get(column, 0.0)
+            violation = cut.violation(point.x) - more * dict(cut.terms).get(column, 0.0)
             if violation > least and (best is None or violation > best[0]):
                 best = (violation, cut)
         return best
@@ -189,8 +209,12 @@ class Rooms:
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def restate(self, origin: RoomOrigin) -> Iterator[Cut]:
+    def restate(self, cut: Cut) -> Iterator[Cut]:
         """Yield a cut of a coarser relaxation for each group that its group has become."""
+        return self.state(cut.origin)
+
+    def state(self, origin: RecomputeMemoryOrigin) -> Iterator[Cut]:
+        """Yield the rows of some tensors beside a node in each group of some stages."""
         group_of = self.relaxation.grouping.group_of
         for group in range(group_of[origin.first_stage], group_of[origin.last_stage] + 1):
             until = self._until(group, origin.output)
@@ -208,8 +232,8 @@ class Rooms:
         relaxation = self.relaxation
         own, need = self._need(k)
         chosen = {i: stay for i, stay in stays.items() if i not in own}
-        room = self._room(group, chosen, at_end=output is None)
-        excess = room - (self.budget - need)
+        available = self._available(group, chosen, at_end=output is None)
+        excess = available - (self.budget - need)
         if excess <= 0:
             return None  # whatever fits without the recomputation fits beside it
         scale = self.budget
@@ -221,7 +245,7 @@ class Rooms:
             ):
                 if column is not None:
                     terms[column] = terms.get(column, 0.0) + excess / scale
-        limit = room
+        limit = available
         for i, stay in chosen.items():
             size = self.sizes[i]
             if stay.leaves is None:
@@ -231,40 +255,40 @@ class Rooms:
             for column in stay.returns:
                 terms[column] = terms.get(column, 0.0) + size / scale
         grouping = relaxation.grouping
-        origin = RoomOrigin(
+        origin = RecomputeMemoryOrigin(
             first_stage=grouping.first_stage[group],
             last_stage=grouping.last_stage[group],
             node=k,
             output=output,
             tensors=tuple(sorted(chosen)),
         )
-        return Cut(tuple(sorted(terms.items())), -limit / scale, origin)
+        return Cut(tuple(sorted(terms.items())), -limit / scale, self.family, origin)
 
-    def _room(self, group: int, chosen: Mapping[int, _Stay], *, at_end: bool) -> int:
+    def _available(self, group: int, chosen: Mapping[int, _Stay], *, at_end: bool) -> int:
         """Return how many bytes of these tensors fit where nothing is recomputed.
 
         All of them cross the end of the group before; at this group's end are those that leave it,
         and what its last stage reads.
         """
-        room = self.budget
+        available = self.budget
         before = self.ends[group - 1]
         if before is not None:
-            room = min(room, before[0] + self._bytes(i for i in chosen if i in before[1]))
+            available = min(available, before[0] + self._bytes(i for i in chosen if i in before[1]))
         here = self.ends[group]
         if at_end and here is not None:
             counted = (i for i, stay in chosen.items() if i in here[1] or stay.leaves is None)
-            room = min(room, here[0] + self._bytes(counted))
-        return room
+            available = min(available, here[0] + self._bytes(counted))
+        return available
 
     def _bytes(self, tensors: Iterable[int]) -> int:
         return sum(self.sizes[i] for i in tensors)
 
 
-class _There:
+class _Point:
     """What stays in RAM at a point."""
 
-    def __init__(self, rooms: Rooms, x: NDArray) -> None:  # type: ignore[type-arg]
-        self.rooms = rooms
+    def __init__(self, separator: RecomputeMemorySeparator, x: NDArray[Any]) -> None:
+        self.separator = separator
         self.x = x
         self._known: dict[tuple[int, int], dict[int, _Stay]] = {}
 
@@ -275,7 +299,7 @@ class _There:
         if (group, until) not in self._known:
             self._known[group, until] = {
                 i: stay
-                for i, stay in self.rooms.stays(group, until).items()
+                for i, stay in self.separator.stays(group, until).items()
                 if self._share(stay) > PRESENT
             }
         return self._known[group, until]

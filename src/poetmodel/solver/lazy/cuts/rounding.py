@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar
 
-from poetmodel.solver.lazy.relaxation import Cut
+from poetmodel.solver.lazy.cuts import Cut
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
 
     from numpy.typing import NDArray
 
     from poetmodel.solver.lazy.relaxation import Relaxation
 
-MOST_SUMS: Final = 1 << 20
-"""Most sums that are told apart, in greatest common divisors; beyond them only those count."""
 
-
-def rounded_rows(relaxation: Relaxation, done: Callable[[], bool] = lambda: False) -> list[Cut]:
-    """Return what the enforced stage rows say of their tensors from each size on.
+class RoundingSeparator:
+    """Rounded rows of one relaxation.
 
     Parameters
     ----------
     relaxation : Relaxation
         The relaxation.
+    most_sums : int
+        Most sums of sizes that are told apart for a row.
     done : callable
         Says when the time is over: the rows of hundreds of large tensors take seconds.
-
-    Returns
-    -------
-    list of Cut
-        Those found before `done`, without an origin: a finer relaxation has its own.
 
     Notes
     -----
@@ -43,54 +38,81 @@ def rounded_rows(relaxation: Relaxation, done: Callable[[], bool] = lambda: Fals
 
         sum(bytes[i] * kept[i], bytes[i] >= s)  <=  largest such sum
     """
-    if not relaxation.problem.objective.is_sum:
-        return []
-    stages = sorted(relaxation.grouping.stage_rows)
-    return [cut for q in stages for cut in _of_stage(relaxation, q, done)]
+
+    family: ClassVar[str] = "rounding"
+    lasting: ClassVar[bool] = False
+
+    def __init__(
+        self, relaxation: Relaxation, most_sums: int, done: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.relaxation = relaxation
+        self.most_sums = most_sums
+        self.done = done
+        self._rows: list[Cut] | None = None
+
+    def rows(self) -> list[Cut]:
+        """Return what the enforced stage rows say of their tensors from each size on.
+
+        Those found before the time is over; none where RAM is minimized, as the limit is a column.
+        """
+        if self._rows is None:
+            relaxation = self.relaxation
+            by_sum = relaxation.problem.objective.is_sum
+            stages = () if not by_sum else sorted(relaxation.grouping.stage_rows)
+            self._rows = [cut for q in stages for cut in self._of_stage(q)]
+        return self._rows
+
+    def separate(self, x: NDArray[Any], least: float) -> list[Cut]:
+        """Return the rows that a point violates by more than `least`."""
+        return [cut for cut in self.rows() if cut.violation(x) > least]
+
+    def restate(self, _: Cut) -> tuple[()]:
+        """Return nothing: every relaxation has rows of its own."""
+        return ()
+
+    def _of_stage(self, q: int) -> Iterator[Cut]:
+        relaxation = self.relaxation
+        graph = relaxation.problem.graph
+        own = {*graph.inputs_of[q], *graph.outputs_of[q]}
+        limit = relaxation.problem.usable_ram_bytes - graph.nodes[q].workspace_bytes
+        limit -= sum(graph.tensor_bytes[i] for i in own)
+        row = sorted(self._crossing(q, own), reverse=True)
+        if limit < 0:
+            return  # nothing fits, as the row itself says
+        total = 0
+        for end, (size, _) in enumerate(row, start=1):
+            check_time_limit()
+            total += size
+            last_of_size = end == len(row) or row[end][0] < size
+            if total <= limit or not last_of_size:
+                continue
+            if self.done():
+                return
+            right = largest_sum([bytes_ for bytes_, _ in row[:end]], limit, self.most_sums)
+            if right < limit:
+                scale = row[0][0]
+                terms = sorted((column, -bytes_ / scale) for bytes_, column in row[:end])
+                yield Cut(tuple(terms), -right / scale, self.family)
+
+    def _crossing(self, q: int, own: set[int]) -> Iterator[tuple[int, int]]:
+        """Yield (bytes, column) of what may cross the end of the group of stage `q`.
+
+        Free keeps have no column; no enforced row counts them.
+        """
+        relaxation = self.relaxation
+        graph, grouping = relaxation.problem.graph, relaxation.grouping
+        following = grouping.group_of[q] + 1
+        for i, k in enumerate(graph.node_of):
+            if k >= q:
+                return
+            if i in own or not graph.tensor_bytes[i]:
+                continue
+            segment = relaxation.events.segment(i, grouping.group_of[k], following)
+            if segment is not None and (i, segment) in relaxation.kept:
+                yield graph.tensor_bytes[i], relaxation.kept[i, segment]
 
 
-def _of_stage(relaxation: Relaxation, q: int, done: Callable[[], bool]) -> Iterator[Cut]:
-    graph = relaxation.problem.graph
-    own = {*graph.inputs_of[q], *graph.outputs_of[q]}
-    limit = relaxation.problem.usable_ram_bytes - graph.nodes[q].workspace_bytes
-    limit -= sum(graph.tensor_bytes[i] for i in own)
-    row = sorted(_crossing(relaxation, q, own), reverse=True)
-    if limit < 0:
-        return  # nothing fits, as the row itself says
-    total = 0
-    for end, (size, _) in enumerate(row, start=1):
-        check_time_limit()
-        total += size
-        last_of_size = end == len(row) or row[end][0] < size
-        if total <= limit or not last_of_size:
-            continue
-        if done():
-            return
-        right = largest_sum([bytes_ for bytes_, _ in row[:end]], limit)
-        if right < limit:
-            scale = row[0][0]
-            terms = sorted((column, -bytes_ / scale) for bytes_, column in row[:end])
-            yield Cut(tuple(terms), -right / scale)
-
-
-def _crossing(relaxation: Relaxation, q: int, own: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield (bytes, column) of what may cross the end of the group of stage `q`.
-
-    Free keeps have no column; no enforced row counts them.
-    """
-    graph, grouping = relaxation.problem.graph, relaxation.grouping
-    following = grouping.group_of[q] + 1
-    for i, k in enumerate(graph.node_of):
-        if k >= q:
-            return
-        if i in own or not graph.tensor_bytes[i]:
-            continue
-        segment = relaxation.events.segment(i, grouping.group_of[k], following)
-        if segment is not None and (i, segment) in relaxation.kept:
-            yield graph.tensor_bytes[i], relaxation.kept[i, segment]
-
-
-def largest_sum(sizes: Sequence[int], limit: int) -> int:
+def largest_sum(sizes: Sequence[int], limit: int, most_sums: int) -> int:
     """Return the largest sum of some of the sizes up to a limit.
 
     Parameters
@@ -99,16 +121,18 @@ def largest_sum(sizes: Sequence[int], limit: int) -> int:
         Above 0.
     limit : int
         0 or more.
+    most_sums : int
+        Most multiples of the greatest common divisor that are told apart.
 
     Returns
     -------
     int
-        That sum, or, where there may be more than `MOST_SUMS`, the largest multiple of the greatest
+        That sum, or, where there may be more than `most_sums`, the largest multiple of the greatest
         common divisor up to the limit.
     """
     divisor = math.gcd(*sizes)
     most = limit // divisor
-    if most > MOST_SUMS:
+    if most > most_sums:
         return most * divisor
     mask = (1 << (most + 1)) - 1
     sums = 1  # bit b: b divisors can be reached
@@ -119,12 +143,3 @@ def largest_sum(sizes: Sequence[int], limit: int) -> int:
             rest -= step
             step = min(2 * step, rest)
     return (sums.bit_length() - 1) * divisor
-
-
-def separate_rounded(cuts: Sequence[Cut], x: NDArray, least: float) -> list[Cut]:  # type: ignore[type-arg]
-    """Return the rows that a point violates by more than `least`."""
-    return [
-        cut
-        for cut in cuts
-        if cut.right - sum(value * x[column] for column, value in cut.terms) > least
-    ]

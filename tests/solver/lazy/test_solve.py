@@ -1,4 +1,4 @@
-"""The fastest schedule: whether any keeps a deadline, and a schedule that does."""
+"""The way in: whether any schedule keeps a deadline, and how several sessions become one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from oracle import optimum
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
-from poetmodel.solver.lazy import fastest, row_generation, solve_lazily
-from poetmodel.solver.lazy.fastest import MARGIN, find_fastest, has_fastest
+from poetmodel.solver.lazy import LazyParams, solve, solve_lazily
 from poetmodel.solver.lazy.session import Session
+from poetmodel.solver.lazy.solve import (
+    MARGIN,
+    FastestResult,
+    find_fastest,
+    generate_rows,
+    has_fastest,
+)
 from poetmodel.solver.outcome import Candidate, Outcome, verify_schedule
 from poetmodel.solver.request import Request, SolveProgress
 from worked import comb_problem, skip_problem
@@ -45,9 +51,18 @@ def unlimited(**choices: object) -> Request:
     return Request(**{"gap": 0.0, "time_limit_s": 300.0, **choices})  # type: ignore[arg-type]
 
 
-def attempt(problem: Problem, request: Request, start: Candidate | None, ceiling: float) -> Outcome:
-    """Solve as the driver does."""
-    return row_generation._attempt(Session(problem, request, start, ceiling=ceiling))
+def below(problem: Problem, ceiling: float) -> Outcome:
+    """Look for schedules below a value."""
+    return generate_rows(Session(problem, unlimited(), ceiling=ceiling))
+
+
+def fastest(problem: Problem, request: Request | None = None, bound: float = 0.0) -> FastestResult:
+    """Look for the fastest schedule."""
+    return find_fastest(problem, request or unlimited(), bound, LazyParams())
+
+
+AT_ONCE = LazyParams(without_schedule_time_ratio=0.0)
+"""Ask for the fastest schedule at once."""
 
 
 def with_deadlines(count: int, kind: str, n: tuple[int, int]) -> Iterator[tuple[str, Problem]]:
@@ -68,14 +83,14 @@ def test_only_a_deadline_on_a_sum_of_times_is_looked_at() -> None:
     assert not has_fastest(skip_problem(deadline="150%", deadline_counts="overlap"))
     assert not has_fastest(skip_problem(deadline="150%", deadline_counts="serial", minimize="time"))
     with pytest.raises(ValueError, match="no deadline"):
-        find_fastest(skip_problem(), unlimited(), 0.0, attempt)
+        fastest(skip_problem())
 
 
 def check_verdicts(count: int, kind: str, n: tuple[int, int]) -> Counter[bool]:
     """Hold verdicts against exhaustive search; return how often there is no schedule."""
     seen: Counter[bool] = Counter()
     for seed, problem in with_deadlines(count, kind, n):
-        verdict = find_fastest(problem, unlimited(), 0.0, attempt)
+        verdict = fastest(problem)
         infeasible = optimum(problem) is None
         assert verdict.infeasible == infeasible, seed
         assert (verdict.start is None) == infeasible, seed
@@ -108,11 +123,10 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(monkeypatch: pytest.Mon
         asked.append(given)
         return find(*given)
 
-    monkeypatch.setattr(row_generation, "find_fastest", noted)
-    monkeypatch.setattr(row_generation, "PATIENCE", 0.0)
+    monkeypatch.setattr(solve, "find_fastest", noted)
     seen: Counter[bool] = Counter()
     for seed, problem in with_deadlines(160, "solve", (4, 5)):
-        outcome = solve_lazily(problem, unlimited(), start=None)
+        outcome = solve_lazily(problem, unlimited(), start=None, params=AT_ONCE)
         best = optimum(problem)
         assert outcome.termination == Termination.PROVED, seed
         assert outcome.infeasible == (best is None), seed
@@ -130,29 +144,33 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(monkeypatch: pytest.Mon
 
 def test_with_a_schedule_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor before patience is at its end, nor without a deadline."""
-    monkeypatch.setattr(row_generation, "find_fastest", None)
+    monkeypatch.setattr(solve, "find_fastest", None)
     problem = timed_comb("200%")
     best = solve_lazily(problem, unlimited(), start=None).candidate
     assert best is not None
-    monkeypatch.setattr(row_generation, "PATIENCE", 0.0)
-    assert solve_lazily(problem, unlimited(), start=best).termination == Termination.PROVED
+    assert (
+        solve_lazily(problem, unlimited(), start=best, params=AT_ONCE).termination
+        == Termination.PROVED
+    )
     free = problem.without(Quantity.TIME)
-    assert solve_lazily(free, unlimited(), start=None).termination == Termination.PROVED
+    assert (
+        solve_lazily(free, unlimited(), start=None, params=AT_ONCE).termination
+        == Termination.PROVED
+    )
 
 
 def test_without_a_verdict_the_solve_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the schedule that was found, or without; the caller's stop ends it."""
-    found = find_fastest(timed_comb("200%"), unlimited(), 0.0, attempt)
-    monkeypatch.setattr(row_generation, "PATIENCE", 0.0)
+    found = fastest(timed_comb("200%"))
     for start in (found.start, None):
         verdict = replace(found, start=start)
-        monkeypatch.setattr(row_generation, "find_fastest", lambda *_, verdict=verdict: verdict)
-        outcome = solve_lazily(timed_comb("200%"), unlimited(), start=None)
+        monkeypatch.setattr(solve, "find_fastest", lambda *_, verdict=verdict: verdict)
+        outcome = solve_lazily(timed_comb("200%"), unlimited(), start=None, params=AT_ONCE)
         assert outcome.termination == Termination.PROVED
         assert outcome.candidate is not None
     stopped = replace(found, interrupted=True)
-    monkeypatch.setattr(row_generation, "find_fastest", lambda *_: stopped)
-    outcome = solve_lazily(timed_comb("200%"), unlimited(), start=None)
+    monkeypatch.setattr(solve, "find_fastest", lambda *_: stopped)
+    outcome = solve_lazily(timed_comb("200%"), unlimited(), start=None, params=AT_ONCE)
     assert outcome.termination == Termination.INTERRUPTED
     assert outcome.candidate is found.start
 
@@ -162,21 +180,20 @@ def test_a_schedule_that_comes_late_is_where_the_solve_goes_on(
 ) -> None:
     """Patience is at its end, and then the search beside finds something all the same."""
     problem = timed_comb("200%")
-    found = find_fastest(problem, unlimited(), 0.0, attempt).start
+    found = fastest(problem).start
     assert found is not None
-    run = row_generation._attempt
+    run = generate_rows
     starts: list[Candidate | None] = []
 
     def late(session: Session, first: Grouping | None = None) -> Outcome:
-        starts.append(session.best)
+        starts.append(session.bounds.incumbent)
         outcome = run(session, first)
         if len(starts) > 1:
             return outcome
         return replace(outcome, termination=Termination.TIME_LIMIT, candidate=found)
 
-    monkeypatch.setattr(row_generation, "_attempt", late)
-    monkeypatch.setattr(row_generation, "PATIENCE", 0.0)
-    outcome = solve_lazily(problem, unlimited(), start=None)
+    monkeypatch.setattr(solve, "generate_rows", late)
+    outcome = solve_lazily(problem, unlimited(), start=None, params=AT_ONCE)
     assert starts == [None, found]
     assert outcome.termination == Termination.PROVED
     assert outcome.candidate is not None
@@ -187,16 +204,15 @@ def test_figures_are_those_of_all_parts(monkeypatch: pytest.MonkeyPatch) -> None
     """The most columns and rows of any model, and all rounds, whichever part they belong to."""
     problem = timed_comb(f"{least_time_s() - 1e-3} s")
     figures: list[dict[str, Any]] = []
-    run = row_generation._attempt
+    run = generate_rows
 
     def noted(session: Session, first: Grouping | None = None) -> Outcome:
         outcome = run(session, first)
         figures.append(dict(outcome.statistics))
         return outcome
 
-    monkeypatch.setattr(row_generation, "_attempt", noted)
-    monkeypatch.setattr(row_generation, "PATIENCE", 0.0)
-    outcome = solve_lazily(problem, unlimited(), start=None)
+    monkeypatch.setattr(solve, "generate_rows", noted)
+    outcome = solve_lazily(problem, unlimited(), start=None, params=AT_ONCE)
     assert outcome.infeasible
     assert len(figures) == 2
     assert outcome.statistics["rounds"] == sum(part["rounds"] for part in figures)
@@ -206,20 +222,21 @@ def test_figures_are_those_of_all_parts(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_was_found_stays_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """News from another thread may be older; the end it caused is not the caller's."""
     problem = timed_comb("200%")
-    monkeypatch.setattr(fastest, "construct", lambda *_, **__: None)
+    monkeypatch.setattr(solve, "construct", lambda *_, **__: None)
 
-    def told_twice(
-        quickest: Problem, within: Request, start: Candidate | None, ceiling: float
-    ) -> Outcome:
-        assert within.on_progress is not None
-        outcome = attempt(quickest, replace(within, on_progress=None), start, ceiling)
+    def told_twice(session: Session, first: Grouping | None = None) -> Outcome:
+        tell = session.request.on_progress
+        assert tell is not None
+        session.request = replace(session.request, on_progress=None)
+        outcome = generate_rows(session, first)
         assert outcome.candidate is not None
-        news = SolveProgress(seconds=1.0, incumbent=outcome.candidate.value, bound=0.0)
-        assert within.on_progress(news) is False
-        assert within.on_progress(replace(news, incumbent=None)) is False
+        state = SolveProgress(seconds=1.0, incumbent=outcome.candidate.value, bound=0.0)
+        assert tell(state) is False
+        assert tell(replace(state, incumbent=None)) is False
         return replace(outcome, termination=Termination.INTERRUPTED)
 
-    verdict = find_fastest(problem, unlimited(), 0.0, told_twice)
+    monkeypatch.setattr(solve, "generate_rows", told_twice)
+    verdict = fastest(problem)
     assert verdict.start is not None
     assert not verdict.interrupted
 
@@ -229,7 +246,7 @@ def test_a_proof_needs_more_than_a_tolerance() -> None:
     least_s = least_time_s()
     for change, infeasible in ((0.0, False), (1e-3, False), (-1e-3, True)):
         deadline = f"{least_s + change} s"
-        verdict = find_fastest(timed_comb(deadline), unlimited(), 0.0, attempt)
+        verdict = fastest(timed_comb(deadline))
         assert verdict.infeasible == infeasible
         assert (verdict.start is None) == infeasible
     assert MARGIN > 1e-9
@@ -244,7 +261,7 @@ def test_a_callback_ends_the_search() -> None:
         return False
 
     problem = timed_comb(f"{least_time_s() - 1e-3} s")
-    verdict = find_fastest(problem, unlimited(on_progress=stop), 0.25, attempt)
+    verdict = fastest(problem, unlimited(on_progress=stop), 0.25)
     assert verdict.interrupted
     assert not verdict.infeasible
     assert {(progress.incumbent, progress.bound) for progress in told} == {(None, 0.25)}
@@ -256,9 +273,9 @@ def test_nothing_below_a_ceiling_is_no_proof_that_nothing_is_above() -> None:
     best = solve_lazily(problem, unlimited(), start=None).candidate
     assert best is not None
     ceiling = best.value / 2
-    outcome = attempt(problem, unlimited(), None, ceiling)
+    outcome = below(problem, ceiling)
     assert outcome.bound >= ceiling
     assert not outcome.infeasible
-    above = attempt(problem, unlimited(), None, best.value * 2)
+    above = below(problem, best.value * 2)
     assert above.candidate is not None
     assert above.candidate.value == pytest.approx(best.value)

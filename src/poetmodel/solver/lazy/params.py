@@ -1,0 +1,168 @@
+"""When which part of the row generation runs: every number that its policy depends on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Final
+
+from poetmodel.errors import InputError
+
+CUT_FAMILIES: Final = frozenset({"interval", "rounding", "recompute_memory"})
+"""Families of cuts, by the names of their modules."""
+HEURISTICS: Final = frozenset({"repair", "local_search", "restriction"})
+"""Parts of the primal heuristic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LazyParams:
+    """Parameters of the row generation.
+
+    None of them can make an answer wrong: they decide only how soon there is one. Each default is
+    what measured best on the grid of `bench`; `docs/lazy.md` has the measurements.
+
+    Names tell units and ranges: ``_ratio`` is a fraction from 0 to 1, ``_s`` seconds from 0 on, and
+    a whole number is at least 1. *Gap* is that between bound and incumbent, or the ceiling.
+
+    Raises
+    ------
+    InputError
+        If a value is out of its range, or a family or heuristic is not known.
+    """
+
+    # -- what runs at all --------------------------------------------------------------------------
+    cuts: frozenset[str] = CUT_FAMILIES
+    """Families of cuts that are separated."""
+    heuristics: frozenset[str] = HEURISTICS
+    """Parts of the primal heuristic that run."""
+
+    # -- how far the end is ------------------------------------------------------------------------
+    small_gap_ratio: float = 0.01
+    """Gap up to which a solve is near its end: there is no local search any more, and equal
+    decisions are not counted, as counters are only more columns then."""
+    wide_gap_ratio: float = 0.03
+    """Gap above which it is far from it: relaxations take long there, so few rows are added, cuts
+    stand in for rows of steps, and the proof goes in steps."""
+    very_wide_gap_ratio: float = 0.1
+    """Gap after the linear phase above which recompute-memory cuts are stated from the first
+    integer relaxation on, where RAM is the only limit."""
+
+    # -- linear phase ------------------------------------------------------------------------------
+    cut_rounds: int = 30
+    """Most rounds of cuts on one relaxation."""
+    cuts_per_round: int = 400
+    """Most cuts of a family that are added at once, the most violated ones."""
+    cut_violation: float = 1e-3
+    """Least violation of a cut that is worth adding, 0 or more. A cut that counts decisions has
+    coefficients of 1, one in bytes is in units of the budget."""
+    cut_gain_ratio: float = 1e-3
+    """Rise of the linear bound that is worth another round of cuts, relative to the bound."""
+    row_gain_ratio: float = 4e-3
+    """The same for another round of rows; rows cost columns of the integer relaxations."""
+    rounds_without_gain: int = 3
+    """Rounds without such a rise after which either loop stops."""
+    most_sums: int = 1 << 20
+    """Most sums of tensor sizes told apart for a rounded row, in greatest common divisors: a bit
+    each."""
+
+    # -- rows after an integer relaxation ----------------------------------------------------------
+    single_row_gain_ratio: float = 0.02
+    """Rise of the bound by the rows added before after which a single one is added: more rows make
+    finer groups, more columns and a weaker linear relaxation."""
+    few_rows_gain_ratio: float = 0.01
+    """Rise after which `few_rows` are added, near the end. After less, answers only dodge what is
+    enforced, and all rows come at once."""
+    few_rows: int = 2
+    """Rows added near the end after such a rise."""
+    wide_gap_rows: int = 3
+    """Rows added far from it after a rise below `single_row_gain_ratio`: with all of them the
+    relaxations would not be solved in their time."""
+
+    # -- integer relaxations -----------------------------------------------------------------------
+    first_slice_s: float = 5.0
+    """Least time of an integer solve; each that ends by its time doubles it."""
+    wide_gap_time_ratio: float = 0.75
+    """Most of the time left for one integer solve with a wide gap; the search for schedules has the
+    rest. Near the end a solve may take all of it: one that is cut short begins anew."""
+    target_step_ratio: float = 1 / 8
+    """Part of a wide gap that an integer solve is to prove away, after new rows; 1 for all of it.
+    Below a cutoff near the bound a solver fixes more columns."""
+    least_target_step_ratio: float = 1 / 32
+    """Least such part."""
+    target_time_ratio: float = 0.4
+    """Most of the time left for a solve that is to prove a part of the gap away."""
+    proof_gap_ratio: float = 0.5
+    """Gap below which a solver runs without its own heuristics and its search for symmetry: they
+    took more than half of the time, and schedules come from elsewhere."""
+    leave_gap_ratio: float = 0.003
+    """Gap of a running solve up to which it is left if its best answer breaks rows: more rows raise
+    the bound sooner than its last nodes do."""
+    leave_part_ratio: float = 0.1
+    """Part of the gap of the whole that it must be below, too."""
+    counted_part_ratio: float = 0.02
+    """Part of the best value, or of a limit, that one decision must take where equal ones are
+    counted; 1 switches counting off."""
+
+    # -- primal heuristic --------------------------------------------------------------------------
+    used_part_ratio: float = 0.01
+    """Least value at which a fractional answer counts as using a decision."""
+    idle_turns_per_column: float = 0.01
+    """Turns without gain after which the first local search ends, for each column of the largest
+    relaxation, above 0. The next has twice as many after one that found something, else half as
+    many, but never fewer than the first."""
+    turns_per_offer: int = 100
+    """After how many turns of a local search what it has found goes to the verifier."""
+    search_most_s: float = 10.0
+    """Longest local search, and longest restricted relaxation, after one answer."""
+    restricted_s: float = 2.0
+    """Time for the first restricted relaxation; twice as much after one that found something."""
+    restricted_wide_s: float = 5.0
+    """Least time for one with a wide gap."""
+    restricted_most_gap_ratio: float = 0.05
+    """Gap above which every restricted relaxation but the first has `search_most_s`: where the
+    proof has not come near by then, it is the schedule that is far from the best one."""
+    widened_stages: int = 2
+    """How many stages earlier and later decisions are allowed where nothing was found."""
+
+    # -- deadlines ---------------------------------------------------------------------------------
+    without_schedule_time_ratio: float = 1 / 6
+    """Part of the time left without a schedule after which the fastest schedule is looked for; 1
+    for never."""
+    fastest_time_ratio: float = 0.8
+    """Most of the time that is left for that."""
+
+    # -- primal worker -----------------------------------------------------------------------------
+    worker_start_s: float = 0.5
+    """After how long the process is started: that takes a second of its core."""
+    worker_update_s: float = 0.1
+    """How often it is told what is new, above 0."""
+
+    def __post_init__(self) -> None:
+        faults = []
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if name in _KNOWN:
+                unknown = sorted(set(value) - _KNOWN[name])
+                if unknown:
+                    known = ", ".join(sorted(_KNOWN[name]))
+                    faults.append(f"{name}: expected some of {known}, got {', '.join(unknown)}")
+                continue
+            whole = isinstance(field.default, int)
+            kinds = int if whole else int | float
+            least, most = (1, math.inf) if whole else (0.0, _most(name))
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                faults.append(f"{name}: expected a number, got {value!r}")
+            elif not least <= value <= most or (name in _POSITIVE and value == 0):
+                faults.append(f"{name}: {value!r} is out of its range")
+        if faults:
+            raise InputError(faults)
+
+
+_KNOWN: Final = {"cuts": CUT_FAMILIES, "heuristics": HEURISTICS}
+_POSITIVE: Final = frozenset(
+    {"idle_turns_per_column", "worker_update_s", "target_step_ratio", "least_target_step_ratio"}
+)
+
+
+def _most(name: str) -> float:
+    return 1.0 if name.endswith("_ratio") else math.inf

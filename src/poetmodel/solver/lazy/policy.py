@@ -1,0 +1,112 @@
+"""The policy of the row generation: what to do next, as its parameters say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from poetmodel.problem import Problem
+    from poetmodel.solver.lazy.bounds import BoundTracker
+    from poetmodel.solver.lazy.params import LazyParams
+
+
+@dataclass(slots=True)
+class Policy:
+    """Decides how the rounds go on; no answer depends on it."""
+
+    problem: Problem
+    bounds: BoundTracker
+    params: LazyParams
+    slice_s: float = field(init=False)
+    """Least time of the next integer solve [s]."""
+    step_ratio: float = field(init=False)
+    """Part of the gap that the next solve is to prove away; 1 for all of it."""
+    bound_before_rows: float = float("-inf")
+    """The bound when rows were last added."""
+
+    def __post_init__(self) -> None:
+        self.slice_s = self.params.first_slice_s
+        self.step_ratio = self.params.target_step_ratio
+
+    def is_wide(self) -> bool:
+        """Return whether the gap is far from closed."""
+        return self.bounds.gap() > self.params.wide_gap_ratio
+
+    # -- integer relaxations -----------------------------------------------------------------------
+
+    def target(self) -> float | None:
+        """Return the value below which the next solve looks for answers; None for the incumbent's.
+
+        It is a part of a wide gap above the bound: nearer limits let a solver fix more columns, and
+        what it proves is kept when the next solve goes on from there.
+        """
+        upper = self.bounds.upper()
+        if self.problem.objective.in_bytes or upper is None:
+            return None  # few whole values lie between bound and incumbent
+        if not self.is_wide() or self.step_ratio >= 1.0:
+            return None
+        return self.bounds.lower + self.step_ratio * (upper - self.bounds.lower)
+
+    def target_ruled_out(self, *, rose: bool, nodes: int | None) -> None:
+        """Take longer steps where nothing below a target was proved at the root of the tree.
+
+        If the bound has not risen, the step was below the solver's tolerance, and all of the gap is
+        next.
+        """
+        if not rose:
+            self.step_ratio = 1.0
+        elif nodes is not None and nodes <= 1:
+            self.step_ratio *= 2
+
+    def ran_out_of_time(self) -> None:
+        """Give the next solve more time, and a nearer target."""
+        self.slice_s *= 2
+        self.step_ratio = max(self.params.least_target_step_ratio, self.step_ratio / 2)
+
+    def answer_was_valid(self) -> None:
+        """Give the next solve of the same relaxation more time."""
+        self.slice_s *= 2
+
+    def solve_time_s(self, remaining_s: float, *, to_target: bool) -> float:
+        """Return the most time for an integer solve [s]."""
+        params = self.params
+        ratio = params.wide_gap_time_ratio if self.is_wide() else 1.0
+        if to_target:
+            ratio = params.target_time_ratio
+        return max(self.slice_s, remaining_s * ratio)
+
+    def only_proves(self) -> bool:
+        """Return whether what is still open is too little for a solver's own heuristics."""
+        return self.bounds.gap() < self.params.proof_gap_ratio
+
+    def leaves(self, open_ratio: float) -> bool:
+        """Return whether a solve with this gap of its own, whose answer breaks rows, is left."""
+        params = self.params
+        most = min(params.leave_gap_ratio, params.leave_part_ratio * self.bounds.gap())
+        return open_ratio <= most
+
+    # -- rows and cuts -----------------------------------------------------------------------------
+
+    def rows_to_add(self) -> int | None:
+        """Return how many rows to add after what the last ones gained; None for all."""
+        params, bound = self.params, self.bounds.lower
+        rise, self.bound_before_rows = bound - self.bound_before_rows, bound
+        self.step_ratio = params.target_step_ratio
+        if rise > params.single_row_gain_ratio * bound:
+            return 1
+        if self.is_wide():
+            return params.wide_gap_rows
+        return params.few_rows if rise > params.few_rows_gain_ratio * bound else None
+
+    def restores_at_once(self, *, only_ram: bool) -> bool:
+        """Return whether recompute-memory cuts are stated from the first integer relaxation on."""
+        wide = self.bounds.gap() > self.params.very_wide_gap_ratio
+        return wide and only_ram and self._may_restore()
+
+    def restores_instead_of_steps(self) -> bool:
+        """Return whether recompute-memory cuts are tried before rows of steps."""
+        return self.is_wide() and self._may_restore()
+
+    def _may_restore(self) -> bool:
+        return self.problem.objective.is_sum and "recompute_memory" in self.params.cuts

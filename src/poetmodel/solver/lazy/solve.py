@@ -1,0 +1,239 @@
+"""``lazy``: the way in, and what is asked first where no schedule keeps the deadline."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.backends.worker import run_interruptibly
+from poetmodel.graph import checkpoint_all_profile
+from poetmodel.heuristics.greedy import construct
+from poetmodel.model.grouping import Grouping
+from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.problem.infeasibility import limits_in_words
+from poetmodel.result import Termination
+from poetmodel.solver.lazy.params import LazyParams
+from poetmodel.solver.lazy.row_generation import RowGeneration
+from poetmodel.solver.lazy.session import Session
+from poetmodel.solver.outcome import Candidate, Outcome, accepted
+from poetmodel.solver.request import SolveProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poetmodel.solver.request import Request
+
+MARGIN: Final = 1e-6
+"""How much more than the deadline is proved away, relatively: more than any tolerance."""
+
+
+def solve_lazily(
+    problem: Problem,
+    request: Request,
+    *,
+    start: Candidate | None,
+    first: Grouping | None = None,
+    bound: float = 0.0,
+    params: LazyParams | None = None,
+) -> Outcome:
+    """Solve a problem by row generation over groups of stages.
+
+    Parameters
+    ----------
+    problem : Problem
+        Any problem of the contract.
+    request : Request
+        Solver and limits; with two threads or more, a process searches for schedules beside the
+        proof.
+    start : Candidate or None
+        A valid schedule to begin from.
+    first : Grouping, optional
+        Rows to enforce from the beginning; by default the stage row that checkpoint-all loads most.
+    bound : float
+        What is proved already, in the unit of the minimized quantity.
+    params : LazyParams, optional
+        When which part runs; no answer depends on it.
+
+    Returns
+    -------
+    Outcome
+        The best verified schedule and the best bound of all rounds; after Ctrl-C those so far.
+
+    Notes
+    -----
+    ``docs/lazy.md`` holds the argument why each reduction is exact. With one thread the course
+    is determined by problem and seed as long as no limit or slice of time has ended a part of it.
+    """
+    params = params or LazyParams()
+    give_up_s = math.inf
+    if start is None and has_fastest(problem):
+        give_up_s = request.elapsed_s()
+        give_up_s += params.without_schedule_time_ratio * request.remaining_s()
+    session = Session(problem, request, start, bound=bound, params=params, give_up_s=give_up_s)
+    outcome = generate_rows(session, first)
+    if outcome.termination != Termination.TIME_LIMIT or request.remaining_s() <= 0:
+        return outcome
+    if outcome.candidate is None:
+        return _keep_deadline(problem, request, outcome, first, params)
+    # A schedule came just as the time without one was over.
+    session = Session(problem, request, outcome.candidate, bound=outcome.bound, params=params)
+    after = generate_rows(session, first)
+    return _together(after, [outcome, after])
+
+
+def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
+    """Run the row generation of one session, and say how it ended."""
+    if first is None:
+        loads = checkpoint_all_profile(session.problem.graph)
+        worst = max(range(len(loads)), key=loads.__getitem__)
+        first = Grouping(len(loads)).add([worst])
+    generation = RowGeneration(session, first)
+    infeasible = run_interruptibly(generation.run, session.stop)
+    if infeasible:
+        reason = _proved_infeasible(session.problem)
+    else:
+        reason = f"no schedule was found within {session.request.elapsed_s():.3g} s"
+    grouping = generation.primal.grouping
+    proved = infeasible or session.bounds.closed()
+    return Outcome(
+        termination=Termination.PROVED if proved else session.stopped or Termination.STALLED,
+        candidate=session.bounds.incumbent,
+        bound=session.bounds.lower,
+        infeasible=infeasible,
+        reason=reason,
+        build_s=session.build_s,
+        solve_s=session.solve_s,
+        versions=session.solver.versions(),
+        statistics={
+            "rounds": generation.rounds,
+            "enforced_rows": len(grouping.stage_rows) + len(grouping.step_rows),
+            "columns": session.columns,
+            "rows": session.rows,
+        },
+        log="".join(session.log),
+    )
+
+
+def _proved_infeasible(problem: Problem) -> str:
+    return f"proved: no schedule keeps {limits_in_words(problem)} together"
+
+
+def _together(last: Outcome, parts: Sequence[Outcome]) -> Outcome:
+    """Return the last of several sessions with the figures of all."""
+    figures = dict(last.statistics)
+    for name, combine in (("rounds", sum), ("columns", max), ("rows", max)):
+        found = [part.statistics[name] for part in parts if name in part.statistics]
+        if found:
+            figures[name] = combine(found)
+    return replace(last, statistics=figures).with_times_of(parts)
+
+
+# -- deadlines -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastestResult:
+    """What is known of the deadline after the search for the fastest schedule."""
+
+    outcome: Outcome
+    """How the search ended."""
+    start: Candidate | None = None
+    """A schedule that keeps every limit."""
+    infeasible: bool = False
+    """Whether it is proved that there is none."""
+    interrupted: bool = False
+    """Whether the caller ended the search."""
+
+
+def _keep_deadline(
+    problem: Problem,
+    request: Request,
+    before: Outcome,
+    first: Grouping | None,
+    params: LazyParams,
+) -> Outcome:
+    """Look whether any schedule keeps the deadline; go on from one that does.
+
+    `before` is how far the rounds came without a schedule.
+    """
+    verdict = find_fastest(problem, request, before.bound, params)
+    parts = [before, verdict.outcome]
+    if verdict.infeasible:
+        reason = _proved_infeasible(problem)
+        after = replace(before, termination=Termination.PROVED, infeasible=True, reason=reason)
+    elif verdict.interrupted:
+        after = replace(before, termination=Termination.INTERRUPTED, candidate=verdict.start)
+    else:
+        after = generate_rows(
+            Session(problem, request, verdict.start, bound=before.bound, params=params), first
+        )
+        parts.append(after)
+    return _together(after, parts)
+
+
+def has_fastest(problem: Problem) -> bool:
+    """Return whether the least time decides: there is a deadline, on a sum of times."""
+    return (
+        problem.deadline_s is not None
+        and problem.minimize != Quantity.TIME
+        and problem.deadline_counts != DeadlineCounts.OVERLAP
+    )
+
+
+def find_fastest(
+    problem: Problem, request: Request, bound: float, params: LazyParams
+) -> FastestResult:
+    """Minimize the time within all other limits, until that decides whether the deadline holds.
+
+    Parameters
+    ----------
+    problem : Problem
+        One for which `has_fastest` is true.
+    request : Request
+        The limits of the whole solve; this takes a part of what is left of its time.
+    bound : float
+        What is proved of the problem so far, to be told meanwhile.
+    params : LazyParams
+        How much of the time, and the policy of the rounds.
+
+    Returns
+    -------
+    FastestResult
+        A valid schedule, a proof that there is none, or neither.
+
+    Raises
+    ------
+    ValueError
+        If there is no deadline.
+    """
+    if problem.deadline_s is None:
+        msg = "there is no deadline to keep"
+        raise ValueError(msg)
+    most = problem.deadline_s - problem.pass_time_s
+    ceiling = most + MARGIN * problem.deadline_s
+    fastest = problem.without(Quantity.TIME, minimize=Quantity.TIME)
+    found = False
+
+    def watch(progress: SolveProgress) -> bool:
+        nonlocal found
+        found = found or (progress.incumbent is not None and progress.incumbent <= most)
+        tell = request.on_progress
+        known = SolveProgress(seconds=progress.seconds, incumbent=None, bound=bound)
+        return not found and (tell is None or tell(known) is not False)
+
+    limit_s = request.elapsed_s() + params.fastest_time_ratio * request.remaining_s()
+    within = replace(request, time_limit_s=limit_s, on_progress=watch)
+    begin = accepted(fastest, construct(fastest, most_s=within.remaining_s() / 4))
+    if begin is not None and begin.value <= most:
+        outcome = Outcome(termination=Termination.STALLED, candidate=begin)
+    else:
+        outcome = generate_rows(Session(fastest, within, begin, ceiling=ceiling, params=params))
+    fastest_yet = outcome.candidate
+    start = None if fastest_yet is None else accepted(problem, fastest_yet.schedule)
+    return FastestResult(
+        outcome=outcome,
+        start=start,
+        infeasible=start is None and (outcome.infeasible or outcome.bound >= ceiling),
+        interrupted=outcome.termination == Termination.INTERRUPTED and not found,
+    )
