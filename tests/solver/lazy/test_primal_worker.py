@@ -508,7 +508,9 @@ import os
 from poetmodel import Costs, Device, Problem, solve
 from poetmodel.graph import floor
 from poetmodel.graph.catalogue import load_model
-from poetmodel.solver.lazy import LazyParams, primal_worker
+from functools import partial
+from poetmodel.solver import lazy
+from poetmodel.solver.lazy import primal_worker
 
 print("once", flush=True)  # a script without a main of its own
 params = lazy.LazyParams(worker_start_s=0.0)
