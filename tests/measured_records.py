@@ -25,8 +25,8 @@ CIRCUMSTANCES: Final = {
 """When and where a record was made."""
 
 
-def cell_record(**changes: Any) -> dict[str, Any]:
-    """Return the record of a cell that was proved in two seconds, with some fields changed."""
+def grid_record(**changes: Any) -> dict[str, Any]:
+    """Return the record of an instance that was proved in two seconds, with some fields changed."""
     cell: dict[str, Any] = {
         "goal": 1,
         "model": "paper/bert",

@@ -129,11 +129,11 @@ def page(records: Sequence[dict[str, Any]], source: str, *sections: str) -> str:
 
 def readme_table(
     records: Sequence[dict[str, Any]],
-    cells: Sequence[dict[str, Any]],
+    solved: Sequence[dict[str, Any]],
     trained: Sequence[dict[str, Any]],
 ) -> str:
     """Return the README's block, of the records of all cases, the grid, and training methods."""
-    compared = grid.compared(cells)
+    compared = grid.compared(solved)
     own = {**solves(records, "main"), **solves(records, "zoo")}
     rows = []
     for key in IN_README:
@@ -159,6 +159,6 @@ def readme_table(
         "RAM is relative to keep-all, overhead to a single pass, the gap to "
         "the overhead; `paper` is the published formulation with the same solver, bold where it "
         f"ran into its limit, with its own gap. {circumstances(records)}. "
-        f"{grid.sentence(cells)}{training.sentence(trained)}"
+        f"{grid.sentence(solved)}{training.sentence(trained)}"
         "All of it: [docs/results.md](docs/results.md)."
     )

@@ -63,11 +63,11 @@ def circumstances(records: Sequence[Record]) -> str:
     cpu_s = sum(record.get("cpu_s", 0.0) for record in records)
     wall_s = sum(record.get("seconds", 0.0) for record in records)
     return (
-        f"*{len(records)} cells, {days}; {machine['cpu']}, {machine['cores']} cores, "
+        f"*{len(records)} runs, {days}; {machine['cpu']}, {machine['cores']} cores, "
         f"{machine['system']}, Python {machine['python']}, {versions_text(machine)}. "
         f"Limit of each solve: "
         f"{limits} s; gap {settings[0]['gap']:g}; one thread; seed {seeds}; "
-        f"{warm} solves began with the schedule of a smaller budget. The cells took "
+        f"{warm} solves began with the schedule of a smaller budget. The runs took "
         f"{cpu_s / 60:.1f} min of computing, {wall_s / 60:.1f} min by the clock.*"
     )
 

@@ -1,4 +1,4 @@
-"""What the pages of results say of the grid: summaries, worst cells, comparison, full tables."""
+"""What the pages of results say of the grid: summaries, misses, comparison, full tables."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ ONE_TENTH: Final = 0.001
 FREE_SIZE: Final = 2000
 """Columns, and rows, that the licence that comes with Gurobi takes."""
 WORST: Final = 15
-"""How many cells with the largest gaps are named for each goal."""
+"""How many instances with the largest gaps are named for each goal."""
 
 AGAINST_OTHERS: Final = "Against others"
 """Heading of the comparison with other formulations."""
 GOALS: Final = {
     1: (
         "Published graphs",
-        "Wanted: every feasible cell within 1 % after at most 60 s, 95 % of them within 0.1 %, and "
-        "a median below 1 s.",
+        "Wanted: every feasible instance within 1 % after at most 60 s, 95 % of them within "
+        "0.1 %, and a median below 1 s.",
     ),
     2: (
         "The zoo on every device",
-        "Wanted: 90 % of the cells within 1 % after at most 60 s, all within 5 %.",
+        "Wanted: 90 % of the instances within 1 % after at most 60 s, all within 5 %.",
     ),
-    3: ("Graphs traced from PyTorch", "Wanted: every cell within 1 % after at most 60 s."),
+    3: ("Graphs traced from PyTorch", "Wanted: every instance within 1 % after at most 60 s."),
     4: (
         "Scale",
         "Wanted: BERT of 24, 48 and 96 blocks within 1 % after at most 1, 3 and 10 minutes, with "
@@ -77,7 +77,7 @@ None of these figures is measured here."""
 
 
 def summary_table(records: Sequence[dict[str, Any]], registered: Mapping[int, int]) -> str:
-    """Return a line for each goal: how many cells, how far they came, how long they took."""
+    """Return a line for each goal: how many instances, how far they came, how long they took."""
     rows = []
     for goal, (heading, _) in GOALS.items():
         runs = of_goal(records, goal)
@@ -102,7 +102,7 @@ def summary_table(records: Sequence[dict[str, Any]], registered: Mapping[int, in
         )
     heads = (
         "grid",
-        "cells",
+        "instances",
         "below the floor",
         "else infeasible",
         "others",
@@ -120,7 +120,7 @@ def _share_run(count: int, registered: int) -> str:
 
 
 def unfinished(records: Sequence[dict[str, Any]], registered: Mapping[int, int]) -> str:
-    """Return a sentence where not all cells of the registry are on record; "" where they are."""
+    """Return a sentence where instances of the registry are not on record; "" where all are."""
     missing = {
         goal: count - len(of_goal(records, goal))
         for goal, count in registered.items()
@@ -130,13 +130,14 @@ def unfinished(records: Sequence[dict[str, Any]], registered: Mapping[int, int])
         return ""
     told = ", ".join(f"{count:,} of goal {goal}" for goal, count in missing.items())
     return (
-        f"The run is not complete: cells that are missing are {told}. Within each command of a run "
-        "the order is mixed, the same each time, so that what is there is a sample, not a choice. "
+        f"The run is not complete: instances that are missing are {told}. Within each command of a "
+        "run the order is mixed, the same each time, so that what is there is a sample, not a "
+        "choice. "
     )
 
 
 def _again(twice: Mapping[str, GridRecord]) -> str:
-    """Return a sentence on the cells that were solved again; "" where none was."""
+    """Return a sentence on the instances that were solved again; "" where none was."""
     if not twice:
         return ""
     within = sum(run.within(ONE_PERCENT) for run in twice.values())
@@ -145,9 +146,9 @@ def _again(twice: Mapping[str, GridRecord]) -> str:
     records = [run.record for run in twice.values()]
     where = f"{days_text(records)}, {records[0]['machine']['cpu']}"
     return (
-        f"Of the cells that one thread left above 1 %, {len(twice)} were solved again with two "
-        f"threads ({where}), one at a time; {within} then ended within 1 %{also}. Summaries do not "
-        "count them. "
+        f"Of the instances that one thread left above 1 %, {len(twice)} were solved again with "
+        f"two threads ({where}), one at a time; {within} then ended within 1 %{also}. "
+        "Summaries do not count them. "
     )
 
 
@@ -161,14 +162,14 @@ def _median_to(runs: Sequence[GridRecord], gap: float) -> float | None:
 def worst_table(
     runs: Sequence[GridRecord], twice: Mapping[str, GridRecord] = MappingProxyType({})
 ) -> str:
-    """Return the cells that were not proved to 1 %, those with the largest gaps first.
+    """Return the instances that were not proved to 1 %, those with the largest gaps first.
 
-    Where a cell was solved again with two threads, as `twice` has it by name, it says how far.
+    Where one was solved again with two threads, as `twice` has it by name, it says how far.
     """
     able = feasible(runs)
     missed = [run for run in able if not run.within(ONE_PERCENT)]
     if not missed:
-        return "Every feasible cell was proved to 1 %."
+        return "Every feasible instance was proved to 1 %."
     missed.sort(key=lambda run: -(math.inf if run.gap is None else run.gap))
     rows = [
         (
@@ -183,7 +184,7 @@ def worst_table(
         for run in missed[:WORST]
     ]
     last = ("two threads",) if twice else ()
-    heads = ("cell", "status", "time", "gap", "overhead", "columns", *last)
+    heads = ("instance", "status", "time", "gap", "overhead", "columns", *last)
     more = f"{len(missed)} of {len(able)} were not proved to 1 %"
     more += f"; the worst {WORST}:" if len(missed) > WORST else ":"
     return f"{more}\n\n{table(heads, rows, right=2)}"
@@ -211,7 +212,16 @@ def by_model_table(runs: Sequence[GridRecord]) -> str:
                 percent_text(worst) if math.isfinite(worst) else "no schedule",
             )
         )
-    heads = ("graph", "nodes", "cells", "1 %", "0.1 %", "median", "95th percentile", "worst gap")
+    heads = (
+        "graph",
+        "nodes",
+        "instances",
+        "1 %",
+        "0.1 %",
+        "median",
+        "95th percentile",
+        "worst gap",
+    )
     return table(heads, rows, right=1)
 
 
@@ -231,7 +241,7 @@ def free_size_sentence(records: Sequence[dict[str, Any]]) -> str:
     return (
         f"All models of all rounds have at most {FREE_SIZE:,} columns and {FREE_SIZE:,} rows, "
         "which is what the licence that comes with Gurobi takes, in "
-        f"{share_text(fitting, len(able))} of the feasible cells of this grid."
+        f"{share_text(fitting, len(able))} of the feasible instances of this grid."
     )
 
 
@@ -307,7 +317,7 @@ def compared(
 
 
 def sentence(records: Sequence[dict[str, Any]]) -> str:
-    """Return how many cells of the published graphs were proved, in one sentence and a space."""
+    """Return how many of the published instances were proved, in one sentence and a space."""
     able = feasible(of_goal(records, 1))
     if not able:
         return ""
@@ -347,18 +357,20 @@ def section(
     registered: Mapping[int, int],
     again: Sequence[dict[str, Any]] = (),
 ) -> str:
-    """Return what the page of results says of the grid, which has so many cells for each goal.
+    """Return what the page of results says of the grid.
 
-    `again` are records of cells that were solved again with two threads.
+    `registered` says how many instances each goal has; `again` are records of instances that were
+    solved again with two threads.
     """
     twice = {record["name"]: GridRecord(record) for record in again}
     parts = [
         "## The grid",
-        f"From `bench/results/{source}`, one process a cell; [every cell](results-grid.md). "
-        f"{_circumstances(records)} A budget of `floor+2%` is 1.02 times the floor, below which no "
-        "schedule is; all others are shares of the checkpoint-all peak. Budgets below the floor "
-        "are proved infeasible at once and counted apart. Every other cell counts, those without a "
-        "schedule and those that ran into their limit included, with the time that they took. "
+        f"From `bench/results/{source}`, one process an instance; "
+        f"[every instance](results-grid.md). {_circumstances(records)} A budget of `floor+2%` is "
+        "1.02 times the floor, below which no schedule is; all others are shares of the "
+        "checkpoint-all peak. Budgets below the floor are proved infeasible at once and counted "
+        "apart. Every other instance counts, those without a schedule and those that ran into "
+        "their limit included, with the time that they took. "
         f"{_again(twice)}{unfinished(records, registered)}".strip(),
         summary_table(records, registered),
     ]
@@ -401,14 +413,14 @@ def _parts(records: Sequence[dict[str, Any]]) -> str:
 
 def _circumstance(records: Sequence[dict[str, Any]]) -> str:
     workers = max(record.get("workers", 1) for record in records)
-    at_a_time = "one cell at a time" if workers == 1 else f"{workers} cells at a time"
+    at_a_time = "one instance at a time" if workers == 1 else f"{workers} instances at a time"
     threads = max(record.get("threads", 1) for record in records)
     each = "one thread" if threads == 1 else f"{threads} threads"
     return circumstances(records, where=f"{at_a_time} with {each} each")
 
 
 def full_table(runs: Sequence[GridRecord]) -> str:
-    """Return a line for each cell that is not below the floor."""
+    """Return a line for each instance that is not below the floor."""
     rows = []
     for run in runs:
         if run.below_floor:
@@ -438,12 +450,12 @@ def full_table(runs: Sequence[GridRecord]) -> str:
 
 
 def full_page(records: Sequence[dict[str, Any]], source: str) -> str:
-    """Return the page of every cell."""
+    """Return the page of every instance."""
     return "\n\n".join(_full_parts(records, source)) + "\n"
 
 
 def _full_parts(records: Sequence[dict[str, Any]], source: str) -> Iterator[str]:
-    yield "# Every cell of the grid"
+    yield "# Every instance of the grid"
     yield (
         f"Generated from `bench/results/{source}` by `scripts/make_results.py`; summaries are in "
         "[the results](results.md). Bold times ended at their limit. Columns and rows are those of "

@@ -37,7 +37,7 @@ def section(records: Sequence[dict[str, Any]], source: str) -> str:
         by_network.setdefault(run.network, []).append(run)
     parts = [
         "## Training methods",
-        f"From `bench/results/{source}`, one process a cell, one thread. {_circumstances(records)} "
+        f"From `bench/results/{source}`, one process a run, one thread. {_circumstances(records)} "
         "`both`, `recompute` and `paging` are steps compiled by `poetmodel.torch`, `keep-all` is "
         "one with room for everything. Budgets are shares of the peak when everything is kept, or "
         "the heap peak of a peer. *Step* is the median over pairs of steps of the time over that "
@@ -77,7 +77,7 @@ def _joined(words: Iterable[str]) -> str:
 
 
 def goals_table(runs: Sequence[TrainingRecord]) -> str:
-    """Return how many cells meet each goal."""
+    """Return how many runs meet each goal."""
     own = [run for run in runs if run.own]
     ran = [run for run in own if run.ran]
     fought = duels(runs)
@@ -108,7 +108,7 @@ def goals_table(runs: Sequence[TrainingRecord]) -> str:
             ("processor", [run.processor_ratio for run in keep_all]),
         )
     ]
-    return table(("goal", "cells that meet it"), rows, right=1)
+    return table(("goal", "runs that meet it"), rows, right=1)
 
 
 def _met(found: Sequence[bool]) -> str:

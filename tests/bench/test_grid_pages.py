@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import make_results
-from measured_records import cell_record as record
+from measured_records import grid_record as record
 from measured_records import in_folder
 from result_pages import plot
 from result_pages.grid import (
@@ -41,8 +41,8 @@ def line(text: str, start: str) -> str:
     return found[0]
 
 
-def test_summary_counts_infeasible_cells_apart_and_misses_as_misses() -> None:
-    """A cell without a schedule is neither infeasible nor left out; both proofs are told apart."""
+def test_summary_counts_infeasible_instances_apart_and_misses_as_misses() -> None:
+    """One without a schedule is neither infeasible nor left out; both proofs are told apart."""
     text = section(
         (record(), TIMED_OUT, UNKNOWN, BELOW, LATE), "run.jsonl", plot="plot.svg", registered={}
     )
@@ -51,7 +51,7 @@ def test_summary_counts_infeasible_cells_apart_and_misses_as_misses() -> None:
 
 
 def test_misses_are_named_with_their_gap_the_worst_first() -> None:
-    """Cells that were not proved to 1 % are in a table of their own."""
+    """Instances that were not proved to 1 % are in a table of their own."""
     text = section((record(), TIMED_OUT, UNKNOWN), "run.jsonl", plot="plot.svg", registered={})
     assert "2 of 3 were not proved to 1 %:" in text
     rows = [row for row in text.splitlines() if row.startswith("| `paper/bert`, ")]
@@ -59,11 +59,11 @@ def test_misses_are_named_with_their_gap_the_worst_first() -> None:
     assert "unknown" in rows[0]
     assert "| 60.2 s | 5 % |" in rows[1]
     whole = section((record(),), "run.jsonl", plot="plot.svg", registered={})
-    assert "Every feasible cell was proved to 1 %." in whole
+    assert "Every feasible instance was proved to 1 %." in whole
 
 
 def test_what_two_threads_reach_stands_beside_a_miss() -> None:
-    """Where a cell was solved again; the summary counts one thread alone."""
+    """Where an instance was solved again; the summary counts one thread alone."""
     again = (
         TIMED_OUT | {"seconds": 41.0, "gap": 5e-5, "threads": 2},
         UNKNOWN | {"seconds": 30.0, "status": "infeasible", "threads": 2},
@@ -82,9 +82,9 @@ def test_what_two_threads_reach_stands_beside_a_miss() -> None:
 
 
 def test_circumstances_are_told() -> None:
-    """Machine, versions, date, and how many cells ran at a time."""
+    """Machine, versions, date, and how many instances ran at a time."""
     text = section((record(),), "run.jsonl", plot="plot.svg", registered={})
-    assert "2026-01-02, A processor, 2 cores, 2 cells at a time with one thread each" in text
+    assert "2026-01-02, A processor, 2 cores, 2 instances at a time with one thread each" in text
 
 
 def test_of_several_machines_each_is_told_with_what_it_measured() -> None:
@@ -98,11 +98,11 @@ def test_of_several_machines_each_is_told_with_what_it_measured() -> None:
 
 
 def test_share_of_small_models_takes_columns_and_rows() -> None:
-    """One column or row too many does not fit; infeasible cells do not count."""
+    """One column or row too many does not fit; infeasible instances do not count."""
     sizes = ({"columns": 2000, "rows": 2000}, {"columns": 2001, "rows": 1}, {"rows": 2001}, {})
     records = [record(ram=f"{i}0%", statistics=size) for i, size in enumerate(sizes, 1)]
     text = section((*records, BELOW), "run.jsonl", plot="plot.svg", registered={})
-    assert "2 of 4 (50.0 %) of the feasible cells" in text
+    assert "2 of 4 (50.0 %) of the feasible instances" in text
 
 
 def test_largest_model_counts_where_it_is_recorded() -> None:
@@ -111,7 +111,7 @@ def test_largest_model_counts_where_it_is_recorded() -> None:
     assert (run.size("columns"), run.size("rows")) == (9, 7)
 
 
-def test_full_page_has_every_cell_but_those_below_the_floor() -> None:
+def test_full_page_has_every_instance_but_those_below_the_floor() -> None:
     """Seconds, gap, columns and rounds of each; time-outs are bold."""
     text = full_page((record(), TIMED_OUT, UNKNOWN, BELOW, LATE), "run.jsonl")
     assert len([row for row in text.splitlines() if row.startswith("| paper-m4 |")]) == 4
@@ -160,7 +160,7 @@ def test_comparison_keeps_time_outs_rejections_and_refusals() -> None:
     assert row.endswith("| too large for its licence | > 30x | > 150x | - |")
 
 
-def test_cells_go_in_a_natural_order() -> None:
+def test_instances_go_in_a_natural_order() -> None:
     """Sizes and budgets are sorted as numbers, the floor first, no deadline before the tightest."""
     models = [record(goal=4, model=f"paper/bert-{blocks}") for blocks in (96, 24)]
     assert [run.cell["model"][-2:] for run in of_goal(models, 4)] == ["24", "96"]
@@ -176,7 +176,7 @@ def test_percentile_is_a_value_that_occurs() -> None:
     assert percentile([7.0], 0.95) == 7.0
 
 
-def test_crashed_cell_is_a_miss() -> None:
+def test_crashed_instance_is_a_miss() -> None:
     """A record of a process that died has little in it, and counts."""
     crashed = {name: record()[name] for name in ("cell", "machine", "recorded", "load_average")}
     crashed |= {"status": "failed", "seconds": 5.0, "reason": "the process ended with -9"}
@@ -234,12 +234,12 @@ def test_published_figures_name_their_source() -> None:
     assert PUBLISHED in text
 
 
-def test_cells_that_are_missing_are_counted() -> None:
-    """A run that was stopped says of which goals how many cells are not on record."""
+def test_instances_that_are_missing_are_counted() -> None:
+    """A run that was stopped says of which goals how many instances are not on record."""
     records = (record(), TIMED_OUT)
     assert "not complete" not in section(records, "r", plot="p", registered={1: 2})
     text = section(records, "r", plot="p", registered={1: 2, 2: 1500})
-    assert "cells that are missing are 1,500 of goal 2." in text
+    assert "instances that are missing are 1,500 of goal 2." in text
     text = section(records, "r", plot="p", registered={1: 7})
     assert "| Published graphs | 2 of 7 |" in text
-    assert "cells that are missing are 5 of goal 1." in text
+    assert "instances that are missing are 5 of goal 1." in text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import make_results
-from measured_records import CIRCUMSTANCES, cell_record, in_folder
+from measured_records import CIRCUMSTANCES, grid_record, in_folder
 from result_pages import cases
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_pages_are_written_from_the_newest_record(
     kept_runs = (
         ("2026-01-01", records[:1]),
         ("2026-01-02", records),
-        ("2026-01-02-grid", [cell_record(**published), cell_record(**other)]),
+        ("2026-01-02-grid", [grid_record(**published), grid_record(**other)]),
     )
     for name, kept in kept_runs:
         lines = "".join(json.dumps(record) + "\n" for record in kept)

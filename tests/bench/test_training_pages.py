@@ -87,7 +87,7 @@ def test_step_is_the_median_of_the_pairs() -> None:
     assert "| 1.200 | 1.100 |" in network_table([run])
 
 
-def test_row_tells_all_of_a_cell() -> None:
+def test_row_tells_all_of_a_run() -> None:
     """Method, budget, peak, whether it was kept, times, bytes, equality, solve, gap, status."""
     row = network_table(runs(record(share=0.5, written_bytes=3 * MEBI))).splitlines()[-1]
     assert row == (
@@ -103,7 +103,7 @@ def test_budgets_that_were_not_kept_stand_out() -> None:
     assert "0 of 1 (0.0 %)" in line(goals_table(over), "| heap peak within")
 
 
-def test_cells_without_a_plan_stay_in_the_table() -> None:
+def test_runs_without_a_plan_stay_in_the_table() -> None:
     """Below the floor, proved infeasible, not found in time, failed: each is told with why."""
     below = without_steps(share=0.25, status="infeasible", budget_bytes=5 * MEBI)
     proved = without_steps(share=0.35, status="infeasible")
@@ -214,7 +214,7 @@ def test_sentence_counts_what_ran() -> None:
 def test_training_has_its_own_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The newest comparison is used beside the newest other run, the latest record of each cell."""
+    """The newest comparison is used beside the newest other run, the latest record of each run."""
     in_folder(tmp_path, monkeypatch)
     other = record() | {"kind": "startup", "name": "python", "rounds": 1}
     (tmp_path / "2026-01-02.jsonl").write_text(json.dumps(other) + "\n")

@@ -171,7 +171,7 @@ def _solved(found: Sequence[Row]) -> Iterable[Panel]:
         yield Panel(
             title=f"limit {limit_s:g} s",
             x_name="time [s]",
-            y_name="cells solved",
+            y_name="runs solved",
             lines=tuple(lines),
             scale="time",
         )

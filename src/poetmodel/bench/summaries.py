@@ -41,7 +41,7 @@ class Summary:
     heads: tuple[str, ...]
     """One for each column."""
     rows: tuple[tuple[str, ...], ...]
-    """The cells."""
+    """What stands below them."""
     words: int
     """How many columns, from the first, hold words; the others hold figures."""
 
