@@ -12,23 +12,15 @@ import pytest
 from cases import CASES, smoke_cases
 from grid import smoke_instances
 from harness import latest, record
-from poetmodel.bench.summaries import comparison
 from poetmodel.bench.tables import rows
 from run_grid import warm_up
+from solver_tables import NOTE, aligned, comparison
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poetmodel.bench.summaries import Summary
-
 SOLVED: Final = pytest.StashKey[list[dict[str, Any]]]()
 """Where a run keeps what the solvers did."""
-NOTE: Final = (
-    "objective and bound: energy beyond one computation of every node; those of 'paper', and its "
-    "gap, are of its own looser model"
-)
-"""Stands below the tables."""
-
 # What compares with PyTorch; doctests are looked for in every module.
 collect_ignore_glob = [] if find_spec("torch") else ["pytorch/*"]
 
@@ -93,18 +85,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if found:
         terminalreporter.write_line("")
         terminalreporter.write_line(NOTE)
-
-
-def aligned(table: Summary) -> list[str]:
-    """Return the lines of a table: words to the left, figures to the right."""
-    widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if place < table.words else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in (table.heads, *table.rows)
-    ]
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from poetmodel.bench.measurement import FAILED, circumstances
-from poetmodel.bench.runner import Progress, Runner
+from poetmodel.bench.runner import Progress, RunQueue
 from poetmodel.bench.store import RecordFile
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def run_all(
         facts = {"seconds": error.seconds, "status": FAILED, "reason": str(error)}
         return record(kind, run.name, cell=run.to_dict(), workers=workers, **facts)
 
-    runner = Runner(
+    queue = RunQueue(
         store=store,
         runs=runs,
         measure=measure,
@@ -208,7 +208,7 @@ def run_all(
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with pool:
-            runner.run(lambda: pool, lambda: workers)
+            queue.run(lambda: pool, lambda: workers)
     except KeyboardInterrupt:
         sys.stderr.write("stopped; --resume goes on\n")
         return 130

@@ -39,7 +39,7 @@ Step = tuple[nn.Module, "Callable[..., torch.Tensor]", tuple[torch.Tensor, ...]]
 """Model, loss, and inputs with the target last."""
 
 
-class Block(nn.Module):  # type: ignore[misc, unused-ignore]
+class BasicBlock(nn.Module):  # type: ignore[misc, unused-ignore]
     """Basic residual block of two convolutions (He et al., 2016)."""
 
     def __init__(self, inside: int, outside: int, stride: int) -> None:
@@ -71,7 +71,9 @@ class ResNet18(nn.Module):  # type: ignore[misc, unused-ignore]
         stages = []
         inside = 64
         for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-            stages.append(nn.Sequential(Block(inside, width, stride), Block(width, width, 1)))
+            stages.append(
+                nn.Sequential(BasicBlock(inside, width, stride), BasicBlock(width, width, 1))
+            )
             inside = width
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.linear = nn.Linear(inside, CLASSES)

@@ -25,7 +25,7 @@ from pytorch.networks import Block
 if TYPE_CHECKING:
     from pytorch.networks import Training
 
-Run = Callable[..., torch.Tensor]
+Step = Callable[..., torch.Tensor]
 
 SMALL_BYTES: Final = 4096
 """The file hook leaves smaller tensors in memory [B]."""
@@ -36,7 +36,7 @@ _ALIGNMENT_BYTES: Final = 4096
 class TrainingMethod:
     """One way to run a training step."""
 
-    run: Run
+    run: Step
     """Fills the gradients; returns the loss."""
     written_bytes: Callable[[], int] = lambda: 0
     """Returns how much it has written so far [B]."""

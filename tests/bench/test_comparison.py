@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import test_solvers
+from figure_rows import row
+from solver_tables import comparison
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADS = ["solver", "formulation", "limit", "status", "objective", "bound", "gap", "time"]
@@ -48,3 +50,45 @@ def test_run_ends_with_a_table_for_each_problem() -> None:
         rows = [line.split() for line in lines[place + 1 : place + 1 + len(mine)]]
         assert [row[:2] for row in rows] == [[run.backend, run.formulation] for run in mine]
         assert all("optimal" in row for row in rows if row[:2] == ["highs", "compact"])
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [("refused", "refused by the licence"), ("not-installed", "not installed")],
+)
+def test_refused_runs_have_no_figures(status: str, words: str) -> None:
+    """What the licence refuses, or no solver took, has its reason alone, gap or not."""
+    refused = row(formulation="compact", backend="gurobi", status=status, termination=None, gap=0.0)
+    (table,) = comparison([refused])
+    assert table.rows[0][3:] == (words, "-", "-", "-", "-")
+
+
+def test_comparison_tells_what_each_solver_reached() -> None:
+    """Objective, bound and gap of the problem, for ``paper`` of its own model; time-outs stay."""
+    timed = {"termination": "time_limit", "status": "feasible", "time_limit_s": 10.0}
+    found = [
+        row(backend="highs", formulation="compact"),
+        row(backend="scip", formulation="compact", gap=0.25, overhead_bound_j=0.75, **timed),
+        row(
+            backend="highs",
+            formulation="paper",
+            status="feasible",
+            gap=1.0,
+            model_value=0.5,
+            model_bound=0.5,
+            model_gap=0.0,
+            violations=2,
+        ),
+        row(backend="scip", formulation="paper", gap=1.0, model_bound=0.1, **timed),
+        row(backend="gurobi", formulation="compact", gap=1.0, **{**timed, "solve_s": 0.0}),
+    ]
+    (table,) = comparison(found)
+    assert table.title == "m on d, 50% of RAM"
+    assert table.heads[3:] == ("status", "objective", "bound", "gap", "time")
+    assert [line[3:] for line in table.rows] == [
+        ("optimal", "1 J", "1 J", "0 %", "2 s"),
+        ("feasible, time limit", "1 J", "750 mJ", "25 %", "2 s"),
+        ("feasible, rejected by the verifier", "500 mJ", "500 mJ", "0 %", "2 s"),
+        ("unknown, time limit", "-", "100 mJ", "none in time", "2 s"),
+        ("feasible, time limit while building", "1 J", "1 J", "none in time", "2 s"),
+    ]

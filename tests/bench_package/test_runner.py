@@ -16,7 +16,7 @@ import pytest
 
 from poetmodel.bench import Progress, Run, Store, grid, sweep
 from poetmodel.bench.measurement import blank
-from poetmodel.bench.runner import sweep_runner
+from poetmodel.bench.runner import sweep_queue
 from poetmodel.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def _run(
     """Run runs in made-up pools; return what was begun, and the progress that was told."""
     begun: list[tuple[str, str | None]] = []
     told: list[Progress] = []
-    runner = sweep_runner(runs, Store(folder), warm=warm, on_progress=told.append)
-    runner.run(lambda: _Pool(deaths or [], begun), lambda: 4)
+    queue = sweep_queue(runs, Store(folder), warm=warm, on_progress=told.append)
+    queue.run(lambda: _Pool(deaths or [], begun), lambda: 4)
     return begun, told
 
 

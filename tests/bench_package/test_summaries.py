@@ -1,4 +1,4 @@
-"""Tables of figures: what stands in which cell, and nothing left out."""
+"""Tables of figures: what stands where, and nothing left out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from figure_rows import row, without
 from poetmodel.bench.pictures import panels
 from poetmodel.bench.summaries import (
-    comparison,
     overhead_ratio,
     percent,
     shifted_mean_s,
@@ -121,8 +120,8 @@ def test_gaps_stand_at_the_limits_that_were_run() -> None:
 
 
 @pytest.mark.parametrize("status", ["refused", "not-installed"])
-def test_refused_cells_are_never_solved(status: str) -> None:
-    """Neither the table of means, nor the picture, nor the comparison counts them, gap or not."""
+def test_refused_runs_are_never_solved(status: str) -> None:
+    """Neither the table of means nor the picture counts them, gap or not."""
     refused = row(formulation="compact", backend="gurobi", status=status, termination=None, gap=0.0)
     solved = row(formulation="compact", backend="highs", ram="70%", status="infeasible", gap=None)
     means, _ = summary("solvers", [refused, solved])
@@ -131,40 +130,6 @@ def test_refused_cells_are_never_solved(status: str) -> None:
     assert means.rows[0][3:5] == counts
     (panel,) = panels("solvers", [refused, solved])
     assert [len(points) for _, points in panel.lines] == [0, 1]
-    words = "refused by the licence" if status == "refused" else "not installed"
-    first, _ = comparison([refused, solved])
-    assert first.rows[0][3:] == (words, "-", "-", "-", "-")
-
-
-def test_comparison_tells_what_each_solver_reached() -> None:
-    """Objective, bound and gap of the problem, for ``paper`` of its own model; time-outs stay."""
-    timed = {"termination": "time_limit", "status": "feasible", "time_limit_s": 10.0}
-    found = [
-        row(backend="highs", formulation="compact"),
-        row(backend="scip", formulation="compact", gap=0.25, overhead_bound_j=0.75, **timed),
-        row(
-            backend="highs",
-            formulation="paper",
-            status="feasible",
-            gap=1.0,
-            model_value=0.5,
-            model_bound=0.5,
-            model_gap=0.0,
-            violations=2,
-        ),
-        row(backend="scip", formulation="paper", gap=1.0, model_bound=0.1, **timed),
-        row(backend="gurobi", formulation="compact", gap=1.0, **{**timed, "solve_s": 0.0}),
-    ]
-    (table,) = comparison(found)
-    assert table.title == "m on d, 50% of RAM"
-    assert table.heads[3:] == ("status", "objective", "bound", "gap", "time")
-    assert [line[3:] for line in table.rows] == [
-        ("optimal", "1 J", "1 J", "0 %", "2 s"),
-        ("feasible, time limit", "1 J", "750 mJ", "25 %", "2 s"),
-        ("feasible, rejected by the verifier", "500 mJ", "500 mJ", "0 %", "2 s"),
-        ("unknown, time limit", "-", "100 mJ", "none in time", "2 s"),
-        ("feasible, time limit while building", "1 J", "1 J", "none in time", "2 s"),
-    ]
 
 
 def test_shift_is_undone() -> None:

@@ -5,7 +5,7 @@ A new one is an entry here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -85,39 +85,26 @@ class Figure:
         tuple of Run
             Budgets ascend along each axis; no run is there twice.
         """
-        standard_s = self.quick_limit_s if quick else self.limit_s
         found: dict[Run, None] = {}
         for part in self.parts:
-            limits_s: tuple[float, ...] = (standard_s,)
-            if part.limits_s and not quick:
-                limits_s = part.limits_s
+            limits_s = (self.quick_limit_s,) if quick else part.limits_s or (self.limit_s,)
             if time_limit_s is not None:
                 limits_s = (time_limit_s,)
-            seeds = part.seeds[:1] if quick else part.seeds
-            for limit_s, seed in product(limits_s, seeds):
-                settings = Settings(
-                    deadline_counts=part.deadline_counts, time_limit_s=limit_s, seed=seed
+            for limit_s, seed in product(limits_s, part.seeds[:1] if quick else part.seeds):
+                runs = grid(
+                    part.models,
+                    part.devices,
+                    ram=part.quick_ram if quick else part.ram,
+                    deadlines=part.deadlines,
+                    methods=part.methods,
+                    backends=part.backends,
+                    formulations=part.formulations,
+                    settings=Settings(
+                        deadline_counts=part.deadline_counts, time_limit_s=limit_s, seed=seed
+                    ),
                 )
-                found.update(dict.fromkeys(_runs(part, settings, quick=quick)))
+                found.update(dict.fromkeys(runs))
         return tuple(found)
-
-
-def _runs(part: Part, settings: Settings, *, quick: bool) -> list[Run]:
-    runs = grid(
-        part.models,
-        part.devices,
-        ram=part.quick_ram if quick else part.ram,
-        deadlines=part.deadlines,
-        methods=part.methods,
-        backends=part.backends,
-        settings=settings,
-    )
-    return [
-        replace(run, formulation=formulation)
-        for formulation in part.formulations
-        for run in runs
-        if run.backend is not None or formulation is None
-    ]
 
 
 _SHARES: Final = tuple(f"{share}%" for share in range(20, 100, 10))
@@ -129,23 +116,19 @@ _FIGURE2 = Figure(
     title="Maps of the best schedules of a small linear network: recomputed, kept, paged",
     paper="Of eight layers in a row, 2 and 3 are cheap to compute and are recomputed; 5 and 6 are "
     "dear, are paged out behind their computation and in before their use.",
-    parts=(
+    parts=tuple(
         Part(
-            models=("paper/linear",),
-            devices=_PAPER_DEVICES,
-            ram=("46%", "50%", "52%"),
-            quick_ram=("50%",),
+            models=(model,),
+            devices=devices,
+            ram=ram,
+            quick_ram=quick_ram,
             methods=("optimal",),
             deadline_counts=COMPUTE,
-        ),
-        Part(
-            models=("mlp",),
-            devices=("rpi4b",),
-            ram=("70%", "80%"),
-            quick_ram=("70%",),
-            methods=("optimal",),
-            deadline_counts=COMPUTE,
-        ),
+        )
+        for model, devices, ram, quick_ram in (
+            ("paper/linear", _PAPER_DEVICES, ("46%", "50%", "52%"), ("50%",)),
+            ("mlp", ("rpi4b",), ("70%", "80%"), ("70%",)),
+        )
     ),
     limit_s=60.0,
     quick_limit_s=10.0,
@@ -156,68 +139,57 @@ _FIGURE3 = Figure(
     title="Energy overhead against RAM: three networks on four devices, every method",
     paper="POET needs the least energy in most configurations; on the TX2 up to 35 % less than DTR "
     "for ResNet-18.",
-    parts=(
+    parts=tuple(
         Part(
-            models=("paper/resnet18-cifar", "paper/vgg16-cifar", "paper/bert"),
+            models=models,
             devices=_PAPER_DEVICES,
             ram=_SHARES,
-            quick_ram=("45%", "70%"),
+            quick_ram=quick_ram,
             methods=method_names(),
             deadline_counts=COMPUTE,
-        ),
-        Part(
-            models=("resnet18-cifar",),
-            devices=_PAPER_DEVICES,
-            ram=_SHARES,
-            quick_ram=("50%",),
-            methods=method_names(),
-            deadline_counts=COMPUTE,
-        ),
-        Part(
-            models=("vgg16-cifar",),
-            devices=_PAPER_DEVICES,
-            ram=_SHARES,
-            quick_ram=("70%",),
-            methods=method_names(),
-            deadline_counts=COMPUTE,
-        ),
-        Part(
-            models=("bert-base",),
-            devices=_PAPER_DEVICES,
-            ram=_SHARES,
-            quick_ram=(),
-            methods=method_names(),
-            deadline_counts=COMPUTE,
-        ),
+        )
+        for models, quick_ram in (
+            (("paper/resnet18-cifar", "paper/vgg16-cifar", "paper/bert"), ("45%", "70%")),
+            (("resnet18-cifar",), ("50%",)),
+            (("vgg16-cifar",), ("70%",)),
+            (("bert-base",), ()),
+        )
     ),
     limit_s=10.0,
     quick_limit_s=3.0,
 )
 
-_ABLATIONS: Final = ("optimal", "recompute-only", "paging-only")
 _FIGURE4 = Figure(
     name="figure4",
     title="Paging alone, recomputation alone, and both, on VGG-16 under deadlines",
     paper="Both together need up to 40 % less energy than either alone; recomputation alone is "
     "infeasible under the tightest deadline.",
-    parts=(
+    parts=tuple(
         Part(
-            models=("paper/vgg16-cifar", "vgg16-cifar"),
-            devices=("paper-a72",),
+            models=models,
+            devices=(device,),
             ram=("45%", "50%", "60%", "70%", "80%", "90%"),
-            quick_ram=("50%", "60%", "70%", "80%"),
-            deadlines=("100%", "100.02%", "100.1%", None),
-            methods=_ABLATIONS,
-            deadline_counts=COMPUTE,
-        ),
-        Part(
-            models=("vgg16-cifar",),
-            devices=("rpi4b",),
-            ram=("45%", "50%", "60%", "70%", "80%", "90%"),
-            quick_ram=("60%", "70%", "80%"),
-            deadlines=("100.1%", "102%", "110%", None),
-            methods=_ABLATIONS,
-        ),
+            quick_ram=quick_ram,
+            deadlines=deadlines,
+            methods=("optimal", "recompute-only", "paging-only"),
+            deadline_counts=counts,
+        )
+        for models, device, quick_ram, deadlines, counts in (
+            (
+                ("paper/vgg16-cifar", "vgg16-cifar"),
+                "paper-a72",
+                ("50%", "60%", "70%", "80%"),
+                ("100%", "100.02%", "100.1%", None),
+                COMPUTE,
+            ),
+            (
+                ("vgg16-cifar",),
+                "rpi4b",
+                ("60%", "70%", "80%"),
+                ("100.1%", "102%", "110%", None),
+                None,
+            ),
+        )
     ),
     limit_s=60.0,
     quick_limit_s=5.0,
@@ -227,30 +199,20 @@ _FIGURE5 = Figure(
     name="figure5",
     title="Capuchin against the optimum, ResNet-18",
     paper="Capuchin takes 73 to 141 % more energy than with full memory, POET less than 1 % more.",
-    parts=(
+    parts=tuple(
         Part(
-            models=("paper/resnet18-cifar", "resnet18-cifar"),
-            devices=("paper-a72",),
+            models=models,
+            devices=(device,),
             ram=("15%", *_SHARES),
             quick_ram=_QUICK_SHARES,
             methods=("capuchin", "offload-all", "optimal"),
-            deadline_counts=COMPUTE,
-        ),
-        Part(
-            models=("resnet18-cifar",),
-            devices=("rpi4b",),
-            ram=("15%", *_SHARES),
-            quick_ram=_QUICK_SHARES,
-            methods=("capuchin", "offload-all", "optimal"),
-        ),
-        Part(
-            models=("paper/resnet18-cifar",),
-            devices=("paper-m4",),
-            ram=("15%", *_SHARES),
-            quick_ram=_QUICK_SHARES,
-            methods=("capuchin", "offload-all", "optimal"),
-            deadline_counts=COMPUTE,
-        ),
+            deadline_counts=counts,
+        )
+        for models, device, counts in (
+            (("paper/resnet18-cifar", "resnet18-cifar"), "paper-a72", COMPUTE),
+            (("resnet18-cifar",), "rpi4b", None),
+            (("paper/resnet18-cifar",), "paper-m4", COMPUTE),
+        )
     ),
     limit_s=60.0,
     quick_limit_s=5.0,

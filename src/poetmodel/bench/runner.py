@@ -93,22 +93,22 @@ def sweep(
     if scheduler is not None:
         check_scheduler(scheduler)
     store = Store(folder)
-    runner = sweep_runner(runs, store, warm=warm, on_progress=on_progress)
-    if runner.todo:
+    queue = sweep_queue(runs, store, warm=warm, on_progress=on_progress)
+    if queue.todo:
         pools = processes(workers) if scheduler is None else cluster(scheduler)
         with pools as (make, width):
-            runner.run(make, width)
+            queue.run(make, width)
     records = {record["key"]: record for record in store.records()}
     return [records[run.key] for run in runs if run.key in records]
 
 
-def sweep_runner(
+def sweep_queue(
     runs: Sequence[Run],
     store: Store,
     *,
     warm: bool,
     on_progress: Callable[[Progress], None] | None,
-) -> Runner[Run]:
+) -> RunQueue[Run]:
     """Return what does the runs of a sweep, see `sweep`."""
     along: dict[Run, list[Run]] = {}
     for run in runs:
@@ -126,7 +126,7 @@ def sweep_runner(
         found = (store.schedule(other.key) for other in reversed(smaller))
         return next((schedule for schedule in found if schedule is not None), None)
 
-    return Runner(
+    return RunQueue(
         store=store,
         runs=runs,
         measure=measure,
@@ -152,7 +152,7 @@ AnyRun = TypeVar("AnyRun", bound=Recordable)
 
 
 @dataclass(slots=True, kw_only=True)
-class Runner(Generic[AnyRun]):
+class RunQueue(Generic[AnyRun]):
     """Does the runs that have no record yet."""
 
     store: RecordFile

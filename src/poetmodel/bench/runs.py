@@ -16,7 +16,7 @@ from poetmodel.graph.catalogue import OWN_SHAPE, InputShape, read_model_or_file
 from poetmodel.problem import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from poetmodel.graph import Graph
 
@@ -130,12 +130,14 @@ def grid(
     deadlines: Sequence[str | None] = (None,),
     methods: Sequence[str] = ("optimal",),
     backends: Sequence[str] = ("highs",),
+    formulations: Sequence[str | None] = (None,),
     settings: Settings | None = None,
 ) -> tuple[Run, ...]:
     """Return all runs of a sweep: models x shapes x devices x deadlines x methods x budgets.
 
-    Shapes are sizes of the models' inputs. Budgets ascend within the rest. Back ends
-    multiply only the methods that need one; what is named twice counts once.
+    Shapes are sizes of the models' inputs. Budgets ascend within the rest. Back ends and
+    formulations, of which None is the default, multiply only the methods that need a solver; what
+    is named twice counts once.
 
     Raises
     ------
@@ -143,15 +145,12 @@ def grid(
         With every model, device, method or limit that cannot be used.
     """
     faults: dict[str, None] = {}
-    solved: list[tuple[str, str | None]] = []
-    for name in dict.fromkeys(methods):
+    by_solver: dict[str, bool] = {}
+    for name in methods:
         try:
-            by_solver = find_method(name).by_solver
+            by_solver[name] = find_method(name).by_solver
         except InputError as error:
             faults.update(dict.fromkeys(error.faults))
-            continue
-        solvers: Sequence[str | None] = backends if by_solver else (None,)
-        solved.extend((name, backend) for backend in solvers)
     problems = []
     for model, shape, device, deadline in product(models, shapes, devices, deadlines):
         sized = []
@@ -174,15 +173,14 @@ def grid(
         problems.append([run for _, run in sorted(sized, key=lambda pair: pair[0])])
     if faults:
         raise InputError(faults)
-    return tuple(dict.fromkeys(_crossed(problems, solved)))
-
-
-def _crossed(
-    problems: Sequence[Sequence[Run]], solved: Sequence[tuple[str, str | None]]
-) -> Iterator[Run]:
-    for runs, (name, backend) in product(problems, solved):
-        for run in runs:
-            yield replace(run, method=name, backend=backend)
+    found = (
+        replace(run, method=name, backend=backend, formulation=formulation)
+        for formulation, runs, name in product(formulations, problems, by_solver)
+        if by_solver[name] or formulation is None
+        for backend in (backends if by_solver[name] else (None,))
+        for run in runs
+    )
+    return tuple(dict.fromkeys(found))
 
 
 @cache

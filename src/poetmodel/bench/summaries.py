@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.bench.measurement import NOT_APPLICABLE, NOT_INSTALLED, REFUSED
 from poetmodel.result import Status, Termination
-from poetmodel.units import format_bytes, format_joules, format_seconds
+from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,7 +60,7 @@ def summary(name: str, found: Sequence[Row]) -> tuple[Summary, ...]:
     return tuple(make(found))
 
 
-def _without(row: Row) -> str:
+def without(row: Row) -> str:
     """Return what stands for a figure where there is no schedule."""
     status = str(row["status"])
     return _WORDS.get(status, status)
@@ -128,7 +128,7 @@ def _by_method(found: Sequence[Row]) -> Iterable[Summary]:
 def _overhead(row: Row) -> str:
     ratio = overhead_ratio(row)
     if ratio is None:
-        return _without(row)
+        return without(row)
     text = percent(ratio)
     if row["method"] == "optimal" and row["axis_gap"] is not None and row["axis_gap"] > PROVEN:
         text += f" (gap {percent(row['axis_gap'])})"
@@ -174,7 +174,7 @@ def _pofo(found: Sequence[Row]) -> Iterable[Summary]:
                 continue
             same = [other for other in best if other["ram"] == row["ram"] and not other["deadline"]]
             if row["energy_j"] is None or not same:
-                lines.append((row["ram"], _without(row), *[""] * 7))
+                lines.append((row["ram"], without(row), *[""] * 7))
                 continue
             quick = [other for other in best if other["makespan_s"] <= row["makespan_s"]]
             least = min(quick, key=lambda other: other["peak_ram_bytes"], default=None)
@@ -218,15 +218,15 @@ def _solvers(found: Sequence[Row]) -> Iterable[Summary]:
     yield _means(found)
     limits_s = sorted({row["time_limit_s"] for row in found})
     lines = []
-    for key, rows in grouped(found, *_INSTANCE, "formulation", "backend").items():
+    for key, rows in grouped(found, *INSTANCE, "formulation", "backend").items():
         longest = max(rows, key=lambda row: row["time_limit_s"])
-        middle = _middle([row for row in rows if row["time_limit_s"] == longest["time_limit_s"]])
-        sizes = (middle[name] for name in ("columns", "rows", "nodes"))
+        shown = middle([row for row in rows if row["time_limit_s"] == longest["time_limit_s"]])
+        sizes = (shown[name] for name in ("columns", "rows", "nodes"))
         lines.append(
             (
                 *key,
                 *("-" if size is None else f"{size:,}" for size in sizes),
-                *(_seconds(middle[name]) for name in ("build_s", "solve_s")),
+                *(seconds(shown[name]) for name in ("build_s", "solve_s")),
                 *(_gap_at(rows, limit_s) for limit_s in limits_s),
             )
         )
@@ -240,7 +240,8 @@ def _solvers(found: Sequence[Row]) -> Iterable[Summary]:
     )
 
 
-_INSTANCE: Final = ("model", "device", "ram")
+INSTANCE: Final = ("model", "device", "ram")
+"""What makes an instance of the comparison of solvers."""
 
 
 def _means(found: Sequence[Row]) -> Summary:
@@ -248,13 +249,13 @@ def _means(found: Sequence[Row]) -> Summary:
     lines = []
     for (formulation, backend), rows in grouped(found, "formulation", "backend").items():
         of = [
-            _middle(seeds)
+            middle(seeds)
             for seeds in grouped(
-                (row for row in rows if row["time_limit_s"] == longest_s), *_INSTANCE
+                (row for row in rows if row["time_limit_s"] == longest_s), *INSTANCE
             ).values()
         ]
         tried = [row for row in of if row["status"] not in (REFUSED, NOT_INSTALLED)]
-        mean = _seconds(shifted_mean_s([row["seconds"] for row in tried])) if tried else "-"
+        mean = seconds(shifted_mean_s([row["seconds"] for row in tried])) if tried else "-"
         refused = sum(row["status"] == REFUSED for row in of)
         missing = sum(row["status"] == NOT_INSTALLED for row in of)
         counts = (len(of), refused, missing, sum(map(is_solved, tried)))
@@ -269,7 +270,7 @@ def _means(found: Sequence[Row]) -> Summary:
     )
 
 
-def _middle(rows: Sequence[Row]) -> Row:
+def middle(rows: Sequence[Row]) -> Row:
     """Return the row of the median time among seeds, the slower of two."""
     return sorted(rows, key=lambda row: row["seconds"])[len(rows) // 2]
 
@@ -298,69 +299,24 @@ def solver_gap(row: Row) -> float | None:
     return gap
 
 
-def comparison(found: Sequence[Row]) -> Iterable[Summary]:
-    """Yield how each solver ended with each formulation, a table for each problem.
-
-    Parameters
-    ----------
-    found : sequence of dict
-        Runs as `poetmodel.bench.tables.rows` gives them; of several seeds the middle time counts.
-
-    Yields
-    ------
-    Summary
-        Objective and bound are the energy beyond a single pass. Those of ``paper``,
-        and its gap, are of its own looser model.
-    """
-    for (model, device, ram), rows in grouped(found, *_INSTANCE).items():
-        ended = grouped(rows, "backend", "formulation", "time_limit_s")
-        yield Summary(
-            title=f"{model} on {device}, {ram} of RAM",
-            heads=("solver", "formulation", "limit", "status", "objective", "bound", "gap", "time"),
-            rows=tuple(_ended(_middle(seeds)) for seeds in ended.values()),
-            words=4,
-        )
-
-
-def _ended(row: Row) -> tuple[str, ...]:
-    words = (row["backend"], row["formulation"] or "lazy", f"{row['time_limit_s']:g} s")
-    own = row["formulation"] == "paper"
-    value = row["model_value" if own else "overhead_j"]
-    bound = row["model_bound" if own else "overhead_bound_j"]
-    status = row["status"]
-    if status in (REFUSED, NOT_INSTALLED):
-        return (*words, _without(row), "-", "-", "-", "-")
-    if value is None and status == Status.FEASIBLE:  # the start of a solve, not from the solver
-        status = Status.UNKNOWN
-    if row["termination"] == Termination.TIME_LIMIT:
-        status = f"{status}, time limit" + (" while building" if is_never_begun(row) else "")
-    if row["violations"]:
-        status = f"{status}, rejected by the verifier"
-    return (
-        *words,
-        status,
-        *("-" if energy is None else format_joules(max(0.0, energy)) for energy in (value, bound)),
-        _gap_words(row) if row["status"] in (Status.OPTIMAL, Status.FEASIBLE) else "-",
-        _seconds(row["seconds"]),
-    )
-
-
 def _gap_at(rows: Sequence[Row], limit_s: float) -> str:
     ended = [row for row in rows if row["time_limit_s"] == limit_s]
     if not ended:
         return ""
-    row = _middle(ended)
+    row = middle(ended)
     if row["status"] in (REFUSED, NOT_INSTALLED, Status.INFEASIBLE):
-        return _without(row)
-    return _gap_words(row)
+        return without(row)
+    return gap_words(row)
 
 
-def _gap_words(row: Row) -> str:
+def gap_words(row: Row) -> str:
+    """Return the gap of what was solved, in words."""
     gap = solver_gap(row)
     return "none in time" if gap is None else percent(gap if gap > ROUNDING else 0.0)
 
 
-def _seconds(value: float | None) -> str:
+def seconds(value: float | None) -> str:
+    """Return a time with three digits, or a dash."""
     return "-" if value is None else f"{value:.3g} s"
 
 

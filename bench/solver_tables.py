@@ -1,0 +1,89 @@
+"""The tables with which a run of the comparison of solvers ends: one for each problem."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.bench.measurement import NOT_INSTALLED, REFUSED
+from poetmodel.bench.summaries import (
+    INSTANCE,
+    Summary,
+    gap_words,
+    grouped,
+    is_never_begun,
+    middle,
+    seconds,
+    without,
+)
+from poetmodel.result import Status, Termination
+from poetmodel.units import format_joules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from poetmodel.bench.tables import Row
+
+NOTE: Final = (
+    "objective and bound: energy beyond one computation of every node; those of 'paper', and its "
+    "gap, are of its own looser model"
+)
+"""Stands below the tables."""
+
+
+def comparison(found: Sequence[Row]) -> Iterable[Summary]:
+    """Yield how each solver ended with each formulation, a table for each problem.
+
+    Parameters
+    ----------
+    found : sequence of dict
+        Runs, as `poetmodel.bench.tables.rows` gives them; of several seeds the middle time counts.
+
+    Yields
+    ------
+    Summary
+        Objective and bound are the energy beyond a single pass. Those of ``paper``,
+        and its gap, are of its own looser model.
+    """
+    for (model, device, ram), rows in grouped(found, *INSTANCE).items():
+        ended = grouped(rows, "backend", "formulation", "time_limit_s")
+        yield Summary(
+            title=f"{model} on {device}, {ram} of RAM",
+            heads=("solver", "formulation", "limit", "status", "objective", "bound", "gap", "time"),
+            rows=tuple(_ended(middle(seeds)) for seeds in ended.values()),
+            words=4,
+        )
+
+
+def _ended(row: Row) -> tuple[str, ...]:
+    words = (row["backend"], row["formulation"] or "lazy", f"{row['time_limit_s']:g} s")
+    own = row["formulation"] == "paper"
+    value = row["model_value" if own else "overhead_j"]
+    bound = row["model_bound" if own else "overhead_bound_j"]
+    status = row["status"]
+    if status in (REFUSED, NOT_INSTALLED):
+        return (*words, without(row), "-", "-", "-", "-")
+    if value is None and status == Status.FEASIBLE:  # the start of a solve, not from the solver
+        status = Status.UNKNOWN
+    if row["termination"] == Termination.TIME_LIMIT:
+        status = f"{status}, time limit" + (" while building" if is_never_begun(row) else "")
+    if row["violations"]:
+        status = f"{status}, rejected by the verifier"
+    return (
+        *words,
+        status,
+        *("-" if energy is None else format_joules(max(0.0, energy)) for energy in (value, bound)),
+        gap_words(row) if row["status"] in (Status.OPTIMAL, Status.FEASIBLE) else "-",
+        seconds(row["seconds"]),
+    )
+
+
+def aligned(table: Summary) -> list[str]:
+    """Return the lines of a table: words to the left, figures to the right."""
+    widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place < table.words else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in (table.heads, *table.rows)
+    ]
