@@ -8,8 +8,8 @@ from poetmodel.device import StorageMode
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.report.subject import Sources, Subject, in_graph
-from poetmodel.schedule.document import dump
 from poetmodel.schedule.io import parse_document
+from poetmodel.schedule.relations import dump
 from poetmodel.solver import solve
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from poetmodel.result import (
     relative_gap,
 )
 from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, simulate, verify
-from poetmodel.schedule.document import STATED
 from poetmodel.schedule.io import load_document
+from poetmodel.schedule.relations import STATED
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import explain_infeasible, find_limits
 from worked import even_costs, skip_graph, skip_problem

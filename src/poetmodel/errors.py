@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from poetmodel.result import SolveResult
 
@@ -80,6 +81,15 @@ class InputError(PoetModelError, ValueError):
     def within(self, place: str) -> InputError:
         """Return the same error with `place` (a file name, say) before every fault."""
         return type(self)(f"{place}: {fault}" if place else fault for fault in self.faults)
+
+
+@contextmanager
+def raised_as(error: type[InputError], place: str = "") -> Iterator[None]:
+    """Raise input errors from inside as another class, with `place` before every fault."""
+    try:
+        yield
+    except InputError as found:
+        raise error(found.within(place).faults) from None
 
 
 class GraphError(InputError):

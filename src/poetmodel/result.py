@@ -12,8 +12,15 @@ from poetmodel.errors import (
     shown,
 )
 from poetmodel.problem import Quantity
-from poetmodel.schedule.document import FORMAT, OWN, STATED, VERSION, dump, schedule_to_dict
-from poetmodel.schedule.relations import RELATIONS, GraphIdentity
+from poetmodel.schedule.relations import (
+    FORMAT,
+    OWN,
+    RELATIONS,
+    STATED,
+    VERSION,
+    GraphIdentity,
+    dump,
+)
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -289,7 +296,7 @@ class SolveResult:
         document["nodes"] = list(identity.nodes)
         document["tensors"] = list(identity.tensors)
         if self.schedule is not None:
-            relations = schedule_to_dict(self.schedule)
+            relations = self.schedule.to_dict()
             document.update((name, relations[name]) for name in RELATIONS)
         return document
 

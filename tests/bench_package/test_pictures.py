@@ -13,7 +13,6 @@ from poetmodel.graph.catalogue import load_model
 from poetmodel.report.pictures import Kind
 from poetmodel.report.stages import stage_map
 from poetmodel.schedule import checkpoint_all
-from poetmodel.schedule.document import schedule_to_dict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +50,7 @@ def test_maps_show_the_schedule_of_each_cell(tmp_path: Path) -> None:
     graph = load_model("paper/linear")
     plain = checkpoint_all(graph)
     again = replace(plain, R=tuple(sorted((*plain.R, (26, 0)))))
-    documents = {"a": schedule_to_dict(plain), "b": schedule_to_dict(again)}
+    documents = {"a": plain.to_dict(), "b": again.to_dict()}
     found = [
         row(model="paper/linear", device=device, ram="50%", key=key)
         for device, key in (("paper-m0", "a"), ("paper-m4", "b"), ("jetson-tx2", "none"))

@@ -10,9 +10,10 @@ import pytest
 from plan_words import PAGED, plan
 from poetmodel.errors import PlanError
 from poetmodel.plan import Plan, check_plan
-from poetmodel.plan.io import STATED, load_document, parse_document
+from poetmodel.plan.io import load_document, parse_document
+from poetmodel.plan.program import STATED
 from poetmodel.schedule import GraphIdentity
-from poetmodel.schedule.document import dump
+from poetmodel.schedule.relations import dump
 from worked import even_costs, skip_graph
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from poetmodel.schedule import (
     check_identity,
     checkpoint_all,
 )
-from poetmodel.schedule.document import STATED, dump, save_schedule, schedule_to_dict
-from poetmodel.schedule.io import load_document, load_schedule, parse_document
+from poetmodel.schedule.io import load_document, parse_document
+from poetmodel.schedule.relations import STATED, dump
 from strategies import graphs, rich_graphs
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def graph() -> Graph:
 @pytest.fixture
 def bare(graph: Graph) -> dict[str, Any]:
     """Return the document of a file of bare relations."""
-    return schedule_to_dict(checkpoint_all(graph))
+    return checkpoint_all(graph).to_dict()
 
 
 @pytest.fixture
@@ -87,14 +87,14 @@ def test_saved_schedule_is_loaded(graph: Graph, tmp_path: Path) -> None:
     loaded = Schedule.load(path)
     assert loaded == schedule
     assert loaded.identity == GraphIdentity.of(graph)
-    assert load_schedule(str(path)) == schedule
-    assert schedule.to_dict() == schedule_to_dict(schedule)
+    assert Schedule.load(str(path)) == schedule
+    assert schedule.to_dict() == schedule.to_dict()
 
 
 def test_file_is_plain_json_with_the_keys_of_the_format(graph: Graph, tmp_path: Path) -> None:
     """Any JSON reader reads the file; relations are sorted lists of two numbers."""
     path = tmp_path / "chain.schedule.json"
-    save_schedule(checkpoint_all(graph), path)
+    checkpoint_all(graph).save(path)
     document = json.loads(path.read_text(encoding="utf-8"))
     assert document == {
         "format": "poetmodel-schedule",
@@ -118,7 +118,7 @@ def test_any_schedule_survives_a_round_trip(graph: Graph, seed: int) -> None:
     plain = random_schedule(seeded(seed), graph)
     relations = {name: getattr(plain, name) for name in RELATIONS}
     schedule = Schedule(**relations, identity=GraphIdentity.of(graph))
-    found = parse_document(dump(schedule_to_dict(schedule)), source="x").schedule
+    found = parse_document(dump(schedule.to_dict()), source="x").schedule
     assert found == schedule
     assert found.identity == schedule.identity
 
@@ -370,7 +370,7 @@ def test_missing_folder_is_named(graph: Graph, tmp_path: Path) -> None:
 @settings(deadline=None)
 def test_no_damage_to_a_file_ends_in_a_crash(graph: Graph, data: st.DataObject) -> None:
     """A file with a character replaced is read or refused with an error of its own."""
-    text = dump(schedule_to_dict(checkpoint_all(graph)))
+    text = dump(checkpoint_all(graph).to_dict())
     place = data.draw(st.integers(min_value=0, max_value=len(text) - 1))
     damaged = text[:place] + data.draw(st.characters(codec="utf-8")) + text[place + 1 :]
     try:

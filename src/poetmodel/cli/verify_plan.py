@@ -61,7 +61,7 @@ class PlanJudgement:
 def is_plan(content: bytes) -> bool:
     """Return whether the content of a file is a plan, binary or JSON."""
     from poetmodel.plan.binary import is_coded
-    from poetmodel.plan.io import FORMAT
+    from poetmodel.plan.program import FORMAT
 
     if is_coded(content):
         return True

@@ -71,6 +71,19 @@ class CostTable:
         counts = f"{len(self.compute_time_s)} nodes, {len(self.page_in_time_s)} tensors"
         return brief(self, counts if self.has_storage else f"{counts}, no storage")
 
+    def compute_totals(self, times: Mapping[int, int]) -> Cost:
+        """Return the cost of computing each node so many times."""
+        return Cost(_total(times, self.compute_time_s), _total(times, self.compute_energy_j))
+
+    def transfer_totals(self, page_ins: Mapping[int, int], page_outs: Mapping[int, int]) -> Cost:
+        """Return the cost of paging each tensor so many times; nothing without storage."""
+        if not self.has_storage:
+            return FREE
+        return Cost(
+            _total(page_ins, self.page_in_time_s) + _total(page_outs, self.page_out_time_s),
+            _total(page_ins, self.page_in_energy_j) + _total(page_outs, self.page_out_energy_j),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
@@ -232,6 +245,10 @@ class Costs:
             page_out_energy_j=tuple(cost.page_out.energy_j for cost in pages),
             has_storage=self.pages is not None,
         )
+
+
+def _total(times: Mapping[int, int], costs: Sequence[float]) -> float:
+    return sum(times[index] * costs[index] for index in sorted(times) if times[index])
 
 
 def _estimate_node(graph: Graph, k: int, device: Device) -> Cost:

@@ -114,6 +114,11 @@ class Device:
         if faults:
             raise DeviceError(faults)
 
+    @property
+    def has_dma(self) -> bool:
+        """Whether transfers run beside the core."""
+        return self.storage is not None and self.storage.mode == StorageMode.DMA
+
     @classmethod
     def load(cls, name_or_path: str | Path) -> Device:
         """Read a shipped device or a ``*.toml`` file; see `poetmodel.device.io.load_device`."""

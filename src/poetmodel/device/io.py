@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.data import read_text, shipped, write_text
 from poetmodel.device.costs import Cost, Costs, PageCost
 from poetmodel.device.hardware import Compute, Device, Storage, StorageMode, Transfer
-from poetmodel.errors import CostError, DeviceError, InputError, shown
+from poetmodel.errors import CostError, DeviceError, raised_as, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,14 +80,10 @@ def load_device(name_or_path: str | Path) -> Device:
         path = Path(key)
     else:
         raise DeviceError(_unknown(key, names))
-    try:
+    with raised_as(DeviceError):
         text = read_text(path)
-    except InputError as error:
-        raise DeviceError(error.faults) from None
-    try:
+    with raised_as(DeviceError, key):
         return _device(_parse(text), key=key)
-    except DeviceError as error:
-        raise error.within(key) from None
 
 
 def _is_path(key: str) -> bool:
@@ -201,10 +197,8 @@ def load_profile(path: str | Path, *, device: Device | None = None) -> Costs:
     CostError
         If the file cannot be read; with every fault found in it, each with its line.
     """
-    try:
+    with raised_as(CostError):
         text = read_text(path)
-    except InputError as error:
-        raise CostError(error.faults) from None
     reader = _ProfileReader(text)
     if reader.faults:
         raise CostError(f"{path}: {fault}" for fault in reader.faults)

@@ -17,7 +17,7 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.data import parse_json, read_text, write_text
-from poetmodel.errors import GraphError, InputError, shown
+from poetmodel.errors import GraphError, raised_as, shown
 from poetmodel.graph.nodes import Node, Tensor
 from poetmodel.graph.structure import Graph
 
@@ -59,15 +59,11 @@ def load_graph(path: str | Path) -> Graph:
         If the file is missing or is no such file; with every fault found in it, each with its
         place.
     """
-    try:
+    with raised_as(GraphError):
         text = read_text(path)
-    except InputError as error:
-        raise GraphError(error.faults) from None
-    try:
-        repeated: list[str] = []
+    repeated: list[str] = []
+    with raised_as(GraphError, str(path)):
         document = parse_json(text, expected=FORMAT, repeated=repeated)
-    except InputError as error:
-        raise GraphError(error.faults).within(str(path)) from None
     return graph_from_dict(document, source=str(path), faults=repeated)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from poetmodel.data import write_text
 from poetmodel.device import StorageMode
-from poetmodel.errors import shown
+from poetmodel.errors import PlanError, shown
+from poetmodel.schedule.relations import dump
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
@@ -15,6 +17,20 @@ if TYPE_CHECKING:
 
     from poetmodel.plan.simulation import PlanCheck
     from poetmodel.schedule import GraphIdentity
+
+
+FORMAT: Final = "poetmodel-plan"
+VERSION: Final = 1
+
+STATED: Final = (
+    "makespan_s",
+    "stall_s",
+    "transfer_s",
+    "compute_s",
+    "energy_j",
+    "peak_ram_bytes",
+)
+"""The figures of a plan file."""
 
 
 class Op(StrEnum):
@@ -77,9 +93,21 @@ class Plan:
 
     def to_dict(self, check: PlanCheck | None = None) -> dict[str, Any]:
         """Return the content of a plan file; with what `check_plan` found, its figures too."""
-        from poetmodel.plan.io import plan_to_dict
-
-        return plan_to_dict(self, check)
+        identity = self.identity
+        document: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "graph": identity and {"name": identity.name, "sha256": identity.sha256},
+            "device": self.device,
+            "mode": str(self.mode),
+            "ram_budget_bytes": self.ram_budget_bytes,
+            "nodes": list(identity.nodes) if identity else None,
+            "tensors": list(identity.tensors) if identity else None,
+            "program": [[str(op), index] for op, index in self.program],
+        }
+        if check is not None:
+            document.update((key, getattr(check, key)) for key in STATED)
+        return document
 
     def save(self, path: str | Path, check: PlanCheck | None = None) -> None:
         """Write a ``*.plan.json`` file; with what `check_plan` found, its figures too.
@@ -89,13 +117,14 @@ class Plan:
         PlanError
             If the plan does not say which graph it belongs to.
         """
-        from poetmodel.plan.io import save_plan
-
-        save_plan(self, path, check)
+        if self.identity is None:
+            msg = "the plan names no graph; make it with identity=GraphIdentity.of(graph)"
+            raise PlanError(msg)
+        write_text(path, dump(self.to_dict(check)))
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read the program of a ``*.plan.json`` file; figures in it are left aside."""
-        from poetmodel.plan.io import load_plan
+        from poetmodel.plan.io import load_document
 
-        return load_plan(path)
+        return load_document(path).plan

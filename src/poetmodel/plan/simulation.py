@@ -60,15 +60,15 @@ class PlanCheck:
     """Bytes paged out, each time counted [B]."""
     read_bytes: int
     """Bytes paged in, each time counted [B]."""
-    compute_s: float | None
+    compute_s: float | None = None
     """Compute time [s]; None without costs."""
-    transfer_s: float | None
+    transfer_s: float | None = None
     """Transfer time [s]; None without costs."""
-    stall_s: float | None
+    stall_s: float | None = None
     """Time that the core waits for the bus [s]; None without costs."""
-    makespan_s: float | None
+    makespan_s: float | None = None
     """When both clocks have stopped [s]; None without costs."""
-    energy_j: float | None
+    energy_j: float | None = None
     """Energy of the step [J]: idle power is drawn over the makespan; None without costs."""
 
     def __repr__(self) -> str:
@@ -148,14 +148,8 @@ def check_plan(
 
 def check_identity(graph: Graph, plan: Plan) -> None:
     """Raise `PlanError` if the plan names another graph than this one."""
-    identity = plan.identity
-    if identity is not None and identity.sha256 != graph.sha256:
-        msg = (
-            f"the plan was made for graph {identity.name!r} (sha256 {identity.sha256[:12]}...), "
-            f"not for this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was "
-            "made for"
-        )
-        raise PlanError(msg)
+    if plan.identity is not None:
+        plan.identity.check(graph, made="plan", error=PlanError)
 
 
 def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterator[str]:
@@ -338,24 +332,20 @@ class _PlanExecution:
         return sum(self.sizes[i] for i in self.aux - self.aux_from_start)
 
     def figures(self, idle_power_w: float) -> dict[str, float | None]:
-        """Return times and energy, by the names of `PlanCheck`."""
-        keys = ("compute_s", "transfer_s", "stall_s", "makespan_s", "energy_j")
-        table = self.table
-        if table is None:
-            return dict.fromkeys(keys)
-        computed, into, out = (self.count[op] for op in (Op.COMPUTE, Op.PAGE_IN, Op.PAGE_OUT))
-        compute_s = _total(computed, table.compute_time_s)
-        transfer_s = transfer_j = 0.0
-        if table.has_storage:
-            transfer_s = _total(into, table.page_in_time_s) + _total(out, table.page_out_time_s)
-            transfer_j = _total(into, table.page_in_energy_j)
-            transfer_j += _total(out, table.page_out_energy_j)
-        makespan_s = max(self.core_s, self.bus_s) if self.dma else compute_s + transfer_s
-        energy_j = _total(computed, table.compute_energy_j) + transfer_j
-        energy_j += idle_power_w * makespan_s
-        return dict(
-            zip(keys, (compute_s, transfer_s, self.stall_s, makespan_s, energy_j), strict=True)
-        )
+        """Return times and energy, by the names of `PlanCheck`; none without costs."""
+        if self.table is None:
+            return {}
+        compute = self.table.compute_totals(self.count[Op.COMPUTE])
+        transfer = self.table.transfer_totals(self.count[Op.PAGE_IN], self.count[Op.PAGE_OUT])
+        serial_s = compute.time_s + transfer.time_s
+        makespan_s = max(self.core_s, self.bus_s) if self.dma else serial_s
+        return {
+            "compute_s": compute.time_s,
+            "transfer_s": transfer.time_s,
+            "stall_s": self.stall_s,
+            "makespan_s": makespan_s,
+            "energy_j": compute.energy_j + transfer.energy_j + idle_power_w * makespan_s,
+        }
 
     def _violate(self, op: Op, index: int, what: str) -> None:
         if op == Op.COMPUTE and 0 <= index < len(self.graph.nodes):
@@ -368,7 +358,3 @@ class _PlanExecution:
 
     def _tensor(self, i: int) -> str:
         return f"tensor {self.graph.tensors[i].name!r}"
-
-
-def _total(count: Counter[int], values: tuple[float, ...]) -> float:
-    return sum(count[index] * values[index] for index in sorted(count))

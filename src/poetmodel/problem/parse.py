@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device import StorageMode
 from poetmodel.errors import BudgetError, InputError, shown
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem.objective import DeadlineCounts, Quantity
@@ -63,10 +62,8 @@ def resolve_limits(problem: Problem) -> dict[str, Any]:
 
 def _default_counts(problem: Problem) -> DeadlineCounts:
     device = problem.costs.device
-    storage = device.storage if device is not None else None
-    if storage is not None and storage.mode == StorageMode.DMA:
-        return DeadlineCounts.OVERLAP
-    return DeadlineCounts.SERIAL
+    overlaps = device is not None and device.has_dma
+    return DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL
 
 
 def _ram_bytes(problem: Problem) -> int:

@@ -18,7 +18,6 @@ from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.report.subject import Sources, Subject, in_graph
 from poetmodel.schedule import check_identity
-from poetmodel.schedule.document import dump
 from poetmodel.schedule.io import (
     Finite,
     FormatVersion,
@@ -27,6 +26,7 @@ from poetmodel.schedule.io import (
     faults_of,
     parse_document,
 )
+from poetmodel.schedule.relations import dump
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:

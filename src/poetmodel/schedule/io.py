@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from poetmodel.data import parse_json, place, read_text
 from poetmodel.device.room import ROOM
-from poetmodel.errors import InputError, ScheduleError, shown
+from poetmodel.errors import InputError, ScheduleError, raised_as, shown
 from poetmodel.problem import Problem
-from poetmodel.schedule.document import FORMAT, STATED, VERSION
-from poetmodel.schedule.relations import RELATIONS, GraphIdentity, Schedule
+from poetmodel.schedule.relations import RELATIONS, STATED, VERSION, GraphIdentity, Schedule
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -29,6 +28,9 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0)]
 Pair = Annotated[list[Index], Field(min_length=2, max_length=2)]
 Pairs = list[Pair]
+
+
+File = TypeVar("File", bound=BaseModel)
 
 
 class Strict(BaseModel):
@@ -100,11 +102,27 @@ class ObjectiveEntry(Strict):
     sense: Literal["minimize", "maximize"] | None = None
 
 
-class _ScheduleFile(Strict):
-    format: Literal["poetmodel-schedule"]
+class GraphFile(Strict):
+    """A file about one graph, with the names of its nodes and tensors."""
+
     version: FormatVersion
     graph: GraphEntry
     device: str | None = None
+    nodes: list[str]
+    tensors: list[str]
+
+    def identity(self) -> GraphIdentity:
+        """Return which graph the file is about."""
+        return GraphIdentity(
+            name=self.graph.name,
+            sha256=self.graph.sha256,
+            nodes=tuple(self.nodes),
+            tensors=tuple(self.tensors),
+        )
+
+
+class _ScheduleFile(GraphFile):
+    format: Literal["poetmodel-schedule"]
     problem: ProblemEntry | None = None
     status: Literal["optimal", "feasible", "infeasible", "unknown"] | None = None
     violations: list[str] = []
@@ -125,8 +143,6 @@ class _ScheduleFile(Strict):
     makespan_s: Finite | None = None
     build_s: Finite | None = None
     solve_s: Finite | None = None
-    nodes: list[str]
-    tensors: list[str]
     R: Pairs | None = None
     S_RAM: Pairs | None = None
     S_AUX: Pairs | None = None
@@ -154,11 +170,6 @@ class ScheduleDocument:
     """What the file says of the device's RAM, by key."""
 
 
-def load_schedule(path: str | Path) -> Schedule:
-    """Read the relations of a schedule file."""
-    return load_document(path).schedule
-
-
 def load_document(path: str | Path) -> ScheduleDocument:
     """Read a schedule file.
 
@@ -167,36 +178,24 @@ def load_document(path: str | Path) -> ScheduleDocument:
     ScheduleError
         If the file cannot be read, with every fault found, and for a file without a schedule.
     """
-    try:
+    with raised_as(ScheduleError):
         text = read_text(path)
-    except InputError as error:
-        raise ScheduleError(error.faults) from None
     return parse_document(text, source=str(path))
 
 
 def parse_document(text: str, *, source: str) -> ScheduleDocument:
     """Read the text of a schedule file; `source` names it in errors."""
-    try:
-        document = _ScheduleFile.model_validate(parse_json(text, expected=FORMAT))
-    except InputError as error:
-        raise ScheduleError(error.faults).within(source) from None
-    except ValidationError as error:
-        raise ScheduleError(faults_of(error, kind="schedule")).within(source) from None
+    with raised_as(ScheduleError, source):
+        document = parse_file(_ScheduleFile, text, kind="schedule")
     if document.R is None:
         msg = f"{source}: R: the file holds no schedule (status {document.status or 'unknown'})"
         raise ScheduleError(msg)
     missing = [name for name in RELATIONS if getattr(document, name) is None]
     if missing:
         raise ScheduleError(f"{name}: missing" for name in missing).within(source)
-    relations = {name: _pairs(getattr(document, name)) for name in RELATIONS}
-    identity = GraphIdentity(
-        name=document.graph.name,
-        sha256=document.graph.sha256,
-        nodes=tuple(document.nodes),
-        tensors=tuple(document.tensors),
-    )
+    relations = {name: tuple((t, k) for t, k in getattr(document, name)) for name in RELATIONS}
     return ScheduleDocument(
-        schedule=Schedule(**relations, identity=identity),
+        schedule=Schedule(**relations, identity=document.identity()),
         device=document.device,
         problem=document.problem,
         status=document.status,
@@ -206,8 +205,18 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
     )
 
 
-def _pairs(found: list[list[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((t, k) for t, k in found)
+def parse_file(model: type[File], text: str, *, kind: str) -> File:
+    """Return the text of a `kind` of file as its model.
+
+    Raises
+    ------
+    InputError
+        With every fault found.
+    """
+    try:
+        return model.model_validate(parse_json(text, expected=f"poetmodel-{kind}"))
+    except ValidationError as error:
+        raise InputError(faults_of(error, kind=kind)) from None
 
 
 def faults_of(error: ValidationError, *, kind: str) -> list[str]:

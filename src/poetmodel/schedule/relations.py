@@ -1,8 +1,9 @@
-"""A schedule: the five relations of the paper, and the graph they speak of."""
+"""A schedule: the five relations of the paper, the graph they speak of, and their file."""
 
 from __future__ import annotations
 
 import gc
+import json
 from bisect import bisect_left, insort
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,11 +11,8 @@ from itertools import chain, repeat
 from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import (
-    ScheduleError,
-    TooLargeError,
-    shown,
-)
+from poetmodel.data import write_text
+from poetmodel.errors import InputError, ScheduleError, TooLargeError, shown
 from poetmodel.time_limit import check_time_limit, watched
 from poetmodel.units import brief
 
@@ -26,6 +24,27 @@ if TYPE_CHECKING:
 
 RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out")
 """The relations of a schedule, as the paper names them (POET, ICML 2022, section 5.2)."""
+
+FORMAT: Final = "poetmodel-schedule"
+VERSION: Final = 1
+OWN: Final = "own"
+"""What `minimize` of the objective says where a model had an objective of its own."""
+
+STATED: Final = (
+    "energy_j",
+    "bound_j",
+    "baseline_energy_j",
+    "overhead_j",
+    "overhead_bound_j",
+    "gap",
+    "peak_ram_bytes",
+    "compute_s",
+    "transfer_s",
+    "makespan_s",
+    "build_s",
+    "solve_s",
+)
+"""The figures of a schedule file."""
 
 MOST_PAIRS: Final = 30_000_000
 """Most pairs of one relation: each takes about 64 bytes, so that these take some 2 GB."""
@@ -57,6 +76,16 @@ class GraphIdentity:
             nodes=tuple(node.name for node in graph.nodes),
             tensors=tuple(tensor.name for tensor in graph.tensors),
         )
+
+    def check(self, graph: Graph, *, made: str, error: type[InputError]) -> None:
+        """Raise an error unless what was made (a schedule, a plan) is for this graph."""
+        if self.sha256 != graph.sha256:
+            msg = (
+                f"the {made} was made for graph {self.name!r} (sha256 {self.sha256[:12]}...), not "
+                f"for this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was "
+                "made for"
+            )
+            raise error(msg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,22 +153,44 @@ class Schedule:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schedule as plain values: format, graph, names, relations."""
-        from poetmodel.schedule.document import schedule_to_dict
-
-        return schedule_to_dict(self)
+        identity = self.identity
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "graph": identity and {"name": identity.name, "sha256": identity.sha256},
+            "nodes": list(identity.nodes) if identity else None,
+            "tensors": list(identity.tensors) if identity else None,
+            **{name: [list(pair) for pair in getattr(self, name)] for name in RELATIONS},
+        }
 
     def save(self, path: str | Path) -> None:
-        """Write a ``*.schedule.json`` file with the relations and the graph's identity."""
-        from poetmodel.schedule.document import save_schedule
+        """Write a ``*.schedule.json`` file with the relations and the graph's identity.
 
-        save_schedule(self, path)
+        Raises
+        ------
+        ScheduleError
+            If the schedule does not say which graph it belongs to.
+        """
+        if self.identity is None:
+            msg = "the schedule names no graph; make it with identity=GraphIdentity.of(graph)"
+            raise ScheduleError(msg)
+        write_text(path, dump(self.to_dict()))
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
         """Read the relations of a ``*.schedule.json`` file; figures in it are left aside."""
-        from poetmodel.schedule.io import load_schedule
+        from poetmodel.schedule.io import load_document
 
-        return load_schedule(path)
+        return load_document(path).schedule
+
+
+def dump(document: dict[str, Any]) -> str:
+    """Return the JSON text of a schedule or plan file: one key a line, each value on one line."""
+    lines = [
+        f"{json.dumps(key)}: {json.dumps(value, allow_nan=False, ensure_ascii=False)}"
+        for key, value in document.items()
+    ]
+    return "{" + ",\n ".join(lines) + "}\n"
 
 
 @contextmanager

@@ -7,6 +7,7 @@ formulations and the solvers.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +21,7 @@ from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from poetmodel.device import Costs, Device
+    from poetmodel.device import Costs
     from poetmodel.graph import Graph
     from poetmodel.schedule.relations import Schedule
 
@@ -54,19 +55,19 @@ class Simulation:
     """Bytes paged out, each time counted [B]."""
     read_bytes: int
     """Bytes paged in, each time counted [B]."""
-    compute_s: float | None
+    compute_s: float | None = None
     """Compute time [s]; None without costs."""
-    transfer_s: float | None
+    transfer_s: float | None = None
     """Transfer time [s]; None without costs."""
-    time_s: float | None
+    time_s: float | None = None
     """Time that the deadline counts [s]; None without costs."""
-    energy_j: float | None
+    energy_j: float | None = None
     """Energy of the step, idle power over the counted time included [J]; None without costs."""
-    baseline_energy_j: float | None
+    baseline_energy_j: float | None = None
     """Energy of a single pass [J]; None without costs."""
-    overhead_j: float | None
+    overhead_j: float | None = None
     """Energy beyond the baseline, added up by itself so that small ones keep their digits [J]."""
-    overtime_s: float | None
+    overtime_s: float | None = None
     """Counted time beyond a single pass, added up by itself likewise [s]."""
     planned_s: float | None = None
     """Makespan of a plan whose transfers run beside the computing, where one was given [s]."""
@@ -138,7 +139,6 @@ def simulate(
     """
     execution = _ScheduleExecution(graph, schedule)
     execution.run()
-    figures = _Figures.of(graph, costs, schedule, deadline_counts, makespan_s)
     if costs is not None and costs.pages is None and (schedule.M_in or schedule.M_out):
         execution.violations.append("tensors are paged, but the costs know of no auxiliary storage")
     sizes = graph.tensor_bytes
@@ -152,14 +152,7 @@ def simulate(
         aux_used_bytes=sum(sizes[i] for i in set(moved_out) - execution.aux_from_start),
         written_bytes=sum(sizes[i] for i in moved_out),
         read_bytes=sum(sizes[i] for i in moved_in),
-        compute_s=figures.compute_s,
-        transfer_s=figures.transfer_s,
-        time_s=figures.time_s,
-        energy_j=figures.energy_j,
-        baseline_energy_j=figures.baseline_j,
-        overhead_j=figures.overhead_j,
-        overtime_s=figures.overtime_s,
-        planned_s=figures.planned_s,
+        **_figures(graph, costs, schedule, deadline_counts, makespan_s),
     )
 
 
@@ -349,73 +342,45 @@ def _contains(ordered: list[int], i: int) -> bool:
     return place < len(ordered) and ordered[place] == i
 
 
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    compute_s: float | None = None
-    transfer_s: float | None = None
-    time_s: float | None = None
-    energy_j: float | None = None
-    baseline_j: float | None = None
-    overhead_j: float | None = None
-    overtime_s: float | None = None
-    planned_s: float | None = None
-
-    @classmethod
-    def of(
-        cls,
-        graph: Graph,
-        costs: Costs | None,
-        schedule: Schedule,
-        deadline_counts: str | None,
-        makespan_s: float | None,
-    ) -> _Figures:
-        if costs is None:
-            return cls()
-        table = costs.table(graph)
-        device = costs.device
-        idle_w = device.idle_power_w if device is not None else 0.0
-        counts = deadline_counts or _meaning(device)
-        compute_only = counts == DeadlineCounts.COMPUTE
-        computed = _counts(schedule.R, len(graph.nodes))
-        again = [count - 1 for count in computed]
-        transfer_s = transfer_j = 0.0
-        if table.has_storage:
-            into = _counts(schedule.M_in, len(graph.tensors))
-            out = _counts(schedule.M_out, len(graph.tensors))
-            transfer_s = _total(into, table.page_in_time_s) + _total(out, table.page_out_time_s)
-            transfer_j = _total(into, table.page_in_energy_j)
-            transfer_j += _total(out, table.page_out_energy_j)
-        compute_s = _total(computed, table.compute_time_s)
-        time_s = compute_s if compute_only else compute_s + transfer_s
-        extra_s = _total(again, table.compute_time_s) + (0.0 if compute_only else transfer_s)
-        planned_s = makespan_s if counts == DeadlineCounts.OVERLAP else None
-        if planned_s is not None:
-            time_s, extra_s = planned_s, max(0.0, planned_s - sum(table.compute_time_s))
-        return cls(
-            compute_s=compute_s,
-            transfer_s=transfer_s,
-            time_s=time_s,
-            energy_j=_total(computed, table.compute_energy_j) + transfer_j + idle_w * time_s,
-            baseline_j=sum(table.compute_energy_j) + idle_w * sum(table.compute_time_s),
-            overhead_j=_total(again, table.compute_energy_j) + transfer_j + idle_w * extra_s,
-            overtime_s=extra_s,
-            planned_s=planned_s,
-        )
+def _figures(
+    graph: Graph,
+    costs: Costs | None,
+    schedule: Schedule,
+    deadline_counts: str | None,
+    makespan_s: float | None,
+) -> dict[str, float | None]:
+    """Return times and energies, by the names of `Simulation`; none without costs."""
+    if costs is None:
+        return {}
+    table, device = costs.table(graph), costs.device
+    idle_w = device.idle_power_w if device is not None else 0.0
+    overlaps = device is not None and device.has_dma
+    default = DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL
+    counts = deadline_counts or default
+    times = _counts(schedule.R, len(graph.nodes))
+    compute = table.compute_totals(times)
+    extra = table.compute_totals({k: times[k] - 1 for k in range(len(graph.nodes))})
+    tensors = len(graph.tensors)
+    transfer = table.transfer_totals(
+        _counts(schedule.M_in, tensors), _counts(schedule.M_out, tensors)
+    )
+    counted_s = 0.0 if counts == DeadlineCounts.COMPUTE else transfer.time_s
+    time_s, extra_s = compute.time_s + counted_s, extra.time_s + counted_s
+    pass_s = sum(table.compute_time_s)
+    planned_s = makespan_s if counts == DeadlineCounts.OVERLAP else None
+    if planned_s is not None:
+        time_s, extra_s = planned_s, max(0.0, planned_s - pass_s)
+    return {
+        "compute_s": compute.time_s,
+        "transfer_s": transfer.time_s,
+        "time_s": time_s,
+        "energy_j": compute.energy_j + transfer.energy_j + idle_w * time_s,
+        "baseline_energy_j": sum(table.compute_energy_j) + idle_w * pass_s,
+        "overhead_j": extra.energy_j + transfer.energy_j + idle_w * extra_s,
+        "overtime_s": extra_s,
+        "planned_s": planned_s,
+    }
 
 
-def _meaning(device: Device | None) -> DeadlineCounts:
-    if device is not None and device.storage is not None and device.storage.mode == "dma":
-        return DeadlineCounts.OVERLAP
-    return DeadlineCounts.SERIAL
-
-
-def _counts(pairs: Iterable[tuple[int, int]], length: int) -> list[int]:
-    count = [0] * length
-    for _, k in pairs:
-        if 0 <= k < length:
-            count[k] += 1
-    return count
-
-
-def _total(counts: list[int], values: tuple[float, ...]) -> float:
-    return sum(count * value for count, value in zip(counts, values, strict=True) if count)
+def _counts(pairs: Iterable[tuple[int, int]], length: int) -> Counter[int]:
+    return Counter(k for _, k in pairs if 0 <= k < length)

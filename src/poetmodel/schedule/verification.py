@@ -111,14 +111,8 @@ def device_room(problem: Problem, verdict: Verdict) -> DeviceRoom | None:
 
 def check_identity(graph: Graph, schedule: Schedule) -> None:
     """Raise `ScheduleError` if the schedule names another graph than this one."""
-    identity = schedule.identity
-    if identity is not None and identity.sha256 != graph.sha256:
-        msg = (
-            f"the schedule was made for graph {identity.name!r} (sha256 {identity.sha256[:12]}...),"
-            f" not for this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was "
-            "made for"
-        )
-        raise ScheduleError(msg)
+    if schedule.identity is not None:
+        schedule.identity.check(graph, made="schedule", error=ScheduleError)
 
 
 def _choices(problem: Problem, schedule: Schedule) -> Iterator[str]:
