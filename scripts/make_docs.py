@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from blocks import replace_block, table, update_pages
 from poetmodel.baselines import METHODS
+from poetmodel.model.aggregated import LAZY
 from poetmodel.model.compact import COMPACT
-from poetmodel.model.lazy import LAZY
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
 

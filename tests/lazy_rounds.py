@@ -12,8 +12,8 @@ from instances import random_costs, random_problem, seeded
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor
+from poetmodel.model.aggregated import Grouping
 from poetmodel.model.events import recomputable_nodes
-from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import verify_schedule

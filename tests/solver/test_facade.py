@@ -390,7 +390,7 @@ def test_building_ends_with_the_time_limit(
     formulation: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However long the estimate says that it takes: the greedy schedule is returned in time."""
-    monkeypatch.setattr("poetmodel.model.size.estimated_build_s", lambda *_: 0.0)
+    monkeypatch.setattr("poetmodel.model.building.estimated_build_s", lambda *_: 0.0)
     ends: list[float] = []
 
     def check() -> None:

@@ -1,4 +1,4 @@
-"""From a problem to a Pyomo model, and from a solved model to a schedule."""
+"""From a problem to a Pyomo model, how large it will be, and from a solved model to a schedule."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from poetmodel.errors import InputError
 from poetmodel.model.compact import COMPACT, CompactRelations
 from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.model.paper import PAPER, check_fits, one_output_each, reduction_in_words, restore
-from poetmodel.model.relations import Relation
-from poetmodel.model.triangle import TriangleRelations
+from poetmodel.model.relations import Relation, TriangleRelations
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from poetmodel.model.component import Formulation
+    from poetmodel.model.formulation import Formulation
     from poetmodel.problem import Problem
 
 FORMULATIONS: Final[Mapping[str, Formulation]] = {"compact": COMPACT, "paper": PAPER}
 """The formulations that `build` knows by name."""
+TERM_S: Final = 5e-6
+"""Time to build and compile one term of a row, measured on one 2 GHz core with Pyomo 6.10 [s]."""
 
 
 def build(
@@ -151,3 +152,33 @@ def _choose(
         return UNREDUCED, True
     chosen = FORMULATIONS[formulation]
     return chosen, chosen is COMPACT and stages == "all"
+
+
+def estimated_terms(problem: Problem, formulation: str) -> int:
+    """Return about how many terms the rows of a model have."""
+    graph = problem.graph
+    n = len(graph.nodes)
+    if formulation == "paper":
+        edges = sum(len(inputs) for inputs in graph.inputs_of)
+        return n * n * 6 + edges * n * 6
+    events = find_events(problem, range(n), recomputable=recomputable_nodes(problem))
+    alive = [0] * (n + 1)
+    for i, k in enumerate(graph.node_of):
+        if graph.tensor_bytes[i] and events.events[i]:
+            alive[k + 1] += 1
+            alive[events.events[i][-1]] -= 1
+    steps = [1] * n
+    for k in range(n):
+        pages = (events.page_in[i] for i in graph.outputs_of[k])
+        for t in {*events.recompute[k], *(t for stages in pages for t in stages)}:
+            steps[t] += 1
+    total = crossing = 0
+    for t in range(n):
+        crossing += alive[t]
+        total += crossing * steps[t]
+    return total
+
+
+def estimated_build_s(problem: Problem, formulation: str) -> float:
+    """Return about how long building and compiling a model takes [s]."""
+    return estimated_terms(problem, formulation) * TERM_S

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyomo.core as pyo
 
-from poetmodel.model.component import Component, Formulation
+from poetmodel.model.formulation import Component, Formulation
 from poetmodel.model.linear import ExactLimit, entry, linear, merged, stated_limit
 from poetmodel.model.memory import MEMORY, assign_memory
 from poetmodel.model.objective import DEADLINE, ENERGY_BUDGET, OBJECTIVE, Decisions

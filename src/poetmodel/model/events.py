@@ -7,19 +7,25 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from poetmodel.problem import DeadlineCounts, Quantity
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from poetmodel.problem import Problem
+
+    IsFree = Callable[[int, int, int], bool]
+    """Whether no memory row counts a tensor from one group up to the begin of another."""
 
 Stages = Literal["all", "events"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Events:
     """The groups of stages at which each tensor and node has a decision.
 
@@ -36,6 +42,18 @@ class Events:
     """For each node the groups in which it may be recomputed: ``RS(k)``, ascending."""
     page_in: tuple[tuple[int, ...], ...]
     """For each tensor the groups in which it may be paged in, ascending."""
+    sure: tuple[frozenset[int], ...] = ()
+    """For each tensor the groups that it surely enters in RAM, at no cost; empty if unknown."""
+
+    @cached_property
+    def kept(self) -> frozenset[tuple[int, int]]:
+        """Segments ``(i, a)`` in which tensor `i` stays in RAM at no cost."""
+        return frozenset(
+            (i, a)
+            for i, sure in enumerate(self.sure)
+            for a, e in enumerate(self.events[i])
+            if e in sure
+        )
 
     def segment(self, i: int, first: int, group: int) -> int | None:
         """Return `a` such that keeping tensor `i` into `group` is segment `a`, or None.
@@ -121,6 +139,7 @@ def find_events(
     *,
     recomputable: Sequence[bool],
     stages: Stages = "all",
+    is_free: IsFree | None = None,
 ) -> Events:
     """Return the groups at which decisions can matter.
 
@@ -135,6 +154,8 @@ def find_events(
     stages : {'all', 'events'}
         ``all`` offers a recomputation in every group between the first computation of a node and
         the last possible use of what it makes: exact. ``events`` offers fewer: a restriction.
+    is_free : callable, optional
+        Says of a tensor whether no memory row counts it from one group up to the begin of another.
 
     Notes
     -----
@@ -142,59 +163,118 @@ def find_events(
     happens, between two uses can as well end at the earlier or happen at the later one, with no
     more RAM at any step; a recomputation cannot be moved like that, for its inputs may be in RAM
     only then, and its transients may only fit then.
+
+    *Free keep*: a tensor that is surely in RAM in an event's group and free up to the next event is
+    kept. Then it need not be paged in there, and its node not be recomputed if that holds for all
+    its outputs. Every recomputation that goes away takes its inputs' uses with it.
     """
     graph = problem.graph
     n = len(graph.nodes)
+    if stages == "all":
+        return _Sweep(problem, group_of, recomputable, is_free=is_free).run()
     extra: list[frozenset[int]] = [frozenset()] * n
     while True:
-        uses, recompute = _sweep(problem, group_of, recomputable, stages, extra)
-        if stages == "all":
-            break
-        closure = [extra[k] | _closure(graph.inputs_of[k], recompute[k], uses) for k in range(n)]
+        found = _Sweep(problem, group_of, recomputable, extra=extra).run()
+        closure = [
+            extra[k] | _closure(graph.inputs_of[k], found.recompute[k], found.uses)
+            for k in range(n)
+        ]
         if closure == extra:
-            break
+            return found
         extra = closure
-    events = tuple(
-        tuple(sorted({*uses[i], *recompute[k]} if recompute[k] else uses[i]))
-        for i, k in enumerate(graph.node_of)
-    )
-    # No event after the last use: nothing is kept for nobody.
-    events = tuple(
-        tuple(e for e in events[i] if uses[i] and e <= uses[i][-1]) for i in range(len(events))
-    )
-    page_in = uses if problem.can_page else ((),) * len(uses)
-    return Events(
-        group_of=tuple(group_of), uses=uses, events=events, recompute=recompute, page_in=page_in
-    )
 
 
-def _sweep(
-    problem: Problem,
-    group_of: Sequence[int],
-    recomputable: Sequence[bool],
-    stages: Stages,
-    extra: Sequence[frozenset[int]],
-) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """Walk from the last node to the first: recomputations of a reader are uses of its inputs."""
-    graph = problem.graph
-    uses: list[tuple[int, ...]] = [()] * len(graph.tensors)
-    recompute: list[tuple[int, ...]] = [()] * len(graph.nodes)
-    for k in range(len(graph.nodes) - 1, -1, -1):
+class _Sweep:
+    """Walks from the last node to the first: recomputations of a reader are uses of its inputs."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        group_of: Sequence[int],
+        recomputable: Sequence[bool],
+        *,
+        extra: Sequence[frozenset[int]] | None = None,
+        is_free: IsFree | None = None,
+    ) -> None:
+        self.problem = problem
+        self.graph = problem.graph
+        self.group_of = group_of
+        self.recomputable = recomputable
+        self.extra = extra
+        """With event stages the groups that the closure adds; None where all stages are offered."""
+        self.is_free = is_free
+        n_tensors = len(self.graph.tensors)
+        self.uses: list[tuple[int, ...]] = [()] * n_tensors
+        self.events: list[tuple[int, ...]] = [()] * n_tensors
+        self.page_in: list[tuple[int, ...]] = [()] * n_tensors
+        self.sure: list[frozenset[int]] = [frozenset()] * n_tensors
+        self.recompute: list[tuple[int, ...]] = [()] * len(self.graph.nodes)
+
+    def run(self) -> Events:
+        for k in range(len(self.graph.nodes) - 1, -1, -1):
+            check_time_limit()
+            self._visit(k)
+        return Events(
+            group_of=tuple(self.group_of),
+            uses=tuple(self.uses),
+            events=tuple(self.events),
+            recompute=tuple(self.recompute),
+            page_in=tuple(self.page_in),
+            sure=tuple(self.sure),
+        )
+
+    def _visit(self, k: int) -> None:
+        graph, group_of = self.graph, self.group_of
         first = group_of[k]
         wanted: set[int] = set()
         for i in graph.outputs_of[k]:
-            found = {group_of[j] for j in graph.users_of[i]}
-            found.update(*(recompute[j] for j in graph.users_of[i]))
-            uses[i] = tuple(sorted(e for e in found if e > first))
-            wanted.update(uses[i])
-        if not recomputable[k] or not wanted:
-            continue
-        if stages == "all":
-            recompute[k] = tuple(range(first + 1, max(wanted) + 1))
-        else:
-            last = max(wanted)
-            recompute[k] = tuple(sorted(wanted | {e for e in extra[k] if first < e < last}))
-    return tuple(uses), tuple(recompute)
+            readers = graph.users_of[i]
+            found = {group_of[j] for j in readers}.union(*(self.recompute[j] for j in readers))
+            self.uses[i] = tuple(sorted(e for e in found if e > first))
+            wanted.update(self.uses[i])
+        if not wanted:
+            return
+        if self.recomputable[k]:
+            self.recompute[k] = self._useful(k, self._offered(k, wanted))
+        for i in graph.outputs_of[k]:
+            self.events[i] = self._events(i, self.recompute[k])
+            self.sure[i] = self._sure(i, self.events[i])
+            if self.problem.can_page:
+                self.page_in[i] = tuple(e for e in self.uses[i] if e not in self.sure[i])
+
+    def _offered(self, k: int, wanted: set[int]) -> Sequence[int]:
+        first, last = self.group_of[k], max(wanted)
+        if self.extra is None:
+            return range(first + 1, last + 1)
+        return sorted(wanted | {e for e in self.extra[k] if first < e < last})
+
+    def _useful(self, k: int, offered: Sequence[int]) -> tuple[int, ...]:
+        """Return the groups in which some output that is still used is not surely in RAM."""
+        if self.is_free is None:
+            return tuple(offered)
+        useful: set[int] = set()
+        for i in self.graph.outputs_of[k]:
+            if self.uses[i]:
+                sure = self._sure(i, self._events(i, offered))
+                useful.update(e for e in offered if e <= self.uses[i][-1] and e not in sure)
+        return tuple(sorted(useful))
+
+    def _events(self, i: int, recompute: Sequence[int]) -> tuple[int, ...]:
+        """Return uses and recomputations up to the last use: nothing is kept for nobody."""
+        last = self.uses[i][-1] if self.uses[i] else -1
+        return tuple(sorted({*self.uses[i], *(e for e in recompute if e <= last)}))
+
+    def _sure(self, i: int, events: tuple[int, ...]) -> frozenset[int]:
+        """Return the events that tensor `i` may enter in RAM at no cost, in any solution.
+
+        A free stretch begins in a group whose last stage makes or reads `i`, which is there then.
+        """
+        is_free = self.is_free
+        if is_free is None:
+            return frozenset()
+        first = self.group_of[self.graph.node_of[i]]
+        stretches = pairwise((first, *events))
+        return frozenset(end for begin, end in stretches if is_free(i, begin, end))
 
 
 def _closure(

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
 
 from poetmodel.time_limit import check_time_limit
@@ -134,6 +135,13 @@ def keep_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> None:
     if not hasattr(m, "exact_limits"):
         m.exact_limits = {}
     m.exact_limits[name, index] = limit
+
+
+def never(m: pyo.ConcreteModel) -> pyo.Constraint:
+    """Return a constraint that no values satisfy, stated so that every solver proves it."""
+    if not hasattr(m, "nothing"):
+        m.nothing = pyo.Var(bounds=(0, 0))
+    return pyo.Constraint(expr=m.nothing >= 1)
 
 
 def _ruled_out(coefficient: float, right: float) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyomo.core as pyo
 
 from poetmodel.graph import floor
-from poetmodel.model.component import Component
+from poetmodel.model.formulation import Component
 from poetmodel.model.linear import (
     RESOLVED,
     ExactLimit,
@@ -15,9 +15,9 @@ from poetmodel.model.linear import (
     keep_limit,
     linear,
     merged,
+    never,
     stated_limit,
 )
-from poetmodel.model.objective import never
 from poetmodel.schedule import simulate
 
 if TYPE_CHECKING:
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
 
 class StepView:
-    """What a formulation must tell so that its memory rows can be stated.
+    """Entries of the relations as memory rows need them, over the variables of ``compact``.
 
-    Every method returns a list of variables whose sum is the relation's entry, empty for a constant
-    zero.
+    Where stages are merged, at enforced rows only: there a group ends or is a single stage.
     """
 
     def __init__(self, m: pyo.ConcreteModel) -> None:
@@ -43,18 +42,19 @@ class StepView:
 
     def in_ram(self, t: int, i: int) -> Any | None:
         """Return the variable of ``S_RAM[t,i]``, or None where it is zero."""
-        if t >= len(self.graph.nodes):
+        group_of = self.m.events.group_of
+        if t >= len(group_of):
             return None
-        segment = self.m.events.segment(i, self.graph.node_of[i], t)
+        segment = self.m.events.segment(i, group_of[self.graph.node_of[i]], group_of[t])
         return None if segment is None else self.m.kept[i, segment]
 
     def computed(self, t: int, k: int) -> Any | None:
         """Return the variable of ``R[t,k]``, ``k < t``, or None where it is zero."""
-        return entry(self.m.recomputed, (t, k))
+        return entry(self.m.recomputed, (self.m.events.group_of[t], k))
 
     def paged_in(self, t: int, i: int) -> Any | None:
         """Return the variable of ``M_in[t,i]``, or None where it is zero."""
-        return entry(self.m.paged_in, (t, i))
+        return entry(self.m.paged_in, (self.m.events.group_of[t], i))
 
 
 class MemoryRows:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyomo.core as pyo
 
-from poetmodel.model.component import Component
-from poetmodel.model.linear import ExactLimit, linear, merged, stated_limit
+from poetmodel.model.formulation import Component
+from poetmodel.model.linear import ExactLimit, linear, merged, never, stated_limit
 from poetmodel.problem import DEADLINE_ROWS
 
 if TYPE_CHECKING:
@@ -136,10 +136,3 @@ def add_limit(m: pyo.ConcreteModel, name: str, coefficients: Coefficients, slack
     row = stated_limit(m, name, None, ExactLimit(m.decisions.terms(coefficients), slack))
     if row is not None:
         setattr(m, name, pyo.Constraint(expr=row))
-
-
-def never(m: pyo.ConcreteModel) -> pyo.Constraint:
-    """Return a constraint that no values satisfy, stated so that every solver proves it."""
-    if not hasattr(m, "nothing"):
-        m.nothing = pyo.Var(bounds=(0, 0))
-    return pyo.Constraint(expr=m.nothing >= 1)

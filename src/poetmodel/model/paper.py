@@ -17,11 +17,10 @@ import pyomo.core as pyo
 from poetmodel.device import Costs
 from poetmodel.errors import ModelError
 from poetmodel.graph import Tensor
-from poetmodel.model.component import Component, Formulation
+from poetmodel.model.formulation import Component, Formulation
 from poetmodel.model.linear import linear
 from poetmodel.model.objective import DEADLINE, OBJECTIVE
-from poetmodel.model.relations import Relation
-from poetmodel.model.triangle import TRIANGLE
+from poetmodel.model.relations import TRIANGLE, Relation
 from poetmodel.problem import Problem, Quantity
 from poetmodel.schedule import RELATIONS
 

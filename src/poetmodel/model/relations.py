@@ -1,4 +1,4 @@
-"""The relations of the paper as users address them on a model: ``model.R[t, k]`` and the others."""
+"""The relations of the paper over their triangles: as users address them, and as variables."""
 
 from __future__ import annotations
 
@@ -6,12 +6,28 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import pyomo.core as pyo
+
 from poetmodel.errors import ModelError
+from poetmodel.model.formulation import Component
+from poetmodel.model.linear import entry
+from poetmodel.model.memory import StepView, assign_memory
+from poetmodel.model.objective import Decisions
+from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from poetmodel.graph import Graph
+    from poetmodel.schedule import Schedule
+
+
+def triangle(graph: Graph, name: str) -> Iterator[tuple[int, int]]:
+    """Yield every (stage, node or tensor) of a relation, in order."""
+    n = len(graph.nodes)
+    firsts = range(n) if name == "R" else graph.node_of
+    shift = 0 if name in ("R", "M_out") else 1
+    return ((t, k) for t in range(n) for k, first in enumerate(firsts) if first + shift <= t)
 
 
 class Relation(Mapping[tuple[int, int], Any]):
@@ -60,10 +76,7 @@ class Relation(Mapping[tuple[int, int], Any]):
         return (t, k) if fits else None
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        n = len(self._graph.nodes)
-        firsts = range(n) if self._name == "R" else self._graph.node_of
-        shift = 0 if self._name in ("R", "M_out") else 1
-        return ((t, k) for t in range(n) for k, first in enumerate(firsts) if first + shift <= t)
+        return triangle(self._graph, self._name)
 
     def __len__(self) -> int:
         n = len(self._graph.nodes)
@@ -76,3 +89,85 @@ class Relation(Mapping[tuple[int, int], Any]):
         return {"R": "0 <= k <= t", "M_out": "node(i) <= t"}.get(self._name, "node(i) < t") + (
             f" < {len(self._graph.nodes)}"
         )
+
+
+def _variables(m: pyo.ConcreteModel) -> None:
+    """Declare the paper's five binary relations over their triangles.
+
+    ::
+
+        R[t,k], k <= t         S_RAM[t,i], S_AUX[t,i], M_in[t,i], node(i) < t
+        R[t,t] = 1             M_out[t,i], node(i) <= t
+
+    Recomputations of nodes that must not be computed twice, and page-ins and page-outs where paging
+    is not allowed, are fixed to 0. Tensors that lie on storage from the start have S_AUX = 1.
+    """
+    problem = m.problem
+    graph = problem.graph
+    for name in RELATIONS:
+        setattr(m, name, pyo.Var(list(triangle(graph, name)), domain=pyo.Binary))
+    for t, k in m.R:
+        if t == k:
+            m.R[t, k].fix(1)
+        elif not problem.may_recompute(k):
+            m.R[t, k].fix(0)
+    for t, i in m.S_AUX:
+        if graph.nodes[graph.node_of[i]].on_aux:
+            m.S_AUX[t, i].fix(1)
+    if not problem.can_page:
+        for relation in (m.M_in, m.M_out):
+            for index in relation:
+                relation[index].fix(0)
+    m.decisions = Decisions(
+        recomputations=[(k, var) for (t, k), var in m.R.items() if k < t and not var.fixed],
+        page_ins=[(i, var) for (_, i), var in m.M_in.items() if not var.fixed],
+        page_outs=[(i, var) for (_, i), var in m.M_out.items() if not var.fixed],
+    )
+
+
+TRIANGLE = Component("variables", _variables, source="POET (ICML 2022), section 5.2")
+
+
+class TriangleView(StepView):
+    """Entries of the relations for memory rows."""
+
+    def in_ram(self, t: int, i: int) -> Any | None:
+        """Return the variable of ``S_RAM[t,i]``, or None where it is zero."""
+        return entry(self.m.S_RAM, (t, i))
+
+    def computed(self, t: int, k: int) -> Any | None:
+        """Return the variable of ``R[t,k]``, ``k < t``, or None where it is fixed to zero."""
+        var = self.m.R[t, k]
+        return None if var.fixed else var
+
+    def paged_in(self, t: int, i: int) -> Any | None:
+        """Return the variable of ``M_in[t,i]``, or None where it is fixed to zero."""
+        var = self.m.M_in[t, i]
+        return None if var.fixed else var
+
+
+class TriangleRelations:
+    """Reads the chosen entries of a solved model."""
+
+    def __init__(self, m: pyo.ConcreteModel) -> None:
+        self._m = m
+
+    def chosen(self, value: Any) -> Iterator[tuple[str, int, int]]:
+        """Yield (relation, stage, index) of every entry that holds, given a variable's value."""
+        for name in RELATIONS:
+            for (t, k), var in getattr(self._m, name).items():
+                if value(var):
+                    yield name, t, k
+
+    def assign(self, schedule: Schedule) -> Iterator[tuple[Any, float]]:
+        """Yield (variable, value) of what a schedule says."""
+        values: dict[int, float] = {}
+        for name in RELATIONS:
+            entries = set(getattr(schedule, name))
+            for index, var in getattr(self._m, name).items():
+                values[id(var)] = float(index in entries)
+                yield var, values[id(var)]
+        if hasattr(self._m, "stored"):
+            out = {i for _, i in schedule.M_out}
+            yield from ((var, float(i in out)) for i, var in self._m.stored.items())
+        yield from assign_memory(self._m, schedule, values)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pyomo.core as pyo
 
-from poetmodel.model.component import Component, Formulation
+from poetmodel.model.formulation import Component, Formulation
 from poetmodel.model.linear import ExactLimit, linear, merged, stated_limit
 from poetmodel.model.memory import state_memory
 from poetmodel.model.objective import DEADLINE, ENERGY_BUDGET, OBJECTIVE
-from poetmodel.model.triangle import TRIANGLE, TriangleView
+from poetmodel.model.relations import TRIANGLE, TriangleView
 
 _VARIABLES = frozenset({"variables"})
 

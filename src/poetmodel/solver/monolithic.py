@@ -22,10 +22,10 @@ from poetmodel.backends.worker import run_interruptibly
 from poetmodel.errors import TimeLimitError, VerificationError
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model import build, read_schedule
+from poetmodel.model.building import estimated_build_s
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, add_limit, minimized
 from poetmodel.model.paper import PAPER
-from poetmodel.model.size import estimated_build_s
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem import DEADLINE_ROWS
 from poetmodel.problem.infeasibility import limits_in_words

@@ -13,8 +13,8 @@ from lazy_rounds import CLOSE, broken, placed, ram_limit, random_rows, scarce_pr
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.graph import Graph, operation
+from poetmodel.model.aggregated import Grouping
 from poetmodel.model.events import Events, recomputable_nodes
-from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule, checkpoint_all, simulate

@@ -31,7 +31,7 @@ from worked import early_recomputation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from poetmodel.model.grouping import Grouping
+    from poetmodel.model.aggregated import Grouping
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
 

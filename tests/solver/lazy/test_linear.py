@@ -19,7 +19,7 @@ from lazy_rounds import (
 )
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
-from poetmodel.model.grouping import Grouping
+from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination

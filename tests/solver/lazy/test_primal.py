@@ -12,7 +12,7 @@ from instances import seeded
 from lazy_rounds import CLOSE, no_rows, random_rows, run_rounds, scarce_problem, solved
 from poetmodel.heuristics.greedy import construct, offload_all
 from poetmodel.heuristics.partial_schedule import Restoration
-from poetmodel.model.grouping import Grouping
+from poetmodel.model.aggregated import Grouping
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.solver.lazy import LazyParams
 from poetmodel.solver.lazy.primal import PrimalHeuristic, RelaxedAnswer, examine

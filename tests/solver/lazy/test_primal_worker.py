@@ -20,7 +20,7 @@ from instances import seeded
 from lazy_rounds import CLOSE, random_rows, run_rounds, scarce_problem, solved
 from poetmodel.errors import BackendError
 from poetmodel.heuristics.greedy import offload_all
-from poetmodel.model.grouping import Grouping
+from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.solver.lazy import LazyParams, primal_worker

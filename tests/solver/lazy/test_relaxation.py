@@ -21,8 +21,8 @@ from oracle import optimum
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.heuristics.partial_schedule import PartialSchedule
+from poetmodel.model.aggregated import Grouping
 from poetmodel.model.events import recomputable_nodes
-from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule, checkpoint_all

@@ -17,7 +17,7 @@ from poetmodel.device import Costs
 from poetmodel.errors import BackendError
 from poetmodel.graph import Graph, operation
 from poetmodel.heuristics.greedy import construct, offload_all
-from poetmodel.model.grouping import Grouping
+from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination

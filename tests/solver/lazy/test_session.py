@@ -8,7 +8,7 @@ import pytest
 
 from lazy_rounds import scarce_problem
 from poetmodel.graph import Graph, operation
-from poetmodel.model.grouping import Grouping
+from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem
 from poetmodel.result import Termination
 from poetmodel.schedule import Schedule, checkpoint_all

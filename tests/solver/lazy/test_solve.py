@@ -29,7 +29,7 @@ from worked import comb_problem, skip_problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from poetmodel.model.grouping import Grouping
+    from poetmodel.model.aggregated import Grouping
 
 
 def timed_comb(deadline: str) -> Problem:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.graph import Graph
+    from poetmodel.model.aggregated import Grouping
     from poetmodel.model.events import Events
-    from poetmodel.model.grouping import Grouping
     from poetmodel.schedule import Schedule
 
 ROUNDING: Final = 1e-7

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.model.grouping import Grouping
+    from poetmodel.model.aggregated import Grouping
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
 
@@ -116,7 +116,7 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
     for t, node in enumerate(graph.nodes):
         own[t] = node.output_bytes + node.workspace_bytes
         own[t] += sum(sizes[i] for i in graph.inputs_of[t])
-    sure = relaxation.model.group_events.kept
+    sure = relaxation.model.events.kept
     for i, k in enumerate(graph.node_of):
         if not sizes[i] or not graph.users_of[i]:
             continue

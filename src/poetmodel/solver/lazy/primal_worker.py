@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from poetmodel.errors import BackendError
-from poetmodel.model.grouping import Grouping
+from poetmodel.model.aggregated import Grouping
 from poetmodel.solver.collection import rare_collections
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.session import Session

@@ -13,7 +13,7 @@ from pyomo.common.log import LoggingIntercept
 
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.sparse import csr_array
-from poetmodel.model.lazy import build_relaxation
+from poetmodel.model.aggregated import build_relaxation
 from poetmodel.model.memory import assign_memory
 from poetmodel.problem import DEADLINE_ROWS
 from poetmodel.solver.lazy.disaggregation import ROUNDING, GroupDecisions, disaggregate
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.backends.standard_form import StandardForm
+    from poetmodel.model.aggregated import Grouping
     from poetmodel.model.events import Events
-    from poetmodel.model.grouping import Grouping
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
     from poetmodel.solver.lazy.cuts import Cut, Separator
@@ -196,7 +196,7 @@ class Relaxation:
         """Return what a solution decides."""
         kept = {index for index, column in self.kept.items() if x[column] > 0.5}  # noqa: PLR2004
         return GroupDecisions(
-            kept=frozenset(kept | self.model.group_events.kept),
+            kept=frozenset(kept | self.model.events.kept),
             recomputed=_chosen(self.recomputed, x),
             paged_in=_chosen(self.paged_in, x),
         )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.backends.protocol import BackendProgress, RawSolution
-    from poetmodel.model.grouping import Grouping
+    from poetmodel.model.aggregated import Grouping
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
     from poetmodel.solver.outcome import Candidate

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.backends.worker import run_interruptibly
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.heuristics.greedy import construct
-from poetmodel.model.grouping import Grouping
+from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import limits_in_words
 from poetmodel.result import Termination

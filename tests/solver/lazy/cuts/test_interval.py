@@ -17,7 +17,7 @@ from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.heuristics.partial_schedule import PartialSchedule
-from poetmodel.model.grouping import Grouping
+from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.solver.lazy.cuts.interval import IntervalOrigin, IntervalSeparator

@@ -17,8 +17,8 @@ from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.heuristics.partial_schedule import PartialSchedule
+from poetmodel.model.aggregated import Grouping
 from poetmodel.model.events import recomputable_nodes
-from poetmodel.model.grouping import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination

@@ -117,7 +117,7 @@ class RecomputeMemorySeparator:
 
     def _add_tensor(self, i: int) -> None:
         relaxation, events = self.relaxation, self.relaxation.events
-        sure = relaxation.model.group_events.kept
+        sure = relaxation.model.events.kept
         k = self.graph.node_of[i]
         first = events.group_of[k]
         last: dict[int, int] = {}

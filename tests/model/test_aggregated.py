@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyomo.environ as pyo
@@ -14,11 +15,10 @@ from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, Node, Tensor, operation
-from poetmodel.model import lazy as model_lazy
+from poetmodel.model.aggregated import Grouping
 from poetmodel.model.compact import COMPACT
-from poetmodel.model.component import Component
-from poetmodel.model.events import find_events, recomputable_nodes
-from poetmodel.model.grouping import GroupEvents, Grouping, find_group_events
+from poetmodel.model.events import Events, find_events, recomputable_nodes
+from poetmodel.model.formulation import Component
 from poetmodel.model.memory import StepView, state_memory
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
@@ -51,9 +51,14 @@ def problem_of(graph: Graph, **limits: Any) -> Problem:
     return Problem(graph, costs, **{"ram": 12, **limits})
 
 
-def events_of(problem: Problem, grouping: Grouping) -> GroupEvents:
+def events_of(problem: Problem, grouping: Grouping) -> Events:
     """Return what is decided, and what is sure, for the enforced rows."""
-    return find_group_events(problem, grouping, recomputable_nodes(problem))
+    return find_events(
+        problem,
+        grouping.group_of,
+        recomputable=recomputable_nodes(problem),
+        is_free=partial(grouping.is_free, problem.graph),
+    )
 
 
 # -- groups ------------------------------------------------------------------------------------
@@ -130,11 +135,11 @@ def test_what_crosses_no_row_that_counts_it_is_kept_for_nothing() -> None:
     """
     problem = problem_of(chain({0: (3, 5), 1: (5,)}, 6))
     found = events_of(problem, Grouping(6, frozenset({3})))
-    assert found.events.uses[:2] == ((1,), (1,))
+    assert found.uses[:2] == ((1,), (1,))
     assert (0, 0) in found.kept
     assert (1, 0) not in found.kept
-    assert found.events.recompute[:2] == ((), (1,))
-    assert found.events.page_in[:2] == ((), (1,))
+    assert found.recompute[:2] == ((), (1,))
+    assert found.page_in[:2] == ((), (1,))
     assert found.sure[0] == {1}
     assert found.sure[1] == frozenset()
 
@@ -144,7 +149,7 @@ def test_what_the_stage_of_a_row_makes_is_kept_for_nothing() -> None:
     problem = problem_of(chain({2: (5,)}, 6))
     found = events_of(problem, Grouping(6, frozenset({2})))
     assert (2, 0) in found.kept
-    assert found.events.recompute[2] == found.events.page_in[2] == ()
+    assert found.recompute[2] == found.page_in[2] == ()
 
 
 def test_tensors_without_bytes_are_kept_for_nothing() -> None:
@@ -155,9 +160,9 @@ def test_tensors_without_bytes_are_kept_for_nothing() -> None:
         Grouping(6, frozenset(), frozenset({(3, 0)})),
     ):
         found = events_of(problem, grouping)
-        segments = range(len(found.events.events[0]))
+        segments = range(len(found.events[0]))
         assert {(0, a) for a in segments} <= found.kept
-        assert found.events.recompute[0] == found.events.page_in[0] == ()
+        assert found.recompute[0] == found.page_in[0] == ()
 
 
 def test_a_direct_use_makes_sure_again() -> None:
@@ -167,11 +172,11 @@ def test_a_direct_use_makes_sure_again() -> None:
     """
     problem = problem_of(chain({0: (4, 5, 7)}, 8))
     found = events_of(problem, Grouping(8, frozenset({2, 5})))
-    assert found.events.uses[0] == (1, 2)
+    assert found.uses[0] == (1, 2)
     assert found.sure[0] == {2}
     assert found.kept >= {(0, 1)}
-    assert found.events.recompute[0] == (1,)
-    assert found.events.page_in[0] == (1,)
+    assert found.recompute[0] == (1,)
+    assert found.page_in[0] == (1,)
 
 
 def test_a_node_is_recomputed_while_one_of_its_outputs_is_not_sure() -> None:
@@ -186,10 +191,10 @@ def test_a_node_is_recomputed_while_one_of_its_outputs_is_not_sure() -> None:
     problem = problem_of(Graph(name="pair", nodes=nodes))
     found = events_of(problem, Grouping(4, frozenset({2})))
     assert found.sure[:2] == (frozenset({1}), frozenset())
-    assert found.events.recompute[0] == (1,)
-    assert found.events.page_in[:2] == ((), (1,))
+    assert found.recompute[0] == (1,)
+    assert found.page_in[:2] == ((), (1,))
     both = events_of(problem, Grouping(4))
-    assert both.events.recompute[0] == ()
+    assert both.recompute[0] == ()
 
 
 def test_an_output_that_nobody_reads_any_more_keeps_no_recomputation() -> None:
@@ -207,20 +212,20 @@ def test_an_output_that_nobody_reads_any_more_keeps_no_recomputation() -> None:
     )
     problem = problem_of(Graph(name="early", nodes=nodes))
     found = events_of(problem, Grouping(5, frozenset({1, 3})))
-    assert found.events.uses[:2] == ((1, 2), (1,))
+    assert found.uses[:2] == ((1, 2), (1,))
     assert found.sure[:2] == (frozenset({2}), frozenset())
-    assert found.events.recompute[0] == (1,)
+    assert found.recompute[0] == (1,)
 
 
 def test_a_recomputation_that_goes_takes_the_uses_of_its_inputs_along() -> None:
     """`n1` is sure, so nobody makes it again, so nobody needs `n0` after row 2."""
     problem = problem_of(chain({1: (2, 5)}, 6))
     found = events_of(problem, Grouping(6, frozenset({2})))
-    assert found.events.recompute[1] == ()
-    assert found.events.uses[0] == found.events.events[0] == ()
+    assert found.recompute[1] == ()
+    assert found.uses[0] == found.events[0] == ()
     lost = events_of(problem_of(chain({1: (5,)}, 6)), Grouping(6, frozenset({3})))
-    assert lost.events.recompute[1] == (1,)
-    assert lost.events.uses[0] == (1,)
+    assert lost.recompute[1] == (1,)
+    assert lost.uses[0] == (1,)
 
 
 # -- beside step rows --------------------------------------------------------------------------
@@ -234,15 +239,15 @@ def test_nothing_is_sure_beside_the_stage_of_a_step_row() -> None:
     """
     problem = problem_of(chain({0: (2, 5), 3: (5,)}, 6))
     plain = events_of(problem, Grouping(6, frozenset({2, 3})))
-    assert plain.events.uses[0] == (2,)
+    assert plain.uses[0] == (2,)
     assert plain.sure[3] == {2}
     stepped = Grouping(6, frozenset({2, 3}), frozenset({(3, 1)}))
     assert stepped.group_of == (0, 0, 0, 1, 2, 2)
     found = events_of(problem, stepped)
     assert found.sure[0] == found.sure[3] == frozenset()
-    assert found.events.page_in[3] == found.events.recompute[3] == (2,)
+    assert found.page_in[3] == found.recompute[3] == (2,)
     # `n0` may also be read in stage 3, to recompute `n2` for stage 5.
-    assert found.events.page_in[0] == found.events.recompute[0] == (1, 2)
+    assert found.page_in[0] == found.recompute[0] == (1, 2)
 
 
 def test_what_ends_before_a_step_row_is_sure() -> None:
@@ -251,7 +256,7 @@ def test_what_ends_before_a_step_row_is_sure() -> None:
     found = events_of(problem, Grouping(6, frozenset({1}), frozenset({(4, 2)})))
     # Groups are stages 0-1, 2-3, 4 and 5.
     assert found.sure[0] == {1}
-    assert found.events.events[2] == (2, 3)
+    assert found.events[2] == (2, 3)
     assert found.sure[2] == frozenset()
 
 
@@ -275,22 +280,13 @@ def instances(kind: str, count: int) -> Iterator[tuple[str, Problem, Grouping]]:
             yield seed, problem, random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
 
 
-def all_decisions(
-    problem: Problem, grouping: Grouping, recomputable: tuple[bool, ...]
-) -> GroupEvents:
-    """Return the groups of every decision, with nothing taken out."""
-    events = find_events(problem, grouping.group_of, recomputable=recomputable)
-    nothing = tuple(frozenset[int]() for _ in events.uses)
-    return GroupEvents(events=events, kept=frozenset(), sure=nothing)
-
-
 def check_free_keeps(kind: str, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Compare relaxations with and without free keeps; return their columns in total."""
     columns = [0, 0]
     for seed, problem, grouping in instances(kind, count):
         reduced = relaxation_of(problem, grouping)
         with monkeypatch.context() as patch:
-            patch.setattr(model_lazy, "find_group_events", all_decisions)
+            patch.setattr(Grouping, "is_free", lambda *_: False)
             whole = relaxation_of(problem, grouping)
         expected = least(whole.form, whole.unit)
         assert least(reduced.form, reduced.unit) == pytest.approx(expected, abs=CLOSE), seed

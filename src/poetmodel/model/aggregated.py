@@ -1,0 +1,231 @@
+"""The relaxations that ``lazy`` solves: ``compact`` over groups of stages, few memory rows.
+
+Between two memory rows that are enforced nothing tells stages apart: they share their columns.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import pyomo.core as pyo
+
+from poetmodel.model.compact import (
+    FROM_STORAGE,
+    INPUTS,
+    KEEPING,
+    STORAGE,
+    VARIABLES,
+    state_once,
+)
+from poetmodel.model.events import find_events
+from poetmodel.model.formulation import Component, Formulation
+from poetmodel.model.memory import StepView, state_memory
+from poetmodel.model.objective import DEADLINE, ENERGY_BUDGET, OBJECTIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Which memory rows are enforced, and the groups of stages that they leave.
+
+    A group ends after every enforced stage row, and a stage with an enforced step row is a group of
+    its own. The relaxation that enforces just these rows loses nothing by deciding once per group.
+    """
+
+    n_stages: int
+    """Number of stages."""
+    stage_rows: frozenset[int] = frozenset()
+    """Stages `q` whose row ``(q, q)`` is enforced."""
+    step_rows: frozenset[tuple[int, int]] = frozenset()
+    """Steps ``(t, k)``, ``k < t``, whose rows are enforced."""
+
+    @cached_property
+    def step_stages(self) -> frozenset[int]:
+        """Stages that have an enforced step row."""
+        return frozenset(t for t, _ in self.step_rows)
+
+    @cached_property
+    def group_of(self) -> tuple[int, ...]:
+        """For each stage its group."""
+        cuts = set(self.stage_rows)
+        for t in self.step_stages:
+            cuts.update((t - 1, t))
+        groups = []
+        group = 0
+        for t in range(self.n_stages):
+            groups.append(group)
+            group += t in cuts
+        return tuple(groups)
+
+    @cached_property
+    def last_stage(self) -> tuple[int, ...]:
+        """For each group its last stage."""
+        last: list[int] = []
+        for t, group in enumerate(self.group_of):
+            if group == len(last):
+                last.append(t)
+            last[group] = t
+        return tuple(last)
+
+    @cached_property
+    def first_stage(self) -> tuple[int, ...]:
+        """For each group its first stage."""
+        return (0, *(t + 1 for t in self.last_stage[:-1]))
+
+    @cached_property
+    def steps(self) -> dict[int, frozenset[int]]:
+        """For each stage with enforced rows the steps of them."""
+        wanted: dict[int, set[int]] = {q: {q} for q in self.stage_rows}
+        for t, k in self.step_rows:
+            wanted.setdefault(t, set()).add(k)
+        return {t: frozenset(steps) for t, steps in wanted.items()}
+
+    def is_free(self, graph: Graph, i: int, begin: int, end: int) -> bool:
+        """Return whether no enforced row counts tensor `i` over the ends of groups begin..end-1.
+
+        Each end is one of a stage with a row, or lies beside a step row's stage. The row of a stage
+        that makes or reads `i` counts it in any case; what lies beside a step row may count. A
+        tensor without bytes is never let go.
+        """
+        if graph.tensor_bytes[i] == 0:
+            return True
+        users = graph.users_of[i]
+        own = 0
+        for q in (graph.node_of[i], *users[bisect_left(users, self.first_stage[begin]) :]):
+            group = self.group_of[q]
+            own += (
+                begin <= group < end
+                and q == self.last_stage[group]
+                and q not in self.step_stages
+                and q + 1 not in self.step_stages
+            )
+        return own == end - begin
+
+    def add(
+        self, stage_rows: Sequence[int] = (), step_rows: Sequence[tuple[int, int]] = ()
+    ) -> Grouping:
+        """Return a grouping that enforces these rows too."""
+        return Grouping(
+            self.n_stages,
+            self.stage_rows | frozenset(stage_rows),
+            self.step_rows | frozenset(step_rows),
+        )
+
+
+def _sure_keeps(m: pyo.ConcreteModel) -> None:
+    """Keep what is surely in RAM and counted by no enforced row.
+
+    ::
+
+        kept[i,a] = 1    for the free keeps
+    """
+    for i, a in m.events.kept:
+        m.kept[i, a].fix(1)
+
+
+def _once(m: pyo.ConcreteModel) -> None:
+    """Put a tensor into RAM at most once in a group.
+
+    Where recompute-memory cuts are to be stated, in groups of one stage only: in a longer one a
+    tensor may go to make room for a recomputation, and come back::
+
+        kept[i into l] + paged_in[l,i] + recomputed[l,node(i)] <= 1    node(i) has one output
+        kept[i into l] + paged_in[l,i] <= 1                            otherwise
+    """
+    grouping = m.grouping
+    long = {
+        group
+        for group, last in enumerate(grouping.last_stage)
+        if m.restoring and grouping.first_stage[group] < last
+    }
+    events = enumerate(m.events.events)
+    state_once(m, [(group, i) for i, groups in events for group in groups if group not in long])
+
+
+def _memory(m: pyo.ConcreteModel) -> None:
+    """Keep within RAM at the enforced rows.
+
+    For a stage row ``(q,q)``, over the tensors that `q` neither reads nor makes::
+
+        sum(bytes[i] * kept(i across the end of q's group))
+        + sum(bytes of in(q) and out(q)) + workspace[q]  <=  budget
+
+    and for a step row ``(t,k)`` the row of ``compact``.
+    """
+    state_memory(m, StepView(m), m.grouping.steps)
+
+
+LAZY = Formulation(
+    "lazy",
+    (
+        VARIABLES,
+        Component(
+            "sure_keeps", _sure_keeps, "poetmodel: free keep", requires=frozenset({"variables"})
+        ),
+        Component("once", _once, "poetmodel: once of compact", requires=frozenset({"variables"})),
+        KEEPING,
+        FROM_STORAGE,
+        INPUTS,
+        Component(
+            "memory",
+            _memory,
+            "poetmodel: rows of compact that are enforced",
+            requires=frozenset({"variables"}),
+        ),
+        STORAGE,
+        DEADLINE,
+        ENERGY_BUDGET,
+        OBJECTIVE,
+    ),
+)
+
+
+def build_relaxation(
+    problem: Problem,
+    grouping: Grouping,
+    recomputable: Sequence[bool],
+    *,
+    restoring: bool = False,
+) -> pyo.ConcreteModel:
+    """Return the relaxation of a problem that enforces the rows of a grouping.
+
+    Parameters
+    ----------
+    problem : Problem
+        What to relax.
+    grouping : Grouping
+        The enforced rows.
+    recomputable : sequence of bool, one per node
+        From `poetmodel.model.events.recomputable_nodes`.
+    restoring : bool
+        Whether a tensor may come back to a group that it enters, as recompute-memory cuts need.
+
+    Returns
+    -------
+    ConcreteModel
+        Its optimum is a lower bound for the problem, and that of the problem where its solution,
+        placed on stages, keeps every row.
+    """
+    m = pyo.ConcreteModel(name=f"{problem.graph.name} (lazy)")
+    m.problem = problem
+    m.formulation = LAZY
+    m.exact = True
+    m.grouping = grouping
+    m.restoring = restoring
+    m.recomputable = tuple(recomputable)
+    m.events = find_events(
+        problem,
+        grouping.group_of,
+        recomputable=recomputable,
+        is_free=partial(grouping.is_free, problem.graph),
+    )
+    LAZY.populate(m)
+    return m
