@@ -18,8 +18,8 @@ from poetmodel.errors import BackendError
 from poetmodel.model import build
 
 if TYPE_CHECKING:
+    from poetmodel.backends.call import SolverCall
     from poetmodel.backends.protocol import BackendProgress
-    from poetmodel.backends.watch import Watch
 
 
 def test_every_status_has_a_meaning() -> None:
@@ -105,12 +105,12 @@ def test_a_second_run_begins_with_nothing_of_the_first(monkeypatch: pytest.Monke
     runs: list[str] = []
     reported: list[tuple[float | None, float | None]] = []
 
-    def misled(self: Highs, form: Any, limits: Limits, watch: Watch, start: Any) -> Any:
-        runs.append(str(limits.options.get("presolve")))
+    def misled(self: Highs, call: SolverCall) -> Any:
+        runs.append(str(call.options.get("presolve")))
         if len(runs) > 1:
-            return run(self, form, limits, watch, start)
-        watch.solution(-5.0, lambda: np.zeros(form.n_columns), -5.0)
-        watch.tick(1e6)
+            return run(self, call)
+        call.solution(-5.0, lambda: np.zeros(form.n_columns), -5.0)
+        call.tick(1e6)
         return RawSolution(status=SolverStatus.INTERRUPTED), False
 
     def enough(progress: BackendProgress) -> bool:

@@ -16,7 +16,7 @@ from poetmodel.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poetmodel.backends.watch import Watch
+    from poetmodel.backends.call import SolverCall
 
 
 class Puppet(Solver):
@@ -26,7 +26,9 @@ class Puppet(Solver):
     package = "math"
     remedy = "nothing"
 
-    def __init__(self, *outcomes: RawSolution, during: Callable[[Watch], object] = bool) -> None:
+    def __init__(
+        self, *outcomes: RawSolution, during: Callable[[SolverCall], object] = bool
+    ) -> None:
         self._outcomes = iter(outcomes)
         self._during = during
 
@@ -34,10 +36,9 @@ class Puppet(Solver):
         """Return nothing."""
         return {}
 
-    def run(self, form: Any, limits: Any, watch: Watch, start: Any) -> RawSolution:
+    def run(self, call: SolverCall) -> RawSolution:
         """Do what the test wants and return the next outcome."""
-        del form, limits, start
-        self._during(watch)
+        self._during(call)
         return next(self._outcomes)
 
 

@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from poetmodel.backends.call import finite
 from poetmodel.backends.protocol import RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
-from poetmodel.backends.watch import finite
 from poetmodel.errors import BackendError, LicenceError, UnknownOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from numpy.typing import NDArray
-
-    from poetmodel.backends.protocol import Limits, OptionValue
+    from poetmodel.backends.call import SolverCall
+    from poetmodel.backends.protocol import OptionValue
     from poetmodel.backends.standard_form import StandardForm
-    from poetmodel.backends.watch import Watch
 
 STATUS: Final[Mapping[str, SolverStatus]] = {
     "LOADED": SolverStatus.FAILED,
@@ -66,44 +64,31 @@ class Gurobi(Solver):
         number = self.module().gurobi.version()
         return {"gurobi": ".".join(map(str, number)), "gurobipy": version("gurobipy")}
 
-    def run(
-        self,
-        form: StandardForm,
-        limits: Limits,
-        watch: Watch,
-        start: NDArray[np.float64] | None,
-    ) -> RawSolution:
+    def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction."""
         gurobipy = self.module()
-        with _model(gurobipy, quiet=not watch.wants_log) as model:
+        with _model(gurobipy, quiet=not call.wants_log) as model:
             try:
-                return self._solve(gurobipy, model, form, limits, watch, start)
+                return self._solve(gurobipy, model, call)
             except gurobipy.GurobiError as error:
                 raise _failure(gurobipy, error, model) from error
 
-    def _solve(
-        self,
-        gurobipy: Any,
-        model: Any,
-        form: StandardForm,
-        limits: Limits,
-        watch: Watch,
-        start: NDArray[np.float64] | None,
-    ) -> RawSolution:
-        columns = _load(gurobipy, model, form)
-        _configure(gurobipy, model, limits)
+    def _solve(self, gurobipy: Any, model: Any, call: SolverCall) -> RawSolution:
+        start = call.start
+        columns = _load(gurobipy, model, call.form)
+        _configure(gurobipy, model, call)
         if start is not None:
             columns.Start = np.where(np.isnan(start), gurobipy.GRB.UNDEFINED, start)
         model.update()
-        remaining_s = watch.built()
+        remaining_s = call.built()
         if remaining_s == 0.0:
             return RawSolution(status=SolverStatus.TIME_LIMIT)
-        if remaining_s is not None and "TimeLimit" not in limits.options:
+        if remaining_s is not None and "TimeLimit" not in call.options:
             _set(gurobipy, model, "TimeLimit", remaining_s)
-        model.optimize(_listener(gurobipy, columns, watch))
+        model.optimize(_listener(gurobipy, columns, call))
         names = {getattr(gurobipy.GRB.Status, name): name for name in STATUS}
         status = self.translate(names.get(model.Status, model.Status), STATUS)
-        return _collect(model, columns, form, status)
+        return _collect(model, columns, call.form, status)
 
 
 @contextmanager
@@ -134,7 +119,8 @@ def _model(gurobipy: Any, *, quiet: bool) -> Iterator[Any]:
         environment.dispose()
 
 
-def _configure(gurobipy: Any, model: Any, limits: Limits) -> None:
+def _configure(gurobipy: Any, model: Any, call: SolverCall) -> None:
+    limits = call.limits
     settings: dict[str, OptionValue] = {
         "Threads": int(limits.threads),
         "Seed": int(limits.seed),
@@ -147,7 +133,7 @@ def _configure(gurobipy: Any, model: Any, limits: Limits) -> None:
         settings["BestObjStop"] = float(limits.objective_stop)
     if limits.objective_cutoff is not None:
         settings["Cutoff"] = float(limits.objective_cutoff)
-    for name, value in (settings | dict(limits.options)).items():
+    for name, value in (settings | call.options).items():
         _set(gurobipy, model, name, value)
 
 
@@ -185,25 +171,25 @@ def _load(gurobipy: Any, model: Any, form: StandardForm) -> Any:
     return columns
 
 
-def _listener(gurobipy: Any, columns: Any, watch: Watch) -> Callable[[Any, int], None]:
-    """Return the callback that routes what Gurobi says during a solve to the watch."""
+def _listener(gurobipy: Any, columns: Any, call: SolverCall) -> Callable[[Any, int], None]:
+    """Return the callback that routes what Gurobi says during a solve to the call."""
     codes = gurobipy.GRB.Callback
 
     def happened(model: Any, where: int) -> None:
         if where == codes.MESSAGE:
-            watch.write(model.cbGet(codes.MSG_STRING))
+            call.write(model.cbGet(codes.MSG_STRING))
         elif where == codes.MIPSOL:
             # not MIPSOL_OBJBST: during this event that is still the solution before
-            watch.solution(
+            call.solution(
                 model.cbGet(codes.MIPSOL_OBJ),
                 lambda: np.array(model.cbGetSolution(columns)),
                 finite(model.cbGet(codes.MIPSOL_OBJBND)),
             )
         elif where == codes.MIP:
-            watch.tick(finite(model.cbGet(codes.MIP_OBJBND)))
+            call.tick(finite(model.cbGet(codes.MIP_OBJBND)))
         else:
-            watch.tick()
-        if watch.stopping:
+            call.tick()
+        if call.stopping:
             model.terminate()
 
     return happened

@@ -27,19 +27,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from poetmodel.backends.call import finite
 from poetmodel.backends.protocol import RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
-from poetmodel.backends.watch import finite
 from poetmodel.errors import BackendError, UnknownOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from numpy.typing import NDArray
-
-    from poetmodel.backends.protocol import Limits, OptionValue
+    from poetmodel.backends.call import SolverCall
+    from poetmodel.backends.protocol import OptionValue
     from poetmodel.backends.standard_form import StandardForm
-    from poetmodel.backends.watch import Watch
 
 STATUS: Final[Mapping[str, SolverStatus]] = {
     "kNotset": SolverStatus.FAILED,
@@ -94,53 +92,40 @@ class Highs(Solver):
         """Return the versions of HiGHS and of highspy."""
         return dict(_versions(self.module()))
 
-    def run(
-        self,
-        form: StandardForm,
-        limits: Limits,
-        watch: Watch,
-        start: NDArray[np.float64] | None,
-    ) -> RawSolution:
+    def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction."""
-        outcome, sound = self._run_once(form, limits, watch, start)
-        if sound or "presolve" in limits.options:
+        outcome, sound = self._run_once(call)
+        if sound or "presolve" in call.options:
             return outcome
-        watch.write("poetmodel: presolve went wrong; solving again without it\n")
-        safe = replace(limits, options={**limits.options, "presolve": "off"})
-        watch.forget()
-        again = self._run_once(form, safe, watch, start)[0]
-        return replace(again, solved_again=True)
+        call.write("poetmodel: presolve went wrong; solving again without it\n")
+        call.options["presolve"] = "off"
+        call.forget()
+        return replace(self._run_once(call)[0], solved_again=True)
 
-    def _run_once(
-        self,
-        form: StandardForm,
-        limits: Limits,
-        watch: Watch,
-        start: NDArray[np.float64] | None,
-    ) -> tuple[RawSolution, bool]:
+    def _run_once(self, call: SolverCall) -> tuple[RawSolution, bool]:
         """Solve; return also whether every solution that was found fits the model."""
-        highspy = self.module()
+        highspy, start = self.module(), call.start
         highs = highspy.Highs()
-        _configure(highspy, highs, form, limits)
+        _configure(highspy, highs, call)
         misfits: list[str] = []
-        _listen(highs, limits, watch, misfits)
-        _load(highspy, highs, form)
+        _listen(highs, call, misfits)
+        _load(highspy, highs, call.form)
         if start is not None:
             given = np.flatnonzero(~np.isnan(start)).astype(np.int32)
             done = highs.setSolution(given.size, given, start[given])
             _check(highspy, done, "refused the start")
-        remaining_s = watch.built()
+        remaining_s = call.built()
         if remaining_s == 0.0:
             return RawSolution(status=SolverStatus.TIME_LIMIT), True
-        if remaining_s is not None and "time_limit" not in limits.options:
+        if remaining_s is not None and "time_limit" not in call.options:
             _set(highspy, highs, "time_limit", remaining_s)
         _fresh_scheduler(highspy)
         done = highs.run()
         status = self.translate(highs.getModelStatus().name, STATUS)
-        if done == highspy.HighsStatus.kError and not watch.stopping:
+        if done == highspy.HighsStatus.kError and not call.stopping:
             msg = f"backend 'highs': stopped with an error ({highs.getModelStatus().name})"
             raise BackendError(msg)
-        return _collect(highs, form, status), not misfits
+        return _collect(highs, call.form, status), not misfits
 
 
 def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
@@ -191,7 +176,8 @@ def _outer_threads() -> int | None:
     return threads
 
 
-def _configure(highspy: Any, highs: Any, form: StandardForm, limits: Limits) -> None:
+def _configure(highspy: Any, highs: Any, call: SolverCall) -> None:
+    limits = call.limits
     settings: dict[str, OptionValue] = {
         "presolve_rule_off": _ENUMERATION,
         "log_to_console": False,
@@ -206,8 +192,8 @@ def _configure(highspy: Any, highs: Any, form: StandardForm, limits: Limits) -> 
     if limits.objective_stop is not None:
         settings["objective_target"] = float(limits.objective_stop)
     if limits.objective_cutoff is not None:  # HiGHS reads this one as of a minimisation
-        settings["objective_bound"] = form.sense * float(limits.objective_cutoff)
-    for name, value in (settings | dict(limits.options)).items():
+        settings["objective_bound"] = call.form.sense * float(limits.objective_cutoff)
+    for name, value in (settings | call.options).items():
         _set(highspy, highs, name, value)
 
 
@@ -242,37 +228,37 @@ def _load(highspy: Any, highs: Any, form: StandardForm) -> None:
     _check(highspy, done, "refused the model; are there coefficients of 1e15 or more?")
 
 
-def _listen(highs: Any, limits: Limits, watch: Watch, misfits: list[str]) -> None:
-    """Route what HiGHS says during a run to the watch, and note solutions that do not fit."""
+def _listen(highs: Any, call: SolverCall, misfits: list[str]) -> None:
+    """Route what HiGHS says during a run to the call, and note solutions that do not fit."""
 
     def improved(event: Any) -> None:
         data = event.data_out
-        watch.solution(
+        call.solution(
             data.objective_function_value,
             lambda: np.array(data.mip_solution),
             finite(data.mip_dual_bound),
         )
 
     def mip_asked(event: Any) -> None:
-        if watch.tick(finite(event.data_out.mip_dual_bound)):
+        if call.tick(finite(event.data_out.mip_dual_bound)):
             event.interrupt()
 
     def lp_asked(event: Any) -> None:
-        if watch.tick():
+        if call.tick():
             event.interrupt()
 
     def printed(event: Any) -> None:
         if _is_misfit(event.message):
             misfits.append(event.message)
-        watch.write(event.message)
+        call.write(event.message)
 
     def marked(handle: Callable[[Any], None]) -> Callable[[Any], None]:
-        return _marked(handle, limits.threads)
+        return _marked(handle, call.limits.threads)
 
     highs.cbMipInterrupt.subscribe(marked(mip_asked))
     highs.cbSimplexInterrupt.subscribe(marked(lp_asked))
     highs.cbIpmInterrupt.subscribe(marked(lp_asked))
-    if watch.wants_solutions:
+    if call.wants_solutions:
         highs.cbMipImprovingSolution.subscribe(marked(improved))
         highs.cbMipLogging.subscribe(marked(mip_asked))
     highs.cbLogging.subscribe(marked(printed))

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from poetmodel.backends.call import finite
 from poetmodel.backends.protocol import RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
 from poetmodel.backends.standard_form import MAXIMIZE
-from poetmodel.backends.watch import finite
 from poetmodel.errors import BackendError, UnknownOptionError
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.backends.protocol import Limits, OptionValue
+    from poetmodel.backends.call import SolverCall
+    from poetmodel.backends.protocol import OptionValue
     from poetmodel.backends.standard_form import StandardForm
-    from poetmodel.backends.watch import Watch
 
 STATUS: Final[Mapping[str, SolverStatus]] = {
     "unknown": SolverStatus.FAILED,
@@ -67,31 +67,25 @@ class Scip(Solver):
         number = (model.getMajorVersion(), model.getMinorVersion(), model.getTechVersion())
         return {"scip": ".".join(map(str, number)), "pyscipopt": str(pyscipopt.__version__)}
 
-    def run(
-        self,
-        form: StandardForm,
-        limits: Limits,
-        watch: Watch,
-        start: NDArray[np.float64] | None,
-    ) -> RawSolution:
+    def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction."""
         pyscipopt = self.module()
         model = pyscipopt.Model()
         model.hideOutput()
-        variables = _load(pyscipopt, model, form)
-        _configure(model, limits)
-        if start is not None:
-            _offer(model, variables, start)
-        with _log(model, watch) as pass_on:
-            _listen(pyscipopt, model, variables, watch, pass_on)
-            remaining_s = watch.built()
+        variables = _load(pyscipopt, model, call.form)
+        _configure(model, call)
+        if call.start is not None:
+            _offer(model, variables, call.start)
+        with _log(model, call) as pass_on:
+            _listen(pyscipopt, model, variables, call, pass_on)
+            remaining_s = call.built()
             if remaining_s == 0.0:
                 return RawSolution(status=SolverStatus.TIME_LIMIT)
-            if remaining_s is not None and "limits/time" not in limits.options:
+            if remaining_s is not None and "limits/time" not in call.options:
                 _set(model, "limits/time", remaining_s)
             _optimize(model)
         status = self.translate(model.getStatus(), STATUS)
-        outcome = _collect(model, variables, form, status)
+        outcome = _collect(model, variables, call.form, status)
         model.freeProb()
         return outcome
 
@@ -119,13 +113,13 @@ def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
 
 
 @contextmanager
-def _log(model: Any, watch: Watch) -> Iterator[Callable[[], None]]:
+def _log(model: Any, call: SolverCall) -> Iterator[Callable[[], None]]:
     """Give a function that passes on what SCIP has logged since it was last called.
 
     SCIP's log goes through a file: redirecting its output to Python crashes the process when a
     solve without the GIL writes to it.
     """
-    if not watch.wants_log:
+    if not call.wants_log:
         yield lambda: None
         return
     with tempfile.TemporaryDirectory(prefix="poetmodel-") as folder:
@@ -134,7 +128,7 @@ def _log(model: Any, watch: Watch) -> Iterator[Callable[[], None]]:
         with path.open("rb") as stream:
 
             def pass_on() -> None:
-                watch.write(stream.read().decode("utf-8", errors="replace"))
+                call.write(stream.read().decode("utf-8", errors="replace"))
 
             try:
                 yield pass_on
@@ -152,7 +146,8 @@ def _optimize(model: Any) -> None:
         raise BackendError(msg) from error
 
 
-def _configure(model: Any, limits: Limits) -> None:
+def _configure(model: Any, call: SolverCall) -> None:
+    limits = call.limits
     settings: dict[str, OptionValue] = {
         "misc/catchctrlc": False,
         "limits/gap": float(limits.rel_gap),
@@ -164,7 +159,7 @@ def _configure(model: Any, limits: Limits) -> None:
         settings["limits/primal"] = float(limits.objective_stop)
     if limits.objective_cutoff is not None:
         model.setObjlimit(float(limits.objective_cutoff))
-    for name, value in (settings | dict(limits.options)).items():
+    for name, value in (settings | call.options).items():
         _set(model, name, value)
 
 
@@ -223,9 +218,9 @@ def _offer(model: Any, variables: list[Any], start: NDArray[np.float64]) -> None
 
 
 def _listen(
-    pyscipopt: Any, model: Any, variables: list[Any], watch: Watch, pass_on: Callable[[], None]
+    pyscipopt: Any, model: Any, variables: list[Any], call: SolverCall, pass_on: Callable[[], None]
 ) -> None:
-    """Route SCIP's events to the watch."""
+    """Route SCIP's events to the call."""
     kinds, stages = pyscipopt.SCIP_EVENTTYPE, pyscipopt.SCIP_STAGE
 
     def values() -> NDArray[np.float64]:
@@ -236,12 +231,12 @@ def _listen(
         bound = finite(model.getDualbound())
         if event.getType() == kinds.BESTSOLFOUND:
             # during this event SCIP's primal bound is still that of the solution before
-            halt = watch.solution(model.getSolObjVal(model.getBestSol()), values, bound)
+            halt = call.solution(model.getSolObjVal(model.getBestSol()), values, bound)
         else:
-            halt = watch.tick(bound)
+            halt = call.tick(bound)
         pass_on()
-        # SCIP refuses while it sets up the search; the next event finds the watch stopping, too.
-        if (halt or watch.stopping) and model.getStage() != stages.INITSOLVE:
+        # SCIP refuses while it sets up the search; the next event finds the call stopping, too.
+        if (halt or call.stopping) and model.getStage() != stages.INITSOLVE:
             model.interruptSolve()
 
     model.attachEventHandlerCallback(

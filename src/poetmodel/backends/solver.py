@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
+from poetmodel.backends.call import SolverCall
 from poetmodel.backends.protocol import RawSolution, SolverStatus
 from poetmodel.backends.standard_form import round_binaries
-from poetmodel.backends.watch import Watch
 from poetmodel.errors import BackendError, BackendUnavailableError, InputError
 
 if TYPE_CHECKING:
@@ -60,13 +60,7 @@ class Solver(ABC):
         """
 
     @abstractmethod
-    def run(
-        self,
-        form: StandardForm,
-        limits: Limits,
-        watch: Watch,
-        start: NDArray[np.float64] | None,
-    ) -> RawSolution:
+    def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction.
 
         Returns
@@ -109,23 +103,23 @@ class Solver(ABC):
         BackendError
             If the solver fails, or returns what cannot be a solution.
         """
-        watch = Watch(form, limits, on_progress, stop)
+        call = SolverCall(form, limits, on_progress, stop)
         self.module()
-        start, accepted = _examine(start, form, limits)
-        if accepted and start is not None:
-            known = start
-            watch.solution(form.value(known), lambda: known)
-        raw = _settled(form, watch) or self.run(form, limits, watch, start)
-        watch.raise_failure()
-        if raw.status is SolverStatus.FAILED and watch.stopping:
+        known, accepted = _examine(start, form, limits)
+        call.start = known
+        if accepted and known is not None:
+            call.solution(form.value(known), lambda: known)
+        raw = _settled(call) or self.run(call)
+        call.raise_failure()
+        if raw.status is SolverStatus.FAILED and call.stopping:
             raw = replace(raw, status=SolverStatus.INTERRUPTED)
         if raw.status is SolverStatus.INFEASIBLE_OR_UNBOUNDED:
-            raw = replace(raw, status=self._decide(form, limits, watch))
-        raw = _honest(raw, form, limits, start if accepted else None)
+            raw = replace(raw, status=self._decide(call))
+        raw = _honest(raw, form, limits, known if accepted else None)
         return replace(
             raw,
-            build_s=watch.build_s,
-            solve_s=max(0.0, watch.elapsed_s - watch.build_s),
+            build_s=call.build_s,
+            solve_s=max(0.0, call.elapsed_s - call.build_s),
             start_accepted=False if accepted and raw.infeasible else accepted,
         )
 
@@ -160,19 +154,20 @@ class Solver(ABC):
             msg = f"backend {self.name!r}: returned the unknown status {status!r}"
             raise BackendError(msg) from None
 
-    def _decide(self, form: StandardForm, limits: Limits, watch: Watch) -> SolverStatus:
+    def _decide(self, call: SolverCall) -> SolverStatus:
         """Tell infeasible from unbounded: by the bounds, else by solving for any solution."""
+        form, remaining_s = call.form, call.remaining_s
         if form.is_bounded():
             return SolverStatus.INFEASIBLE
-        remaining_s = watch.remaining_s
-        if watch.stopping:
+        if call.stopping:
             return SolverStatus.INTERRUPTED
         if remaining_s == 0.0:
             return SolverStatus.TIME_LIMIT
         anything = replace(form, objective=np.zeros(form.n_columns))
-        plain = replace(limits, time_s=remaining_s, objective_stop=None, objective_cutoff=None)
-        inner = Watch(anything, plain, lambda _: not watch.stopping, None)
-        found = self.run(anything, plain, inner, None).status
+        limits = replace(
+            call.limits, time_s=remaining_s, objective_stop=None, objective_cutoff=None
+        )
+        found = self.run(SolverCall(anything, limits, lambda _: not call.stopping)).status
         return SolverStatus.UNBOUNDED if found is SolverStatus.OPTIMAL else found
 
 
@@ -198,13 +193,14 @@ def _examine(
     return values, form.violation(values) <= limits.tolerance
 
 
-def _settled(form: StandardForm, watch: Watch) -> RawSolution | None:
+def _settled(call: SolverCall) -> RawSolution | None:
     """Answer without a solver where there is nothing to solve, or no time to."""
+    form = call.form
     if form.contradiction() is not None:
         return RawSolution(status=SolverStatus.INFEASIBLE, nodes=0 if form.is_mip else None)
     if form.n_columns == 0:
         return RawSolution(status=SolverStatus.OPTIMAL, x=np.zeros(0), bound=form.offset)
-    if watch.stopping:
+    if call.stopping:
         return RawSolution(status=SolverStatus.INTERRUPTED)
     return None
 

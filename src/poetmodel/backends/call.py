@@ -1,4 +1,4 @@
-"""The eyes and ears of one solve: clock, progress, stop signal, log, guarded callbacks."""
+"""One call of a solver: what it gets, and what it reports from inside, guarded."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) and abs(value) < _INFINITE else None
 
 
-class Watch:
-    """What back ends call from inside a running solver.
+class SolverCall:
+    """What a solver gets, and what back ends call from inside it: clock, progress, stop, log.
 
     No exception leaves it: one from the user's callbacks is kept, the solver has to stop, and
     `raise_failure` raises it once the solver is out of the way. Solvers, left alone with one,
@@ -39,11 +39,7 @@ class Watch:
 
     Parameters
     ----------
-    form : StandardForm
-        The model being solved.
-    limits : Limits
-        Its limits.
-    on_progress, stop : optional
+    form, limits, on_progress, stop
         As in `Solver.solve`.
     """
 
@@ -51,11 +47,15 @@ class Watch:
         self,
         form: StandardForm,
         limits: Limits,
-        on_progress: OnProgress | None,
-        stop: threading.Event | None,
+        on_progress: OnProgress | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
-        self._form = form
-        self._limits = limits
+        self.form = form
+        self.limits = limits
+        self.options = dict(limits.options)
+        """The solver's own options."""
+        self.start: NDArray[np.float64] | None = None
+        """Values to begin from; NaN where none is given."""
         self._on_progress = on_progress
         self._stop = stop
         self._failure: BaseException | None = None
@@ -75,7 +75,7 @@ class Watch:
     @property
     def remaining_s(self) -> float | None:
         """What is left of the time limit [s], 0 or more; None without a limit."""
-        limit_s = self._limits.time_s
+        limit_s = self.limits.time_s
         return None if limit_s is None else max(0.0, limit_s - self.elapsed_s)
 
     def built(self) -> float | None:
@@ -96,7 +96,7 @@ class Watch:
     @property
     def wants_log(self) -> bool:
         """Whether anybody reads the log."""
-        return self._limits.log is not None
+        return self.limits.log is not None
 
     def solution(
         self, objective: float, x: Callable[[], NDArray[np.float64]], bound: float | None = None
@@ -114,10 +114,10 @@ class Watch:
         """
         self._raise_bound(bound)
         known = self._incumbent
-        if known is None or self._form.sense * (known - objective) > 0:
+        if known is None or self.form.sense * (known - objective) > 0:
             self._incumbent = objective
             if self._on_progress is not None:
-                self._guard(lambda: self._report(round_binaries(x(), self._form)))
+                self._guard(lambda: self._report(round_binaries(x(), self.form)))
         return self.stopping
 
     def tick(self, bound: float | None = None) -> bool:
@@ -129,7 +129,7 @@ class Watch:
 
     def write(self, text: str) -> None:
         """Pass on a piece of the solver's log."""
-        listener = self._limits.log
+        listener = self.limits.log
         if listener is not None and text:
             self._guard(lambda: listener(text))
 
@@ -154,10 +154,10 @@ class Watch:
 
     def _raise_bound(self, bound: float | None) -> None:
         """Keep the best bound seen, never one beyond the cutoff, which solvers take for proven."""
-        sense = self._form.sense
+        sense = self.form.sense
         if bound is None:
             return
-        cutoff = self._limits.objective_cutoff
+        cutoff = self.limits.objective_cutoff
         if cutoff is not None:
             bound = sense * min(sense * bound, sense * cutoff)
         if self._bound is None or sense * (bound - self._bound) > 0:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from poetmodel.backends import BackendProgress, Limits
+from poetmodel.backends.call import SolverCall, finite
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
-from poetmodel.backends.watch import Watch, finite
 
 
 def form(sense: int = MINIMIZE) -> StandardForm:
@@ -36,9 +36,9 @@ def test_finite(value: float, kept: float | None) -> None:
 def test_only_better_solutions_are_reported(sense: int, values: list[float]) -> None:
     """Solvers repeat and deteriorate; listeners see improvements, rounded."""
     seen: list[BackendProgress] = []
-    watch = Watch(form(sense), Limits(), seen.append, None)
+    call = SolverCall(form(sense), Limits(), seen.append)
     for value in values:
-        watch.solution(value, lambda value=value: at(value + 1e-7))
+        call.solution(value, lambda value=value: at(value + 1e-7))
     assert [news.incumbent for news in seen] == [values[0], values[2]]
     assert [None if news.x is None else news.x[0] for news in seen] == [values[0], values[2]]
 
@@ -46,9 +46,9 @@ def test_only_better_solutions_are_reported(sense: int, values: list[float]) -> 
 def test_bounds_never_slacken() -> None:
     """A listener sees the best bound so far."""
     seen: list[BackendProgress] = []
-    watch = Watch(form(), Limits(), seen.append, None)
+    call = SolverCall(form(), Limits(), seen.append)
     for bound, objective in ((1.0, 9.0), (0.5, 8.0), (None, 7.0), (2.0, 6.0)):
-        watch.solution(objective, lambda: at(0.0), bound)
+        call.solution(objective, lambda: at(0.0), bound)
     assert [news.bound for news in seen] == [1.0, 1.0, 1.0, 2.0]
 
 
@@ -56,32 +56,32 @@ def test_bounds_never_slacken() -> None:
 def test_bounds_beyond_the_cutoff_prove_the_cutoff(sense: int, bound: float) -> None:
     """With a cutoff, no bound says more than that nothing is better than it."""
     seen: list[BackendProgress] = []
-    watch = Watch(form(sense), Limits(objective_cutoff=5.0), seen.append, None)
-    watch.solution(9.0, lambda: at(0.0), bound)
+    call = SolverCall(form(sense), Limits(objective_cutoff=5.0), seen.append)
+    call.solution(9.0, lambda: at(0.0), bound)
     assert seen[0].bound == 5.0
 
 
 def test_ticks_are_thinned_out() -> None:
     """News without a solution comes at most a few times a second."""
     seen: list[BackendProgress] = []
-    watch = Watch(form(), Limits(), seen.append, None)
+    call = SolverCall(form(), Limits(), seen.append)
     for _ in range(100):
-        watch.tick(1.0)
+        call.tick(1.0)
     assert len(seen) < 10
     threading.Event().wait(0.15)
-    watch.tick(2.0)
+    call.tick(2.0)
     assert (seen[-1].bound, seen[-1].x) == (2.0, None)
 
 
 def test_refusal_stops_and_silences() -> None:
     """After False nothing more is reported, and every answer is to stop."""
     seen: list[BackendProgress] = []
-    watch = Watch(form(), Limits(), lambda news: bool(seen.append(news)), None)
-    assert watch.solution(5.0, lambda: at(5.0))
-    assert watch.solution(4.0, lambda: at(4.0))
-    assert watch.tick()
+    call = SolverCall(form(), Limits(), lambda news: bool(seen.append(news)))
+    assert call.solution(5.0, lambda: at(5.0))
+    assert call.solution(4.0, lambda: at(4.0))
+    assert call.tick()
     assert len(seen) == 1
-    watch.raise_failure()
+    call.raise_failure()
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
@@ -91,36 +91,36 @@ def test_failure_is_kept(error: BaseException) -> None:
     def fail(_: BackendProgress) -> NoReturn:
         raise error
 
-    watch = Watch(form(), Limits(), fail, None)
-    assert watch.solution(5.0, lambda: at(5.0))
-    assert watch.stopping
+    call = SolverCall(form(), Limits(), fail)
+    assert call.solution(5.0, lambda: at(5.0))
+    assert call.stopping
     with pytest.raises(type(error)):
-        watch.raise_failure()
+        call.raise_failure()
 
 
 def test_stop_event() -> None:
     """The stop event is looked at whenever the solver reports."""
     stop = threading.Event()
-    watch = Watch(form(), Limits(), None, stop)
-    assert not watch.tick()
+    call = SolverCall(form(), Limits(), stop=stop)
+    assert not call.tick()
     stop.set()
-    assert watch.tick()
+    assert call.tick()
 
 
 def test_time() -> None:
     """Without a limit time does not run out; with one, it does."""
-    assert Watch(form(), Limits(), None, None).remaining_s is None
-    watch = Watch(form(), Limits(time_s=1e-9), None, None)
-    assert watch.elapsed_s > 0
-    assert watch.remaining_s == 0.0
+    assert SolverCall(form(), Limits()).remaining_s is None
+    call = SolverCall(form(), Limits(time_s=1e-9))
+    assert call.elapsed_s > 0
+    assert call.remaining_s == 0.0
 
 
 def test_log() -> None:
     """The log is passed on, if anybody wants it."""
     pieces: list[str] = []
-    watch = Watch(form(), Limits(log=pieces.append), None, None)
+    call = SolverCall(form(), Limits(log=pieces.append))
     for text in ("one\n", "", "two\n"):
-        watch.write(text)
+        call.write(text)
     assert pieces == ["one\n", "two\n"]
-    assert watch.wants_log
-    assert not Watch(form(), Limits(), None, None).wants_log
+    assert call.wants_log
+    assert not SolverCall(form(), Limits()).wants_log
