@@ -149,16 +149,19 @@ class NamedRun(Protocol):
 AnyRun = TypeVar("AnyRun", bound=NamedRun)
 
 
-def add_options(parser: argparse.ArgumentParser, ending: str) -> None:
-    """Add the options that say where records go."""
+def parsed(
+    parser: argparse.ArgumentParser, ending: str, arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """Parse the options of a command, and ``--out``: the file of records, of such an ending.
+
+    Ends with a message where new records would be mixed with earlier ones.
+    """
     parser.add_argument("--out", type=Path, required=True, help=f"file of records, *-{ending}")
     parser.add_argument("--resume", action="store_true", help="go on with a file that exists")
-
-
-def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End with a message where a new run would be mixed with an earlier one."""
+    options = parser.parse_args(arguments)
     if options.out.exists() and not options.resume:
         parser.error(f"--out: {options.out} exists; --resume goes on with it")
+    return options
 
 
 def run_all(

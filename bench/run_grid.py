@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import poetmodel as pm
 from cases import GAP
 from grid import GOALS, METHODS, Instance, graph_of, in_running_order, instances
-from harness import FreshProcesses, add_options, check_options, record, recorded, run_all
+from harness import FreshProcesses, parsed, record, recorded, run_all
 from poetmodel.bench.measurement import FAILED
 from poetmodel.bench.tables import model_gap
 from poetmodel.errors import PoetModelError
@@ -192,7 +192,6 @@ def measure_warm(fields: dict[str, Any], start: None, **options: int) -> Record:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    add_options(parser, "grid.jsonl")
     parser.add_argument("--goal", type=int, action="append", choices=GOALS, help="default: all")
     parser.add_argument("--only", default="", help="instances whose name contains this")
     parser.add_argument(
@@ -204,9 +203,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="threads of each solve")
     parser.add_argument("--limit", type=float, help="seconds of every instance; default: its own")
     parser.add_argument("--sample", type=int, help="only the first instances of the mixed order")
-    options = parser.parse_args(arguments)
-    check_options(parser, options)
-    return options
+    return parsed(parser, "grid.jsonl", arguments)
 
 
 def is_left(record: Record) -> bool:

@@ -5,6 +5,7 @@ Shared by the scripts that keep pages current.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from poetmodel.data import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -44,6 +45,13 @@ def update_pages(due: Mapping[Path, str], *, check: bool) -> int:
         else:
             write_text(path, content)
     return status
+
+
+def main_of(due: Callable[[], Mapping[Path, str]], arguments: Sequence[str] | None) -> int:
+    """Do what a script is asked for, which makes these pages; return the exit status."""
+    parser = argparse.ArgumentParser(description="Write the pages that differ from what is due.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if not current")
+    return update_pages(due(), check=parser.parse_args(arguments).check)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: int = 0) -> str:

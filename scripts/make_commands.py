@@ -6,7 +6,6 @@ nothing and exits 1 where the page is not current.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import typer
 from typer.models import OptionInfo
 
-from blocks import table, update_pages
+from blocks import main_of, table
 from poetmodel.cli.application import app
 
 if TYPE_CHECKING:
@@ -138,10 +137,7 @@ def _cell(text: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make or check the page; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if not current")
-    options = parser.parse_args(arguments)
-    return update_pages({PAGE: page()}, check=options.check)
+    return main_of(lambda: {PAGE: page()}, arguments)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ nothing and exits 1 where a page is not current.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
@@ -15,7 +14,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from blocks import replace_block, table, update_pages
+from blocks import main_of, replace_block, table
 from poetmodel.baselines import METHODS
 from poetmodel.model.aggregated import LAZY
 from poetmodel.model.compact import COMPACT
@@ -126,14 +125,11 @@ def _told(entry: Method) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make or check the pages; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if not current")
-    options = parser.parse_args(arguments)
-    due = {
-        PAGE: page(PAGE.read_text(encoding="utf-8")),
-        METHODS_PAGE: methods_page(METHODS_PAGE.read_text(encoding="utf-8")),
-    }
-    return update_pages(due, check=options.check)
+    pages = {PAGE: page, METHODS_PAGE: methods_page}
+    return main_of(
+        lambda: {path: make(path.read_text(encoding="utf-8")) for path, make in pages.items()},
+        arguments,
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import FreshProcesses, add_options, check_options, record, recorded, run_all
+from harness import FreshProcesses, parsed, record, recorded, run_all
 from poetmodel.bench.measurement import FAILED
 from pytorch.runs import LIMIT_S, METHODS, NETWORKS, PAIRS, SHARES, TrainingRun, training_runs
 
@@ -91,7 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add_options(parser, "training.jsonl")
     parser.add_argument("--network", action="append", choices=NETWORKS, help="default: all")
     parser.add_argument("--method", action="append", choices=METHODS, help="default: all")
     parser.add_argument("--share", action="append", type=float, help="default: 0.75 to 0.25")
@@ -99,9 +98,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--time-limit", type=float, default=LIMIT_S, help="of the solver [s]")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="steps that are timed")
     parser.add_argument("--slack", type=float, default=0.0, help="over a peer's peak, as a share")
-    options = parser.parse_args(arguments)
-    check_options(parser, options)
-    return options
+    return parsed(parser, "training.jsonl", arguments)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ IN_README: Final = (
 def solves(records: Sequence[dict[str, Any]], group: str) -> dict[Key, SolveRecord]:
     """Return the solves of one table by problem, in the run's order."""
     runs = [
-        SolveRecord(record)
+        SolveRecord.of_case(record)
         for record in records
         if record["kind"] == "solve" and record["case"]["group"] == group
     ]

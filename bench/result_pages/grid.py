@@ -12,7 +12,7 @@ from grid import METHODS
 from poetmodel.units import format_bytes
 from result_pages.records import (
     ONE_PERCENT,
-    GridRecord,
+    SolveRecord,
     circumstances,
     days_text,
     feasible,
@@ -25,6 +25,8 @@ from result_pages.records import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from result_pages.records import Key
 
 ONE_TENTH: Final = 0.001
 """Gap that most of them are to be proved to."""
@@ -136,7 +138,7 @@ def unfinished(records: Sequence[dict[str, Any]], registered: Mapping[int, int])
     )
 
 
-def _again(twice: Mapping[str, GridRecord]) -> str:
+def _again(twice: Mapping[str, SolveRecord]) -> str:
     """Return a sentence on the instances that were solved again; "" where none was."""
     if not twice:
         return ""
@@ -152,7 +154,7 @@ def _again(twice: Mapping[str, GridRecord]) -> str:
     )
 
 
-def _median_to(runs: Sequence[GridRecord], gap: float) -> float | None:
+def _median_to(runs: Sequence[SolveRecord], gap: float) -> float | None:
     """Return the median time to a gap; runs that never had it count as longer than all others."""
     times = [run.time_to(gap) for run in runs]
     middle = statistics.median([math.inf if value is None else value for value in times] or [0.0])
@@ -160,7 +162,7 @@ def _median_to(runs: Sequence[GridRecord], gap: float) -> float | None:
 
 
 def worst_table(
-    runs: Sequence[GridRecord], twice: Mapping[str, GridRecord] = MappingProxyType({})
+    runs: Sequence[SolveRecord], twice: Mapping[str, SolveRecord] = MappingProxyType({})
 ) -> str:
     """Return the instances that were not proved to 1 %, those with the largest gaps first.
 
@@ -190,7 +192,7 @@ def worst_table(
     return f"{more}\n\n{table(heads, rows, right=2)}"
 
 
-def by_model_table(runs: Sequence[GridRecord]) -> str:
+def by_model_table(runs: Sequence[SolveRecord]) -> str:
     """Return a line for each graph of a goal."""
     rows = []
     for model, of_model in _grouped(runs).items():
@@ -225,8 +227,8 @@ def by_model_table(runs: Sequence[GridRecord]) -> str:
     return table(heads, rows, right=1)
 
 
-def _grouped(runs: Sequence[GridRecord]) -> dict[str, list[GridRecord]]:
-    found: dict[str, list[GridRecord]] = {}
+def _grouped(runs: Sequence[SolveRecord]) -> dict[str, list[SolveRecord]]:
+    found: dict[str, list[SolveRecord]] = {}
     for run in runs:
         found.setdefault(run.cell["model"], []).append(run)
     return found
@@ -248,7 +250,7 @@ def free_size_sentence(records: Sequence[dict[str, Any]]) -> str:
 # -- comparison ------------------------------------------------------------------------------------
 
 
-def time_ratio(other: GridRecord | None, default: GridRecord | None) -> str:
+def time_ratio(other: SolveRecord | None, default: SolveRecord | None) -> str:
     """Return how much longer a method took to the gap asked for than the default.
 
     Where the other method ran into its limit first the ratio is a lower bound and says so; where
@@ -307,12 +309,11 @@ def finished_sentence(records: Sequence[dict[str, Any]]) -> str:
 
 def compared(
     records: Sequence[dict[str, Any]],
-) -> dict[tuple[str, str, str], dict[str, GridRecord]]:
+) -> dict[Key, dict[str, SolveRecord]]:
     """Return the runs of the comparison by model, device and budget, and by method."""
-    found: dict[tuple[str, str, str], dict[str, GridRecord]] = {}
+    found: dict[Key, dict[str, SolveRecord]] = {}
     for run in of_goal(records, 5):
-        key = (run.cell["model"], run.cell["device"], run.cell["ram"])
-        found.setdefault(key, {})[run.cell["method"]] = run
+        found.setdefault(run.key, {})[run.cell["method"]] = run
     return found
 
 
@@ -330,7 +331,7 @@ def sentence(records: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def method_text(run: GridRecord | None) -> str:
+def method_text(run: SolveRecord | None) -> str:
     """Return how one method fared: its time, with the gap where one was left."""
     if run is None:
         return "-"
@@ -338,9 +339,7 @@ def method_text(run: GridRecord | None) -> str:
         return "too large for its licence" if "licence" in run.record["reason"] else "failed"
     if run.status == "infeasible":
         return "infeasible"
-    text = seconds_text(run.seconds)
-    if not run.done:
-        text = f"**{text}**, gap {percent_text(run.gap)}"
+    text = run.time_text if run.done else f"{run.time_text}, gap {percent_text(run.gap)}"
     if run.record.get("violations"):
         text += ", rejected"
     return text
@@ -362,7 +361,7 @@ def section(
     `registered` says how many instances each goal has; `again` are records of instances that were
     solved again with two threads.
     """
-    twice = {record["name"]: GridRecord(record) for record in again}
+    twice = {record["name"]: SolveRecord(record) for record in again}
     parts = [
         "## The grid",
         f"From `bench/results/{source}`, one process an instance; "
@@ -419,7 +418,7 @@ def _circumstance(records: Sequence[dict[str, Any]]) -> str:
     return circumstances(records, where=f"{at_a_time} with {each} each")
 
 
-def full_table(runs: Sequence[GridRecord]) -> str:
+def full_table(runs: Sequence[SolveRecord]) -> str:
     """Return a line for each instance that is not below the floor."""
     rows = []
     for run in runs:
@@ -434,7 +433,7 @@ def full_table(runs: Sequence[GridRecord]) -> str:
                 cell["ram"],
                 cell["deadline"] or "-",
                 run.status if cell["method"] == "default" else f"{cell['method']}: {run.status}",
-                seconds_text(run.seconds) if run.done else f"**{seconds_text(run.seconds)}**",
+                run.time_text,
                 percent_text(run.gap),
                 percent_text(run.overhead_ratio, 5),
                 f"{run.size('columns'):,}",

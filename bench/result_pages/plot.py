@@ -9,7 +9,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from result_pages.records import ONE_PERCENT, GridRecord
+from result_pages.records import ONE_PERCENT, SolveRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def points(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[Poin
     """
     found: dict[tuple[str, str], list[Point]] = {key: [] for key in _STYLE}
     for record in records:
-        run = GridRecord(record)
+        run = SolveRecord(record)
         cell = run.cell
         key = cell["device"], cell["ram"]
         is_bert = cell["model"].startswith("paper/bert") and cell["goal"] in (1, 4)

@@ -87,55 +87,27 @@ def versions_text(machine: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SolveRecord:
-    """The record of a case."""
+    """The record of an instance of the grid, or of a case."""
 
     record: dict[str, Any]
     """The line."""
 
-    @property
-    def key(self) -> Key:
-        """Model, device and budget."""
-        case = self.record["case"]
-        return case["model"], case["device"], case["ram"]
-
-    @property
-    def seconds(self) -> float:
-        """Wall time [s]."""
-        return float(self.record["seconds"])
-
-    @property
-    def gap(self) -> float | None:
-        """Gap that it ended with."""
-        gap = self.record["result"]["gap"]
-        return None if gap is None else float(gap)
-
-    @property
-    def time_text(self) -> str:
-        """Its time, bold where it ran into its limit."""
-        wanted = self.record["result"]["problem"]["gap"]
-        text = seconds_text(self.seconds)
-        return text if self.gap is not None and self.gap <= wanted else f"**{text}**"
-
-    @property
-    def overhead_ratio(self) -> float | None:
-        """Overhead over the baseline."""
-        result = self.record["result"]
-        if result["overhead_j"] is None or not result["baseline_energy_j"]:
-            return None
-        return float(result["overhead_j"] / result["baseline_energy_j"])
-
-
-@dataclass(frozen=True, slots=True)
-class GridRecord:
-    """The record of an instance of the grid."""
-
-    record: dict[str, Any]
-    """The line."""
+    @classmethod
+    def of_case(cls, record: dict[str, Any]) -> SolveRecord:
+        """Read the record of a case, which keeps the fields of its result apart."""
+        result = record["result"]
+        asked = {"cell": record["case"], "requested_gap": result["problem"]["gap"]}
+        return cls({**record, **result, **asked})
 
     @property
     def cell(self) -> dict[str, Any]:
         """What was solved."""
         return dict(self.record["cell"])
+
+    @property
+    def key(self) -> Key:
+        """Model, device and budget."""
+        return self.cell["model"], self.cell["device"], self.cell["ram"]
 
     @property
     def seconds(self) -> float:
@@ -165,6 +137,12 @@ class GridRecord:
         if self.status == "infeasible":
             return True
         return self.gap is not None and self.gap <= self.record["requested_gap"]
+
+    @property
+    def time_text(self) -> str:
+        """Its time, bold where it ran into its limit."""
+        text = seconds_text(self.seconds)
+        return text if self.done else f"**{text}**"
 
     @property
     def overhead_ratio(self) -> float | None:
@@ -199,9 +177,9 @@ class GridRecord:
         return int(found.get(f"max_{name}", found.get(name, 0)))
 
 
-def of_goal(records: Sequence[dict[str, Any]], goal: int) -> list[GridRecord]:
+def of_goal(records: Sequence[dict[str, Any]], goal: int) -> list[SolveRecord]:
     """Return the records of one goal, in the order of their names."""
-    found = [GridRecord(record) for record in records if record["cell"]["goal"] == goal]
+    found = [SolveRecord(record) for record in records if record["cell"]["goal"] == goal]
     return sorted(found, key=lambda run: _place(run.cell))
 
 
@@ -215,7 +193,7 @@ def _place(cell: dict[str, Any]) -> tuple[Any, ...]:
     return family, number, model, cell["device"], ram, -deadline, cell["method"]
 
 
-def feasible(runs: Sequence[GridRecord]) -> list[GridRecord]:
+def feasible(runs: Sequence[SolveRecord]) -> list[SolveRecord]:
     """Return the records that were not proved infeasible; those without a schedule stay in."""
     return [run for run in runs if run.status != "infeasible"]
 

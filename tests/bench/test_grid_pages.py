@@ -20,7 +20,7 @@ from result_pages.grid import (
     section,
     time_ratio,
 )
-from result_pages.records import GridRecord, of_goal, percentile
+from result_pages.records import SolveRecord, of_goal, percentile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +107,7 @@ def test_share_of_small_models_takes_columns_and_rows() -> None:
 
 def test_largest_model_counts_where_it_is_recorded() -> None:
     """The maximum over all rounds takes the place of the last model's size."""
-    run = GridRecord(record(statistics={"columns": 5, "max_columns": 9, "rows": 7}))
+    run = SolveRecord(record(statistics={"columns": 5, "max_columns": 9, "rows": 7}))
     assert (run.size("columns"), run.size("rows")) == (9, 7)
 
 
@@ -122,12 +122,12 @@ def test_full_page_has_every_instance_but_those_below_the_floor() -> None:
 
 def test_ratio_is_a_lower_bound_at_the_limit() -> None:
     """A ratio to a time-out says so, and there is none to a default that proved too little."""
-    default = GridRecord(record())
-    stopped = GridRecord(record(seconds=300.0, gap=0.4, status="feasible"))
-    assert time_ratio(GridRecord(record(seconds=1000.0)), default) == "500x"
+    default = SolveRecord(record())
+    stopped = SolveRecord(record(seconds=300.0, gap=0.4, status="feasible"))
+    assert time_ratio(SolveRecord(record(seconds=1000.0)), default) == "500x"
     assert time_ratio(stopped, default) == "> 150x"
-    assert time_ratio(GridRecord(UNKNOWN), default) == "-"
-    assert time_ratio(default, GridRecord(TIMED_OUT)) == "-"
+    assert time_ratio(SolveRecord(UNKNOWN), default) == "-"
+    assert time_ratio(default, SolveRecord(TIMED_OUT)) == "-"
 
 
 def test_what_was_wanted_of_the_comparison_is_counted() -> None:
