@@ -10,8 +10,8 @@ import pytest
 
 from commands import invoke
 from poetmodel.cli.explain import Account, _otherwise
-from poetmodel.cli.stated import read_stated
-from poetmodel.graph.catalogue import OWN_SHAPE
+from poetmodel.cli.inputs import read_valid
+from poetmodel.cli.options import CostOptions, FileGraphOptions
 from poetmodel.solver.sensitivity.alternatives import Alternative, Forbidden, How
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def test_noise_below_the_gap_is_nothing(
     out = tmp_path / "chain.schedule.json"
     stated = ("--device", board_file, "--ram", "350", "--out", out)
     assert invoke("solve", chain_file, *stated).status == 0
-    found = read_stated(out, str(chain_file), OWN_SHAPE, device=None, profile=None)
+    found = read_valid(out, FileGraphOptions(graph=str(chain_file)), CostOptions())
     account = Account(stated=found, decisions=(), at_limit=(), asked=(), more_ram=())
     assert account.noise_j == pytest.approx(4.06e-7, rel=1e-3)
     assert account.signed(energy_j) == words
@@ -246,7 +246,7 @@ def test_price_that_is_not_proven_is_a_range(
     out = tmp_path / "chain.schedule.json"
     stated = ("--device", board_file, "--ram", "350", "--out", out)
     assert invoke("solve", chain_file, *stated).status == 0
-    found = read_stated(out, str(chain_file), OWN_SHAPE, device=None, profile=None)
+    found = read_valid(out, FileGraphOptions(graph=str(chain_file)), CostOptions())
     account = Account(stated=found, decisions=(), at_limit=(), asked=(), more_ram=())
     other = Alternative(
         tensor=0,

@@ -153,10 +153,11 @@ def test_report_finds_the_network_and_repeats_its_sizes(
 ) -> None:
     """The commands on the page solve and verify the same graph again."""
     pytest.importorskip("plotly")
+    from poetmodel.cli.options import CostOptions, FileGraphOptions
     from poetmodel.cli.report import read_subjects
-    from poetmodel.report.commands import commands
+    from poetmodel.report.facts import commands
 
-    (subject,) = read_subjects([files["batch"]], None, device=None, profile=None)
+    (subject,) = read_subjects([files["batch"]], FileGraphOptions(), CostOptions())
     assert subject.graph.sha256 == MODELS["mlp"](batch_size=8).sha256
     solve, verify = commands(subject)
     words = shlex.split(solve)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from commands import BOARD, Outcome, invoke
-from poetmodel.cli.plan_output import deliver_beside
+from poetmodel.cli.plan import save_beside
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
 from poetmodel.plan import Plan, check_plan, decode
@@ -245,6 +245,6 @@ def test_plan_of_a_rejected_schedule_is_not_written(
     pytest.importorskip("plotly")
     result = replace(solve(skip_problem()), violations=("R[1,1]: made up",))
     made, picture = tmp_path / "p.json", tmp_path / "m.html"
-    assert deliver_beside(result, plan=made, plot=picture) == [picture]
+    assert list(save_beside(result, plan=made, plot=picture)) == [picture]
     assert "was not written: the schedule breaks a rule" in capsys.readouterr().err
     assert (made.exists(), picture.exists()) == (False, True)

@@ -11,7 +11,7 @@ import pytest
 from commands import Outcome, invoke
 from pages import read_page
 from poetmodel.report import page as module
-from poetmodel.report.wording import look_up
+from poetmodel.report.presenter import look_up
 from report_steps import step_values
 from worked import skip_problem
 

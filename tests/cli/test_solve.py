@@ -16,7 +16,7 @@ import pytest
 
 from commands import BOARD, Outcome, chain, invoke, profile_rows, write_csv, write_graph
 from poetmodel.backends.registry import backend_names
-from poetmodel.cli.options import Backend, Formulation
+from poetmodel.cli.options import BackendName, FormulationName
 from poetmodel.errors import BackendUnavailableError, InputError
 from poetmodel.model import FORMULATIONS
 from poetmodel.result import SolveResult, Status, Termination
@@ -493,8 +493,8 @@ def test_profile_columns_may_come_in_any_order(
 
 def test_choices_are_those_of_the_library() -> None:
     """--backend and --formulation name what the library has, no more and no less."""
-    assert tuple(Backend) == backend_names()
-    assert set(Formulation) == {"lazy", *FORMULATIONS}
+    assert tuple(BackendName) == backend_names()
+    assert set(FormulationName) == {"lazy", *FORMULATIONS}
 
 
 def watch(terminal: int, process: subprocess.Popen[str], text: str, patience_s: float = 60) -> str:

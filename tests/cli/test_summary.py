@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from poetmodel.cli.summary import Treatment, percent
+from poetmodel.cli.summary import Treatment
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.schedule import Schedule, checkpoint_all
 
@@ -50,19 +48,3 @@ def test_paged_and_recomputed_tensors_are_not_kept() -> None:
     assert (done.recomputed, done.recomputed_bytes) == (1, 3 + 4)
     assert (done.paged_out, done.paged_in) == (1, 2)
     assert (done.kept, done.kept_bytes) == (1, 5)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "text"),
-    [
-        (0.0020337, "0.20337 %"),
-        (1.0, "100 %"),
-        (0.0, "0 %"),
-        (1e-4, "0.01 %"),
-        (3e-15, "0 %"),
-        (12.345678, "1234.6 %"),
-    ],
-)
-def test_percentages_keep_what_matters(ratio: float, text: str) -> None:
-    """Five digits, none of them rounding noise."""
-    assert percent(ratio) == text

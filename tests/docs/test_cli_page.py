@@ -8,12 +8,12 @@ import pytest
 import typer.main
 
 from poetmodel.cli.application import app
-from poetmodel.cli.failures import Status
+from poetmodel.cli.failures import ExitStatus
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-STAGED = {Status.FAILURE, Status.INTERRUPTED, Status.CLOSED_PIPE}
-"""Statuses that speak of the program or the shell, not of the result."""
+STAGED = {ExitStatus.FAILURE, ExitStatus.INTERRUPTED, ExitStatus.CLOSED_PIPE}
+"""ExitStatuses that speak of the program or the shell, not of the result."""
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -34,7 +34,7 @@ def test_every_option_of_solve_is_on_the_page() -> None:
     assert [name for name in names if f"`{name}" not in PAGE and f" {name}`" not in PAGE] == []
 
 
-@pytest.mark.parametrize("status", sorted(set(Status) - STAGED))
-def test_exit_status_is_on_the_page(status: Status) -> None:
+@pytest.mark.parametrize("status", sorted(set(ExitStatus) - STAGED))
+def test_exit_status_is_on_the_page(status: ExitStatus) -> None:
     """Each exit status has a row."""
     assert f"\n| {status.value} |" in PAGE

@@ -47,22 +47,23 @@ def test_library_example_runs_and_its_constraint_is_kept(
 
 def test_first_command_is_understood() -> None:
     """The README's first command names a model, a device and options that exist."""
-    from poetmodel.cli.graphs import read_graph
-    from poetmodel.cli.options import read_costs, read_device
+    from poetmodel.cli.inputs import read_costs
+    from poetmodel.cli.options import CostOptions
+    from poetmodel.graph.catalogue import read_model_or_file
     from poetmodel.problem import Problem
 
     command = re.search(r"poetmodel solve (\S+) --device (\S+) --ram (\S+)", code_blocks("sh")[0])
     assert command is not None
-    graph = read_graph(command[1], None)
-    costs = read_costs(graph, read_device(command[2]), None)
+    graph = read_model_or_file(command[1])
+    costs = read_costs(graph, CostOptions(device=command[2]))
     problem = Problem(graph, costs, ram=command[3])
     assert problem.ram_budget_bytes > 0
 
 
 def test_first_command_proves_what_the_page_says(tmp_path: Path) -> None:
     """The README's first command proves an optimum, with the figures of the page."""
-    from poetmodel.cli.graphs import read_graph
     from poetmodel.graph import checkpoint_all_peak_bytes
+    from poetmodel.graph.catalogue import load_model
 
     command = re.search(r"poetmodel (solve .*)", code_blocks("sh")[0])
     assert command is not None
@@ -77,7 +78,7 @@ def test_first_command_proves_what_the_page_says(tmp_path: Path) -> None:
     assert printed["violations"] == []
     assert printed["peak_ram_bytes"] <= printed["problem"]["ram_budget_bytes"]
     assert printed["baseline_energy_j"] < printed["bound_j"] <= printed["energy_j"]
-    graph = read_graph(printed["graph"]["name"], None)
+    graph = load_model(printed["graph"]["name"])
     said = re.search(r"take\s+([\d.]+) MiB in place of ([\d.]+) MiB, for ([\d.]+) %", README)
     assert said is not None
     assert float(said[1]) == round(printed["peak_ram_bytes"] / 2**20, 1)

@@ -15,8 +15,8 @@ from poetmodel.device import Device  # noqa: E402
 from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
 from poetmodel.report import page as page_module  # noqa: E402
 from poetmodel.report.page import LIBRARIES  # noqa: E402
+from poetmodel.report.presenter import look_up  # noqa: E402
 from poetmodel.report.step_file import parse_step, step_subject  # noqa: E402
-from poetmodel.report.wording import look_up  # noqa: E402
 from poetmodel.torch import compile, measure, trace  # noqa: E402
 from small_networks import residual_step  # noqa: E402
 from traced_models import rows  # noqa: E402

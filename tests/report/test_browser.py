@@ -12,8 +12,8 @@ from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
 from poetmodel.report.page import report_facts, write_report
+from poetmodel.report.presenter import look_up
 from poetmodel.report.step_file import step_subject
-from poetmodel.report.wording import look_up
 from report_steps import step_values
 from report_subjects import subject
 from worked import skip_problem

@@ -16,7 +16,7 @@ from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.report import page as module
 from poetmodel.report.page import check_report, report_facts, report_page, write_report
-from poetmodel.report.wording import look_up
+from poetmodel.report.presenter import look_up
 from poetmodel.schedule import Schedule
 from report_subjects import subject
 from worked import even_costs, skip_problem

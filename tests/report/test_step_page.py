@@ -8,8 +8,8 @@ import pytest
 
 from pages import read_page
 from poetmodel.report.page import report_facts, report_page
+from poetmodel.report.presenter import look_up
 from poetmodel.report.step_file import step_subject
-from poetmodel.report.wording import look_up
 from report_steps import certificate, step_values
 from report_subjects import subject
 from worked import skip_problem

@@ -1,12 +1,15 @@
-"""The three answers of a report, and its figures."""
+"""The answers of a report: about schedules, and about compiled steps."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from poetmodel.report.facts import facts
-from poetmodel.report.wording import answers, figures, look_up
+from poetmodel.report.figures import measured_rows
+from poetmodel.report.wording import REMEDY, answers, step_answers
 from poetmodel.schedule import Schedule
+from report_steps import certificate, step_values
 from report_subjects import subject
 from worked import skip_problem
 
@@ -69,11 +72,63 @@ def test_deadline_is_told() -> None:
     assert "deadline 12 s kept with 11 s" in fit.text
 
 
-def test_figures_stand_beside_each_other() -> None:
-    """A row per figure, a cell per schedule; what nobody states has no row."""
-    both = [facts(subject(skip_problem())), facts(subject(skip_problem(recompute=False)))]
-    rows = {row.key: row for _, part in figures(both) for row in part}
-    assert [cell[0] for cell in rows["energy_j"].cells] == [11.0, 12.0]
-    assert rows["peak_ram_bytes"].cells[0][1] == f"{both[0]['peak_ram_bytes']} B"
-    assert "problem.deadline_s" not in rows
-    assert look_up(both[0], "problem.missing.more") is None
+def told(**changes: Any) -> list[tuple[str, str, str]]:
+    """Return word, text and mood of the answers about a step with such a certificate."""
+    values = step_values(skip_problem(), certificate=certificate(**changes))
+    return [(answer.word, answer.text, answer.mood) for answer in step_answers(values)]
+
+
+def test_a_good_step() -> None:
+    """Equal, kept, and the times side by side."""
+    same, kept, fast = told()
+    assert same == (
+        "Equal",
+        "all 9 results (loss, gradients, buffers) and the random generator, bit by bit",
+        "good",
+    )
+    assert kept[0] == "Kept"
+    assert kept[1].startswith("heap peak 90 B of ")
+    assert kept[1].endswith("; that is 50 % of eager PyTorch's 180 B")
+    assert fast[0] == "250 ms"
+    assert fast[1].startswith(
+        "eager PyTorch 125 ms; least of several steps each, 1 thread; planned "
+    )
+
+
+def test_differences_and_excess_are_told() -> None:
+    """Neither is called good."""
+    one = {"name": "loss", "largest": 0.5, "told": "by up to 0.5", "op": "loss/nll"}
+    same, kept, _ = told(equal=False, differences=[one], random_equal=False, within_budget=False)
+    assert same == (
+        "Different",
+        "1 of 9 results differ, listed below; the random generator ends in another state",
+        "bad",
+    )
+    assert (kept[0], kept[2]) == ("Exceeded", "bad")
+    (same, *_) = told(equal=False, random_equal=False)
+    assert same[1] == "0 of 9 results differ; the random generator ends in another state"
+
+
+def test_a_plan_for_another_device_is_called_so() -> None:
+    """Its time is not that of the host where the step was measured."""
+    values = step_values(skip_problem())
+    values["plan"]["device"] = "Small Board"
+    text = step_answers(values)[2].text
+    assert text.startswith("eager PyTorch 125 ms; ")
+    assert text.endswith(" on Small Board, not on the host where the step ran")
+    del values["plan"]["device"]
+    assert " on " not in step_answers(values)[2].text
+
+
+def test_a_step_that_was_not_verified_says_how() -> None:
+    """Nothing is claimed; the plan's figures are given as such."""
+    values = step_values(skip_problem(), certificate=None)
+    same, kept, fast = step_answers(values)
+    assert (same.word, same.text, same.mood) == ("Not verified", REMEDY, "warn")
+    assert "step.verify(" in REMEDY
+    assert kept.word == fast.word == "Not measured"
+    assert kept.text.startswith("the plan needs ")
+    assert fast.text.startswith("planned ")
+    for measured, _, eager in measured_rows(values):
+        assert measured.value is None
+        assert eager.value is None

@@ -15,16 +15,14 @@ from poetmodel.cli import (
     explain,
     inspect,
     limits,
-    models,
     plan,
-    profile,
+    report,
     solve,
     sweep,
-    trace,
+    tracing,
     verify,
 )
-from poetmodel.cli import report as report_command
-from poetmodel.cli.failures import Status, mute, print_faults, report
+from poetmodel.cli.failures import ExitStatus, mute, print_faults, report_error
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import PoetModelError
 
@@ -65,10 +63,10 @@ class Application(TyperGroup):
         except BrokenPipeError:
             mute(sys.stdout)
             mute(sys.stderr)
-            status = Status.CLOSED_PIPE
+            status = ExitStatus.CLOSED_PIPE
         except OSError as error:  # a full disk, say
             mute(sys.stdout)
-            status = report(error)
+            status = report_error(error)
         sys.exit(int(status or 0))
 
     def _run(self, *args: Any, **extra: Any) -> int | None:
@@ -76,18 +74,18 @@ class Application(TyperGroup):
             status: int | None = super().main(*args, **extra)
         except USAGE_ERROR as error:
             print_faults([_usage_sentence(error)])
-            return Status.BAD_INPUT
+            return ExitStatus.BAD_INPUT
         except (KeyboardInterrupt, typer.Abort):
-            return Status.INTERRUPTED
+            return ExitStatus.INTERRUPTED
         except SystemExit as end:
             # rich and click exit with 1 on a closed pipe.
             if _is_closed_pipe(end):
                 raise BrokenPipeError from end
-            return end.code if isinstance(end.code, int) else Status.FAILURE
+            return end.code if isinstance(end.code, int) else ExitStatus.FAILURE
         except BrokenPipeError:
             raise
         except (PoetModelError, OSError) as error:
-            return report(error)
+            return report_error(error)
         return status
 
 
@@ -125,23 +123,23 @@ def _start(
 
 
 for _command in (
-    solve,
-    limits,
-    plan,
-    trace,
-    profile,
-    sweep,
-    report_command,
-    bench,
-    inspect,
-    verify,
-    explain,
-    diff,
-    models,
-    devices,
-    doctor,
+    solve.solve,
+    limits.limits,
+    plan.plan,
+    tracing.trace,
+    tracing.profile,
+    sweep.sweep,
+    report.report,
+    bench.bench,
+    inspect.inspect,
+    verify.verify,
+    explain.explain,
+    diff.diff,
+    inspect.models,
+    devices.devices,
+    doctor.doctor,
 ):
-    _command.register(app)
+    app.command(_command.name, epilog=_command.epilog)(_command.run)
 
 
 def _usage_sentence(error: Exception) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
-from poetmodel.cli import completion, options
-from poetmodel.cli.failures import Status, print_faults, print_warnings
+from poetmodel.cli import completion
+from poetmodel.cli.failures import print_warnings
+from poetmodel.cli.options import REQUIRED, OutputOptions, argument, command, how, output
 from poetmodel.cli.output import listing, print_json, show
-from poetmodel.cli.sweep import WorkersOption, progress_bar
+from poetmodel.cli.progress import progress_bar
+from poetmodel.cli.sweep import WorkersOption, fail_if_failed
 from poetmodel.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,92 +22,62 @@ if TYPE_CHECKING:
     from poetmodel.bench.pictures import Map, Panel
     from poetmodel.bench.tables import Row
 
-EPILOG: Final = "Example: poetmodel bench figure5 --quick"
 FOLDER: Final = Path("poetmodel-bench")
 """Parent of the default folders of all figures."""
 FORMS: Final = (".svg", ".png")
 """Pictures that are drawn."""
 
-NameArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        autocompletion=completion.one(completion.figures),
-        help="figure2, figure3, figure4, figure5, table3: of the POET paper. solvers: HiGHS, SCIP "
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureOptions:
+    """The figure, and how it is made."""
+
+    name: str = argument(
+        REQUIRED,
+        "NAME",
+        "figure2, figure3, figure4, figure5, table3: of the POET paper. solvers: HiGHS, SCIP "
         "and Gurobi on two formulations.",
-    ),
-]
-QuickOption = Annotated[
-    bool,
-    typer.Option(
-        "--quick", help="Fewer budgets, one seed, shorter limits.", rich_help_panel=options.HOW
-    ),
-]
-FolderOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        metavar="DIR",
-        help="Folder of records, tables and pictures. Runs that are recorded there are not "
+        autocompletion=completion.one(completion.figures),
+    )
+    quick: bool = how(False, "--quick", "Fewer budgets, one seed, shorter limits.")
+    out: Path | None = output(
+        None,
+        "--out DIR",
+        "Folder of records, tables and pictures. Runs that are recorded there are not "
         "repeated. Default: poetmodel-bench/NAME.",
-        rich_help_panel=options.OUTPUT,
-        show_default=False,
-    ),
-]
-LimitOption = Annotated[
-    float | None,
-    typer.Option(
-        "--time-limit",
-        metavar="SECONDS",
-        min=0.001,
-        help="Limit of each solve. Default: the figure's.",
-        rich_help_panel=options.HOW,
-        show_default=False,
-    ),
-]
+    )
+    time_limit: float | None = how(
+        None, "--time-limit SECONDS", "Limit of each solve. Default: the figure's.", min=0.001
+    )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("bench", epilog=EPILOG)(bench)
-
-
-def bench(
-    name: NameArgument,
-    *,
-    quick: QuickOption = False,
-    out: FolderOption = None,
-    time_limit: LimitOption = None,
-    workers: WorkersOption = 1,
-    json: options.JsonOption = False,
-    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
-) -> None:
+@command("poetmodel bench figure5 --quick")
+def bench(wanted: FigureOptions, runs: WorkersOption, output: OutputOptions) -> None:
     """Reproduce a figure of the paper: records, a table and a picture; can be resumed."""
     from poetmodel.bench import figures, pictures, sweep, tables
     from poetmodel.bench.store import Store
 
-    if time_limit is not None and not math.isfinite(time_limit):
-        msg = f"--time-limit: expected a number of seconds above 0, got {time_limit}"
+    limit_s, name = wanted.time_limit, wanted.name
+    if limit_s is not None and not math.isfinite(limit_s):
+        msg = f"--time-limit: expected a number of seconds above 0, got {limit_s}"
         raise InputError(msg)
     figure = figures.figure(name)
-    folder = FOLDER / name if out is None else out
-    runs = figure.runs(quick=quick, time_limit_s=time_limit)
-    with progress_bar(wanted=not json) as on_progress:
-        records = sweep(runs, folder, workers=workers, warm=figure.warm, on_progress=on_progress)
+    folder = FOLDER / name if wanted.out is None else wanted.out
+    figure_runs = figure.runs(quick=wanted.quick, time_limit_s=limit_s)
+    with progress_bar(wanted=not output.json) as on_progress:
+        records = sweep(
+            figure_runs, folder, workers=runs.workers, warm=figure.warm, on_progress=on_progress
+        )
     found = tables.rows(records)
     tables.write_csv(folder / "cells.csv", found)
     shown = pictures.panels(name, found, Store(folder).schedule)
     drawn, notes = _draw(folder / name, shown)
-    if json:
+    if output.json:
         print_json(_document(figure, found, drawn, notes))
     else:
         _show(figure, found)
         print_warnings(notes)
-    failed = [row for row in found if row["status"] == "failed"]
-    if failed:
-        reasons = [f"{row['model']} | {row['method']}: {row['reason']}" for row in failed]
-        print_faults([f"{len(failed)} of {len(found)} runs failed", *reasons])
-        raise typer.Exit(Status.FAILURE)
+    fail_if_failed(found)
 
 
 def _draw(stem: Path, shown: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path], list[str]]:

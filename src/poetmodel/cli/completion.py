@@ -39,9 +39,9 @@ def methods() -> Offer:
 
 def backends() -> Offer:
     """Return the back ends, also those that are not installed."""
-    from poetmodel.cli.options import Backend
+    from poetmodel.cli.options import BackendName
 
-    return [(name.value, "") for name in Backend]
+    return [(name.value, "") for name in BackendName]
 
 
 def figures() -> Offer:

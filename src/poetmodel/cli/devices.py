@@ -2,69 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from poetmodel.cli import completion, options
+from poetmodel.cli import completion
 from poetmodel.cli.failures import print_warnings
-from poetmodel.cli.output import count, figures, listing, print_json, show
+from poetmodel.cli.inputs import device_warnings
+from poetmodel.cli.options import OutputOptions, argument, command
+from poetmodel.cli.output import figures, listing, print_json, show
+from poetmodel.report.presenter import count, row
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.device import Device, Transfer
+    from poetmodel.report.presenter import Fact
 
-EPILOG: Final = "Example: poetmodel devices rpi4b"
 
-NameArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameArgument:
+    """Which device to show."""
+
+    name: str | None = argument(
+        None,
+        "NAME",
+        "A built-in device, or a device file, *.toml.",
         autocompletion=completion.one(completion.devices),
-        help="A built-in device, or a device file, *.toml.",
-        show_default=False,
-    ),
-]
+    )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("devices", epilog=EPILOG)(devices)
-
-
-def devices(
-    name: NameArgument = None,
-    *,
-    json: options.JsonOption = False,
-    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
-) -> None:
+@command("poetmodel devices rpi4b")
+def devices(shown: NameArgument, output: OutputOptions) -> None:
     """List the built-in devices, or show one."""
-    if name is not None:
-        _show_one(name, json=json)
-        return
     from poetmodel.device.io import device_names, load_device
 
-    boards = [load_device(key) for key in device_names()]
-    if json:
-        print_json([as_dict(board) for board in boards])
+    if shown.name is None:
+        boards = [load_device(key) for key in device_names()]
+        if output.json:
+            print_json([as_dict(board) for board in boards])
+            return
+        heads = ("device", "core", "RAM", "computes", "transfers")
+        show(listing("Devices", heads, map(_cells, boards), left=2))
         return
-    heads = ("device", "core", "RAM", "computes", "transfers")
-    show(listing("Devices", heads, (_row(board) for board in boards), left=2))
-
-
-def _show_one(name: str, *, json: bool) -> None:
-    from poetmodel.device.io import load_device
-
-    board = load_device(name)
-    print_warnings(options.device_warnings(board))
-    if json:
+    board = load_device(shown.name)
+    print_warnings(device_warnings(board))
+    if output.json:
         print_json(as_dict(board))
-    else:
-        show(figures(board.name, _figures(board)))
-        if board.source:
-            show("", "Sources of the figures:", board.source.strip())
+        return
+    show(figures(board.name, _facts(board)))
+    if board.source:
+        show("", "Sources of the figures:", board.source.strip())
 
 
 def as_dict(board: Device) -> dict[str, Any]:
@@ -75,7 +63,7 @@ def as_dict(board: Device) -> dict[str, Any]:
     return {"key": fields.pop("key"), **fields}
 
 
-def _row(board: Device) -> tuple[str, ...]:
+def _cells(board: Device) -> tuple[str, ...]:
     storage = board.storage
     return (
         board.key,
@@ -92,24 +80,25 @@ def _storage_size(board: Device) -> str:
     return "unlimited" if board.aux_bytes is None else format_bytes(board.aux_bytes)
 
 
-def _figures(board: Device) -> Iterator[tuple[str, str, str]]:
+def _facts(board: Device) -> Iterator[Fact]:
     compute, storage = board.compute, board.storage
-    yield "key", board.key, "the name for --device"
-    yield "core", board.core, ""
-    yield "RAM", format_bytes(board.ram_bytes), ""
-    yield "compute rate", f"{count(compute.flops_per_s)}FLOP/s", ""
+    yield row("key", board.key, "the name for --device")
+    yield row("core", board.core)
+    yield row("RAM", format_bytes(board.ram_bytes))
+    yield row("compute rate", f"{count(compute.flops_per_s)}FLOP/s")
     if compute.bytes_per_s is not None:
-        yield "RAM bandwidth", f"{count(compute.bytes_per_s)}B/s", ""
+        yield row("RAM bandwidth", f"{count(compute.bytes_per_s)}B/s")
     if compute.flops_per_j is not None:
         implied_w = compute.flops_per_s / compute.flops_per_j
-        yield "efficiency", f"{count(compute.flops_per_j)}FLOP/J", f"implies {implied_w:.3g} W"
+        yield row("efficiency", f"{count(compute.flops_per_j)}FLOP/J", f"implies {implied_w:.3g} W")
     if compute.power_w is not None:
-        yield "compute power", f"{compute.power_w:.4g} W", ""
-    yield "idle power", f"{board.idle_power_w:.4g} W", ""
-    yield "storage", _storage_size(board), "" if storage is None else f"transfers: {storage.mode}"
+        yield row("compute power", f"{compute.power_w:.4g} W")
+    yield row("idle power", f"{board.idle_power_w:.4g} W")
+    mode = "" if storage is None else f"transfers: {storage.mode}"
+    yield row("storage", _storage_size(board), mode)
     if storage is not None:
-        yield "page in", *_transfer(storage.page_in)
-        yield "page out", *_transfer(storage.page_out)
+        yield row("page in", *_transfer(storage.page_in))
+        yield row("page out", *_transfer(storage.page_out))
 
 
 def _transfer(way: Transfer) -> tuple[str, str]:

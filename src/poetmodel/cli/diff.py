@@ -4,111 +4,83 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
-from poetmodel.cli import graphs, options  # noqa: TC001 - typer reads them
-from poetmodel.cli.failures import print_warnings
+from poetmodel.cli.failures import print_room_warnings, print_warnings
+from poetmodel.cli.inputs import read_valid
+from poetmodel.cli.options import (
+    REQUIRED,
+    CostOptions,
+    FileGraphOptions,
+    OutputOptions,
+    argument,
+    command,
+)
 from poetmodel.cli.output import listing, print_json, print_text, show
-from poetmodel.cli.stated import read_stated
-from poetmodel.device.room import room_figures
-from poetmodel.graph.catalogue import InputShape
+from poetmodel.report.presenter import Fact, document, plural, room_facts
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from poetmodel.cli.stated import Stated
+    from poetmodel.graph import Graph
+    from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule.decisions import Decision
-
-EPILOG: Final = "Example: poetmodel diff mlp.json mlp.json --graph mlp"
 
 SHOWN: Final = 40
 """Most tensors that the table shows; JSON has all of them."""
 
-FirstArgument = Annotated[
-    Path, typer.Argument(metavar="A", help="A schedule file.", show_default=False)
-]
-SecondArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="B", help="Another schedule file of the same graph.", show_default=False
-    ),
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulePair:
-    """Two schedules of one graph."""
+class FileArguments:
+    """The two files."""
 
-    sides: tuple[Stated, Stated]
-    """The schedules."""
-    decisions: tuple[Sequence[Decision], Sequence[Decision]]
-    """The decisions for each tensor, for each schedule."""
-
-    def changed(self) -> Iterator[tuple[Decision, Decision]]:
-        """Yield the tensors with different decisions."""
-        for one, other in zip(*self.decisions, strict=True):
-            if _deeds(one) != _deeds(other):
-                yield one, other
+    a: Path = argument(REQUIRED, "A", "A schedule file.")
+    b: Path = argument(REQUIRED, "B", "Another schedule file of the same graph.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("diff", epilog=EPILOG)(diff)
-
-
+@command("poetmodel diff mlp.json mlp.json --graph mlp")
 def diff(
-    a: FirstArgument,
-    b: SecondArgument,
-    *,
-    graph: graphs.GraphOption = None,
-    batch: graphs.BatchOption = None,
-    image: graphs.ImageOption = None,
-    sequence: graphs.SequenceOption = None,
-    device: options.DeviceOption = None,
-    profile: options.ProfileOption = None,
-    json: options.JsonOption = False,
-    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
+    files: FileArguments,
+    source: FileGraphOptions,
+    costing: CostOptions,
+    output: OutputOptions,
 ) -> None:
     """Compare two schedules of one graph, made for other budgets or devices or by other methods."""
     from poetmodel.schedule.decisions import find_decisions
 
-    shape = InputShape(batch=batch, image=image, sequence=sequence)
-    sides = (
-        read_stated(a, graph, shape, device=device, profile=profile),
-        read_stated(b, graph, shape, device=device, profile=profile),
-    )
+    paths = (files.a, files.b)
+    sides = [read_valid(path, source, costing) for path in paths]
     print_warnings(dict.fromkeys(note for side in sides for note in side.notes))
-    first, second = (find_decisions(side.problem, side.schedule) for side in sides)
-    pair = SchedulePair(sides=sides, decisions=(first, second))
-    rooms = [side.room for side in sides if side.room is not None]
-    print_warnings(dict.fromkeys(text for room in rooms if (text := room.warning())))
-    if json:
-        print_json(as_dict(pair, (a, b)))
-    else:
-        _print(pair, (a, b))
-
-
-def as_dict(pair: SchedulePair, paths: tuple[Path, Path]) -> dict[str, Any]:
-    """Return two schedules as plain values in SI units: figures of each, and what changed."""
-    graph = pair.sides[0].problem.graph
-    return {
-        "graph": {"name": graph.name, "sha256": graph.sha256},
-        "schedules": [
-            {"file": str(path)} | _facts(side) for path, side in zip(paths, pair.sides, strict=True)
-        ],
-        "changed": [
+    graph = sides[0].graph
+    decisions = zip(*(find_decisions(side.problem, side.schedule) for side in sides), strict=True)
+    changed = [(one, other) for one, other in decisions if _deeds(one) != _deeds(other)]
+    print_room_warnings(*(side.room for side in sides))
+    facts = [list(_facts(side)) for side in sides]
+    if output.json:
+        print_json(
             {
-                "tensor": graph.tensors[one.tensor].name,
-                "bytes": graph.tensor_bytes[one.tensor],
-                "a": _side(one),
-                "b": _side(other),
+                "graph": {"name": graph.name, "sha256": graph.sha256},
+                "schedules": [
+                    {"file": str(path)} | document(side)
+                    for path, side in zip(paths, facts, strict=True)
+                ],
+                "changed": [
+                    {
+                        "tensor": graph.tensors[one.tensor].name,
+                        "bytes": graph.tensor_bytes[one.tensor],
+                        "a": _side(one),
+                        "b": _side(other),
+                    }
+                    for one, other in changed
+                ],
             }
-            for one, other in pair.changed()
-        ],
-    }
+        )
+        return
+    names = [path.name if files.a.name != files.b.name else str(path) for path in paths]
+    lines = [_line(*pair) for pair in zip(*facts, strict=True) if pair[0].name is not None]
+    show(listing(f"Schedules for {graph.name}", ("", *names, "change"), lines))
+    _print_changed(graph, names, changed)
 
 
 def _side(decision: Decision) -> dict[str, Any]:
@@ -122,26 +94,46 @@ def _side(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _facts(side: Stated) -> dict[str, Any]:
+def _facts(side: VerifiedSchedule) -> Iterator[Fact]:
     simulation, problem = side.verdict.simulation, side.problem
     stated = side.document.problem
-    return {
-        "device": side.document.device,
-        "method": None if stated is None else stated.method,
-        "status": side.document.status,
-        "ram_budget_bytes": problem.ram_budget_bytes,
-        "deadline_s": problem.deadline_s,
-        "energy_j": simulation.energy_j,
-        "overhead_j": simulation.overhead_j,
-        "time_s": simulation.time_s,
-        "compute_s": simulation.compute_s,
-        "transfer_s": simulation.transfer_s,
-        "peak_ram_bytes": simulation.peak_ram_bytes,
-        **room_figures(side.room),
-        "written_bytes": simulation.written_bytes,
-        "read_bytes": simulation.read_bytes,
-        "recomputations": sum(k < t for t, k in side.schedule.R),
-    }
+    yield Fact("device", side.document.device, "device")
+    yield Fact("method", None if stated is None else stated.method, "method")
+    yield Fact("status", side.document.status, "status")
+    yield Fact("ram_budget_bytes", problem.ram_budget_bytes, "RAM budget", format_bytes)
+    yield Fact("deadline_s", problem.deadline_s, "deadline", format_seconds)
+    yield Fact("energy_j", simulation.energy_j, "energy", format_joules)
+    yield Fact("overhead_j", simulation.overhead_j, "overhead", format_joules)
+    yield Fact("time_s", simulation.time_s, "time", format_seconds)
+    yield Fact("compute_s", simulation.compute_s)
+    yield Fact("transfer_s", simulation.transfer_s)
+    yield Fact("peak_ram_bytes", simulation.peak_ram_bytes, "peak RAM", format_bytes)
+    room = document(room_facts(side.room))
+    yield Fact("resident_bytes", room["resident_bytes"])
+    yield Fact("device_ram_bytes", room["device_ram_bytes"], "device RAM", format_bytes)
+    yield Fact("fits_device", room["fits_device"], "fits device", _yes_or_no)
+    yield Fact("written_bytes", simulation.written_bytes, "paged out", format_bytes)
+    yield Fact("read_bytes", simulation.read_bytes, "paged in", format_bytes)
+    again = sum(k < t for t, k in side.schedule.R)
+    yield Fact("recomputations", again, "recomputations")
+
+
+def _line(one: Fact, other: Fact) -> tuple[str, str, str, str]:
+    """Return a figure of both schedules, and by how much it grows if it is a number."""
+    unknown = "" if one.unit is _yes_or_no else "none"
+    change = ""
+    numbers = all(
+        isinstance(fact.value, int | float) and not isinstance(fact.value, bool)
+        for fact in (one, other)
+    )
+    if numbers and one.value != other.value:
+        sign = "-" if other.value < one.value else "+"
+        change = f"{sign}{one.unit(abs(other.value - one.value))}"
+    return one.name or "", one.text or unknown, other.text or unknown, change
+
+
+def _yes_or_no(fits: object) -> str:
+    return "yes" if fits else "NO"
 
 
 def _deeds(decision: Decision) -> tuple[tuple[int, ...], ...]:
@@ -149,31 +141,20 @@ def _deeds(decision: Decision) -> tuple[tuple[int, ...], ...]:
     return decision.recomputed, decision.paged_out, decision.paged_in
 
 
-def _print(pair: SchedulePair, paths: tuple[Path, Path]) -> None:
-    graph = pair.sides[0].problem.graph
-    facts = [_facts(side) for side in pair.sides]
-    rows = [
-        (words, *(form(fact[key]) for fact in facts), _change(form, *(fact[key] for fact in facts)))
-        for key, words, form in _ROWS
-    ]
-    names = [path.name if paths[0].name != paths[1].name else str(path) for path in paths]
-    show(listing(f"Schedules for {graph.name}", ("", *names, "change"), rows))
-    changed = list(pair.changed())
+def _print_changed(
+    graph: Graph, names: Sequence[str], changed: Sequence[tuple[Decision, Decision]]
+) -> None:
+    """Print the tensors with different decisions, the largest first."""
     if not changed:
         print_text("Both schedules decide the same for every tensor.")
         return
     size = graph.tensor_bytes
-    changed.sort(key=lambda pair: -size[pair[0].tensor])
-    cells = [
-        (
-            graph.tensors[one.tensor].name,
-            *_words(one, other),
-            format_bytes(size[one.tensor]),
-        )
-        for one, other in changed[:SHOWN]
+    lines = [
+        (graph.tensors[one.tensor].name, *_words(one, other), format_bytes(size[one.tensor]))
+        for one, other in sorted(changed, key=lambda pair: -size[pair[0].tensor])[:SHOWN]
     ]
-    many = "1 tensor" if len(changed) == 1 else f"{len(changed)} tensors"
-    show(listing(f"Different decisions: {many}", ("tensor", *names, "bytes"), cells, left=3))
+    title = f"Different decisions: {plural(len(changed), 'tensor')}"
+    show(listing(title, ("tensor", *names, "bytes"), lines, left=3))
     if len(changed) > SHOWN:
         print_text(f"and {len(changed) - SHOWN} more; --json has them all")
 
@@ -197,50 +178,3 @@ def _listed(decision: Decision) -> str:
 
 def _stages(decision: Decision) -> list[int]:
     return sorted((*decision.recomputed, *decision.paged_in))
-
-
-def _change(form: Callable[[Any], str], one: Any, other: Any) -> str:
-    """Return by how much a figure grows; empty for words and for equal figures."""
-    if (
-        isinstance(one, bool)
-        or not isinstance(one, int | float)
-        or not isinstance(other, int | float)
-        or one == other
-    ):
-        return ""
-    return f"{'-' if other < one else '+'}{form(abs(other - one))}"
-
-
-def _word_or_none(value: Any) -> str:
-    return "none" if value is None else str(value)
-
-
-def _bytes_or_none(value: float | None) -> str:
-    return "none" if value is None else format_bytes(value)
-
-
-def _yes_or_none(value: object) -> str:
-    return "" if value is None else "yes" if value else "NO"
-
-
-def _seconds_or_none(value: float | None) -> str:
-    return "none" if value is None else format_seconds(value)
-
-
-_ROWS: Final[tuple[tuple[str, str, Callable[[Any], str]], ...]] = (
-    ("device", "device", _word_or_none),
-    ("method", "method", _word_or_none),
-    ("status", "status", _word_or_none),
-    ("ram_budget_bytes", "RAM budget", format_bytes),
-    ("deadline_s", "deadline", _seconds_or_none),
-    ("energy_j", "energy", format_joules),
-    ("overhead_j", "overhead", format_joules),
-    ("time_s", "time", format_seconds),
-    ("peak_ram_bytes", "peak RAM", format_bytes),
-    ("device_ram_bytes", "device RAM", _bytes_or_none),
-    ("fits_device", "fits device", _yes_or_none),
-    ("written_bytes", "paged out", format_bytes),
-    ("read_bytes", "paged in", format_bytes),
-    ("recomputations", "recomputations", str),
-)
-"""Key, words and form of each figure in the table."""

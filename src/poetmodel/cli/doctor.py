@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from poetmodel import __version__
-from poetmodel.cli import options  # noqa: TC001 - typer reads it
-from poetmodel.cli.failures import Status
+from poetmodel.cli.failures import ExitStatus
+from poetmodel.cli.options import OutputOptions, command
 from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.report.presenter import row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-EPILOG: Final = "Example: poetmodel doctor"
+    from poetmodel.report.presenter import Fact
 
 DEFAULT_BACKEND: Final = "highs"
 """The solver that must work; all others are optional."""
@@ -42,7 +43,6 @@ class Finding:
     """The state of a solver or package."""
 
     name: str
-    """Its name."""
     state: str
     """``works``, ``installed``, ``missing`` or ``broken``."""
     versions: str
@@ -51,20 +51,12 @@ class Finding:
     """Its purpose, its limits, or what to do."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("doctor", epilog=EPILOG)(doctor)
-
-
-def doctor(
-    *,
-    json: options.JsonOption = False,
-    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
-) -> None:
+@command("poetmodel doctor")
+def doctor(output: OutputOptions) -> None:
     """Check solvers, licences and optional packages, and show how to install the missing ones."""
     backends, extras = list(_backends()), list(_extras())
     works = any(one.name == DEFAULT_BACKEND and one.state == "works" for one in backends)
-    if json:
+    if output.json:
         print_json(
             {
                 "poetmodel": __version__,
@@ -77,8 +69,10 @@ def doctor(
     else:
         title = f"poetmodel {__version__} on Python {platform.python_version()}"
         print_text(title, "")
-        show(figures("Back ends", _rows(backends)), "", figures("Optional packages", _rows(extras)))
-    raise typer.Exit(Status.SUCCESS if works else Status.NO_BACKEND)
+        show(
+            figures("Back ends", _facts(backends)), "", figures("Optional packages", _facts(extras))
+        )
+    raise typer.Exit(ExitStatus.SUCCESS if works else ExitStatus.NO_BACKEND)
 
 
 def installed(package: str) -> str | None:
@@ -89,10 +83,10 @@ def installed(package: str) -> str | None:
         return None
 
 
-def _rows(findings: Sequence[Finding]) -> Iterator[tuple[str, str, str]]:
+def _facts(findings: Sequence[Finding]) -> Iterator[Fact]:
     for found in findings:
         versions = f"{found.versions}; " if found.versions and found.remark else found.versions
-        yield found.name, found.state, f"{versions}{found.remark}"
+        yield row(found.name, found.state, f"{versions}{found.remark}")
 
 
 def _backends() -> Iterator[Finding]:

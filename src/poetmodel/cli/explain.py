@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
-from poetmodel.cli import graphs, options  # noqa: TC001 - typer reads them
-from poetmodel.cli.failures import print_room_warning, print_warnings
-from poetmodel.cli.output import (
-    figures,
-    listing,
-    print_json,
-    print_text,
-    room_alarms,
-    room_row,
-    show,
+from poetmodel.cli.failures import print_room_warnings, print_warnings
+from poetmodel.cli.inputs import read_valid
+from poetmodel.cli.options import (
+    REQUIRED,
+    CostOptions,
+    FileGraphOptions,
+    OutputOptions,
+    SearchOptions,
+    argument,
+    command,
+    without,
 )
-from poetmodel.cli.stated import read_stated
+from poetmodel.cli.output import figures, listing, print_json, print_text, show
 from poetmodel.device.room import room_figures
 from poetmodel.errors import InputError
-from poetmodel.graph.catalogue import InputShape
 from poetmodel.problem import RELATIVE_TOLERANCE
+from poetmodel.report.presenter import room_facts, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.cli.stated import Stated
     from poetmodel.graph import Graph
+    from poetmodel.report.presenter import Fact
+    from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule.decisions import Decision
     from poetmodel.schedule.simulation import MemoryPoint
     from poetmodel.solver.sensitivity.alternatives import Alternative, MoreRam
-
-EPILOG: Final = "Example: poetmodel explain mlp.json --graph mlp"
 
 SHOWN: Final = 10
 """Number of most expensive decisions that are shown."""
@@ -46,25 +45,20 @@ TENSOR_SHARE: Final = (1 - RAM_SHARE) / SHOWN
 DEFAULT_GAP: Final = 1e-4
 """Gap tolerance for schedules whose file states none."""
 
-ScheduleArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="SCHEDULE", help="A schedule file, *.schedule.json.", show_default=False
-    ),
-]
-TensorArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="TENSOR", help="Explain this tensor alone, in full.", show_default=False
-    ),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """The file, and one of its tensors."""
+
+    schedule: Path = argument(REQUIRED, "SCHEDULE", "A schedule file, *.schedule.json.")
+    tensor: str | None = argument(None, "TENSOR", "Explain this tensor alone, in full.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
     """The explanation of a schedule."""
 
-    stated: Stated
+    stated: VerifiedSchedule
     """The schedule and its problem."""
     decisions: Sequence[Decision]
     """What is decided on each tensor."""
@@ -78,7 +72,7 @@ class Account:
     @property
     def noise_j(self) -> float:
         """Energies below this are within the gap tolerance of the schedule [J]."""
-        simulation, stated = self.stated.verdict.simulation, self.stated.document.problem
+        simulation, stated = self.stated.simulation, self.stated.document.problem
         gap = DEFAULT_GAP if stated is None or stated.gap is None else stated.gap
         rounding_j = RELATIVE_TOLERANCE * (simulation.energy_j or 0.0)
         return gap * (simulation.overhead_j or 0.0) + rounding_j
@@ -86,7 +80,7 @@ class Account:
     @property
     def least_possible_j(self) -> float:
         """The least cost of any alternative, by the bound of the file [J]; 0 or below."""
-        stated, simulation = self.stated.document.stated, self.stated.verdict.simulation
+        stated, simulation = self.stated.document.stated, self.stated.simulation
         overhead_j, bound_j = simulation.overhead_j or 0.0, stated.get("overhead_bound_j")
         claimed_j = stated.get("overhead_j")
         if bound_j is None or claimed_j is None or abs(claimed_j - overhead_j) > self.noise_j:
@@ -100,41 +94,30 @@ class Account:
         return f"{'-' if energy_j < 0 else '+'}{format_joules(abs(energy_j))}"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("explain", epilog=EPILOG)(explain)
-
-
+@command("poetmodel explain mlp.json --graph mlp")
 def explain(
-    schedule: ScheduleArgument,
-    tensor: TensorArgument = None,
-    *,
-    graph: graphs.GraphOption = None,
-    batch: graphs.BatchOption = None,
-    image: graphs.ImageOption = None,
-    sequence: graphs.SequenceOption = None,
-    device: options.DeviceOption = None,
-    profile: options.ProfileOption = None,
-    time_limit: options.TimeLimitOption = 60.0,
-    threads: options.ThreadsOption = 1,
-    json: options.JsonOption = False,
-    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
+    given: Arguments,
+    source: FileGraphOptions,
+    costing: CostOptions,
+    search: Annotated[SearchOptions, without("method", "formulation", "backend", "gap")],
+    output: OutputOptions,
 ) -> None:
     """Explain what a schedule decided for its tensors, and the cost of alternatives."""
-    shape = InputShape(batch=batch, image=image, sequence=sequence)
-    stated = read_stated(schedule, graph, shape, device=device, profile=profile)
+    stated = read_valid(given.schedule, source, costing)
     print_warnings((*stated.notes, *_doubts(stated)))
-    account = give_account(stated, tensor, time_limit=time_limit, threads=threads)
-    print_room_warning(stated.room)
-    if json:
+    account = give_account(
+        stated, given.tensor, time_limit=search.time_limit, threads=search.threads
+    )
+    print_room_warnings(stated.room)
+    if output.json:
         print_json(as_dict(account))
-    elif tensor is not None:
+    elif given.tensor is not None:
         _print_tensor(account)
     else:
         _print_schedule(account)
 
 
-def _doubts(stated: Stated) -> Iterator[str]:
+def _doubts(stated: VerifiedSchedule) -> Iterator[str]:
     if stated.document.status != "optimal" or stated.problem.minimize != "energy":
         yield (
             "the schedule is not proven to need the least energy: a better one may save what "
@@ -142,7 +125,9 @@ def _doubts(stated: Stated) -> Iterator[str]:
         )
 
 
-def give_account(stated: Stated, tensor: str | None, *, time_limit: float, threads: int) -> Account:
+def give_account(
+    stated: VerifiedSchedule, tensor: str | None, *, time_limit: float, threads: int
+) -> Account:
     """Explain one tensor, or the most expensive ones and the value of more RAM.
 
     Raises
@@ -154,7 +139,7 @@ def give_account(stated: Stated, tensor: str | None, *, time_limit: float, threa
     from poetmodel.solver.sensitivity.alternatives import find_alternatives, value_of_ram
 
     problem, schedule = stated.problem, stated.schedule
-    at_limit = steps_at_limit(problem, schedule, stated.verdict.simulation)
+    at_limit = steps_at_limit(problem, schedule, stated.simulation)
     decisions = find_decisions(problem, schedule, at_limit)
     more_ram: Sequence[MoreRam] = ()
     if tensor is None:
@@ -195,14 +180,14 @@ def _dearest(moved: Sequence[Decision], graph: Graph) -> list[Decision]:
     return list(chosen.values())[:SHOWN]
 
 
-def _number(stated: Stated, name: str) -> int:
-    index = stated.problem.graph.tensor_index
+def _number(stated: VerifiedSchedule, name: str) -> int:
+    index = stated.graph.tensor_index
     if name not in index:
         from difflib import get_close_matches
 
         near = get_close_matches(name, index, n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        msg = f"tensor {name!r}: graph {stated.problem.graph.name!r} has no such tensor{hint}"
+        msg = f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor{hint}"
         raise InputError(msg)
     return index[name]
 
@@ -210,7 +195,7 @@ def _number(stated: Stated, name: str) -> int:
 def as_dict(account: Account) -> dict[str, Any]:
     """Return an explanation as plain values in SI units."""
     stated = account.stated
-    graph, simulation = stated.problem.graph, stated.verdict.simulation
+    graph, simulation = stated.graph, stated.simulation
     return {
         "graph": {"name": graph.name, "sha256": graph.sha256},
         "status": stated.document.status,
@@ -239,30 +224,30 @@ def as_dict(account: Account) -> dict[str, Any]:
 
 def _print_tensor(account: Account) -> None:
     ((decision, others),) = account.asked
-    graph = account.stated.problem.graph
+    graph = account.stated.graph
     tensor = graph.tensors[decision.tensor]
-    show(figures(f"{tensor.name} in {graph.name}", _decision_rows(account, decision)))
+    show(figures(f"{tensor.name} in {graph.name}", _decision_facts(account, decision)))
     if not others:
         print_text("", "There is no alternative for it.")
         return
     print_text("")
-    show(figures("Cost of alternatives", (_row(account, other) for other in others)))
+    show(figures("Cost of alternatives", (_alternative(account, other) for other in others)))
     print_text("", f"0 J: below {format_joules(account.noise_j)}, which is within the gap")
 
 
-def _decision_rows(account: Account, decision: Decision) -> Iterator[tuple[str, str, str]]:
-    graph = account.stated.problem.graph
+def _decision_facts(account: Account, decision: Decision) -> Iterator[Fact]:
+    graph = account.stated.graph
     size = graph.tensor_bytes[decision.tensor]
     made = graph.nodes[graph.node_of[decision.tensor]].name
     users = ", ".join(graph.nodes[k].name for k in graph.users_of[decision.tensor]) or "no node"
-    yield "size", format_bytes(size), f"made by {made}, read by {users}"
-    yield "decision", str(decision.choice), _deeds(decision)
-    yield "costs", format_joules(decision.energy_j), format_seconds(decision.time_s)
-    yield "in RAM", _spans(decision.in_ram), "stages"
+    yield row("size", format_bytes(size), f"made by {made}, read by {users}")
+    yield row("decision", str(decision.choice), _deeds(decision))
+    yield row("costs", format_joules(decision.energy_j), format_seconds(decision.time_s))
+    yield row("in RAM", _spans(decision.in_ram), "stages")
     if decision.on_storage:
-        yield "on storage", _spans(decision.on_storage), "stages"
+        yield row("on storage", _spans(decision.on_storage), "stages")
     steps = decision.bytes_at_limit // size if size else 0
-    yield (
+    yield row(
         "at the limit",
         format_bytes(decision.bytes_at_limit),
         f"its size times {steps} of the {len(account.at_limit)} steps where RAM is at its limit, "
@@ -287,29 +272,28 @@ def _spans(spans: Sequence[tuple[int, int]]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans) or "never"
 
 
-def _row(account: Account, other: Alternative) -> tuple[str, str, str]:
+def _alternative(account: Account, other: Alternative) -> Fact:
     """Return an alternative: what it forbids, its cost, and how that is known."""
     from poetmodel.solver.sensitivity.alternatives import How
 
-    without = f"without {other.forbidden}"
+    without_it = f"without {other.forbidden}"
     if other.how == How.IMPOSSIBLE:
-        return without, "impossible", "proven: no schedule exists"
+        return row(without_it, "impossible", "proven: no schedule exists")
     if other.energy_j is None:
         if other.becomes is not None:
-            return without, "unknown", f"{other.becomes} in its longest gap it breaks a limit"
+            broken = f"{other.becomes} in its longest gap it breaks a limit"
+            return row(without_it, "unknown", broken)
         if other.least_j is None:
-            return without, "unknown", "no schedule was found"
-        remark = "proven; there may be no such schedule at all"
-        return without, f"{account.signed(other.least_j)} or more", remark
+            return row(without_it, "unknown", "no schedule was found")
+        doubt = "proven; there may be no such schedule at all"
+        return row(without_it, f"{account.signed(other.least_j)} or more", doubt)
     becomes = "" if other.becomes is None else f"{other.becomes} instead; "
     seconds = other.time_s or 0.0
-    remark = (
-        f"{becomes}{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}; "
-        f"{_known(account, other)}"
-    )
+    sign = "-" if seconds < 0 else "+"
+    note = f"{becomes}{sign}{format_seconds(abs(seconds))}; {_known(account, other)}"
     bounded = other.least_j is None and not other.exact
     price = account.signed(other.energy_j) if bounded else _price(account, [other])
-    return without, price, remark
+    return row(without_it, price, note)
 
 
 def _known(account: Account, other: Alternative) -> str:
@@ -344,23 +328,21 @@ def _price(account: Account, others: Sequence[Alternative]) -> str:
 
 def _print_schedule(account: Account) -> None:
     stated = account.stated
-    graph, simulation = stated.problem.graph, stated.verdict.simulation
+    graph, simulation = stated.graph, stated.simulation
     overhead = format_joules(simulation.overhead_j or 0.0)
-    counts: dict[str, int] = {}
-    for decision in account.decisions:
-        counts[decision.choice] = counts.get(decision.choice, 0) + 1
-    rows = [
-        ("energy", format_joules(simulation.energy_j or 0.0), f"overhead {overhead}"),
-        (
+    counts = Counter(str(decision.choice) for decision in account.decisions)
+    facts = [
+        row("energy", format_joules(simulation.energy_j or 0.0), f"overhead {overhead}"),
+        row(
             "tensors",
             f"{len(account.decisions)}",
             ", ".join(f"{n} {choice}" for choice, n in counts.items()),
         ),
-        *_at_limit_rows(account),
-        *room_row(stated.room),
-        *(_more_row(account, more) for more in account.more_ram),
+        _at_limit(account),
+        *room_facts(stated.room),
+        *(_saved(account, more) for more in account.more_ram),
     ]
-    show(figures(f"Schedule for {graph.name}", rows, alarms=room_alarms(stated.room)))
+    show(figures(f"Schedule for {graph.name}", facts))
     if not account.asked:
         print_text("", "Nothing is recomputed or paged: no decision costs anything.")
         return
@@ -372,38 +354,36 @@ def _print_schedule(account: Account) -> None:
     )
 
 
-def _at_limit_rows(account: Account) -> Iterator[tuple[str, str, str]]:
-    graph, points = account.stated.problem.graph, account.at_limit
+def _at_limit(account: Account) -> Fact:
+    graph, points = account.stated.graph, account.at_limit
     fullest = sorted(points, key=lambda point: -point.ram_bytes)[:3]
     names = ", ".join(f"{graph.nodes[point.node].name} in stage {point.stage}" for point in fullest)
-    total = len(account.stated.verdict.simulation.curve)
-    yield (
+    total = len(account.stated.simulation.curve)
+    return row(
         "RAM at its limit",
         f"{len(points)} of {total} steps",
         f"fullest at {names}" if names else "",
     )
 
 
-def _more_row(account: Account, more: MoreRam) -> tuple[str, str, str]:
+def _saved(account: Account, more: MoreRam) -> Fact:
+    """Return what more RAM saves."""
     head = f"+{format_bytes(more.more_bytes)} RAM"
     if more.saved_j is None:
-        return head, "unknown", ""
+        return row(head, "unknown")
     if more.saved_j <= account.noise_j:
         known = more.most_j is not None and more.most_j <= account.noise_j
         proof = "proven" if known else f"at most {format_joules(more.most_j or 0.0)}"
-        return head, "saves 0 J", f"solved again, within the gap; {proof}"
+        return row(head, "saves 0 J", f"solved again, within the gap; {proof}")
+    open_gap = more.most_j is not None and more.most_j > more.saved_j
+    proof = f"; at most {format_joules(more.most_j or 0.0)}" if open_gap else ", proven"
     per_kb = format_joules(more.saved_j_per_kb or 0.0)
-    most = f"; at most {format_joules(more.most_j or 0.0)}"
-    return (
-        head,
-        f"saves {format_joules(more.saved_j)}",
-        f"{per_kb} per kB, solved again"
-        f"{most if more.most_j is not None and more.most_j > more.saved_j else ', proven'}",
-    )
+    saved = f"saves {format_joules(more.saved_j)}"
+    return row(head, saved, f"{per_kb} per kB, solved again{proof}")
 
 
 def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
-    graph = account.stated.problem.graph
+    graph = account.stated.graph
     for decision, others in account.asked:
         yield (
             graph.tensors[decision.tensor].name,

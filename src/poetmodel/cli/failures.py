@@ -26,7 +26,7 @@ MAX_FAULTS: Final = 8
 """Most faults of one input that are printed."""
 
 
-class Status(IntEnum):
+class ExitStatus(IntEnum):
     """The exit statuses of commands."""
 
     SUCCESS = 0
@@ -49,31 +49,25 @@ class Status(IntEnum):
     """The reader of the output closed the pipe."""
 
 
-def report(error: PoetModelError | OSError) -> Status:
+def report_error(error: PoetModelError | OSError) -> ExitStatus:
     """Print an error on stderr and return its exit status."""
     if isinstance(error, InputError):
         print_faults(error.faults)
-        return Status.BAD_INPUT
-    if isinstance(error, BackendUnavailableError):
-        print_faults([str(error)])
-        return Status.NO_BACKEND
-    if isinstance(error, MethodNotApplicableError):
-        print_faults([str(error)])
-        return Status.NO_SCHEDULE
+        return ExitStatus.BAD_INPUT
     if isinstance(error, VerificationError):
-        print_faults(
-            [
-                "the solver's schedule breaks a rule and was dropped; please report this bug",
-                *error.violations,
-            ]
-        )
-        return Status.FAILURE
+        told = "the solver's schedule breaks a rule and was dropped; please report this bug"
+        print_faults([told, *error.violations])
+        return ExitStatus.FAILURE
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         print_faults([f"{place}{error.strerror or error}"])
-        return Status.BAD_INPUT
+        return ExitStatus.BAD_INPUT
     print_faults([str(error)])
-    return Status.FAILURE
+    if isinstance(error, BackendUnavailableError):
+        return ExitStatus.NO_BACKEND
+    if isinstance(error, MethodNotApplicableError):
+        return ExitStatus.NO_SCHEDULE
+    return ExitStatus.FAILURE
 
 
 def print_faults(faults: Iterable[str]) -> None:
@@ -85,29 +79,22 @@ def print_faults(faults: Iterable[str]) -> None:
         print(f"and {len(found) - MAX_FAULTS:,} more", file=sys.stderr)
 
 
-def print_warnings(warnings: Iterable[str]) -> None:
-    """Print the first few warnings on stderr, one a line, and how many more; none if quiet."""
-    _print_notes("warning", warnings)
+def print_warnings(warnings: Iterable[str], *, kind: str = "warning") -> None:
+    """Print the first few warnings on stderr, one a line, and how many more; none if quiet.
 
-
-def print_hints(hints: Iterable[str]) -> None:
-    """Print the first few hints on what to do about an error, as warnings are printed."""
-    _print_notes("hint", hints)
-
-
-def _print_notes(kind: str, sentences: Iterable[str]) -> None:
-    found = list(sentences)
+    `kind` is ``hint`` for what to do about an error.
+    """
+    found = list(warnings)
     for sentence in found[:MAX_FAULTS]:
         print_note(f"{kind}: {printable(' '.join(sentence.split()))}")
     if len(found) > MAX_FAULTS:
         print_note(f"and {len(found) - MAX_FAULTS:,} more")
 
 
-def print_room_warning(room: DeviceRoom | None) -> None:
-    """Warn on stderr if a step does not fit its device."""
-    warning = None if room is None else room.warning()
-    if warning is not None:
-        print_warnings([warning])
+def print_room_warnings(*rooms: DeviceRoom | None) -> None:
+    """Warn on stderr if steps do not fit their devices."""
+    warnings = (room.warning() for room in rooms if room is not None)
+    print_warnings(dict.fromkeys(text for text in warnings if text is not None))
 
 
 def mute(stream: TextIO) -> None:

@@ -1,52 +1,78 @@
-"""``poetmodel inspect``: the size of a graph and the RAM that it needs."""
+"""``poetmodel inspect`` and ``poetmodel models``: the size of graphs and the RAM that they need."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.cli import graphs, options
-from poetmodel.cli.output import count, figures, listing, print_json, show
-from poetmodel.graph.catalogue import InputShape
+from poetmodel.cli import completion
+from poetmodel.cli.inputs import read_graph
+from poetmodel.cli.options import GraphOptions, OutputOptions, argument, command
+from poetmodel.cli.output import figures, listing, print_json, print_text, show
+from poetmodel.report.presenter import count, row
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import typer
     from rich.console import RenderableType
     from rich.table import Table
 
     from poetmodel.graph import Graph
-
-EPILOG: Final = "Example: poetmodel inspect resnet18-cifar"
+    from poetmodel.report.presenter import Fact
 
 LARGEST: Final = 8
 """Most tensors in a list."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("inspect", epilog=EPILOG)(inspect)
-
-
-def inspect(
-    model: options.ModelArgument = None,
-    *,
-    graph: options.GraphOption = None,
-    batch: graphs.BatchOption = None,
-    image: graphs.ImageOption = None,
-    sequence: graphs.SequenceOption = None,
-    json: options.JsonOption = False,
-    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
-) -> None:
+@command("poetmodel inspect resnet18-cifar")
+def inspect(source: GraphOptions, output: OutputOptions) -> None:
     """Show the size of a graph, its keep-all peak and its minimum RAM."""
-    training_graph = graphs.read_graph(
-        model, graph, InputShape(batch=batch, image=image, sequence=sequence)
+    graph = read_graph(source)
+    if output.json:
+        print_json(as_dict(graph))
+    else:
+        show(*tables(graph))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameArgument:
+    """Which network to show."""
+
+    name: str | None = argument(
+        None, "NAME", "A built-in network.", autocompletion=completion.one(completion.models)
     )
-    if json:
-        print_json(as_dict(training_graph))
-        return
-    show(*tables(training_graph))
+
+
+@command("poetmodel models resnet18-cifar")
+def models(shown: NameArgument, output: OutputOptions) -> None:
+    """List the built-in networks, or show one."""
+    from poetmodel.graph.catalogue import describe_model, load_model, model_names
+
+    names = model_names() if shown.name is None else (shown.name,)
+    entries = [
+        {"model": name, "description": describe_model(name), **as_dict(load_model(name))}
+        for name in names
+    ]
+    if output.json:
+        print_json(entries if shown.name is None else entries[0])
+    elif shown.name is None:
+        heads = ("model", "nodes", "parameters", "keep-all", "minimum RAM")
+        show(listing("Models", heads, map(_model_cells, entries)))
+        print_text("'poetmodel models NAME' shows one of them.")
+    else:
+        print_text(entries[0]["description"])
+        show(*tables(load_model(shown.name)))
+
+
+def _model_cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        entry["model"],
+        f"{entry['nodes']}",
+        count(entry["parameters"]),
+        format_bytes(entry["checkpoint_all_peak_bytes"]),
+        format_bytes(entry["floor_bytes"]),
+    )
 
 
 def as_dict(graph: Graph) -> dict[str, Any]:
@@ -83,7 +109,7 @@ def as_dict(graph: Graph) -> dict[str, Any]:
 
 def tables(graph: Graph) -> tuple[RenderableType, ...]:
     """Return the tables about a graph, for people."""
-    size = figures(graph.name, _figures(graph, as_dict(graph)))
+    size = figures(graph.name, _facts(graph, as_dict(graph)))
     return (size, "", _largest_tensors(graph)) if graph.tensors else (size,)
 
 
@@ -98,48 +124,43 @@ def _phases(graph: Graph) -> dict[str, dict[str, int]]:
     return phases
 
 
-def _figures(graph: Graph, facts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    yield "batch", f"{graph.batch_size}", f"elements are {graph.dtype}"
-    yield "nodes", f"{facts['nodes']:,}", f"{facts['tensors']:,} tensors, {facts['edges']:,} edges"
-    for phase, entry in facts["phases"].items():
-        yield (
-            f"  {phase}",
-            f"{entry['nodes']:,}",
-            f"{format_bytes(entry['output_bytes'])} of outputs, {count(entry['flops'])}FLOP",
-        )
-    yield "FLOP", count(facts["flops"]), "of a single pass: every node computed once"
-    yield "forward MACs", count(facts["forward_macs"]), "convolutions and matrix products"
-    yield "parameters", count(facts["parameters"]), ""
+def _facts(graph: Graph, found: dict[str, Any]) -> Iterator[Fact]:
+    yield row("batch", f"{graph.batch_size}", f"elements are {graph.dtype}")
+    sizes = f"{found['tensors']:,} tensors, {found['edges']:,} edges"
+    yield row("nodes", f"{found['nodes']:,}", sizes)
+    for phase, entry in found["phases"].items():
+        made = f"{format_bytes(entry['output_bytes'])} of outputs, {count(entry['flops'])}FLOP"
+        yield row(f"  {phase}", f"{entry['nodes']:,}", made)
+    yield row("FLOP", count(found["flops"]), "of a single pass: every node computed once")
+    yield row("forward MACs", count(found["forward_macs"]), "convolutions and matrix products")
+    yield row("parameters", count(found["parameters"]))
     kinds = ", ".join(
-        f"{kind} {format_bytes(b)}" for kind, b in facts["resident_bytes"].items() if b
+        f"{kind} {format_bytes(b)}" for kind, b in found["resident_bytes"].items() if b
     )
-    yield "resident RAM", format_bytes(graph.total_resident_bytes), kinds
-    peak_bytes = facts["checkpoint_all_peak_bytes"]
-    yield (
+    yield row("resident RAM", format_bytes(graph.total_resident_bytes), kinds)
+    peak_bytes = found["checkpoint_all_peak_bytes"]
+    yield row(
         "keep-all",
         format_bytes(peak_bytes),
-        f"peak if every tensor is kept until its last use, at {facts['checkpoint_all_peak_node']}",
+        f"peak if every tensor is kept until its last use, at {found['checkpoint_all_peak_node']}",
     )
-    yield "inference", *_inference(facts)
-    share = f", {facts['floor_bytes'] / peak_bytes:.1%} of the keep-all peak" if peak_bytes else ""
-    yield "minimum RAM", format_bytes(facts["floor_bytes"]), f"no schedule needs less{share}"
-    yield "  needed by", "", facts["floor_node"]
-    node = graph.nodes[graph.node_index[facts["floor_node"]]]
-    for verb, names in (
-        ("  reads", facts["floor_inputs"]),
-        ("  writes", [tensor.name for tensor in node.outputs]),
-    ):
+    yield row("inference", *_inference(found))
+    share = f", {found['floor_bytes'] / peak_bytes:.1%} of the keep-all peak" if peak_bytes else ""
+    yield row("minimum RAM", format_bytes(found["floor_bytes"]), f"no schedule needs less{share}")
+    yield row("  needed by", "", found["floor_node"])
+    for verb, names in (("  reads", found["floor_inputs"]), ("  writes", found["floor_outputs"])):
         for name in names[:LARGEST]:
-            yield verb, format_bytes(graph.tensor_bytes[graph.tensor_index[name]]), name
+            yield row(verb, format_bytes(graph.tensor_bytes[graph.tensor_index[name]]), name)
         if len(names) > LARGEST:
-            yield verb, "", f"and {len(names) - LARGEST:,} more"
-    if node.workspace_bytes:
-        yield "  workspace", format_bytes(node.workspace_bytes), ""
+            yield row(verb, "", f"and {len(names) - LARGEST:,} more")
+    workspace_bytes = graph.nodes[graph.node_index[found["floor_node"]]].workspace_bytes
+    if workspace_bytes:
+        yield row("  workspace", format_bytes(workspace_bytes))
 
 
-def _inference(facts: dict[str, Any]) -> tuple[str, str]:
+def _inference(found: dict[str, Any]) -> tuple[str, str]:
     """Return the peak of the forward pass alone, and how many times as much training takes."""
-    inference_bytes, peak_bytes = facts["inference_peak_bytes"], facts["checkpoint_all_peak_bytes"]
+    inference_bytes, peak_bytes = found["inference_peak_bytes"], found["checkpoint_all_peak_bytes"]
     if inference_bytes is None:
         return "unknown", "the phases of the nodes do not mark the forward pass"
     times = ""
@@ -147,13 +168,13 @@ def _inference(facts: dict[str, Any]) -> tuple[str, str]:
         times = f"; training takes {peak_bytes / inference_bytes:.3g} times as much"
     return (
         format_bytes(inference_bytes),
-        f"peak of the forward pass alone, at {facts['inference_peak_node']}{times}",
+        f"peak of the forward pass alone, at {found['inference_peak_node']}{times}",
     )
 
 
 def _largest_tensors(graph: Graph) -> Table:
     ranked = sorted(range(len(graph.tensors)), key=lambda i: (-graph.tensor_bytes[i], i))[:LARGEST]
-    rows = (
+    lines = (
         (
             graph.tensors[i].name,
             graph.nodes[graph.node_of[i]].op,
@@ -164,4 +185,4 @@ def _largest_tensors(graph: Graph) -> Table:
         for i in ranked
     )
     heads = ("tensor", "made by", "phase", "size", "readers")
-    return listing("Largest tensors", heads, rows, left=3, whole_names=False)
+    return listing("Largest tensors", heads, lines, left=3, whole_names=False)

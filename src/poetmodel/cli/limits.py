@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from poetmodel.cli import graphs, options
-from poetmodel.cli.failures import print_room_warning
-from poetmodel.cli.output import figures, percent, print_json, print_text, show
-from poetmodel.graph.catalogue import InputShape
+from poetmodel.cli.failures import print_room_warnings
+from poetmodel.cli.inputs import read_costs, read_graph
+from poetmodel.cli.options import (
+    CostOptions,
+    GraphOptions,
+    LimitOptions,
+    OutputOptions,
+    SearchOptions,
+    command,
+    without,
+)
+from poetmodel.cli.output import figures, print_json, print_text, show
 from poetmodel.problem import Quantity
+from poetmodel.report.presenter import Unit, percent, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    import typer
+    from collections.abc import Iterator, Sequence
 
     from poetmodel.problem import Problem
+    from poetmodel.report.presenter import Fact
     from poetmodel.solver.sensitivity import Limit
-
-EPILOG: Final = "Example: poetmodel limits mlp --device mkr1000 --ram 70%"
 
 NAMED_TENSORS: Final = 3
 """Most tensors at a peak that the table names; JSON has all of them."""
@@ -39,74 +45,36 @@ WORDS: Final = {
 """Names of the limits in the table."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("limits", epilog=EPILOG)(limits)
-
-
-def limits(  # noqa: PLR0913 - one parameter per option
-    model: options.ModelArgument = None,
-    *,
-    graph: options.GraphOption = None,
-    batch: graphs.BatchOption = None,
-    image: graphs.ImageOption = None,
-    sequence: graphs.SequenceOption = None,
-    device: options.DeviceOption = None,
-    profile: options.ProfileOption = None,
-    ram: options.RamOption = None,
-    aux: options.AuxOption = None,
-    deadline: options.DeadlineOption = None,
-    deadline_counts: options.DeadlineCountsOption = None,
-    energy_budget: options.EnergyBudgetOption = None,
-    no_paging: options.NoPagingOption = False,
-    no_recompute: options.NoRecomputeOption = False,
-    count_parameters: options.CountParametersOption = False,
-    backend: options.BackendOption = options.Backend.HIGHS,
-    time_limit: options.TimeLimitOption = 60.0,
-    gap: options.GapOption = 1e-4,
-    threads: options.ThreadsOption = 1,
-    json: options.JsonOption = False,
-    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
+@command("poetmodel limits mlp --device mkr1000 --ram 70%")
+def limits(
+    source: GraphOptions,
+    costing: CostOptions,
+    limits: Annotated[LimitOptions, without("minimize")],
+    search: Annotated[SearchOptions, without("method", "formulation")],
+    output: OutputOptions,
 ) -> None:
     """Find the smallest RAM, the smallest deadline and the smallest energy."""
-    from poetmodel.problem import Problem
+    from poetmodel.result import Status
     from poetmodel.solver.sensitivity import find_limits
 
-    training_graph = graphs.read_graph(
-        model, graph, InputShape(batch=batch, image=image, sequence=sequence)
-    )
-    costs = options.read_costs(training_graph, options.read_device(device), profile)
-    problem = Problem(
-        training_graph,
-        costs,
-        ram=ram,
-        deadline=deadline,
-        deadline_counts=deadline_counts,
-        aux_bytes=aux,
-        recompute=not no_recompute,
-        paging=not no_paging,
-        energy_budget=energy_budget,
-        count_parameters=count_parameters,
-    )
+    graph = read_graph(source)
+    problem = limits.problem(graph, read_costs(graph, costing))
     found = find_limits(
-        problem, backend=backend.value, time_limit=time_limit, gap=gap, threads=threads
+        problem,
+        backend=search.backend.value,
+        time_limit=search.time_limit,
+        gap=search.gap,
+        threads=search.threads,
     )
-    _warn(found)
-    if json:
+    rooms = [limit.result.room for limit in found if limit.result.room is not None]
+    if rooms:  # does not even the schedule with the least RAM fit the device?
+        print_room_warnings(min(rooms, key=lambda room: room.needed_bytes))
+    if output.json:
         print_json(as_dict(problem, found))
         return
-    from poetmodel.result import Status
-
-    show(figures(f"Limits of {training_graph.name}", _rows(problem, found)))
+    show(figures(f"Limits of {graph.name}", _facts(problem, found)))
     if any(limit.result.status == Status.FEASIBLE for limit in found):
         print_text("", "A longer --time-limit closes the gaps that are left.")
-
-
-def _warn(found: Sequence[Limit]) -> None:
-    """Warn if not even the schedule with the least RAM fits the device."""
-    rooms = [limit.result.room for limit in found if limit.result.room is not None]
-    if rooms:
-        print_room_warning(min(rooms, key=lambda room: room.needed_bytes))
 
 
 def as_dict(problem: Problem, found: Sequence[Limit]) -> dict[str, Any]:
@@ -125,21 +93,21 @@ def as_dict(problem: Problem, found: Sequence[Limit]) -> dict[str, Any]:
     }
 
 
-def _rows(problem: Problem, found: Sequence[Limit]) -> Iterator[tuple[str, str, str]]:
+def _facts(problem: Problem, found: Sequence[Limit]) -> Iterator[Fact]:
     for limit in found:
-        form = limit.result.problem.objective.format
-        value = limit.value
-        yield (
+        unit, room = limit.result.problem.objective.format, limit.result.room
+        over = "" if room is None or room.fits else "; does not fit the device"
+        yield row(
             WORDS[limit.name],
-            "none" if value is None else form(value),
-            f"{_proof(limit, form)}{_condition(problem, limit)}{_over(limit)}",
+            "none" if limit.value is None else unit(limit.value),
+            f"{_proof(limit, unit)}{_condition(problem, limit)}{over}",
         )
         place = _place(limit)
         if place:
-            yield "", "", place
+            yield row("", "", place)
 
 
-def _proof(limit: Limit, form: Callable[[float], str]) -> str:
+def _proof(limit: Limit, unit: Unit) -> str:
     from poetmodel.result import Status
 
     if limit.value is None:
@@ -150,7 +118,7 @@ def _proof(limit: Limit, form: Callable[[float], str]) -> str:
     words = percent(gap, digits=3) if gap >= SMALL_GAP else "less than 0.0001 %"
     if limit.result.status == Status.OPTIMAL:
         return f"proven within a gap of {words}"
-    return f"found, gap {words}; proven: less than {form(limit.bound or 0.0)} is infeasible"
+    return f"found, gap {words}; proven: less than {unit(limit.bound or 0.0)} is infeasible"
 
 
 def _condition(problem: Problem, limit: Limit) -> str:
@@ -167,11 +135,6 @@ def _condition(problem: Problem, limit: Limit) -> str:
     if budgeted and problem.energy_budget_j is not None:
         kept.append(f"{format_joules(problem.energy_budget_j)}")
     return f"; with {' and '.join(kept)}" if kept else ""
-
-
-def _over(limit: Limit) -> str:
-    room = limit.result.room
-    return "" if room is None or room.fits else "; does not fit the device"
 
 
 def _place(limit: Limit) -> str:

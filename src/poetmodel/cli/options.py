@@ -1,90 +1,173 @@
-"""The options that commands share, and how costs are read from them."""
+"""The options of commands, in groups: a group is a dataclass, and one parameter of a command."""
 
 from __future__ import annotations
 
+import inspect
 import math
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
-from poetmodel.baselines.registry import method
+from poetmodel.baselines.registry import DEFAULT, method
 from poetmodel.cli import completion
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError
-from poetmodel.problem import DeadlineCounts, Quantity
+from poetmodel.graph.catalogue import InputShape
+from poetmodel.problem import DeadlineCounts, Problem, Quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
 
-    from poetmodel.device import Costs, Device
+    from poetmodel.device import Costs
     from poetmodel.graph import Graph
 
-WHAT: Final = "What to schedule"
-LIMITS: Final = "Limits"
-HOW: Final = "How to solve"
-OUTPUT: Final = "Output"
-
+REQUIRED: Final = MISSING
+"""The default of an option or argument that must be given."""
 MAX_THREADS: Final = 1024
 """Most threads that can be requested."""
+MAX_SIZE: Final = 1_000_000
+"""Largest size of a network's input that can be requested."""
 
 
-class Backend(StrEnum):
-    """The solvers that ``--backend`` names."""
+class Command(NamedTuple):
+    """A command of the application."""
 
-    HIGHS = "highs"
-    """HiGHS, which is built in."""
-    SCIP = "scip"
-    """SCIP, with ``poetmodel[scip]``."""
-    GUROBI = "gurobi"
-    """Gurobi, with ``poetmodel[gurobi]`` and its licence."""
+    name: str
+    run: Callable[..., None]
+    epilog: str
 
 
-class Formulation(StrEnum):
-    """The formulations that ``--formulation`` names."""
+def command(example: str) -> Callable[[Callable[..., None]], Command]:
+    """Return a decorator that makes a function a command.
 
-    LAZY = "lazy"
-    """Exact; solves a small relaxation and adds rows until its answer is valid."""
-    COMPACT = "compact"
-    """Exact; one model."""
-    PAPER = "paper"
-    """Algorithm 1 of the paper as published; its schedules may break the rules of execution."""
+    The parameters of the function are groups of options, which the command line takes one by one.
+    ``Annotated[Group, without("field")]`` leaves options out: their fields keep the defaults. A
+    parameter ``context`` gets typer's context.
+
+    Parameters
+    ----------
+    example : str
+        A call of the command, for the end of its help.
+    """
+
+    def decorate(function: Callable[..., None]) -> Command:
+        groups: dict[str, tuple[Callable[..., object], list[str]]] = {}
+        parameters: list[inspect.Parameter] = []
+        for name, hint in get_type_hints(function, include_extras=True).items():
+            if hint is typer.Context:
+                parameters.append(_parameter(name, inspect.Parameter.empty, hint))
+            elif name != "return":
+                group, *left_out = get_args(hint) or (hint,)
+                kept = [f for f in fields(group) if f.name not in frozenset().union(*left_out)]
+                groups[name] = (group, [f.name for f in kept])
+                kinds = get_type_hints(group)
+                parameters += [
+                    _parameter(f.name, f.default, Annotated[kinds[f.name], f.metadata["typer"]])
+                    for f in kept
+                ]
+
+        @wraps(function)
+        def run(**given: Any) -> None:
+            for name, (group, names) in groups.items():
+                given[name] = group(**{key: given.pop(key) for key in names})
+            function(**given)
+
+        parameters.sort(key=_is_option)  # arguments stand first
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return Command(function.__name__, run, f"Example: {example}")
+
+    return decorate
 
 
-def _number_of_seconds(text: str | float) -> float:
-    return _number(text, "a number of seconds above 0, such as 60", strict=True)
+def _parameter(name: str, default: object, hint: object) -> inspect.Parameter:
+    if default is REQUIRED:
+        default = inspect.Parameter.empty
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def _fraction(text: str | float) -> float:
-    return _number(text, "a fraction from 0, such as 0.01 for 1 %", strict=False)
+def _is_option(parameter: inspect.Parameter) -> bool:
+    return any(isinstance(part, OptionInfo) for part in get_args(parameter.annotation))
 
 
-def _number(text: str | float, wanted: str, *, strict: bool) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0 or (strict and value == 0):
-        msg = f"expected {wanted}, got {str(text)!r}"
-        raise typer.BadParameter(msg)
-    return value
+def without(*names: str) -> frozenset[str]:
+    """Return the fields of a group that a command does not take."""
+    return frozenset(names)
 
 
-def _count(text: str | int) -> int:
-    return whole_number(text, MAX_THREADS)
+def option(default: object, spelling: str, text: str, **more: Any) -> Any:
+    """Return the field of a group that is an option.
+
+    Parameters
+    ----------
+    default : object
+        Its value where it is not given.
+    spelling : str
+        The option, and what it takes: ``--ram SIZE``.
+    text : str
+        Its help.
+    **more : object
+        What `typer.Option` takes beside these.
+    """
+    name, _, metavar = spelling.partition(" ")
+    information = typer.Option(name, metavar=metavar or None, help=text, **more)
+    return field(default=default, metadata={"typer": information})
 
 
-def whole_number(text: str | int, most: int) -> int:
-    """Return a whole number from 1 to `most`, as an option states it."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if not 1 <= value <= most:
-        msg = f"expected a whole number from 1 to {most}, got {str(text)!r}"
-        raise typer.BadParameter(msg)
-    return value
+def argument(default: object, metavar: str, text: str, **more: Any) -> Any:
+    """Return the field of a group that is an argument: its default, what it is, and its help."""
+    information = typer.Argument(metavar=metavar, help=text, **more)
+    return field(default=default, metadata={"typer": information})
+
+
+what = partial(option, rich_help_panel="What to schedule")
+limit = partial(option, rich_help_panel="Limits")
+how = partial(option, rich_help_panel="How to solve")
+output = partial(option, rich_help_panel="Output")
+
+
+# -- what options take -------------------------------------------------------------------------
+
+
+def number(wanted: str, *, positive: bool) -> Callable[[str | float], float]:
+    """Return a parser of finite numbers, from 0 or above 0; `wanted` says what it accepts."""
+
+    def parse(text: str | float) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < 0 or (positive and value == 0):
+            msg = f"expected {wanted}, got {str(text)!r}"
+            raise typer.BadParameter(msg)
+        return value
+
+    return parse
+
+
+def whole_number(most: int | None = None) -> Callable[[str | int], int]:
+    """Return a parser of whole numbers from 1, to `most` if there is a limit."""
+
+    def parse(text: str | int) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = 0
+        if value < 1 or (most is not None and value > most):
+            to = "" if most is None else f" to {most}"
+            msg = f"expected a whole number from 1{to}, got {str(text)!r}"
+            raise typer.BadParameter(msg)
+        return value
+
+    return parse
+
+
+input_size = whole_number(MAX_SIZE)
+"""Parse a size of a network's input."""
 
 
 def _method_name(text: str) -> str:
@@ -94,251 +177,200 @@ def _method_name(text: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
-ModelArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        autocompletion=completion.one(completion.models),
-        help="A built-in network (see 'poetmodel models'), or a graph file.",
-        show_default=False,
-    ),
-]
-GraphOption = Annotated[
-    str | None,
-    typer.Option(
-        "--graph",
-        metavar="FILE",
-        help="A graph file, *.graph.json.",
-        rich_help_panel=WHAT,
-        show_default=False,
-    ),
-]
-DeviceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="NAME|FILE",
-        autocompletion=completion.one(completion.devices),
-        help="A built-in device (see 'poetmodel devices'), or a device file, *.toml.",
-        rich_help_panel=WHAT,
-        show_default=False,
-    ),
-]
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        metavar="FILE",
-        help="Measured costs, *.csv. They replace the device's estimates.",
-        rich_help_panel=WHAT,
-        show_default=False,
-    ),
-]
-RamOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ram",
-        metavar="SIZE",
-        help="RAM budget: 256KiB, 1.5MB, or 50% of the keep-all peak. Default: the device's.",
-        rich_help_panel=LIMITS,
-        show_default=False,
-    ),
-]
-AuxOption = Annotated[
-    str | None,
-    typer.Option(
-        "--aux",
-        metavar="SIZE",
-        help="Storage for paged tensors. Default: the device's, else unlimited.",
-        rich_help_panel=LIMITS,
-        show_default=False,
-    ),
-]
-DeadlineOption = Annotated[
-    str | None,
-    typer.Option(
-        "--deadline",
-        metavar="TIME",
-        help="Time limit of a step: 1.5s, 20ms, or 110% of a single pass over all nodes.",
-        rich_help_panel=LIMITS,
-        show_default=False,
-    ),
-]
-DeadlineCountsOption = Annotated[
-    DeadlineCounts | None,
-    typer.Option(
+class BackendName(StrEnum):
+    """The solvers that ``--backend`` names."""
+
+    HIGHS = "highs"
+    SCIP = "scip"
+    GUROBI = "gurobi"
+
+
+class FormulationName(StrEnum):
+    """The formulations that ``--formulation`` names."""
+
+    LAZY = "lazy"
+    COMPACT = "compact"
+    PAPER = "paper"
+
+
+# -- the groups --------------------------------------------------------------------------------
+
+_models = completion.one(completion.models)
+_devices = completion.one(completion.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileGraphOptions:
+    """The graph that a schedule or plan is for, where its file does not say enough."""
+
+    graph: str | None = what(
+        None,
+        "--graph FILE|MODEL",
+        "The graph that the schedule is for: a file, or a built-in network. Default: the "
+        "built-in network that the file names.",
+        autocompletion=_models,
+    )
+    batch: int | None = what(
+        None,
+        "--batch N",
+        "Samples of a step, for built-in networks. Default: 1.",
+        parser=input_size,
+    )
+    image: int | None = what(
+        None,
+        "--image N",
+        "Side of square images in pixels, for built-in networks.",
+        parser=input_size,
+    )
+    sequence: int | None = what(
+        None, "--sequence N", "Tokens of a sample, for built-in networks.", parser=input_size
+    )
+
+    @property
+    def shape(self) -> InputShape:
+        """The sizes of the input."""
+        return InputShape(batch=self.batch, image=self.image, sequence=self.sequence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphOptions(FileGraphOptions):
+    """The graph of a command: a built-in network, for some size of its input, or a file."""
+
+    graph: str | None = what(None, "--graph FILE", "A graph file, *.graph.json.")
+    model: str | None = argument(
+        None,
+        "MODEL",
+        "A built-in network (see 'poetmodel models'), or a graph file.",
+        autocompletion=_models,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostOptions:
+    """The device, and measured costs in place of its estimates."""
+
+    device: str | None = what(
+        None,
+        "--device NAME|FILE",
+        "A built-in device (see 'poetmodel devices'), or a device file, *.toml.",
+        autocompletion=_devices,
+    )
+    profile: str | None = what(
+        None, "--profile FILE", "Measured costs, *.csv. They replace the device's estimates."
+    )
+
+    @property
+    def any(self) -> bool:
+        """Whether one of them is given."""
+        return self.device is not None or self.profile is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitOptions:
+    """The limits of a step, what is minimized, and which decisions are allowed."""
+
+    ram: str | None = limit(
+        None,
+        "--ram SIZE",
+        "RAM budget: 256KiB, 1.5MB, or 50% of the keep-all peak. Default: the device's.",
+    )
+    aux: str | None = limit(
+        None,
+        "--aux SIZE",
+        "Storage for paged tensors. Default: the device's, else unlimited.",
+    )
+    deadline: str | None = limit(
+        None,
+        "--deadline TIME",
+        "Time limit of a step: 1.5s, 20ms, or 110% of a single pass over all nodes.",
+    )
+    deadline_counts: DeadlineCounts | None = limit(
+        None,
         "--deadline-counts",
-        help="Which time the deadline limits. Default: by the device's storage mode, else serial.",
-        rich_help_panel=LIMITS,
-        show_default=False,
-    ),
-]
-EnergyBudgetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--energy-budget",
-        metavar="ENERGY",
-        help="Energy limit of a step: 2.5J, 1.2Wh, or 105% of the baseline.",
-        rich_help_panel=LIMITS,
-        show_default=False,
-    ),
-]
-MinimizeOption = Annotated[
-    Quantity,
-    typer.Option("--minimize", help="What to minimize.", rich_help_panel=LIMITS),
-]
-NoPagingOption = Annotated[
-    bool,
-    typer.Option("--no-paging", help="Do not page, only recompute.", rich_help_panel=LIMITS),
-]
-NoRecomputeOption = Annotated[
-    bool,
-    typer.Option("--no-recompute", help="Do not recompute, only page.", rich_help_panel=LIMITS),
-]
-CountParametersOption = Annotated[
-    bool,
-    typer.Option(
+        "Which time the deadline limits. Default: by the device's storage mode, else serial.",
+    )
+    minimize: Quantity = limit(Quantity.ENERGY, "--minimize", "What to minimize.")
+    energy_budget: str | None = limit(
+        None,
+        "--energy-budget ENERGY",
+        "Energy limit of a step: 2.5J, 1.2Wh, or 105% of the baseline.",
+    )
+    no_paging: bool = limit(False, "--no-paging", "Do not page, only recompute.")
+    no_recompute: bool = limit(False, "--no-recompute", "Do not recompute, only page.")
+    count_parameters: bool = limit(
+        False,
         "--count-parameters",
-        help="Count parameters, gradients and optimizer state in the RAM budget.",
-        rich_help_panel=LIMITS,
-    ),
-]
-MethodOption = Annotated[
-    str,
-    typer.Option(
-        "--method",
-        metavar="NAME",
+        "Count parameters, gradients and optimizer state in the RAM budget.",
+    )
+
+    def problem(
+        self,
+        graph: Graph,
+        costs: Costs,
+        *,
+        deadline: str | float | None = None,
+        energy_budget: str | float | None = None,
+    ) -> Problem:
+        """Return the problem with these limits; a deadline or budget replaces that of a step."""
+        return Problem(
+            graph,
+            costs,
+            ram=self.ram,
+            deadline=self.deadline if deadline is None else deadline,
+            deadline_counts=self.deadline_counts,
+            aux_bytes=self.aux,
+            recompute=not self.no_recompute,
+            paging=not self.no_paging,
+            minimize=self.minimize,
+            energy_budget=self.energy_budget if energy_budget is None else energy_budget,
+            count_parameters=self.count_parameters,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """How to find a schedule."""
+
+    method: str = how(
+        DEFAULT,
+        "--method NAME",
+        "How to find the schedule: optimal, or an earlier method to compare with, such as "
+        "checkpoint-all, chen-sqrt, rotor or dtr.",
         autocompletion=completion.one(completion.methods),
         parser=_method_name,
-        help="How to find the schedule: optimal, or an earlier method to compare with, such as "
-        "checkpoint-all, chen-sqrt, rotor or dtr.",
-        rich_help_panel=HOW,
-    ),
-]
-FormulationOption = Annotated[
-    Formulation | None,
-    typer.Option(
-        "--formulation",
-        help="The formulation to solve. Default: lazy.",
-        rich_help_panel=HOW,
-        show_default=False,
-    ),
-]
-BackendOption = Annotated[
-    Backend, typer.Option("--backend", help="The solver.", rich_help_panel=HOW)
-]
-TimeLimitOption = Annotated[
-    float,
-    typer.Option(
-        "--time-limit",
-        metavar="SECONDS",
-        parser=_number_of_seconds,
-        help="Wall-clock limit in seconds, for building and solving.",
-        rich_help_panel=HOW,
-    ),
-]
-GapOption = Annotated[
-    float,
-    typer.Option(
-        "--gap",
-        metavar="FRACTION",
-        parser=_fraction,
-        help="Gap tolerance, as a fraction of the overhead: stop when the gap is at most this.",
-        rich_help_panel=HOW,
-    ),
-]
-ThreadsOption = Annotated[
-    int,
-    typer.Option(
-        "--threads",
-        metavar="N",
-        parser=_count,
-        help="Threads. With 2 or more, `lazy` runs a primal worker beside the proof.",
-        rich_help_panel=HOW,
-    ),
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        metavar="FILE",
-        help="Write the schedule to this file, *.schedule.json.",
-        rich_help_panel=OUTPUT,
-        show_default=False,
-    ),
-]
-JsonOption = Annotated[
-    bool,
-    typer.Option("--json", help="Print JSON on stdout, and nothing else.", rich_help_panel=OUTPUT),
-]
-QuietOption = Annotated[
-    bool,
-    typer.Option(
+    )
+    formulation: FormulationName | None = how(
+        None, "--formulation", "The formulation to solve. Default: lazy."
+    )
+    backend: BackendName = how(BackendName.HIGHS, "--backend", "The solver.")
+    time_limit: float = how(
+        60.0,
+        "--time-limit SECONDS",
+        "Wall-clock limit in seconds, for building and solving.",
+        parser=number("a number of seconds above 0, such as 60", positive=True),
+    )
+    gap: float = how(
+        1e-4,
+        "--gap FRACTION",
+        "Gap tolerance, as a fraction of the overhead: stop when the gap is at most this.",
+        parser=number("a fraction from 0, such as 0.01 for 1 %", positive=False),
+    )
+    threads: int = how(
+        1,
+        "--threads N",
+        "Threads. With 2 or more, `lazy` runs a primal worker beside the proof.",
+        parser=whole_number(MAX_THREADS),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """What is printed."""
+
+    json: bool = output(False, "--json", "Print JSON on stdout, and nothing else.")
+    quiet: bool = output(
+        False,
         "--quiet",
+        "Print nothing but errors, and JSON with --json.",
         callback=set_quiet,
-        help="Print nothing but errors, and JSON with --json.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-VerboseOption = Annotated[
-    bool,
-    typer.Option("--verbose", help="Print the solver's log on stderr.", rich_help_panel=OUTPUT),
-]
-
-
-def read_device(device: str | None) -> Device | None:
-    """Return the device of a ``--device`` option: a built-in one, or that of a file."""
-    if device is None:
-        return None
-    from poetmodel.device.io import load_device
-
-    return load_device(device)
-
-
-def read_costs(graph: Graph, device: Device | None, profile: str | None) -> Costs:
-    """Return the measured costs of a profile, or else the estimates of a device.
-
-    Raises
-    ------
-    InputError
-        If neither is given, or the profile cannot be read.
-    """
-    from poetmodel.device import Costs
-
-    if profile is not None:
-        from poetmodel.device.io import load_profile
-
-        return load_profile(profile, device=device)
-    if device is None:
-        msg = (
-            "no costs: give --device NAME|FILE ('poetmodel devices' lists the names) or "
-            "--profile FILE"
-        )
-        raise InputError(msg)
-    return Costs.estimate(graph, device)
-
-
-def device_warnings(device: Device) -> tuple[str, ...]:
-    """Return what looks wrong about a device, in sentences."""
-    from poetmodel.device.sanity import sanity_warnings
-
-    return tuple(f"device {device.key or device.name}: {text}" for text in sanity_warnings(device))
-
-
-def check_output(out: Path | None, *, inputs: Iterable[str | None], option: str = "--out") -> None:
-    """Raise unless the file `out` of an option can be written and is not an input.
-
-    Raises
-    ------
-    InputError
-        If the folder is missing or read-only, or the file is an input.
-    """
-    if out is None:
-        return
-    from poetmodel.data import check_writable
-
-    for name in inputs:
-        if name is not None and out.exists() and Path(name).exists() and out.samefile(name):
-            msg = f"{option} {out}: this is an input file; give another name"
-            raise InputError(msg)
-    check_writable(out)
+    )

@@ -8,19 +8,16 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.units import format_bytes
+from poetmodel.report.presenter import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from poetmodel.device.room import DeviceRoom
-
-DEVICE_RAM: Final = "device RAM"
-"""The row of a table about the RAM that the device has."""
-
+    from poetmodel.report.presenter import Fact
 
 UNLIMITED: Final = 1_000_000
 """Columns of a pipe or file, which have no edge to wrap or cut at."""
@@ -55,6 +52,11 @@ def print_note(text: str) -> None:
     """Print a line on stderr, unless quiet."""
     if not _Voice.quiet:
         print(escaped(text), file=sys.stderr)
+
+
+def print_written(path: Path) -> None:
+    """Say on stderr that a file was written."""
+    print_note(f"wrote {path}")
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
@@ -192,20 +194,8 @@ def _shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
     return [max(a, min(b, low)) for a, b in zip(least, most, strict=True)]
 
 
-def figures(
-    title: str, rows: Iterable[tuple[str, str, str]], *, alarms: Container[str] = ()
-) -> Table:
-    """Make a table of figures: what, how much, and a remark on each.
-
-    Parameters
-    ----------
-    title : str
-        Stands above it.
-    rows : iterable of (str, str, str)
-        The cells.
-    alarms : container of str
-        What stands in red.
-    """
+def figures(title: str, facts: Iterable[Fact]) -> Table:
+    """Make a table of the facts that people read: what, how much, and a note; alarms are red."""
     from rich.table import Table
 
     table = Table(
@@ -220,27 +210,16 @@ def figures(
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
-    for row in rows:
-        style = "bold red" if row[0] in alarms else None
-        table.add_row(*map(_cell, row), style=style)
+    for fact in rows(facts):
+        cells = map(_cell, (fact.name or "", fact.text, fact.note))
+        table.add_row(*cells, style="bold red" if fact.alarm else None)
     return table
-
-
-def room_row(room: DeviceRoom | None) -> Iterator[tuple[str, str, str]]:
-    """Yield the row that holds what a step takes against the RAM of the device, if there is one."""
-    if room is not None:
-        yield DEVICE_RAM, format_bytes(room.ram_bytes), room.remark()
-
-
-def room_alarms(room: DeviceRoom | None) -> tuple[str, ...]:
-    """Return the row that stands in red where the step does not fit the device."""
-    return () if room is None or room.fits else (DEVICE_RAM,)
 
 
 def listing(
     title: str,
     heads: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    lines: Iterable[Sequence[str]],
     *,
     left: int = 1,
     whole_names: bool = True,
@@ -253,7 +232,7 @@ def listing(
         Stands above it.
     heads : sequence of str
         One per column.
-    rows : iterable of sequence of str
+    lines : iterable of sequence of str
         The cells.
     left : int
         How many columns, from the first, hold words; the others hold numbers.
@@ -277,8 +256,8 @@ def listing(
             overflow="fold",
             no_wrap=whole_names and place == 0,
         )
-    for row in rows:
-        table.add_row(*map(_cell, row))
+    for line in lines:
+        table.add_row(*map(_cell, line))
     return table
 
 
@@ -324,30 +303,3 @@ def _without_middle(text: str, most: int) -> str:
         return text
     tail = most // 3
     return f"{text[: most - tail - 3]}...{text[-tail:]}"
-
-
-def count(value: float | None) -> str:
-    """Return a count for people, ready for a unit: ``11.69 M``, ``512``.
-
-    Examples
-    --------
-    >>> count(11689512), count(512), count(None)
-    ('11.69 M', '512 ', 'unknown')
-    """
-    if value is None:
-        return "unknown"
-    for letter, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= factor:
-            return f"{value / factor:.4g} {letter}"
-    return f"{value:.4g} "
-
-
-def percent(ratio: float, *, digits: int = 5) -> str:
-    """Return a ratio as a percentage for people: ``12.5 %``.
-
-    Examples
-    --------
-    >>> percent(0.125), percent(3e-15)
-    ('12.5 %', '0 %')
-    """
-    return f"{round(100 * ratio, 5):.{digits}g} %"

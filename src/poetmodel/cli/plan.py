@@ -2,216 +2,123 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from poetmodel.cli import graphs, options
-from poetmodel.cli.failures import Status, print_faults, print_room_warning, print_warnings
-from poetmodel.cli.output import (
-    count,
-    figures,
-    print_json,
-    print_text,
-    room_alarms,
-    room_row,
-    show,
+from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings, print_warnings
+from poetmodel.cli.inputs import MEASURED_COSTS, check_outputs, costs_of_file, graph_of
+from poetmodel.cli.options import (
+    REQUIRED,
+    CostOptions,
+    FileGraphOptions,
+    OutputOptions,
+    argument,
+    command,
+    limit,
+    output,
+    what,
 )
-from poetmodel.cli.plan_output import (
-    Format,
-    Planned,
-    check_targets,
-    default_mode,
-    draw_plan,
-    mode_notes,
-    told,
-    write,
-)
+from poetmodel.cli.output import escaped, figures, print_json, print_text, print_written, show
 from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
-from poetmodel.errors import (
-    BudgetError,
-    InputError,
-    PlanError,
-    ScheduleError,
-)
-from poetmodel.graph.catalogue import InputShape
-from poetmodel.problem import Problem
+from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
+from poetmodel.problem import DeadlineCounts, Problem
+from poetmodel.report.presenter import count, room_facts, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poetmodel.device import Costs
+    from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph
+    from poetmodel.plan import Plan, PlanCheck
+    from poetmodel.report.presenter import Fact
+    from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule
     from poetmodel.schedule.io import ScheduleDocument
 
-EPILOG: Final = "Example: poetmodel plan mlp.json --graph mlp --format text"
+
+class PlanFormat(StrEnum):
+    """What ``--format`` names: a plan file, a listing for people, or code for a device."""
+
+    JSON = "json"
+    TEXT = "text"
+    BINARY = "binary"
 
 
-ScheduleArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="SCHEDULE", help="A schedule file, *.schedule.json.", show_default=False
-    ),
-]
-ModeOption = Annotated[
-    StorageMode | None,
-    typer.Option(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The schedule, and the plan that is made of it."""
+
+    schedule: Path = argument(REQUIRED, "SCHEDULE", "A schedule file, *.schedule.json.")
+    mode: StorageMode | None = what(
+        None,
         "--mode",
-        help="How transfers run. Default: the device's; else dma for an overlap schedule, else "
+        "How transfers run. Default: the device's; else dma for an overlap schedule, else "
         "blocking.",
-        rich_help_panel=options.WHAT,
-        show_default=False,
-    ),
-]
-RamOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ram",
-        metavar="SIZE",
-        help="RAM budget: 256KiB, 1.5MB, or 50% of the keep-all peak. Default: the budget "
+    )
+    ram: str | None = limit(
+        None,
+        "--ram SIZE",
+        "RAM budget: 256KiB, 1.5MB, or 50% of the keep-all peak. Default: the budget "
         "of the schedule.",
-        rich_help_panel=options.LIMITS,
-        show_default=False,
-    ),
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        metavar="FILE",
-        help="Write the plan.",
-        rich_help_panel=options.OUTPUT,
-        show_default=False,
-    ),
-]
-FormatOption = Annotated[
-    Format,
-    typer.Option(
+    )
+    out: Path | None = output(None, "--out FILE", "Write the plan.")
+    form: PlanFormat = output(
+        PlanFormat.JSON,
         "--format",
-        help="json is a plan file, text a listing for people, binary a few hundred bytes for a "
-        "device.",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
-PlotOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--plot",
-        metavar="FILE",
-        help="Draw core, bus and RAM over time: *.png, *.svg or *.html.",
-        rich_help_panel=options.OUTPUT,
-        show_default=False,
-    ),
-]
+        "json is a plan file, text a listing for people, binary a few hundred bytes for a device.",
+    )
+    plot: Path | None = output(
+        None, "--plot FILE", "Draw core, bus and RAM over time: *.png, *.svg or *.html."
+    )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("plan", epilog=EPILOG)(plan)
-
-
-def plan(  # noqa: PLR0913 - one parameter per option
-    schedule: ScheduleArgument,
-    *,
-    graph: graphs.GraphOption = None,
-    batch: graphs.BatchOption = None,
-    image: graphs.ImageOption = None,
-    sequence: graphs.SequenceOption = None,
-    device: options.DeviceOption = None,
-    profile: options.ProfileOption = None,
-    mode: ModeOption = None,
-    ram: RamOption = None,
-    out: OutOption = None,
-    form: FormatOption = Format.JSON,
-    plot: PlotOption = None,
-    json: options.JsonOption = False,
-    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
+@command("poetmodel plan mlp.json --graph mlp --format text")
+def plan(
+    source: FileGraphOptions,
+    costing: CostOptions,
+    wanted: PlanOptions,
+    output: OutputOptions,
 ) -> None:
     """Make the program that a device runs, from a schedule file."""
     from poetmodel.schedule import check_identity
     from poetmodel.schedule.io import load_document
 
-    if form == Format.BINARY and out is None:
+    if wanted.form == PlanFormat.BINARY and wanted.out is None:
         msg = "--format binary: give --out FILE for the bytes"
         raise InputError(msg)
-    inputs = (str(schedule), graph, device, profile)
-    check_targets(out, ("--plot", plot), inputs=inputs)
-    document = load_document(schedule)
-    shape = InputShape(batch=batch, image=image, sequence=sequence)
-    identity = document.schedule.identity
-    training_graph = graphs.graph_of(graph, shape, identity, source=str(schedule)).graph
+    path = wanted.schedule
+    inputs = (str(path), source.graph, costing.device, costing.profile)
+    check_outputs(("--out", wanted.out), ("--plot", wanted.plot), inputs=inputs)
+    document = load_document(path)
+    graph = graph_of(source, document.schedule.identity, source=path).graph
     try:
-        check_identity(training_graph, document.schedule)
-        costs, notes = _costs(document, training_graph, device=device, profile=profile)
-        budget = _budget(document, training_graph, costs, ram)
-        meaning = None if document.problem is None else document.problem.deadline_counts
-        if mode is None:
-            notes += mode_notes(costs.device, meaning)
+        check_identity(graph, document.schedule)
+        costs, notes = costs_of_file(document.device, graph, costing)
+        notes = [note + MEASURED_COSTS for note in notes]
+        budget = _budget(document, graph, costs, wanted.ram)
+        counts = None if document.problem is None else document.problem.deadline_counts
+        if wanted.mode is None:
+            notes += mode_notes(costs.device, counts)
         print_warnings(notes)
-        made = make(
+        made = plan_document(
             document,
-            training_graph,
+            graph,
             costs,
-            mode=mode or default_mode(costs.device, meaning),
+            mode=wanted.mode or default_mode(costs.device, counts),
             ram_budget_bytes=budget,
         )
     except (ScheduleError, PlanError) as error:
-        raise error.within(str(schedule)) from None
+        raise error.within(str(path)) from None
     if made.check.violations:
         print_faults(made.check.violations)
-        raise typer.Exit(Status.INFEASIBLE)
-    _deliver(
-        made,
-        DeviceRoom.of(costs.device, training_graph, made.check.peak_ram_bytes),
-        out=out,
-        form=form,
-        plot=plot,
-        json=json,
-    )
-
-
-def make(
-    document: ScheduleDocument,
-    graph: Graph,
-    costs: Costs,
-    *,
-    mode: StorageMode,
-    ram_budget_bytes: int | None,
-) -> Planned:
-    """Plan the schedule of a file, and verify the plan.
-
-    Raises
-    ------
-    PlanError
-        If the schedule breaks a rule of execution.
-    """
-    from poetmodel.plan import check_plan
-    from poetmodel.planner import make_plan
-
-    made = make_plan(graph, costs, document.schedule, mode=mode, ram_budget_bytes=ram_budget_bytes)
-    stated = document.problem
-    room = stated.aux_bytes if stated is not None else None
-    check = check_plan(graph, costs, made, aux_bytes=room)
-    return Planned(graph=graph, plan=made, check=check)
-
-
-def _costs(
-    document: ScheduleDocument, graph: Graph, *, device: str | None, profile: str | None
-) -> tuple[Costs, list[str]]:
-    from poetmodel.cli.verify import known_device
-
-    named = known_device(document.device)
-    chosen = device if device is not None else named
-    notes = []
-    if device is None and profile is None and named is not None:
-        notes.append(
-            f"costs are the estimates of device {named}, which the file names; give --profile if "
-            "it was solved with measured costs"
-        )
-    return options.read_costs(graph, options.read_device(chosen), profile), notes
+        raise typer.Exit(ExitStatus.INFEASIBLE)
+    _deliver(made, wanted, json=output.json)
 
 
 def _budget(document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | None) -> int | None:
@@ -234,34 +141,26 @@ def _budget(document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | N
     return problem.usable_ram_bytes
 
 
-def _deliver(
-    made: Planned,
-    room: DeviceRoom | None,
-    *,
-    out: Path | None,
-    form: Format,
-    plot: Path | None,
-    json: bool,
-) -> None:
-    from poetmodel.plan.listing import plan_listing
+def _deliver(made: Planned, wanted: PlanOptions, *, json: bool) -> None:
+    if wanted.out is not None:
+        made.save(wanted.out, wanted.form)
+        print_written(wanted.out)
+    if wanted.plot is not None:
+        from poetmodel.report import draw, plan_timeline
 
-    if out is not None:
-        write(made, out, form)
-        told(out)
-    if plot is not None:
-        draw_plan(made, plot)
-        told(plot)
+        draw(plan_timeline(made.graph, made.plan, made.check), wanted.plot)
+        print_written(wanted.plot)
     if json:
         print_json(made.plan.to_dict(made.check))
-    elif form == Format.TEXT and out is None:
-        print_text(*plan_listing(made.graph, made.plan, made.check).splitlines())
+    elif wanted.form == PlanFormat.TEXT and wanted.out is None:
+        print_text(*made.listing())
     else:
-        rows = (*_rows(made), *room_row(room))
-        show(figures(f"Plan for {made.graph.name}", rows, alarms=room_alarms(room)))
-    print_room_warning(room)
+        facts = (*_facts(made), *room_facts(made.room))
+        show(figures(f"Plan for {made.graph.name}", facts))
+    print_room_warnings(made.room)
 
 
-def _rows(made: Planned) -> Iterator[tuple[str, str, str]]:
+def _facts(made: Planned) -> Iterator[Fact]:
     from poetmodel.plan import Op, encode
 
     plan, check = made.plan, made.check
@@ -269,26 +168,159 @@ def _rows(made: Planned) -> Iterator[tuple[str, str, str]]:
     for op, _ in plan.program:
         times[op] += 1
     again = times[Op.COMPUTE] - len(made.graph.nodes)
-    yield (
-        "instructions",
-        f"{len(plan.program):,}",
-        f"{again} recomputations, {times[Op.PAGE_OUT]} page-outs, {times[Op.PAGE_IN]} page-ins",
-    )
-    yield "transfers", str(plan.mode), _MODES[plan.mode]
-    yield "makespan", format_seconds(check.makespan_s or 0.0), ""
-    yield "compute time", format_seconds(check.compute_s or 0.0), ""
-    yield "transfer time", format_seconds(check.transfer_s or 0.0), ""
+    moved = f"{times[Op.PAGE_OUT]} page-outs, {times[Op.PAGE_IN]} page-ins"
+    yield row("instructions", f"{len(plan.program):,}", f"{again} recomputations, {moved}")
+    yield row("transfers", str(plan.mode), _MODES[plan.mode])
+    yield row("makespan", format_seconds(check.makespan_s or 0.0))
+    yield row("compute time", format_seconds(check.compute_s or 0.0))
+    yield row("transfer time", format_seconds(check.transfer_s or 0.0))
     if plan.mode == StorageMode.DMA:
-        yield "stall", format_seconds(check.stall_s or 0.0), "the core waits for the bus"
-    yield "energy", format_joules(check.energy_j or 0.0), ""
+        yield row("stall", format_seconds(check.stall_s or 0.0), "the core waits for the bus")
+    yield row("energy", format_joules(check.energy_j or 0.0))
     budget = plan.ram_budget_bytes
     of = "" if budget is None else f"of a budget of {format_bytes(budget)}"
-    yield "peak RAM", format_bytes(check.peak_ram_bytes), of
-    yield "storage used", format_bytes(check.aux_used_bytes), ""
-    yield "binary size", f"{count(len(encode(made.graph, plan)))}B", "with --format binary"
+    yield row("peak RAM", format_bytes(check.peak_ram_bytes), of)
+    yield row("storage used", format_bytes(check.aux_used_bytes))
+    size = f"{count(len(encode(made.graph, plan)))}B"
+    yield row("binary size", size, "with --format binary")
 
 
 _MODES: Final = {
     StorageMode.BLOCKING: "the core waits for each",
     StorageMode.DMA: "one at a time, while the core computes",
 }
+
+
+# -- plans that commands make ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan, and what the verifier found."""
+
+    graph: Graph
+    device: Device | None
+    plan: Plan
+    check: PlanCheck
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        costs: Costs,
+        schedule: Schedule,
+        *,
+        mode: StorageMode,
+        ram_budget_bytes: int | None,
+        aux_bytes: int | None,
+    ) -> Planned:
+        """Plan a schedule, and verify the plan.
+
+        Raises
+        ------
+        PlanError
+            If the schedule breaks a rule of execution.
+        """
+        from poetmodel.plan import check_plan
+        from poetmodel.planner import make_plan
+
+        made = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=ram_budget_bytes)
+        check = check_plan(graph, costs, made, aux_bytes=aux_bytes)
+        return cls(graph=graph, device=costs.device, plan=made, check=check)
+
+    @property
+    def room(self) -> DeviceRoom | None:
+        """What the plan takes of the device's RAM, where there is a device."""
+        return DeviceRoom.of(self.device, self.graph, self.check.peak_ram_bytes)
+
+    def listing(self) -> list[str]:
+        """Return the lines of the listing for people."""
+        from poetmodel.plan.listing import plan_listing
+
+        return plan_listing(self.graph, self.plan, self.check).splitlines()
+
+    def save(self, path: Path, form: PlanFormat) -> None:
+        """Write the plan in one of its formats."""
+        from poetmodel.data import write_bytes, write_text
+        from poetmodel.plan import encode
+
+        if form == PlanFormat.BINARY:
+            write_bytes(path, encode(self.graph, self.plan))
+        elif form == PlanFormat.TEXT:
+            write_text(path, "".join(f"{escaped(line)}\n" for line in self.listing()))
+        else:
+            self.plan.save(path, self.check)
+
+
+def plan_document(
+    document: ScheduleDocument,
+    graph: Graph,
+    costs: Costs,
+    *,
+    mode: StorageMode,
+    ram_budget_bytes: int | None,
+) -> Planned:
+    """Plan the schedule of a file; PlanError if it breaks a rule of execution."""
+    stated = document.problem
+    return Planned.of(
+        graph,
+        costs,
+        document.schedule,
+        mode=mode,
+        ram_budget_bytes=ram_budget_bytes,
+        aux_bytes=None if stated is None else stated.aux_bytes,
+    )
+
+
+def default_mode(device: Device | None, deadline_counts: str | None) -> StorageMode:
+    """Return the storage mode of a device; without one, the mode that the deadline implies."""
+    if device is not None and device.storage is not None:
+        return device.storage.mode
+    return StorageMode.DMA if deadline_counts == DeadlineCounts.OVERLAP else StorageMode.BLOCKING
+
+
+def mode_notes(device: Device | None, deadline_counts: str | None) -> list[str]:
+    """Return notes on a plan whose mode was not chosen."""
+    blocking = default_mode(device, deadline_counts) == StorageMode.BLOCKING
+    if device is None or not blocking or deadline_counts != DeadlineCounts.OVERLAP:
+        return []
+    return [
+        "the time of this schedule lets transfers overlap computation, but the core of "
+        f"{device.key or device.name} waits for each transfer, and so does the plan; 'poetmodel "
+        "plan --mode dma' makes one with overlap"
+    ]
+
+
+def save_beside(result: SolveResult, *, plan: Path | None, plot: Path | None) -> Iterator[Path]:
+    """Write the plan and the map of a solve; yield each file that was written.
+
+    Raises
+    ------
+    VerificationError
+        If the verifier rejects the plan.
+    """
+    problem = result.problem
+    if result.schedule is None:
+        return
+    if plan is not None and result.violations:
+        print_warnings([f"{plan} was not written: the schedule breaks a rule of execution"])
+    elif plan is not None:
+        device, counts = problem.costs.device, problem.deadline_counts
+        print_warnings(mode_notes(device, counts))
+        made = Planned.of(
+            problem.graph,
+            problem.costs,
+            result.schedule,
+            mode=default_mode(device, counts),
+            ram_budget_bytes=problem.usable_ram_bytes,
+            aux_bytes=problem.aux_limit_bytes,
+        )
+        if made.check.violations:
+            raise VerificationError(made.check.violations)
+        made.save(plan, PlanFormat.JSON)
+        yield plan
+    if plot is not None:
+        from poetmodel.report import draw, stage_map
+
+        draw(stage_map(problem.graph, result.schedule), plot)
+        yield plot

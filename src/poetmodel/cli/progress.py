@@ -1,4 +1,4 @@
-"""The live line: incumbent, bound and gap of a running solve."""
+"""What a running command shows on stderr: the live line of a solve, the bar of a sweep."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from poetmodel.cli.output import console, is_quiet
+from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rich.text import Text
 
+    from poetmodel.bench import Progress
     from poetmodel.problem import Problem
     from poetmodel.solver.request import SolveProgress
 
@@ -89,3 +91,29 @@ def live_line(problem: Problem, *, wanted: bool) -> Iterator[OnProgress | None]:
         refresh_per_second=5,
     ):
         yield line.update
+
+
+@contextmanager
+def progress_bar(*, wanted: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """Show the progress of a sweep on stderr: a bar in a terminal, else a line for each run."""
+    if not wanted or is_quiet():
+        yield None
+        return
+    if not sys.stderr.isatty():
+        yield lambda progress: print(_words(progress), file=sys.stderr)
+        return
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda progress: bar.update(
+            task, total=progress.total, completed=progress.done, description=_words(progress)
+        )
+
+
+def _words(progress: Progress) -> str:
+    left = progress.remaining_s
+    text = f"{progress.done} of {progress.total} runs done, {progress.failed} failed"
+    return text if left is None else f"{text}, about {format_seconds(left)} left"

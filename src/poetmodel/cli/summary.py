@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.cli.output import figures, percent, room_alarms, room_row
+from poetmodel.cli.output import figures
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import DeadlineCounts, Quantity
+from poetmodel.report.presenter import percent, plural, room_facts, row
 from poetmodel.result import Termination
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -16,13 +17,11 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from poetmodel.cli.waiting import Waiting
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
+    from poetmodel.report.presenter import Fact
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule, Simulation
-
-Row = tuple[str, str, str]
 
 LEAST_SHOWN_S: Final = 1e-3
 """Shorter parts of the time taken are not listed."""
@@ -81,127 +80,123 @@ class Treatment:
         )
 
 
-def result_table(result: SolveResult, waiting: Waiting | None = None) -> Table:
-    """Make the table of a result that has a schedule; `waiting` adds the time since the call."""
+def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table:
+    """Make the table of a result that has a schedule.
+
+    Parameters
+    ----------
+    result : SolveResult
+        The result.
+    total_s : float
+        Time from the call of the command until now [s].
+    read_s : float
+        The part of it that loaded the program and read graph, device and limits [s].
+    """
     schedule, simulation = result.require_schedule(), result.simulation
     problem = result.problem
     device = problem.costs.device
     place = (device.key or device.name) if device is not None else problem.costs.source
-    rows = list(_proof(result))
+    facts = list(_proof(result))
     if simulation is not None:
-        rows += _memory(problem, simulation)
-        rows += room_row(result.room)
-        rows += _treatment(problem.graph, schedule, simulation)
-        rows += _times(problem, simulation)
-    rows += _effort(result, waiting)
-    title = f"{problem.graph.name} on {place}" if place else problem.graph.name
-    return figures(title, rows, alarms=room_alarms(result.room))
+        facts += _memory(problem, simulation)
+        facts += room_facts(result.room)
+        facts += _treatment(problem.graph, schedule, simulation)
+        facts += _times(problem, simulation)
+    facts += _effort(result, total_s=total_s, read_s=read_s)
+    return figures(f"{problem.graph.name} on {place}" if place else problem.graph.name, facts)
 
 
-def _proof(result: SolveResult) -> Iterator[Row]:
+def _proof(result: SolveResult) -> Iterator[Fact]:
     reason = STOPPED[result.termination]
     if result.violations:
         reason = "rejected by the verifier, see below"
     if not result.backend and result.termination == Termination.STALLED:
         reason = f"method {result.method!r} proves nothing about its schedule"
-    yield "status", str(result.status), reason
+    yield row("status", str(result.status), reason)
     baseline_j, overhead_j = result.baseline_energy_j, result.overhead_j or 0.0
-    yield (
+    yield row(
         "energy",
         format_joules(result.energy_j or 0.0),
         f"baseline {format_joules(baseline_j)}: a single pass that computes every node once",
     )
-    share = f"{percent(overhead_j / baseline_j)} of the baseline" if baseline_j > 0 else ""
-    yield "overhead", format_joules(overhead_j), share
-    yield (
+    of = f"{percent(overhead_j / baseline_j)} of the baseline" if baseline_j > 0 else ""
+    yield row("overhead", format_joules(overhead_j), of)
+    yield row(
         "proven bound",
         format_joules(result.bound_j or 0.0),
         f"no schedule has an overhead below {format_joules(result.overhead_bound_j)}",
     )
     gap = percent(result.gap or 0.0, digits=3)
     tolerance = f"tolerance {percent(result.requested_gap)}"
-    if result.problem.minimize == Quantity.ENERGY:
-        yield "gap", gap, f"of the overhead; {tolerance}"
+    minimize = result.problem.minimize
+    if minimize == Quantity.ENERGY:
+        yield row("gap", gap, f"of the overhead; {tolerance}")
         return
-    yield "gap", gap, "of the energy overhead, which is not minimized here"
-    objective = result.to_dict()["objective"]
-    amount = result.problem.objective.format
-    value = amount(objective["value"] or 0.0)
-    bound = amount(objective["bound"] or 0.0)
+    yield row("gap", gap, "of the energy overhead, which is not minimized here")
+    objective, amount = result.to_dict()["objective"], result.problem.objective.format
+    value, bound = (amount(objective[key] or 0.0) for key in ("value", "bound"))
     gap = percent(objective["gap"] or 0.0, digits=3)
-    yield f"minimized {result.problem.minimize}", value, f"bound {bound}, gap {gap}; {tolerance}"
+    yield row(f"minimized {minimize}", value, f"bound {bound}, gap {gap}; {tolerance}")
 
 
-def _memory(problem: Problem, simulation: Simulation) -> Iterator[Row]:
+def _memory(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     graph, peak_bytes = problem.graph, simulation.peak_ram_bytes
     resident_bytes = graph.total_resident_bytes
     used_bytes = peak_bytes + (resident_bytes if problem.count_parameters else 0)
     budget = format_bytes(problem.ram_budget_bytes)
-    share = percent(used_bytes / problem.ram_budget_bytes, digits=3)
+    of = percent(used_bytes / problem.ram_budget_bytes, digits=3)
     whole = format_bytes(checkpoint_all_peak_bytes(graph))
     beside = ", resident bytes included" if problem.count_parameters and resident_bytes else ""
-    yield (
+    yield row(
         "peak RAM",
         format_bytes(peak_bytes),
-        f"{share} of the budget of {budget}{beside}; keep-all takes {whole}",
+        f"{of} of the budget of {budget}{beside}; keep-all takes {whole}",
     )
     if resident_bytes:
         kinds = ", ".join(kind for kind, size in graph.resident_bytes.items() if size)
-        counted = (
-            "counted in the budget"
-            if problem.count_parameters
-            else "needed on top, not counted in the budget"
-        )
-        yield "resident RAM", format_bytes(resident_bytes), f"{kinds}: {counted}"
+        counted = "counted in the budget"
+        if not problem.count_parameters:
+            counted = "needed on top, not counted in the budget"
+        yield row("resident RAM", format_bytes(resident_bytes), f"{kinds}: {counted}")
 
 
-def _treatment(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Row]:
+def _treatment(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Fact]:
     done = Treatment.of(graph, schedule)
-    yield (
-        "recomputed",
-        _times_of(done.recomputed),
-        f"{format_bytes(done.recomputed_bytes)} of outputs",
-    )
-    yield (
-        "paged out",
-        _times_of(done.paged_out),
-        f"{format_bytes(simulation.written_bytes)} written",
-    )
-    yield "paged in", _times_of(done.paged_in), f"{format_bytes(simulation.read_bytes)} read"
-    yield (
+    made, kept = format_bytes(done.recomputed_bytes), format_bytes(done.kept_bytes)
+    written, read = format_bytes(simulation.written_bytes), format_bytes(simulation.read_bytes)
+    yield row("recomputed", _times_of(done.recomputed), f"{made} of outputs")
+    yield row("paged out", _times_of(done.paged_out), f"{written} written")
+    yield row("paged in", _times_of(done.paged_in), f"{read} read")
+    yield row(
         "kept",
-        f"{done.kept} tensor{'' if done.kept == 1 else 's'}",
-        f"{format_bytes(done.kept_bytes)} that stay in RAM from first computation to last use",
+        plural(done.kept, "tensor"),
+        f"{kept} that stay in RAM from first computation to last use",
     )
 
 
-def _times(problem: Problem, simulation: Simulation) -> Iterator[Row]:
+def _times(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     single_pass = f"a single pass takes {format_seconds(problem.pass_time_s)}"
-    yield "compute time", format_seconds(simulation.compute_s or 0.0), single_pass
-    yield "transfer time", format_seconds(simulation.transfer_s or 0.0), ""
+    yield row("compute time", format_seconds(simulation.compute_s or 0.0), single_pass)
+    yield row("transfer time", format_seconds(simulation.transfer_s or 0.0))
     if simulation.planned_s is not None:
-        yield (
-            "makespan",
-            format_seconds(simulation.planned_s),
-            "of the plan, where transfers overlap computation",
-        )
+        overlap = "of the plan, where transfers overlap computation"
+        yield row("makespan", format_seconds(simulation.planned_s), overlap)
     if problem.deadline_s is not None:
         used_s = simulation.time_s or 0.0
         counts = DeadlineCounts(problem.deadline_counts or DeadlineCounts.SERIAL)
-        share = f", {percent(used_s / problem.deadline_s, digits=3)}" if problem.deadline_s else ""
-        yield (
+        of = f", {percent(used_s / problem.deadline_s, digits=3)}" if problem.deadline_s else ""
+        yield row(
             "deadline",
             format_seconds(problem.deadline_s),
-            f"{counts}: {MEANINGS[counts]}; {format_seconds(used_s)} used{share}",
+            f"{counts}: {MEANINGS[counts]}; {format_seconds(used_s)} used{of}",
         )
     if problem.energy_budget_j is not None:
-        yield "energy budget", format_joules(problem.energy_budget_j), ""
+        yield row("energy budget", format_joules(problem.energy_budget_j))
 
 
-def _effort(result: SolveResult, waiting: Waiting | None) -> Iterator[Row]:
-    total_s = result.wall_s if waiting is None else waiting.total_s()
+def _effort(result: SolveResult, *, total_s: float, read_s: float) -> Iterator[Fact]:
     spent = {
-        "reading": 0.0 if waiting is None else waiting.reading_s,
+        "reading": read_s,
         "building": result.build_s,
         "solving": result.solve_s - result.verify_s,
         "verifying": result.verify_s,
@@ -209,19 +204,19 @@ def _effort(result: SolveResult, waiting: Waiting | None) -> Iterator[Row]:
     spent["answering"] = total_s - sum(spent.values())
     shown = [f"{name} {format_seconds(s)}" for name, s in spent.items() if s >= LEAST_SHOWN_S]
     limit = f"; limit {format_seconds(result.time_limit_s)}" if result.time_limit_s else ""
-    yield "time taken", format_seconds(total_s), ", ".join(shown) + limit
+    yield row("time taken", format_seconds(total_s), ", ".join(shown) + limit)
     sizes = list(_sizes(result.statistics))
     if sizes:
-        yield "solver's model", sizes[0], ", ".join(sizes[1:])
+        yield row("solver's model", sizes[0], ", ".join(sizes[1:]))
+    if not result.backend:
+        yield row("made by", result.method, "without a solver")
+        return
+    method = "" if result.method == "optimal" else f"method {result.method}"
     versions = ", ".join(
         f"{name} {version}" for name, version in result.versions.items() if name != "poetmodel"
     )
-    if not result.backend:
-        yield "made by", result.method, "without a solver"
-        return
-    method = "" if result.method == "optimal" else f"method {result.method}"
     parts = (method, f"formulation {result.formulation}", versions)
-    yield "solved by", result.backend, "; ".join(part for part in parts if part)
+    yield row("solved by", result.backend, "; ".join(part for part in parts if part))
 
 
 def _sizes(statistics: Mapping[str, Any]) -> Iterator[str]:

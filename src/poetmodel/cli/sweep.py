@@ -2,251 +2,208 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from poetmodel.cli import completion, graphs, options
-from poetmodel.cli.failures import Status, print_faults, print_warnings
-from poetmodel.cli.output import console, is_quiet, listing, print_json, show
+from poetmodel.cli import completion
+from poetmodel.cli.failures import ExitStatus, print_faults, print_warnings
+from poetmodel.cli.options import (
+    REQUIRED,
+    BackendName,
+    OutputOptions,
+    SearchOptions,
+    argument,
+    command,
+    how,
+    input_size,
+    limit,
+    option,
+    output,
+    what,
+    without,
+)
+from poetmodel.cli.output import listing, print_json, show
+from poetmodel.cli.progress import progress_bar
 from poetmodel.errors import InputError, listed
 from poetmodel.graph.catalogue import InputShape
 from poetmodel.problem import DeadlineCounts
+from poetmodel.report.presenter import Unit, yes_or_no
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from rich.table import Table
 
-    from poetmodel.bench import Progress
     from poetmodel.bench.tables import Row
-
-EPILOG: Final = "Example: poetmodel sweep mlp --devices rpi4b --ram 70%,90% --out sweep"
 
 MAX_WORKERS: Final = 256
 """Most processes that can be requested."""
 
+_methods = partial(option, rich_help_panel="Methods", show_default=False)
+_run = partial(option, rich_help_panel="Run")
+several = completion.several
 
-def _listed(
-    what: str,
-    metavar: str,
-    text: str,
-    panel: str,
-    names: Callable[[], completion.Offer] | None = None,
-) -> Any:
-    return typer.Option(
-        what,
-        metavar=metavar,
-        autocompletion=None if names is None else completion.several(names),
-        help=text,
-        rich_help_panel=panel,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridOptions:
+    """The problems: all combinations of these."""
+
+    models: list[str] = argument(
+        REQUIRED,
+        "MODELS...",
+        "Built-in networks, or graph files.",
+        autocompletion=completion.one(completion.models),
+    )
+    batch: str | None = what(None, "--batch N,...", "Batch sizes, for built-in networks.")
+    image: str | None = what(None, "--image N,...", "Sides of square images in pixels.")
+    sequence: str | None = what(None, "--sequence N,...", "Tokens of a sample.")
+    devices: str = what(
+        REQUIRED,
+        "--devices NAME,...",
+        "Devices, by name or file.",
+        autocompletion=several(completion.devices),
+    )
+    ram: str = limit(REQUIRED, "--ram SIZE,...", "RAM budgets, such as 20%,30%,256KiB.")
+    out: Path = output(
+        REQUIRED,
+        "--out DIR",
+        "Folder of the records. Runs that are recorded there are not repeated.",
+    )
+    deadline: str = limit(
+        "none",
+        "--deadline TIME,...",
+        "Deadlines, such as none,110%. Default: none.",
         show_default=False,
+    )
+    deadline_counts: DeadlineCounts | None = limit(
+        None,
+        "--deadline-counts MODE",
+        "Which time the deadline limits: compute, serial, overlap.",
+    )
+    methods: str = _methods(
+        "optimal",
+        "--methods NAME,...",
+        "Methods, as --method of solve. Default: optimal.",
+        autocompletion=several(completion.methods),
+    )
+    backends: str = _methods(
+        "highs",
+        "--backends NAME,...",
+        "Solvers: highs, scip, gurobi. Default: highs.",
+        autocompletion=several(completion.backends),
     )
 
 
-ModelsArgument = Annotated[
-    list[str],
-    typer.Argument(
-        autocompletion=completion.one(completion.models),
-        metavar="MODELS...",
-        help="Built-in networks, or graph files.",
-    ),
-]
-BatchesOption = Annotated[
-    str | None, _listed("--batch", "N,...", "Batch sizes, for built-in networks.", options.WHAT)
-]
-ImagesOption = Annotated[
-    str | None, _listed("--image", "N,...", "Sides of square images in pixels.", options.WHAT)
-]
-SequencesOption = Annotated[
-    str | None, _listed("--sequence", "N,...", "Tokens of a sample.", options.WHAT)
-]
-DevicesOption = Annotated[
-    str,
-    _listed("--devices", "NAME,...", "Devices, by name or file.", options.WHAT, completion.devices),
-]
-RamOption = Annotated[
-    str, _listed("--ram", "SIZE,...", "RAM budgets, such as 20%,30%,256KiB.", options.LIMITS)
-]
-DeadlineOption = Annotated[
-    str,
-    _listed(
-        "--deadline", "TIME,...", "Deadlines, such as none,110%. Default: none.", options.LIMITS
-    ),
-]
-MethodsOption = Annotated[
-    str,
-    _listed(
-        "--methods",
-        "NAME,...",
-        "Methods, as --method of solve. Default: optimal.",
-        "Methods",
-        completion.methods,
-    ),
-]
-BackendsOption = Annotated[
-    str,
-    _listed(
-        "--backends",
-        "NAME,...",
-        "Solvers: highs, scip, gurobi. Default: highs.",
-        "Methods",
-        completion.backends,
-    ),
-]
-FolderOption = Annotated[
-    Path,
-    typer.Option(
-        "--out",
-        metavar="DIR",
-        help="Folder of the records. Runs that are recorded there are not repeated.",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
-WorkersOption = Annotated[
-    int,
-    typer.Option(
-        "--workers", min=1, max=MAX_WORKERS, help="Worker processes.", rich_help_panel="Run"
-    ),
-]
-SchedulerOption = Annotated[
-    str | None,
-    _listed("--scheduler", "tcp://HOST:PORT", "Dask scheduler in place of local processes.", "Run"),
-]
-ColdOption = Annotated[
-    bool,
-    typer.Option(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersOption:
+    """How many runs are solved at a time."""
+
+    workers: int = _run(1, "--workers", "Worker processes.", min=1, max=MAX_WORKERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(WorkersOption):
+    """How the runs are solved, and what is made of them."""
+
+    seed: int = how(0, "--seed", "Seed of the solves.", min=0)
+    scheduler: str | None = _run(
+        None, "--scheduler tcp://HOST:PORT", "Dask scheduler in place of local processes."
+    )
+    cold: bool = _run(
+        False,
         "--cold",
-        help="Do not start solves from the schedule of the next smaller budget.",
-        rich_help_panel="Run",
-    ),
-]
-ParetoOption = Annotated[
-    bool,
-    typer.Option(
+        "Do not start solves from the schedule of the next smaller budget.",
+    )
+    pareto: bool = output(
+        False,
         "--pareto",
-        help="Write and show the Pareto front of energy, RAM and time, with what is proven.",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
-ParquetOption = Annotated[
-    bool,
-    typer.Option(
-        "--parquet",
-        help="Also write cells.parquet; needs pandas and pyarrow.",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
-PlotOption = Annotated[
-    Path | None,
-    _listed("--plot", "FILE", "Draw overhead against RAM: .svg, .png or .pdf.", options.OUTPUT),
-]
-SeedOption = Annotated[
-    int, typer.Option("--seed", min=0, help="Seed of the solves.", rich_help_panel=options.HOW)
-]
-CountsOption = Annotated[
-    DeadlineCounts | None,
-    _listed(
-        "--deadline-counts",
-        "MODE",
-        "Which time the deadline limits: compute, serial, overlap.",
-        options.LIMITS,
-    ),
-]
+        "Write and show the Pareto front of energy, RAM and time, with what is proven.",
+    )
+    parquet: bool = output(
+        False, "--parquet", "Also write cells.parquet; needs pandas and pyarrow."
+    )
+    plot: Path | None = output(
+        None, "--plot FILE", "Draw overhead against RAM: .svg, .png or .pdf."
+    )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("sweep", epilog=EPILOG)(sweep)
-
-
-def sweep(  # noqa: PLR0913 - one for each option
-    models: ModelsArgument,
-    *,
-    batch: BatchesOption = None,
-    image: ImagesOption = None,
-    sequence: SequencesOption = None,
-    devices: DevicesOption,
-    ram: RamOption,
-    out: FolderOption,
-    deadline: DeadlineOption = "none",
-    deadline_counts: CountsOption = None,
-    methods: MethodsOption = "optimal",
-    backends: BackendsOption = "highs",
-    time_limit: options.TimeLimitOption = 60.0,
-    gap: options.GapOption = 1e-4,
-    threads: options.ThreadsOption = 1,
-    seed: SeedOption = 0,
-    workers: WorkersOption = 1,
-    scheduler: SchedulerOption = None,
-    cold: ColdOption = False,
-    pareto: ParetoOption = False,
-    parquet: ParquetOption = False,
-    plot: PlotOption = None,
-    json: options.JsonOption = False,
-    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
+@command("poetmodel sweep mlp --devices rpi4b --ram 70%,90% --out sweep")
+def sweep(
+    problems: GridOptions,
+    search: Annotated[SearchOptions, without("method", "formulation", "backend")],
+    runs: RunOptions,
+    output: OutputOptions,
 ) -> None:
     """Solve every combination of models, devices, limits and methods, and record each."""
     from poetmodel import bench
     from poetmodel.bench import tables
 
-    if plot is not None:
+    if runs.plot is not None:
         from poetmodel.bench.pictures import check_form
 
-        check_form(plot)
+        check_form(runs.plot)
+    counts = problems.deadline_counts
     settings = bench.Settings(
-        deadline_counts=None if deadline_counts is None else str(deadline_counts),
-        time_limit_s=time_limit,
-        gap=gap,
-        threads=threads,
-        seed=seed,
+        deadline_counts=None if counts is None else str(counts),
+        time_limit_s=search.time_limit,
+        gap=search.gap,
+        threads=search.threads,
+        seed=runs.seed,
     )
     cells = bench.grid(
-        models,
-        _names(devices, "--devices"),
-        ram=_names(ram, "--ram"),
+        problems.models,
+        _names(problems.devices, "--devices"),
+        ram=_names(problems.ram, "--ram"),
         shapes=[
             InputShape(batch=samples, image=side, sequence=tokens)
-            for samples in _sizes(batch, "--batch")
-            for side in _sizes(image, "--image")
-            for tokens in _sizes(sequence, "--sequence")
+            for samples in _sizes(problems.batch, "--batch")
+            for side in _sizes(problems.image, "--image")
+            for tokens in _sizes(problems.sequence, "--sequence")
         ],
-        deadlines=[None if name == "none" else name for name in _names(deadline, "--deadline")],
-        methods=_names(methods, "--methods"),
-        backends=[_backend(name) for name in _names(backends, "--backends")],
+        deadlines=[
+            None if name == "none" else name for name in _names(problems.deadline, "--deadline")
+        ],
+        methods=_names(problems.methods, "--methods"),
+        backends=[_backend(name) for name in _names(problems.backends, "--backends")],
         settings=settings,
     )
-    with progress_bar(wanted=not json) as on_progress:
+    with progress_bar(wanted=not output.json) as on_progress:
         records = bench.sweep(
             cells,
-            out,
-            workers=workers,
-            scheduler=scheduler,
-            warm=not cold,
+            problems.out,
+            workers=runs.workers,
+            scheduler=runs.scheduler,
+            warm=not runs.cold,
             on_progress=on_progress,
         )
     found = tables.rows(records)
-    front = tables.pareto(found) if pareto else []
-    tables.write_csv(out / "cells.csv", found)
-    if pareto:
-        tables.write_csv(out / "pareto.csv", front)
-    if parquet:
-        tables.write_parquet(out / "cells.parquet", found)
-    if plot is not None:
+    front = tables.pareto(found) if runs.pareto else []
+    tables.write_csv(problems.out / "cells.csv", found)
+    if runs.pareto:
+        tables.write_csv(problems.out / "pareto.csv", front)
+    if runs.parquet:
+        tables.write_parquet(problems.out / "cells.parquet", found)
+    if runs.plot is not None:
         from poetmodel.bench.pictures import draw, overheads
 
-        draw(plot, overheads(found))
-    _deliver(found, front, json=json, pareto=pareto)
+        draw(runs.plot, overheads(found))
+    _deliver(found, front, json=output.json, pareto=runs.pareto)
     _warn(found)
+    fail_if_failed(found)
+
+
+def fail_if_failed(found: Sequence[Row]) -> None:
+    """Exit with the reasons of the runs that failed, if any did."""
     failed = [row for row in found if row["status"] == "failed"]
     if failed:
         reasons = [f"{row['model']} | {row['method']}: {row['reason']}" for row in failed]
         print_faults([f"{len(failed)} of {len(found)} runs failed", *reasons])
-        raise typer.Exit(Status.FAILURE)
+        raise typer.Exit(ExitStatus.FAILURE)
 
 
 def _warn(found: Sequence[Row]) -> None:
@@ -276,7 +233,7 @@ def _sizes(text: str | None, option: str) -> list[int | None]:
     if text is None:
         return [None]
     try:
-        return [graphs.size(name) for name in _names(text, option)]
+        return [input_size(name) for name in _names(text, option)]
     except typer.BadParameter as error:
         msg = f"{option}: {error}"
         raise InputError(msg) from None
@@ -284,9 +241,9 @@ def _sizes(text: str | None, option: str) -> list[int | None]:
 
 def _backend(name: str) -> str:
     try:
-        return options.Backend(name).value
+        return BackendName(name).value
     except ValueError:
-        known = ", ".join(options.Backend)
+        known = ", ".join(BackendName)
         msg = f"--backends: expected some of {known}, got {name!r}"
         raise InputError(msg) from None
 
@@ -308,7 +265,7 @@ def _table(title: str, found: Sequence[Row], *, proof: str) -> Table:
             f"{row['model']} {row['device']}",
             _words_of(row["ram"], row["deadline"]),
             _words_of(row["method"], row["backend"]),
-            _proof(row[proof]),
+            yes_or_no(row[proof]) if isinstance(row[proof], bool) else row[proof],
             _share(row),
             _figure(row["axis_gap"], lambda gap: "none" if gap == 1 else f"{gap:.2%}"),
             _figure(row["peak_ram_bytes"], format_bytes),
@@ -323,43 +280,11 @@ def _words_of(*parts: str | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _proof(value: str | bool) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return value
-
-
 def _share(row: Row) -> str:
     if row["overhead_j"] is None or not row["baseline_energy_j"]:
         return ""
     return f"{row['overhead_j'] / row['baseline_energy_j']:.3%}"
 
 
-def _figure(value: float | None, form: Callable[[Any], str]) -> str:
-    return "" if value is None else form(value)
-
-
-@contextmanager
-def progress_bar(*, wanted: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Show the progress of a sweep on stderr: a bar in a terminal, else a line for each run."""
-    if not wanted or is_quiet():
-        yield None
-        return
-    if not sys.stderr.isatty():
-        yield lambda progress: print(_words(progress), file=sys.stderr)
-        return
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    columns = (BarColumn(), TextColumn("{task.description}"))
-    with Bar(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
-        yield lambda progress: bar.update(
-            task, total=progress.total, completed=progress.done, description=_words(progress)
-        )
-
-
-def _words(progress: Progress) -> str:
-    left = progress.remaining_s
-    text = f"{progress.done} of {progress.total} runs done, {progress.failed} failed"
-    return text if left is None else f"{text}, about {format_seconds(left)} left"
+def _figure(value: float | None, unit: Unit) -> str:
+    return "" if value is None else unit(value)

@@ -1,166 +1,290 @@
-"""What ``trace`` and ``profile`` share: options, tracing, and tables of costs."""
+"""``poetmodel trace`` and ``poetmodel profile``: PyTorch steps as graphs, and their costs."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from poetmodel.cli import completion, options
+from poetmodel.cli import completion, inspect
+from poetmodel.cli.failures import print_warnings
+from poetmodel.cli.inputs import check_outputs, read_device
+from poetmodel.cli.options import (
+    REQUIRED,
+    FileGraphOptions,
+    OutputOptions,
+    argument,
+    command,
+    option,
+    output,
+    whole_number,
+    without,
+)
+from poetmodel.cli.output import figures, print_json, print_text, print_written, show
 from poetmodel.errors import InputError
-from poetmodel.units import format_joules, format_seconds
+from poetmodel.graph.catalogue import read_model_or_file
+from poetmodel.report.presenter import Fact, document
+from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poetmodel.device import Costs, Device
+    from poetmodel.device import Costs
     from poetmodel.graph import Graph
-    from poetmodel.torch.profiling import Profile
     from poetmodel.torch.tracing import Trace
 
-MEASURING = "How to measure"
+_measuring = partial(option, rich_help_panel="How to measure")
+_devices = completion.one(completion.devices)
 
 
-def _repeats(text: str | int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        msg = f"expected a whole number from 1, got {str(text)!r}"
-        raise typer.BadParameter(msg)
-    return value
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostingOptions:
+    """How the costs of a traced step are found."""
 
-
-NameOption = Annotated[
-    str | None,
-    typer.Option(
-        "--name",
-        metavar="NAME",
-        help="Name of the graph. Default: the class of the model.",
-        show_default=False,
-    ),
-]
-BoardOption = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="NAME|FILE",
-        autocompletion=completion.one(completion.devices),
-        help="Do not measure: estimate the costs on this device from FLOP and bytes.",
-        show_default=False,
-    ),
-]
-PowerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--power-from",
-        metavar="NAME|FILE",
-        autocompletion=completion.one(completion.devices),
-        help="A device whose power figures turn measured times into energies. "
+    name: str | None = option(
+        None, "--name NAME", "Name of the graph. Default: the class of the model."
+    )
+    device: str | None = option(
+        None,
+        "--device NAME|FILE",
+        "Do not measure: estimate the costs on this device from FLOP and bytes.",
+        autocompletion=_devices,
+    )
+    power_from: str | None = _measuring(
+        None,
+        "--power-from NAME|FILE",
+        "A device whose power figures turn measured times into energies. "
         "Default: RAPL counters, else a nominal 1 W.",
-        rich_help_panel=MEASURING,
-        show_default=False,
-    ),
-]
-FolderOption = Annotated[
-    Path,
-    typer.Option(
-        "--folder",
-        metavar="FOLDER",
-        help="Folder for pages; page times are measured there.",
-        rich_help_panel=MEASURING,
-    ),
-]
-RepeatsOption = Annotated[
-    int,
-    typer.Option(
-        "--repeats",
-        metavar="N",
-        parser=_repeats,
-        help="Number of timed steps; the least time counts.",
-        rich_help_panel=MEASURING,
-    ),
-]
-ThreadsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        metavar="N",
-        parser=_repeats,
-        help="Compute threads. Default: as PyTorch is set.",
-        rich_help_panel=MEASURING,
-        show_default=False,
-    ),
-]
-
-
-def traced(target: str, *, name: str | None) -> Trace:
-    """Trace what ``module:function`` returns; its output goes to stderr."""
-    from poetmodel.torch.target import load_step
-    from poetmodel.torch.tracing import trace
-
-    with redirect_stdout(sys.stderr):
-        step = load_step(target)
-        return trace(step.model, step.loss_fn, step.inputs, name=name)
-
-
-def measured(
-    trace: Trace, *, folder: Path, repeats: int, threads: int | None, power_from: Device | None
-) -> Profile:
-    """Measure a trace on this host; its output goes to stderr."""
-    from poetmodel.torch.profiling import measure
-
-    with redirect_stdout(sys.stderr):
-        return measure(
-            trace, folder=folder, repeats=repeats, threads=threads, power_from=power_from
-        )
-
-
-def check_choice(device: str | None, power_from: str | None) -> None:
-    """Raise if costs would be both estimated and measured."""
-    if device is not None and power_from is not None:
-        msg = "--device estimates all costs and --power-from is for measured ones: give only one"
-        raise InputError(msg)
-
-
-def estimated(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
-    """Return the estimates of a device, and a note on them."""
-    from poetmodel.device import Costs
-
-    board = options.read_device(device)
-    if board is None:
-        msg = "no device"
-        raise InputError(msg)
-    return Costs.estimate(graph, board), (
-        f"costs: estimated for device {device} from FLOP and bytes; nothing was measured",
+        autocompletion=_devices,
+    )
+    folder: Path = _measuring(
+        Path(), "--folder FOLDER", "Folder for pages; page times are measured there."
+    )
+    repeats: int = _measuring(
+        5,
+        "--repeats N",
+        "Number of timed steps; the least time counts.",
+        parser=whole_number(),
+    )
+    threads: int | None = _measuring(
+        None,
+        "--threads N",
+        "Compute threads. Default: as PyTorch is set.",
+        parser=whole_number(),
     )
 
+    def check(self) -> None:
+        """Raise if costs would be both estimated and measured, or a device cannot be read."""
+        if self.device is not None and self.power_from is not None:
+            msg = (
+                "--device estimates all costs and --power-from is for measured ones: give only one"
+            )
+            raise InputError(msg)
+        read_device(self.power_from)
 
-def cost_figures(graph: Graph, costs: Costs) -> dict[str, Any]:
-    """Return the sums of costs; page figures are None without storage."""
+    def trace(self, target: str) -> Trace:
+        """Trace what ``module:function`` returns; its output goes to stderr."""
+        from poetmodel.torch.target import load_step
+        from poetmodel.torch.tracing import trace
+
+        with redirect_stdout(sys.stderr):
+            step = load_step(target)
+            return trace(step.model, step.loss_fn, step.inputs, name=self.name)
+
+    def measure(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:
+        """Measure a trace on this host, and return notes; its output goes to stderr."""
+        from poetmodel.torch.profiling import measure
+
+        with redirect_stdout(sys.stderr):
+            found = measure(
+                trace,
+                folder=self.folder,
+                repeats=self.repeats,
+                threads=self.threads,
+                power_from=read_device(self.power_from),
+            )
+        return found.costs, found.notes
+
+    def estimate(self, graph: Graph) -> tuple[Costs, tuple[str, ...]]:
+        """Return the estimates of the device, and a note on them."""
+        from poetmodel.device import Costs
+
+        board = read_device(self.device)
+        if board is None:
+            msg = "no device"
+            raise InputError(msg)
+        note = (
+            f"costs: estimated for device {self.device} from FLOP and bytes; nothing was measured"
+        )
+        return Costs.estimate(graph, board), (note,)
+
+
+def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
+    """Yield the sums of costs; those of pages are None without storage."""
     table = costs.table(graph)
     paged = table.has_storage
-    return {
-        "compute_time_s": sum(table.compute_time_s),
-        "compute_energy_j": sum(table.compute_energy_j),
-        "page_in_time_s": sum(table.page_in_time_s) if paged else None,
-        "page_out_time_s": sum(table.page_out_time_s) if paged else None,
-    }
+    for key, name, unit, note in (
+        (
+            "compute_time_s",
+            "compute time",
+            format_seconds,
+            "of a single pass: every node computed once",
+        ),
+        ("compute_energy_j", "compute energy", format_joules, ""),
+        ("page_in_time_s", "page-in time", format_seconds, "of every tensor, once"),
+        ("page_out_time_s", "page-out time", format_seconds, "of every tensor, once"),
+    ):
+        known = paged or key.startswith("compute")
+        yield Fact(key, sum(getattr(table, key)) if known else None, name, unit, note)
 
 
-def cost_rows(graph: Graph, costs: Costs) -> Iterator[tuple[str, str, str]]:
-    """Yield the rows of a table of costs."""
-    sums = cost_figures(graph, costs)
-    yield (
-        "compute time",
-        format_seconds(sums["compute_time_s"]),
-        "of a single pass: every node computed once",
+# -- trace -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """What is traced, and the files that are written."""
+
+    target: str = argument(
+        REQUIRED,
+        "MODULE:FUNCTION",
+        "A function without arguments that returns (model, loss_fn, inputs), with the target "
+        "as the last input. MODULE may be path/file.py.",
     )
-    yield "compute energy", format_joules(sums["compute_energy_j"]), ""
-    if sums["page_in_time_s"] is not None:
-        yield "page-in time", format_seconds(sums["page_in_time_s"]), "of every tensor, once"
-        yield "page-out time", format_seconds(sums["page_out_time_s"]), "of every tensor, once"
+    out: Path | None = output(
+        None,
+        "--out FILE",
+        "Write the graph file, *.graph.json, and its costs next to it, *.profile.csv.",
+    )
+    profile_out: Path | None = output(
+        None,
+        "--profile-out FILE",
+        "Write the costs, *.csv: measured on this host, or estimated for --device. "
+        "Default: next to the graph.",
+    )
+
+
+@command("poetmodel trace train:step --out net.graph.json")
+def trace(costing: CostingOptions, wanted: TraceOptions, output: OutputOptions) -> None:
+    """Capture a training step of a PyTorch module: forward pass, loss and backward pass."""
+    costing.check()
+    read_device(costing.device)
+    out, profile_out = wanted.out, wanted.profile_out
+    if out is not None and out.suffix != ".json":
+        msg = f"--out {out}: expected a name that ends in .graph.json"
+        raise InputError(msg)
+    if out is not None and profile_out is None:
+        profile_out = _beside(out)
+    check_outputs(("--out", out))
+    check_outputs(("--out", profile_out))
+    traced = costing.trace(wanted.target)
+    if out is not None:
+        traced.graph.save(out)
+    costs: Costs | None = None
+    notes: tuple[str, ...] = ()
+    if costing.device is not None:
+        costs, notes = costing.estimate(traced.graph)
+    elif profile_out is not None:
+        costs, notes = costing.measure(traced)
+    if profile_out is not None and costs is not None:
+        from poetmodel.device.io import save_profile
+
+        save_profile(costs, profile_out)
+    _show(traced, costs, notes, json=output.json)
+    written = [path for path in (out, profile_out) if path is not None]
+    for path in written:
+        print_written(path)
+    if not written:
+        print_warnings(["nothing was written: give --out FILE for the graph"])
+
+
+def _beside(graph: Path) -> Path:
+    """Return the default profile file of a graph file."""
+    stem = graph.name.removesuffix(".json").removesuffix(".graph")
+    return graph.with_name(f"{stem}.profile.csv")
+
+
+def _show(traced: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: bool) -> None:
+    graph = traced.graph
+    facts = [] if costs is None else list(_cost_facts(graph, costs))
+    if json:
+        found: dict[str, Any] = inspect.as_dict(graph)
+        found |= {"held_bytes": traced.held_bytes, "notes": list(notes)}
+        print_json(found | ({"costs": document(facts)} if facts else {}))
+        return
+    show(*inspect.tables(graph))
+    if traced.held_bytes:
+        print_text(
+            f"a step holds {format_bytes(traced.held_bytes)} of results to its end (the loss, new "
+            f"buffer values); 'solve' does not count them: reduce --ram by {traced.held_bytes:,} B"
+        )
+    if facts:
+        show(figures("Costs", facts))
+        print_text(*notes)
+
+
+# -- profile -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions:
+    """What is measured or estimated, and the file that is written."""
+
+    what: str = argument(
+        REQUIRED,
+        "MODULE:FUNCTION|GRAPH",
+        "As for 'poetmodel trace'; with --device also a graph file or a built-in network.",
+        autocompletion=completion.one(completion.models),
+    )
+    out: Path | None = output(None, "--out FILE", "Write the profile, *.csv.")
+
+
+@command("poetmodel profile mlp --device mkr1000 --out mlp.csv")
+def profile(
+    sizes: Annotated[FileGraphOptions, without("graph")],
+    costing: CostingOptions,
+    wanted: ProfileOptions,
+    output: OutputOptions,
+) -> None:
+    """Measure a training step on this host: time per operation, page times, energies."""
+    costing.check()
+    what, out = wanted.what, wanted.out
+    from poetmodel.torch.target import is_target
+
+    if is_target(what) and sizes.shape.given:
+        msg = (
+            f"{what}, {' '.join(sizes.shape.options)}: the function gives the inputs of a step; "
+            "leave the option out"
+        )
+        raise InputError(msg)
+    check_outputs(("--out", out), inputs=(what,))
+    if is_target(what):
+        traced = costing.trace(what)
+        graph = traced.graph
+        estimated = costing.device is not None
+        costs, notes = costing.estimate(graph) if estimated else costing.measure(traced)
+    elif costing.device is not None:
+        graph = read_model_or_file(what, sizes.shape)
+        costs, notes = costing.estimate(graph)
+    else:
+        msg = (
+            f"{what}: a graph cannot be run; give the MODULE:FUNCTION that it was traced from, or "
+            "--device to estimate its costs"
+        )
+        raise InputError(msg)
+    if out is not None:
+        from poetmodel.device.io import save_profile
+
+        save_profile(costs, out)
+    facts = list(_cost_facts(graph, costs))
+    if output.json:
+        named = {"graph": {"name": graph.name, "sha256": graph.sha256}}
+        print_json(named | document(facts) | {"notes": list(notes)})
+    else:
+        show(figures(f"Costs of {graph.name}", facts))
+        print_text(*notes)
+    if out is not None:
+        print_written(out)

@@ -2,316 +2,248 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from poetmodel.cli import graphs, options, verify_plan
-from poetmodel.cli.failures import Status, print_room_warning, print_warnings
-from poetmodel.cli.output import figures, print_json, print_text, room_alarms, room_row, show
+from poetmodel.cli.failures import ExitStatus, print_room_warnings, print_warnings
+from poetmodel.cli.inputs import (
+    check_names,
+    costs_to_verify,
+    graph_of,
+    graph_of_code,
+    verify_document,
+)
+from poetmodel.cli.options import (
+    REQUIRED,
+    CostOptions,
+    FileGraphOptions,
+    OutputOptions,
+    argument,
+    command,
+)
+from poetmodel.cli.output import figures, print_json, print_text, show
 from poetmodel.data import as_text, read_bytes
-from poetmodel.device.room import room_figures
+from poetmodel.device import StorageMode
+from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import InputError, ScheduleError
-from poetmodel.graph.catalogue import InputShape
-from poetmodel.plan.simulation import check_identity as check_plan_identity
-from poetmodel.units import MAX_BYTES, format_bytes, format_joules, format_seconds
+from poetmodel.plan.simulation import check_identity
+from poetmodel.report.presenter import Fact, document, plural, room_facts, whole
+from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from poetmodel.device import Costs
-    from poetmodel.device.room import DeviceRoom
     from poetmodel.graph import Graph
-    from poetmodel.problem import Problem
-    from poetmodel.schedule import GraphIdentity, Verdict
-    from poetmodel.schedule.io import ScheduleDocument
+    from poetmodel.plan import PlanCheck
+    from poetmodel.plan.io import PlanDocument
+    from poetmodel.report.subject import VerifiedSchedule
 
-EPILOG: Final = "Example: poetmodel verify mlp.json --graph mlp"
-
-MEMORY_FIGURES: Final = ("peak_ram_bytes",)
-"""Figures of a file that need no costs."""
-
-ScheduleArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="SCHEDULE|PLAN",
-        help="A schedule file, *.schedule.json, or a plan, *.plan.json or binary.",
-        show_default=False,
-    ),
-]
+MAX_VIOLATIONS: Final = 20
+"""Most violations that are printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """A verdict, with the costs and the problem that it is for."""
+class FileArgument:
+    """The file."""
 
-    verdict: Verdict
-    """The verifier's verdict."""
-    costs: Costs | None
-    """Costs for times and energies; None if they were not checked."""
-    problem: Problem
-    """The problem that the file states; without costs, all times and energies are 0."""
-    notes: tuple[str, ...]
-    """What was assumed or not checked."""
-
-    @property
-    def room(self) -> DeviceRoom | None:
-        """What the schedule takes of the device's RAM, where there is a device."""
-        from poetmodel.schedule import device_room
-
-        return device_room(self.problem, self.verdict)
+    schedule: Path = argument(
+        REQUIRED,
+        "SCHEDULE|PLAN",
+        "A schedule file, *.schedule.json, or a plan, *.plan.json or binary.",
+    )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("verify", epilog=EPILOG)(verify)
-
-
+@command("poetmodel verify mlp.json --graph mlp")
 def verify(
-    schedule: ScheduleArgument,
-    *,
-    graph: graphs.GraphOption = None,
-    batch: graphs.BatchOption = None,
-    image: graphs.ImageOption = None,
-    sequence: graphs.SequenceOption = None,
-    device: options.DeviceOption = None,
-    profile: options.ProfileOption = None,
-    json: options.JsonOption = False,
-    quiet: options.QuietOption = False,  # noqa: ARG001 - acts while it is parsed
+    given: FileArgument,
+    source: FileGraphOptions,
+    costing: CostOptions,
+    output: OutputOptions,
 ) -> None:
     """Simulate a schedule or a plan; check rules of execution, limits, and its stated figures."""
+    content = read_bytes(given.schedule)
+    about = _about_plan if is_plan(content) else _about_schedule
+    facts, title, room = about(content, given.schedule, source, costing)
+    found = document(facts)
+    print_warnings(found["notes"])
+    if output.json:
+        print_json(found)
+    else:
+        _print_verdict(title.partition(" ")[0].lower(), found["violations"])
+        show(figures(title, facts))
+    print_room_warnings(room)
+    raise typer.Exit(ExitStatus.SUCCESS if found["valid"] else ExitStatus.INFEASIBLE)
+
+
+def _print_verdict(what: str, violations: Sequence[str]) -> None:
+    if not violations:
+        print_text(f"valid: the {what} keeps every rule and limit that was checked", "")
+        return
+    more = len(violations) - MAX_VIOLATIONS
+    rest = (f"and {more:,} more; --json has them all",) if more > 0 else ()
+    many = plural(len(violations), "violation")
+    print_text(f"not valid: {many}", *violations[:MAX_VIOLATIONS], *rest, "")
+
+
+def _verdict(
+    graph: Graph, costs: Costs | None, violations: Sequence[str], notes: Sequence[str]
+) -> Iterator[Fact]:
+    yield Fact("valid", not violations)
+    yield Fact("violations", list(violations))
+    yield Fact("notes", list(notes))
+    yield Fact("graph", {"name": graph.name, "sha256": graph.sha256})
+    yield Fact("costs", None if costs is None else costs.source)
+
+
+# -- schedules ---------------------------------------------------------------------------------
+
+
+def _about_schedule(
+    content: bytes, path: Path, source: FileGraphOptions, costing: CostOptions
+) -> tuple[list[Fact], str, DeviceRoom | None]:
+    """Return the facts about a schedule, the title of their table, and the RAM of the device."""
     from poetmodel.schedule.io import parse_document
 
-    shape = InputShape(batch=batch, image=image, sequence=sequence)
-    content = read_bytes(schedule)
-    if verify_plan.is_plan(content):
-        raise typer.Exit(
-            _verify_plan(content, schedule, graph, shape, device=device, profile=profile, json=json)
-        )
-    document = parse_document(as_text(content, source=str(schedule)), source=str(schedule))
-    identity = document.schedule.identity
-    training_graph = graphs.graph_of(graph, shape, identity, source=str(schedule)).graph
+    stated = parse_document(as_text(content, source=str(path)), source=str(path))
+    graph = graph_of(source, stated.schedule.identity, source=path).graph
     try:
-        judgement = judge(document, training_graph, device=device, profile=profile)
+        found = verify_document(stated, graph, costing)
     except ScheduleError as error:
-        raise error.within(str(schedule)) from None
-    print_warnings(judgement.notes)
-    if json:
-        print_json(as_dict(judgement, training_graph))
-    else:
-        _print(judgement, training_graph)
-    print_room_warning(judgement.room)
-    raise typer.Exit(Status.SUCCESS if judgement.verdict.valid else Status.INFEASIBLE)
+        raise error.within(str(path)) from None
+    return list(_schedule_facts(found)), f"Schedule for {graph.name}", found.room
 
 
-def _verify_plan(
-    content: bytes,
-    path: Path,
-    graph: str | None,
-    shape: InputShape,
-    *,
-    device: str | None,
-    profile: str | None,
-    json: bool,
-) -> Status:
-    source = str(path)
-    document, training_graph = verify_plan.read_plan(content, graph, shape, source=source)
-    plan = document.plan
+def _schedule_facts(found: VerifiedSchedule) -> Iterator[Fact]:
+    """Yield the verdict and the simulated figures; without costs, no times and energies."""
+    graph, simulation = found.graph, found.simulation
+    peak, tensors = simulation.peak, simulation.peak_tensors
+    yield from _verdict(graph, found.costs, found.verdict.violations, found.notes)
+    timed = found.costs is not None
+    planned = "makespan" if simulation.planned_s is not None else None
+    overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
+    for key, name, unit, note in (
+        ("energy_j", "energy", format_joules, overhead),
+        ("baseline_energy_j", None, format_joules, ""),
+        ("overhead_j", None, format_joules, ""),
+        ("compute_s", "compute time", format_seconds, ""),
+        ("transfer_s", "transfer time", format_seconds, ""),
+        ("time_s", None, format_seconds, ""),
+        ("makespan_s", planned, format_seconds, "transfers overlap computation"),
+    ):
+        yield Fact(key, getattr(simulation, key) if timed else None, name, unit, note)
+    node = graph.nodes[peak.node].name
+    at = f"at stage {peak.stage}, step {peak.node} ({node}), with {len(tensors)} tensors"
+    yield Fact("peak_ram_bytes", peak.ram_bytes, "peak RAM", format_bytes, at)
+    yield from room_facts(found.room)
+    held = [graph.tensors[i].name for i in tensors]
+    yield Fact("peak", {"stage": peak.stage, "node": node, "tensors": held})
+    yield from _moved(simulation)
+
+
+def _moved(found: object) -> Iterator[Fact]:
+    """Yield what a simulated schedule or plan transfers and stores."""
+    for key, name in (
+        ("written_bytes", "paged out"),
+        ("read_bytes", "paged in"),
+        ("aux_used_bytes", "storage used"),
+    ):
+        yield Fact(key, getattr(found, key), name, format_bytes)
+
+
+# -- plans -------------------------------------------------------------------------------------
+
+
+def is_plan(content: bytes) -> bool:
+    """Return whether the content of a file is a plan, binary or JSON."""
+    from poetmodel.plan.binary import is_coded
+    from poetmodel.plan.program import FORMAT
+
+    if is_coded(content):
+        return True
+    if FORMAT.encode() not in content:
+        return False
     try:
-        check_plan_identity(training_graph, plan)
-        _check_names(plan.identity, training_graph)
+        found = json.loads(content)
+    except (ValueError, RecursionError):  # the reader of plans says what is wrong
+        return True
+    return isinstance(found, dict) and found.get("format") == FORMAT
+
+
+def _about_plan(
+    content: bytes, path: Path, source: FileGraphOptions, costing: CostOptions
+) -> tuple[list[Fact], str, DeviceRoom | None]:
+    """Return the facts about a plan, the title of their table, and the RAM of the device."""
+    from poetmodel.plan import check_plan
+    from poetmodel.plan.simulation import false_claims
+
+    stated, graph = _read_plan(content, path, source)
+    plan = stated.plan
+    try:
+        check_identity(graph, plan)
+        check_names(plan.identity, graph)
     except InputError as error:
-        raise error.within(source) from None
-    costs, notes = _find_costs(plan.device, training_graph, device=device, profile=profile)
-    judgement = verify_plan.judge_plan(document, training_graph, costs, notes)
-    print_warnings(judgement.notes)
-    verify_plan.tell(judgement, as_json=json)
-    return Status.SUCCESS if judgement.valid else Status.INFEASIBLE
+        raise error.within(str(path)) from None
+    costs, notes = costs_to_verify(plan.device, graph, costing)
+    if plan.ram_budget_bytes is None:
+        notes.append("the plan states no RAM budget: its peak was not checked")
+    check = check_plan(graph, costs, plan)
+    violations = (*check.violations, *false_claims(check, stated.stated))
+    device = None if costs is None else costs.device
+    room = DeviceRoom.of(device, graph, check.peak_ram_bytes)
+    facts = [
+        *_verdict(graph, costs, violations, notes),
+        *_plan_facts(stated, check, room, timed=costs is not None),
+    ]
+    return facts, f"Plan for {graph.name}", room
 
 
-def judge(
-    document: ScheduleDocument, graph: Graph, *, device: str | None, profile: str | None
-) -> Judgement:
-    """Verify a schedule file against the problem that it states.
-
-    Parameters
-    ----------
-    document : ScheduleDocument
-        The file.
-    graph : Graph
-        The graph that it should belong to.
-    device, profile : str, optional
-        As the options. Without both, the costs are those of the device that the file names, if it
-        can be found.
+def _read_plan(content: bytes, path: Path, source: FileGraphOptions) -> tuple[PlanDocument, Graph]:
+    """Return the plan in the content of a file, and the graph that it is for.
 
     Raises
     ------
-    ScheduleError
-        If the file belongs to another graph.
+    PlanError
+        If it is damaged or belongs to another graph.
+    InputError
+        If it is neither text nor a binary plan, or its graph cannot be found.
     """
-    from poetmodel.planner import verify as verify_schedule
-    from poetmodel.schedule import check_identity
+    from poetmodel.plan import decode
+    from poetmodel.plan.binary import is_coded
+    from poetmodel.plan.io import PlanDocument, parse_document
 
-    check_identity(graph, document.schedule)
-    _check_names(document.schedule.identity, graph)
-    costs, notes = _find_costs(document.device, graph, device=device, profile=profile)
-    problem = _stated_problem(document, graph, costs)
-    if document.problem is None:
-        notes.append("the file states no problem: no budget and no deadline were checked")
-    stated = document.stated | document.room
-    if costs is None:
-        stated = {key: stated.get(key) for key in MEMORY_FIGURES}
-    verdict = verify_schedule(problem, document.schedule, stated=stated)
-    return Judgement(verdict=verdict, costs=costs, problem=problem, notes=tuple(notes))
+    if not is_coded(content):
+        stated = parse_document(as_text(content, source=str(path)), source=str(path))
+        return stated, graph_of(source, stated.plan.identity, source=path).graph
+    try:
+        coded_for = graph_of_code(source, content, source=path)
+        return PlanDocument(plan=decode(coded_for, content), stated={}), coded_for
+    except InputError as error:
+        raise error.within(str(path)) from None
 
 
-def _check_names(identity: GraphIdentity | None, graph: Graph) -> None:
-    if identity is None:
-        return
-    for key, found, wanted in (
-        ("nodes", identity.nodes, tuple(node.name for node in graph.nodes)),
-        ("tensors", identity.tensors, tuple(tensor.name for tensor in graph.tensors)),
-    ):
-        if found == wanted:
-            continue
-        if len(found) != len(wanted):
-            difference = f"expected {len(wanted)} names, got {len(found)}"
-        else:
-            k = next(k for k, name in enumerate(found) if name != wanted[k])
-            difference = f"entry {k}: expected {wanted[k]!r}, got {found[k]!r}"
-        msg = f"{key}: {difference}; the list must name the {key} of graph {graph.name!r} in order"
-        raise ScheduleError(msg)
-
-
-def known_device(name: str | None) -> str | None:
-    """Return the device that a file names, if it can be found."""
-    from poetmodel.device.io import device_names
-
-    if name is None or name in device_names() or Path(name).is_file():
-        return name
-    return None
-
-
-def _find_costs(
-    named_in_file: str | None, graph: Graph, *, device: str | None, profile: str | None
-) -> tuple[Costs | None, list[str]]:
-    """Return the costs for the verifier, and notes about them."""
-    named = known_device(named_in_file)
-    chosen = device if device is not None else named
-    if chosen is None and profile is None:
-        note = "times and energies were not checked: give --device or --profile for the costs"
-        return None, [note]
-    notes = []
-    if device is None and profile is None:
-        notes.append(
-            f"costs are the estimates of device {named}, which the file names; give --profile if "
-            "it was solved with measured costs"
-        )
-    return options.read_costs(graph, options.read_device(chosen), profile), notes
-
-
-def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:
-    """Return the problem that a file states; without costs, all times and energies are 0."""
-    from poetmodel.problem import Problem
-
-    stated = document.problem
-    known = costs if costs is not None else _no_costs(graph)
-    if stated is None:
-        return Problem(graph, known, ram=MAX_BYTES, aux_bytes=MAX_BYTES)
-    timed = costs is not None
-    return Problem(
-        graph,
-        known,
-        ram=stated.ram_budget_bytes,
-        deadline=stated.deadline_s if timed else None,
-        deadline_counts=stated.deadline_counts,
-        aux_bytes=MAX_BYTES if stated.aux_bytes is None else stated.aux_bytes,
-        recompute=stated.recompute,
-        paging=stated.paging,
-        minimize=stated.minimize,
-        energy_budget=stated.energy_budget_j if timed else None,
-        count_parameters=stated.count_parameters,
-    )
-
-
-def _no_costs(graph: Graph) -> Costs:
-    from poetmodel.device import Costs
-
-    nothing = [0.0] * len(graph.nodes)
-    pages = [(0.0, 0.0)] * len(graph.tensors)
-    return Costs.from_arrays(
-        graph,
-        compute_time_s=nothing,
-        compute_energy_j=nothing,
-        page_in=pages,
-        page_out=pages,
-    )
-
-
-def as_dict(judgement: Judgement, graph: Graph) -> dict[str, Any]:
-    """Return a verdict as plain values; without costs, times and energies are None."""
-    simulation, costs = judgement.verdict.simulation, judgement.costs
-    timed = costs is not None
-    peak = simulation.peak
-    return {
-        "valid": judgement.verdict.valid,
-        "violations": list(judgement.verdict.violations),
-        "notes": list(judgement.notes),
-        "graph": {"name": graph.name, "sha256": graph.sha256},
-        "costs": costs.source if costs is not None else None,
-        "energy_j": simulation.energy_j if timed else None,
-        "baseline_energy_j": simulation.baseline_energy_j if timed else None,
-        "overhead_j": simulation.overhead_j if timed else None,
-        "compute_s": simulation.compute_s if timed else None,
-        "transfer_s": simulation.transfer_s if timed else None,
-        "time_s": simulation.time_s if timed else None,
-        "makespan_s": simulation.makespan_s if timed else None,
-        "peak_ram_bytes": peak.ram_bytes,
-        **room_figures(judgement.room),
-        "peak": {
-            "stage": peak.stage,
-            "node": graph.nodes[peak.node].name,
-            "tensors": [graph.tensors[i].name for i in simulation.peak_tensors],
-        },
-        "aux_used_bytes": simulation.aux_used_bytes,
-        "written_bytes": simulation.written_bytes,
-        "read_bytes": simulation.read_bytes,
-    }
-
-
-def _print(judgement: Judgement, graph: Graph) -> None:
-    violations = judgement.verdict.violations
-    if violations:
-        many = "1 violation" if len(violations) == 1 else f"{len(violations)} violations"
-        more = len(violations) - verify_plan.MAX_VIOLATIONS
-        rest = (f"and {more:,} more; --json has them all",) if more > 0 else ()
-        print_text(f"not valid: {many}", *violations[: verify_plan.MAX_VIOLATIONS], *rest, "")
-    else:
-        print_text("valid: the schedule keeps every rule and limit that was checked", "")
-    rows, alarms = _rows(judgement, graph), room_alarms(judgement.room)
-    show(figures(f"Schedule for {graph.name}", rows, alarms=alarms))
-
-
-def _rows(judgement: Judgement, graph: Graph) -> Iterator[tuple[str, str, str]]:
-    simulation = judgement.verdict.simulation
-    peak = simulation.peak
-    if judgement.costs is not None:
-        overhead = format_joules(simulation.overhead_j or 0.0)
-        yield "energy", format_joules(simulation.energy_j or 0.0), f"overhead {overhead}"
-        yield "compute time", format_seconds(simulation.compute_s or 0.0), ""
-        yield "transfer time", format_seconds(simulation.transfer_s or 0.0), ""
-        if simulation.planned_s is not None:
-            remark = "transfers overlap computation"
-            yield "makespan", format_seconds(simulation.planned_s), remark
-    yield (
-        "peak RAM",
-        format_bytes(peak.ram_bytes),
-        f"at stage {peak.stage}, step {peak.node} ({graph.nodes[peak.node].name}), "
-        f"with {len(simulation.peak_tensors)} tensors",
-    )
-    yield from room_row(judgement.room)
-    yield "paged out", format_bytes(simulation.written_bytes), ""
-    yield "paged in", format_bytes(simulation.read_bytes), ""
-    yield "storage used", format_bytes(simulation.aux_used_bytes), ""
+def _plan_facts(
+    stated: PlanDocument, check: PlanCheck, room: DeviceRoom | None, *, timed: bool
+) -> Iterator[Fact]:
+    """Yield the simulated figures of a plan; times and energies are None without costs."""
+    plan = stated.plan
+    yield Fact("mode", str(plan.mode))
+    yield Fact("ram_budget_bytes", plan.ram_budget_bytes)
+    size = len(plan.program)
+    yield Fact("instructions", size, "instructions", whole, f"{plan.mode} transfers")
+    stalls = plan.mode == StorageMode.DMA and timed
+    stall = f"stall {format_seconds(check.stall_s or 0.0)}" if stalls else ""
+    yield Fact("makespan_s", check.makespan_s, "makespan", format_seconds, stall)
+    yield Fact("stall_s", check.stall_s)
+    yield Fact("energy_j", check.energy_j, "energy", format_joules)
+    yield Fact("compute_s", check.compute_s, "compute time", format_seconds)
+    yield Fact("transfer_s", check.transfer_s, "transfer time", format_seconds)
+    at = "" if check.peak_position is None else f"at instruction {check.peak_position}"
+    yield Fact("peak_ram_bytes", check.peak_ram_bytes, "peak RAM", format_bytes, at)
+    yield from room_facts(room)
+    yield Fact("peak_instruction", check.peak_position)
+    yield from _moved(check)

@@ -13,9 +13,16 @@ from poetmodel.errors import MissingExtraError
 from poetmodel.report.charts import KINDS, front_chart, kinds, ram_chart, stage_chart
 from poetmodel.report.decisions import WORDS, decision_rows
 from poetmodel.report.facts import facts, graph_facts
+from poetmodel.report.figures import (
+    COLUMNS,
+    FIRST_PARTS,
+    figures,
+    graph_rows,
+    measured_rows,
+    step_figures,
+)
 from poetmodel.report.pictures import Kind
-from poetmodel.report.step_wording import COLUMNS, measured_rows, step_answers, step_figures
-from poetmodel.report.wording import FIRST_PARTS, answers, figures, graph_rows
+from poetmodel.report.wording import answers, step_answers
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:

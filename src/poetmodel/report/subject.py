@@ -1,4 +1,4 @@
-"""One schedule of a report, with the findings of the verifier."""
+"""A schedule file with the findings of the verifier, and what a report shows about it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,6 @@ if TYPE_CHECKING:
     from poetmodel.schedule.io import ScheduleDocument
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """The inputs of a report as they were typed, for the commands that reproduce it."""
-
-    schedule: str
-    """The schedule file."""
-    graph: str
-    """A graph file or a built-in network."""
-    shape: InputShape = OWN_SHAPE
-    """Sizes of the network's input."""
-    device: str | None = None
-    """A device by name or file, if given."""
-    profile: str | None = None
-    """Measured costs, if given."""
-
-
 def in_graph(graph: Graph, schedule: Schedule) -> Schedule:
     """Return a schedule without the pairs that name no stage, node or tensor of the graph.
 
@@ -54,13 +38,9 @@ def in_graph(graph: Graph, schedule: Schedule) -> Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """A verified schedule file."""
+class VerifiedSchedule:
+    """A schedule file with the problem that it states and the findings of the verifier."""
 
-    label: str
-    """Its label on the page: one or two letters."""
-    sources: Sources
-    """Its source."""
     document: ScheduleDocument
     """The file."""
     schedule: Schedule
@@ -70,15 +50,8 @@ class Subject:
     costs: Costs | None
     """Costs for times and energies; None if they were not checked."""
     verdict: Verdict
-    """The verifier's verdict."""
     notes: tuple[str, ...] = ()
     """What was assumed or not checked."""
-    plan: Plan | None = None
-    """Its plan, if it can run and there are costs."""
-    check: PlanCheck | None = None
-    """What the verifier found for the plan."""
-    step: Mapping[str, Any] | None = None
-    """Facts about the compiled PyTorch step that runs it, if there is one."""
 
     @property
     def graph(self) -> Graph:
@@ -99,3 +72,34 @@ class Subject:
     def budget_bytes(self) -> int | None:
         """RAM for tensors, without resident bytes [B]; None if the file states none."""
         return None if self.document.problem is None else self.problem.usable_ram_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """The inputs of a report as they were typed, for the commands that reproduce it."""
+
+    schedule: str
+    """The schedule file."""
+    graph: str
+    """A graph file or a built-in network."""
+    shape: InputShape = OWN_SHAPE
+    """Sizes of the network's input."""
+    device: str | None = None
+    """A device by name or file, if given."""
+    profile: str | None = None
+    """Measured costs, if given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject(VerifiedSchedule):
+    """A schedule of a report."""
+
+    label: str
+    """Its label on the page: one or two letters."""
+    sources: Sources
+    plan: Plan | None = None
+    """Its plan, if it can run and there are costs."""
+    check: PlanCheck | None = None
+    """What the verifier found for the plan."""
+    step: Mapping[str, Any] | None = None
+    """Facts about the compiled PyTorch step that runs it, if there is one."""

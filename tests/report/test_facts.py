@@ -1,11 +1,11 @@
-"""The commands that a report gives."""
+"""The facts of a report: the commands that reproduce it."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import replace
 
-from poetmodel.report.commands import commands
+from poetmodel.report.facts import commands
 from report_subjects import subject
 from worked import skip_problem
 

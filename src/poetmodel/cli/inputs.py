@@ -1,0 +1,391 @@
+"""What commands read: graphs, devices, costs, and schedule files with the problem they state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.errors import InputError, ScheduleError
+from poetmodel.graph.catalogue import (
+    OWN_SHAPE,
+    InputShape,
+    find_model,
+    load_file,
+    load_model,
+    model_names,
+    read_model_or_file,
+)
+from poetmodel.units import MAX_BYTES
+
+if TYPE_CHECKING:
+    from poetmodel.cli.options import CostOptions, FileGraphOptions, GraphOptions
+    from poetmodel.device import Costs, Device
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+    from poetmodel.report.subject import VerifiedSchedule
+    from poetmodel.schedule import GraphIdentity
+    from poetmodel.schedule.io import ScheduleDocument
+
+MEMORY_FIGURES: Final = ("peak_ram_bytes",)
+"""Figures of a file that need no costs."""
+MEASURED_COSTS: Final = "; give --profile if it was solved with measured costs"
+"""What to do where the costs of a file are taken from its device."""
+
+
+# -- graphs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedGraph:
+    """A graph, the network or file that it comes from, and the sizes of its input."""
+
+    graph: Graph
+    name: str
+    shape: InputShape = OWN_SHAPE
+
+
+def read_graph(given: GraphOptions) -> Graph:
+    """Return the graph of a MODEL argument or a ``--graph`` option.
+
+    Raises
+    ------
+    InputError
+        If both or neither are given, or the graph cannot be read.
+    """
+    if given.model is not None and given.graph is not None:
+        msg = f"MODEL {given.model!r} and --graph {given.graph!r} exclude each other: give only one"
+        raise InputError(msg)
+    if given.graph is not None:
+        return load_file(given.graph, given.shape)
+    if given.model is None:
+        msg = (
+            "no graph: give a MODEL such as resnet18-cifar ('poetmodel models' lists them) or "
+            "--graph FILE"
+        )
+        raise InputError(msg)
+    return read_model_or_file(given.model, given.shape)
+
+
+def graph_of(
+    given: FileGraphOptions, identity: GraphIdentity | None, *, source: str | Path
+) -> NamedGraph:
+    """Return the graph of a schedule or plan: the given one, or else the built-in one of its name.
+
+    Parameters
+    ----------
+    given : FileGraphOptions
+        The graph and the sizes, as far as they are given.
+    identity : GraphIdentity
+        What the file says about its graph.
+    source : str or Path
+        The file.
+
+    Raises
+    ------
+    InputError
+        If no graph is given and no built-in network is the graph of the file.
+    """
+    name, shape = given.graph, given.shape
+    if name is None:
+        if identity is None or identity.name not in model_names():
+            known = "" if identity is None else f", {identity.name!r}"
+            msg = f"no graph: give --graph FILE|MODEL, the graph that {source} is for{known}"
+            raise InputError(msg)
+        name = identity.name
+        if not shape.given:
+            found = find_model(name, identity.sha256)
+            if found is None:
+                raise InputError(_of_other_sizes(identity, source))
+            return NamedGraph(graph=found[0], name=name, shape=found[1])
+    made = read_model_or_file(name, shape)
+    if identity is not None and identity.name == name and identity.sha256 != made.sha256:
+        raise InputError(_of_other_sizes(identity, source))
+    return NamedGraph(graph=made, name=name, shape=shape)
+
+
+def _of_other_sizes(identity: GraphIdentity, source: str | Path) -> str:
+    return (
+        f"{source}: is for another {identity.name!r} (sha256 {identity.sha256[:12]}...) than the "
+        "built-in network; give its sizes with --batch, --image or --sequence, or give --graph FILE"
+    )
+
+
+def graph_of_code(given: FileGraphOptions, data: bytes, *, source: str | Path) -> Graph:
+    """Return the graph of a binary plan: the given one, or the built-in one of its fingerprint.
+
+    Raises
+    ------
+    InputError
+        If no graph is given and no built-in network has the fingerprint.
+    """
+    if given.graph is not None:
+        return read_model_or_file(given.graph, given.shape)
+    from poetmodel.plan.binary import stored_fingerprint
+
+    sha256 = stored_fingerprint(data).hex()
+    for name in model_names():
+        try:
+            made = load_model(name, given.shape)
+        except InputError:  # it has no such size
+            continue
+        if made.sha256.startswith(sha256):
+            return made
+    msg = (
+        f"no graph: {source} is for no built-in network (sha256 {sha256}...); give --graph "
+        "FILE|MODEL, or its sizes with --batch, --image or --sequence"
+    )
+    raise InputError(msg)
+
+
+def check_names(identity: GraphIdentity | None, graph: Graph) -> None:
+    """Raise unless the nodes and tensors that a file lists are those of a graph."""
+    if identity is None:
+        return
+    for key, found, wanted in (
+        ("nodes", identity.nodes, tuple(node.name for node in graph.nodes)),
+        ("tensors", identity.tensors, tuple(tensor.name for tensor in graph.tensors)),
+    ):
+        if found == wanted:
+            continue
+        if len(found) != len(wanted):
+            difference = f"expected {len(wanted)} names, got {len(found)}"
+        else:
+            k = next(k for k, name in enumerate(found) if name != wanted[k])
+            difference = f"entry {k}: expected {wanted[k]!r}, got {found[k]!r}"
+        msg = f"{key}: {difference}; the list must name the {key} of graph {graph.name!r} in order"
+        raise ScheduleError(msg)
+
+
+# -- devices and costs -------------------------------------------------------------------------
+
+
+def read_device(device: str | None) -> Device | None:
+    """Return the device of a ``--device`` option: a built-in one, or that of a file."""
+    if device is None:
+        return None
+    from poetmodel.device.io import load_device
+
+    return load_device(device)
+
+
+def device_warnings(device: Device) -> tuple[str, ...]:
+    """Return what looks wrong about a device, in sentences."""
+    from poetmodel.device.sanity import sanity_warnings
+
+    return tuple(f"device {device.key or device.name}: {text}" for text in sanity_warnings(device))
+
+
+def read_costs(graph: Graph, given: CostOptions, *, named: str | None = None) -> Costs:
+    """Return the measured costs of a profile, or else the estimates of a device.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph.
+    given : CostOptions
+        Device and profile.
+    named : str, optional
+        The device where none is given.
+
+    Raises
+    ------
+    InputError
+        If there is neither, or one of them cannot be read.
+    """
+    from poetmodel.device import Costs
+
+    device = read_device(named if given.device is None else given.device)
+    if given.profile is not None:
+        from poetmodel.device.io import load_profile
+
+        return load_profile(given.profile, device=device)
+    if device is None:
+        msg = (
+            "no costs: give --device NAME|FILE ('poetmodel devices' lists the names) or "
+            "--profile FILE"
+        )
+        raise InputError(msg)
+    return Costs.estimate(graph, device)
+
+
+def costs_of_file(named: str | None, graph: Graph, given: CostOptions) -> tuple[Costs, list[str]]:
+    """Return the costs for a file that may name a device, and a note where its device is taken.
+
+    Raises
+    ------
+    InputError
+        If there are none, or they cannot be read.
+    """
+    known = known_device(named)
+    notes = []
+    if known is not None and not given.any:
+        notes.append(f"costs are the estimates of device {known}, which the file names")
+    return read_costs(graph, given, named=known), notes
+
+
+def costs_to_verify(
+    named: str | None, graph: Graph, given: CostOptions
+) -> tuple[Costs | None, list[str]]:
+    """Return the costs for a file as `costs_of_file`, None where there are none, and notes."""
+    if known_device(named) is None and not given.any:
+        return None, [
+            "times and energies were not checked: give --device or --profile for the costs"
+        ]
+    costs, notes = costs_of_file(named, graph, given)
+    return costs, [note + MEASURED_COSTS for note in notes]
+
+
+def known_device(name: str | None) -> str | None:
+    """Return the device that a file names, if it can be found."""
+    from poetmodel.device.io import device_names
+
+    return name if name is None or name in device_names() or Path(name).is_file() else None
+
+
+# -- schedule files ----------------------------------------------------------------------------
+
+
+def verify_document(
+    document: ScheduleDocument, graph: Graph, given: CostOptions
+) -> VerifiedSchedule:
+    """Verify a schedule file against the problem and the figures that it states.
+
+    Parameters
+    ----------
+    document : ScheduleDocument
+        The file.
+    graph : Graph
+        The graph that it is for.
+    given : CostOptions
+        Costs. Without any they are those of the device that the file names, if it can be found;
+        otherwise times and energies are not checked.
+
+    Raises
+    ------
+    ScheduleError
+        If the file belongs to another graph.
+    """
+    from poetmodel.planner import verify
+    from poetmodel.report.subject import VerifiedSchedule, in_graph
+    from poetmodel.schedule import check_identity
+
+    check_identity(graph, document.schedule)
+    check_names(document.schedule.identity, graph)
+    costs, notes = costs_to_verify(document.device, graph, given)
+    if document.problem is None:
+        notes.append("the file states no problem: no budget and no deadline were checked")
+    stated = document.stated | document.room
+    if costs is None:
+        stated = {key: stated.get(key) for key in MEMORY_FIGURES}
+    problem = _stated_problem(document, graph, costs)
+    return VerifiedSchedule(
+        document=document,
+        schedule=in_graph(graph, document.schedule),
+        problem=problem,
+        costs=costs,
+        verdict=verify(problem, document.schedule, stated=stated),
+        notes=tuple(notes),
+    )
+
+
+def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:
+    """Return the problem that a file states; without costs, all times and energies are 0."""
+    from poetmodel.device import Costs
+    from poetmodel.problem import Problem
+
+    stated = document.problem
+    if costs is None:
+        nothing, pages = [0.0] * len(graph.nodes), [(0.0, 0.0)] * len(graph.tensors)
+        costs = Costs.from_arrays(
+            graph,
+            compute_time_s=nothing,
+            compute_energy_j=nothing,
+            page_in=pages,
+            page_out=pages,
+        )
+        if stated is not None:
+            stated = stated.model_copy(update={"deadline_s": None, "energy_budget_j": None})
+    if stated is None:
+        return Problem(graph, costs, ram=MAX_BYTES, aux_bytes=MAX_BYTES)
+    return stated.problem(graph, costs)
+
+
+def read_valid(path: Path, given: FileGraphOptions, costing: CostOptions) -> VerifiedSchedule:
+    """Read a schedule file with its problem and its costs, and verify the schedule.
+
+    Raises
+    ------
+    InputError
+        If the graph or the costs are missing.
+    ScheduleError
+        If the file cannot be read or is for another graph, or the verifier rejects its schedule.
+    """
+    from poetmodel.planner import verify
+    from poetmodel.problem import Problem
+    from poetmodel.report.subject import VerifiedSchedule
+    from poetmodel.schedule import check_identity
+    from poetmodel.schedule.io import load_document
+
+    document = load_document(path)
+    graph = graph_of(given, document.schedule.identity, source=path).graph
+    try:
+        check_identity(graph, document.schedule)
+        costs, notes = costs_of_file(document.device, graph, costing)
+        if document.problem is not None:
+            problem = document.problem.problem(graph, costs)
+        else:
+            notes.append("the file states no problem: only the limits of the device hold")
+            problem = Problem(graph, costs, ram=MAX_BYTES if costs.device is None else None)
+        verdict = verify(problem, document.schedule)
+    except ScheduleError as error:
+        raise error.within(str(path)) from None
+    if verdict.violations:
+        raise ScheduleError(f"{path}: is not valid: {fault}" for fault in verdict.violations)
+    return VerifiedSchedule(
+        document=document,
+        schedule=document.schedule,
+        problem=problem,
+        costs=costs,
+        verdict=verdict,
+        notes=tuple(f"{path}: {note}" for note in notes),
+    )
+
+
+# -- files to write ----------------------------------------------------------------------------
+
+
+def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, ...] = ()) -> None:
+    """Raise unless the files of options can be written, and are neither inputs nor the same.
+
+    Parameters
+    ----------
+    *outputs : (str, Path or None)
+        Options and their files; that of ``--plot`` must be a known kind of picture.
+    inputs : tuple of str
+        The files that the command reads.
+
+    Raises
+    ------
+    InputError
+        If a folder is missing or read-only, or a file is an input or named twice.
+    """
+    from poetmodel.data import check_writable
+
+    taken: dict[Path, str] = {}
+    for name, path in outputs:
+        if path is None:
+            continue
+        if name == "--plot":
+            from poetmodel.report import check_picture
+
+            check_picture(path)
+        if path in taken:
+            msg = f"{name} {path}: {taken[path]} already names this file; give another name"
+            raise InputError(msg)
+        for read in inputs:
+            if read is not None and path.exists() and Path(read).exists() and path.samefile(read):
+                msg = f"{name} {path}: this is an input file; give another name"
+                raise InputError(msg)
+        check_writable(path)
+        taken[path] = name

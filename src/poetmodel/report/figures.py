@@ -1,0 +1,198 @@
+"""The rows of figures of a report: which facts stand where, under which names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.report.presenter import (
+    Fact,
+    Parts,
+    Row,
+    fine_joules,
+    look_up,
+    row,
+    share,
+    side_by_side,
+    whole,
+    whole_bytes,
+    yes_or_no,
+)
+from poetmodel.units import format_bytes, format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from poetmodel.report.presenter import Unit
+
+    Facts = Mapping[str, Any]
+
+
+def figures(schedules: Sequence[Facts]) -> Parts:
+    """Return the rows of figures of schedules in named parts."""
+    return side_by_side(_FIGURES, schedules)
+
+
+def step_figures(schedules: Sequence[Facts]) -> Parts:
+    """Return the rows of figures of compiled steps in named parts, without the measured ones."""
+    return side_by_side(_STEP_FIGURES, schedules)
+
+
+def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
+    """Yield rows of figures of a step, one for each of `COLUMNS`."""
+    for name, unit, keys in _MEASURED:
+        yield tuple(
+            Fact(f"step.{key}", look_up(step, key), name, unit) if key else Fact("", None, name)
+            for key in keys
+        )
+
+
+def graph_rows(graph: Facts) -> Iterator[Fact]:
+    """Yield the facts about the graph."""
+    yield row("network", graph["name"])
+    yield row("nodes", f"{graph['nodes']:,}")
+    yield row("tensors", f"{graph['tensors']:,}")
+    yield row("edges", f"{graph['edges']:,}")
+    yield row("FLOP of a step", f"{graph['flops']:,}")
+    yield row("batch size, type", f"{graph['batch_size']:,}, {graph['dtype']}")
+    yield row("keep-all peak", whole_bytes(graph["checkpoint_all_peak_bytes"]))
+    floor = whole_bytes(graph["floor_bytes"])
+    yield row("minimum RAM", f"{floor}, needed by {graph['floor_node']}")
+    for kind, size in graph["resident_bytes"].items():
+        yield row(f"resident: {kind}", whole_bytes(size))
+    yield row("sha256", graph["sha256"])
+
+
+FIRST_PARTS: Final = ("Verdict", "Certificate", "Memory", "Time", "Decisions")
+"""Parts in the table of figures; the others are among the facts."""
+
+_FIGURES: Final[dict[str, tuple[Row, ...]]] = {
+    "Verdict": (
+        ("valid", "valid, as verified", yes_or_no),
+        ("status", "status in the file", str),
+        ("energy_j", "energy of a step", fine_joules),
+        ("baseline_energy_j", "baseline: a single pass", fine_joules),
+        ("overhead_j", "overhead", fine_joules),
+    ),
+    "Certificate": (
+        ("bound_j", "proven bound on the energy", fine_joules),
+        ("overhead_bound_j", "proven bound on the overhead", fine_joules),
+        ("gap", "gap, of the overhead", share),
+        ("requested_gap", "gap tolerance", share),
+        ("objective.minimize", "minimized", str),
+        ("problem.method", "method", str),
+        ("problem.formulation", "formulation", str),
+        ("problem.backend", "back end", str),
+        ("build_s", "time to build models", format_seconds),
+        ("solve_s", "time to search, solve and verify", format_seconds),
+    ),
+    "Memory": (
+        ("peak_ram_bytes", "peak RAM", whole_bytes),
+        ("budget_bytes", "RAM for tensors", whole_bytes),
+        ("problem.ram_budget_bytes", "RAM budget as given", whole_bytes),
+        ("resident_bytes", "resident bytes, on top of the peak", whole_bytes),
+        ("device_ram_bytes", "RAM of the device", whole_bytes),
+        ("fits_device", "fits the device", yes_or_no),
+        ("aux_used_bytes", "storage used", whole_bytes),
+        ("written_bytes", "paged out", whole_bytes),
+        ("read_bytes", "paged in", whole_bytes),
+    ),
+    "Time": (
+        ("compute_s", "compute time", format_seconds),
+        ("transfer_s", "transfer time", format_seconds),
+        ("makespan_s", "makespan", format_seconds),
+        ("pass_s", "time of a single pass", format_seconds),
+        ("problem.deadline_s", "deadline", format_seconds),
+        ("problem.deadline_counts", "time that the deadline limits", str),
+        ("plan.mode", "transfers of the plan", str),
+        ("plan.stall_s", "stall of the plan", format_seconds),
+        ("plan.makespan_s", "makespan of the plan", format_seconds),
+        ("plan.peak_ram_bytes", "peak RAM of the plan", whole_bytes),
+    ),
+    "Decisions": (
+        ("decisions.recomputations", "recomputations", whole),
+        ("decisions.page_outs", "page-outs", whole),
+        ("decisions.page_ins", "page-ins", whole),
+    ),
+    "Limits": (
+        ("problem.recompute", "recomputation allowed", yes_or_no),
+        ("problem.paging", "paging allowed", yes_or_no),
+        ("problem.energy_budget_j", "energy budget", format_joules),
+        ("problem.aux_bytes", "storage limit", whole_bytes),
+        ("problem.count_parameters", "parameters count in the budget", yes_or_no),
+    ),
+    "Device": (
+        ("device.name", "device", str),
+        ("device.core", "core", str),
+        ("device.costs", "costs from", str),
+        ("device.ram_bytes", "RAM", whole_bytes),
+        ("device.aux_bytes", "storage", whole_bytes),
+        ("device.flops_per_s", "computes [FLOP/s]", whole),
+        ("device.ram_bytes_per_s", "RAM bandwidth [B/s]", whole),
+        ("device.power_w", "power while computing [W]", whole),
+        ("device.flops_per_j", "efficiency [FLOP/J]", whole),
+        ("device.idle_power_w", "idle power [W]", whole),
+        ("device.storage_mode", "transfers", str),
+        ("device.page_in.bytes_per_s", "page-in rate [B/s]", whole),
+        ("device.page_in.latency_s", "page-in latency", format_seconds),
+        ("device.page_in.power_w", "page-in power [W]", whole),
+        ("device.page_out.bytes_per_s", "page-out rate [B/s]", whole),
+        ("device.page_out.latency_s", "page-out latency", format_seconds),
+        ("device.page_out.power_w", "page-out power [W]", whole),
+    ),
+}
+
+COLUMNS: Final = ("measured", "plan", "eager")
+"""Figures measured for the step, those of its plan, and those measured for eager PyTorch."""
+
+_MEASURED: Final[tuple[tuple[str, Unit, tuple[str | None, str | None, str | None]], ...]] = (
+    (
+        "heap peak",
+        format_bytes,
+        ("certificate.heap_peak_bytes", "plan.peak_bytes", "certificate.eager_heap_peak_bytes"),
+    ),
+    ("of it tensors", format_bytes, ("certificate.storage_peak_bytes", None, None)),
+    ("paged out", format_bytes, ("certificate.written_bytes", "plan.written_bytes", None)),
+    ("paged in", format_bytes, ("certificate.read_bytes", "plan.read_bytes", None)),
+    (
+        "time of a step",
+        format_seconds,
+        ("certificate.time_s", "plan.makespan_s", "certificate.eager_time_s"),
+    ),
+)
+
+_STEP_FIGURES: Final[dict[str, tuple[Row, ...]]] = {
+    "Memory of the step": (
+        ("step.budget_bytes", "budget for tensors and workspaces", whole_bytes),
+        ("step.keep_all_bytes", "keep-all peak (100 %)", whole_bytes),
+        ("step.plan.peak_bytes", "peak of the plan", whole_bytes),
+        ("step.reserved_bytes", "of it reserved", whole_bytes),
+        (
+            "step.certificate.second_gradients_bytes",
+            "more while gradients accumulate (rollback)",
+            whole_bytes,
+        ),
+        ("step.graph.resident_bytes.parameters", "on top of it: parameters, buffers", whole_bytes),
+        ("step.graph.resident_bytes.gradients", "on top of it: gradients", whole_bytes),
+    ),
+    "What was captured": (
+        ("step.graph.batch_size", "batch size", whole),
+        ("step.graph.nodes", "operations", whole),
+        ("step.graph.tensors", "tensors", whole),
+        ("step.graph.scheduled_tensors", "tensors with decisions of the solver", whole),
+        ("step.graph.threshold_bytes", "always kept: tensors below", whole_bytes),
+    ),
+    "What runs": (
+        ("step.plan.instructions", "instructions", whole),
+        ("step.plan.recomputed", "recomputations", whole),
+        ("step.plan.mode", "transfers", str),
+        ("step.plan.stall_s", "stall, as planned", format_seconds),
+    ),
+    "Solve": (
+        ("status", "status", str),
+        ("gap", "gap, of the overhead", share),
+        ("requested_gap", "gap tolerance", share),
+        ("build_s", "time to build models", format_seconds),
+        ("solve_s", "time to search, solve and verify", format_seconds),
+        ("step.compile_s", "time of compile in all", format_seconds),
+    ),
+}
