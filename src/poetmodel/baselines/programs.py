@@ -117,7 +117,6 @@ def _restricted(problem: Problem, options: dict[str, Any], **changes: Any) -> So
         bound=problem.objective.least,
         reason=found.reason,
         build_s=found.build_s,
-        solve_s=found.solve_s,
         versions=found.versions,
         statistics={
             **found.statistics,

@@ -27,19 +27,39 @@ if TYPE_CHECKING:
 
 DEFAULT: Final = "lazy"
 """The formulation by which a problem is solved unless another is requested."""
-GREEDY_RATIO: Final = 0.1
-"""Share of the time limit after which greedy returns the best schedule that it has, 0 to 1."""
-LONGEST_GREEDY_RATIO: Final = 0.5
-"""Share of the time that is left after which greedy is given up without one, 0 to 1."""
-RESOLVED_UNITS: Final = (1.0, 1e5)
-"""Values of a known schedule, in units of the objective, that a solver resolves to a millionth."""
-_EXPECTED: Final = (
-    "solve takes a Problem or a model made by build(problem), which carries its problem"
-)
 _CUT_SHORT: Final = frozenset({Termination.TIME_LIMIT, Termination.INTERRUPTED})
 """After these the schedule to begin from is the answer if the solver has found none."""
 _SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
 """After these what is open is below a solver's tolerances."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartParams:
+    """How `solve` begins: with a greedy schedule, and in units that suit its value."""
+
+    greedy_time_ratio: float = 0.1
+    """Share of the time limit after which greedy returns its best schedule, above 0 to 1."""
+    longest_greedy_time_ratio: float = 0.5
+    """Share of the time that is left after which greedy ends without one, above 0 to 1."""
+    least_units: float = 1.0
+    """Smallest value of a known schedule, in units of the objective, that a solver resolves to a
+    millionth, above 0; below it the problem is stated in finer units."""
+    most_units: float = 1e5
+    """Largest such value, at least `least_units`."""
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name}: expected a share above 0 to 1, got {getattr(self, name)!r}"
+            for name in ("greedy_time_ratio", "longest_greedy_time_ratio")
+            if not 0 < getattr(self, name) <= 1
+        ]
+        if not 0 < self.least_units <= self.most_units:
+            faults.append(f"units: expected 0 < {self.least_units!r} <= {self.most_units!r}")
+        if faults:
+            raise InputError(faults)
+
+
+PARAMS: Final = StartParams()
 
 
 def solve(
@@ -277,8 +297,7 @@ def _is_resolved(problem: Problem, value: float) -> bool:
     """Return whether a solver resolves a value in the units in which a problem is stated."""
     if value <= 0 or not problem.objective.is_sum:
         return True
-    least, most = RESOLVED_UNITS
-    return least <= value / problem.objective.unit <= most
+    return PARAMS.least_units <= value / problem.objective.unit <= PARAMS.most_units
 
 
 def _too_late(problem: Problem, request: Request) -> str:
@@ -308,7 +327,7 @@ def _joined(before: Outcome, after: Outcome, found: Candidate) -> Outcome:
         candidate=_better(after.candidate, found),
         bound=max(before.bound, bound),
         infeasible=False,
-    ).with_times_of([before, after])
+    ).with_parts([before, after])
 
 
 def _check_formulation(problem: Problem, formulation: str) -> None:
@@ -336,8 +355,8 @@ def _greedy(problem: Problem, request: Request) -> Candidate | None:
     if plain is not None and problem.objective.is_sum:
         return plain
     try:
-        with time_limit(max(request.remaining_s() * LONGEST_GREEDY_RATIO, GRACE_S)):
-            made = construct(problem, most_s=request.time_limit_s * GREEDY_RATIO)
+        with time_limit(max(request.remaining_s() * PARAMS.longest_greedy_time_ratio, GRACE_S)):
+            made = construct(problem, most_s=request.time_limit_s * PARAMS.greedy_time_ratio)
             return _better(plain, accepted(problem, made))
     except (TimeLimitError, TooLargeError):  # on graphs of thousands of nodes
         return plain

@@ -352,7 +352,6 @@ class _ModelSolve:
             infeasible=raw.infeasible and bool(self.model.exact),
             reason=self._reason(raw),
             build_s=self.build_s + raw.build_s,
-            solve_s=raw.solve_s,
             versions=backend(self.request.backend).versions(),
             statistics=statistics,
             log="".join(self.log),

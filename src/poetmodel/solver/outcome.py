@@ -76,8 +76,6 @@ class Outcome:
     """In words why there is no schedule."""
     build_s: float = 0.0
     """Time to build and compile [s]."""
-    solve_s: float = 0.0
-    """Time in the solver [s]; the result counts all the rest of the wall time."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of the solver and its wrapper."""
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -85,14 +83,10 @@ class Outcome:
     log: str = ""
     """The solver's log."""
 
-    def with_times_of(self, parts: Sequence[Outcome]) -> Outcome:
-        """Return this outcome with the times and the logs of several solves."""
-        return replace(
-            self,
-            build_s=sum(part.build_s for part in parts),
-            solve_s=sum(part.solve_s for part in parts),
-            log="".join(part.log for part in parts),
-        )
+    def with_parts(self, parts: Sequence[Outcome]) -> Outcome:
+        """Return this outcome with the building time and the log of several solves."""
+        build_s = sum(part.build_s for part in parts)
+        return replace(self, build_s=build_s, log="".join(part.log for part in parts))
 
 
 def verify_schedule(problem: Problem, schedule: Schedule) -> Candidate:

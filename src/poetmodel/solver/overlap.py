@@ -45,8 +45,14 @@ class OverlapParams:
     those in which transfers hardly count, since most of them can be hidden."""
 
     def __post_init__(self) -> None:
-        values = (self.relaxation_ratio, self.surrogate_ratio, self.least_step, *self.time_shares)
-        faults = [f"expected a number above 0 to 1, got {v!r}" for v in values if not 0 < v <= 1]
+        names = ("relaxation_ratio", "surrogate_ratio", "least_step")
+        values = [(name, getattr(self, name)) for name in names]
+        values += [("time_shares", share) for share in self.time_shares]
+        faults = [
+            f"{name}: expected a number above 0 to 1, got {value!r}"
+            for name, value in values
+            if not 0 < value <= 1
+        ]
         if faults:
             raise InputError(faults)
 
@@ -240,7 +246,7 @@ class _ShareSearch:
             reason=self._reason(outcomes[-1]),
             versions=outcomes[0].versions,
             statistics={**outcomes[0].statistics, "shares": shares},
-        ).with_times_of(outcomes)
+        ).with_parts(outcomes)
 
     def _reason(self, last: Outcome) -> str:
         if self.nearest_s is None or self.problem.deadline_s is None:

@@ -81,7 +81,6 @@ def test_the_worked_example_takes_no_second_round() -> None:
     assert statistics["rows"] >= 3
     assert set(outcome.versions) == {"highs", "highspy"}
     assert outcome.build_s > 0
-    assert outcome.solve_s > 0
     assert outcome.log
 
 

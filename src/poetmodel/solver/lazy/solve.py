@@ -103,7 +103,6 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
         infeasible=infeasible,
         reason=reason,
         build_s=session.build_s,
-        solve_s=session.solve_s,
         versions=session.solver.versions(),
         statistics={
             "rounds": generation.rounds,
@@ -126,7 +125,7 @@ def _together(last: Outcome, parts: Sequence[Outcome]) -> Outcome:
         found = [part.statistics[name] for part in parts if name in part.statistics]
         if found:
             figures[name] = combine(found)
-    return replace(last, statistics=figures).with_times_of(parts)
+    return replace(last, statistics=figures).with_parts(parts)
 
 
 # -- deadlines -----------------------------------------------------------------------------------
