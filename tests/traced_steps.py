@@ -68,7 +68,7 @@ class Run:
 
     def _values(self, reads: Reading) -> dict[Any, Any]:
         """Return the value of every node that a reading makes available."""
-        there: dict[Any, Any] = {a.node: self.arguments[a.node] for a in reads.arguments}
+        there: dict[Any, Any] = dict(self.arguments)
         for node, (index, place) in self.parts.direct.items():
             if index in reads.storages:
                 there[node] = self.storages[index][place]
@@ -80,7 +80,7 @@ class Run:
 def _call(node: Any, values: dict[Any, Any]) -> Any:
     from torch.fx.node import map_arg
 
-    from poetmodel.torch.replay import call
+    from poetmodel.torch.interpreter import call
 
     get = values.__getitem__
     return call(node, map_arg(node.args, get), map_arg(node.kwargs, get))

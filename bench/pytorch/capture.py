@@ -20,8 +20,7 @@ from torch.nn import functional
 
 from poetmodel.device.io import save_profile
 from poetmodel.graph import Graph
-from poetmodel.torch.profiling import measure
-from poetmodel.torch.timing import limited_threads
+from poetmodel.torch.profiling import limited_threads, measure
 from poetmodel.torch.tracing import trace
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import torch
 from poetmodel import torch as pmt
 from poetmodel.bench.measurement import FAILED
 from poetmodel.errors import BudgetError, NoScheduleError
-from poetmodel.torch.coarsening import coarsened, floor_bytes, keep_all_bytes
-from poetmodel.torch.peaks import heap_peak_bytes
+from poetmodel.torch.interpreter import heap_peak_bytes
+from poetmodel.torch.tracing import coarsened, floor_bytes, keep_all_bytes
 from pytorch.networks import NETWORKS
 from pytorch.peers import (
     TrainingMethod,

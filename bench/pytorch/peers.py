@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from poetmodel.torch.measures import storage_key
+from poetmodel.torch.interpreter import storage_key
 from poetmodel.torch.pages import bytes_of
 from pytorch.networks import Block
 

@@ -15,7 +15,7 @@ import poetmodel.torch as pmt  # noqa: E402
 from eager_steps import differing  # noqa: E402
 from poetmodel.device import Costs, Device  # noqa: E402
 from poetmodel.errors import BudgetError, InputError, NoScheduleError  # noqa: E402
-from poetmodel.torch.coarsening import (  # noqa: E402
+from poetmodel.torch.tracing import (  # noqa: E402
     coarsened,
     floor_bytes,
     keep_all_bytes,

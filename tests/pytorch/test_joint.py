@@ -1,10 +1,10 @@
-"""Capture: roles, what stays untouched, and what cannot be captured."""
+"""Capture: what comes out, what stays as it was, and what is refused."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,9 +13,21 @@ torch = pytest.importorskip("torch")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from poetmodel.torch import CaptureError, capture, trace  # noqa: E402
-from poetmodel.torch.roles import Purpose, Source  # noqa: E402
-from traced_models import STEPS, Through, residual, rows  # noqa: E402
+from poetmodel.torch.graph_signature import InputKind, OutputKind  # noqa: E402
+from poetmodel.torch.joint import native_operators  # noqa: E402
+from traced_models import (  # noqa: E402  # noqa: E402
+    STEPS,
+    Through,
+    checkpointed,
+    images,
+    recurrent,
+    residual,
+    rows,
+)
 from traced_steps import run_eager, run_units  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 nn = torch.nn
 pytestmark = pytest.mark.torch
@@ -24,35 +36,35 @@ pytestmark = pytest.mark.torch
 def test_roles_name_parameters_buffers_and_inputs() -> None:
     """Every placeholder and every output has its role, named below the user's module."""
     joint = capture(*residual())
-    assert [a.name for a in joint.of(Source.PARAMETER)] == [
+    assert [a.name for a in joint.of(InputKind.PARAMETER)] == [
         "0.weight", "0.bias", "1.conv.weight", "1.bn.weight", "1.bn.bias", "4.weight", "4.bias",
     ]  # fmt: skip
-    assert [a.name for a in joint.of(Source.BUFFER)] == [
+    assert [a.name for a in joint.of(InputKind.BUFFER)] == [
         "1.bn.running_mean", "1.bn.running_var", "1.bn.num_batches_tracked",
     ]  # fmt: skip
-    assert [(a.name, a.position) for a in joint.of(Source.INPUT)] == [
+    assert [(a.name, a.position) for a in joint.of(InputKind.USER_INPUT)] == [
         ("inputs[0]", 0),
         ("inputs[1]", 1),
     ]
-    assert len(joint.of(Source.TANGENT)) == 1
+    assert len(joint.of(InputKind.TANGENT)) == 1
     named = [result.name for result in joint.results]
     assert named.count("loss") == 1
-    gradients = [r.of for r in joint.results if r.purpose is Purpose.GRADIENT]
-    assert gradients == list(joint.of(Source.PARAMETER))
-    mutated = [r.of for r in joint.results if r.purpose is Purpose.MUTATION]
-    assert mutated == list(joint.of(Source.BUFFER))
+    gradients = [r.target for r in joint.results if r.kind is OutputKind.GRADIENT]
+    assert gradients == list(joint.of(InputKind.PARAMETER))
+    mutated = [r.target for r in joint.results if r.kind is OutputKind.MUTATION]
+    assert mutated == list(joint.of(InputKind.BUFFER))
 
 
 def test_values_are_the_users_own_tensors() -> None:
     """An argument stands for the parameter itself, so that a step sees what an optimizer did."""
     model, loss_fn, inputs = residual()
     joint = capture(model, loss_fn, inputs)
-    first = joint.of(Source.PARAMETER)[0]
+    first = joint.of(InputKind.PARAMETER)[0]
     assert joint.value(first) is model[0].weight
-    assert joint.value(joint.of(Source.INPUT)[0]) is inputs[0]
+    assert joint.value(joint.of(InputKind.USER_INPUT)[0]) is inputs[0]
     others = joint.flat_inputs((inputs[0] + 1, inputs[1]))
-    assert joint.value(joint.of(Source.INPUT)[0], others) is others[0]
-    assert torch.equal(joint.value(joint.of(Source.TANGENT)[0]), torch.ones(()))
+    assert joint.value(joint.of(InputKind.USER_INPUT)[0], others) is others[0]
+    assert torch.equal(joint.value(joint.of(InputKind.TANGENT)[0]), torch.ones(()))
 
 
 def test_capture_leaves_everything_as_it_was() -> None:
@@ -233,8 +245,8 @@ def test_modules_are_not_copied() -> None:
     loss = nn.CrossEntropyLoss(weight=torch.ones(4))
     joint = capture(model, loss, (torch.randn(3, 4), torch.tensor([0, 1, 2])))
     assert joint.module.get_submodule("model") is model
-    assert [a.name for a in joint.of(Source.BUFFER)] == ["loss.weight"]
-    assert joint.value(joint.of(Source.BUFFER)[0]) is loss.weight
+    assert [a.name for a in joint.of(InputKind.BUFFER)] == ["loss.weight"]
+    assert joint.value(joint.of(InputKind.BUFFER)[0]) is loss.weight
 
 
 def test_batch_norm_inside_of_a_checkpoint_is_updated_once() -> None:
@@ -244,3 +256,148 @@ def test_batch_norm_inside_of_a_checkpoint_is_updated_once() -> None:
     traced = trace(*own, measure_workspace=False)
     found = run_units(traced)["mutation of parts.0.1.num_batches_tracked"]
     assert (int(found), int(run_eager(*own)["mutation of parts.0.1.num_batches_tracked"])) == (1, 2)
+
+
+functional = nn.functional
+
+MODES: tuple[dict[str, Any], ...] = (
+    {"mode": "nearest"},
+    {"mode": "nearest-exact"},
+    {"mode": "bilinear"},
+    {"mode": "bilinear", "align_corners": True},
+    {"mode": "bilinear", "antialias": True},
+    {"mode": "bicubic"},
+    {"mode": "area"},
+)
+
+
+def through(work: Callable[..., Any], *parts: nn.Module) -> Any:
+    """Return a step of images of 4 channels, 6 x 6, to images twice as large."""
+    return images(Through(work, *parts), size=12)
+
+
+def equal(own: Any) -> bool:
+    """Return whether a replayed capture has all bits of eager."""
+    state = torch.get_rng_state()
+    expected = run_eager(*own)
+    torch.set_rng_state(state)
+    found = run_units(trace(*own, measure_workspace=False))
+    return all(torch.equal(value, found[key]) for key, value in expected.items())
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(map(str, mode.values())))
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_upsampling_is_that_of_eager(mode: dict[str, Any], channels_last: bool) -> None:
+    """Whatever the mode and the layout; the operator itself is in the graph."""
+
+    def up(parts: Any, x: Any) -> Any:
+        y = parts[0](x)
+        if channels_last:
+            y = y.contiguous(memory_format=torch.channels_last)
+        return parts[1](functional.interpolate(y, scale_factor=2.0, **mode))
+
+    torch.manual_seed(1)
+    assert equal(through(up, nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        lambda: nn.GRU(4, 4, batch_first=True),
+        lambda: nn.GRU(4, 2, 3, dropout=0.3, bidirectional=True),
+        lambda: nn.RNN(4, 4, 2, dropout=0.3),
+        lambda: nn.RNN(4, 4, nonlinearity="relu"),
+    ],
+)
+def test_recurrent_layers_are_those_of_eager(cell: Any) -> None:
+    """GRU and RNN of several layers, directions and with dropout give all bits."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        assert equal(recurrent(cell()))
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "target"),
+    [
+        (functional.multi_margin_loss, [0, 1, 3]),
+        (functional.multilabel_margin_loss, [[0, 2, -1, 0], [1, -1, 0, 0], [3, 0, 1, -1]]),
+    ],
+)
+def test_margin_losses_are_those_of_eager(loss_fn: Any, target: Any) -> None:
+    """PyTorch's decompositions of these give other values."""
+    torch.manual_seed(1)
+    assert equal((nn.Linear(4, 4), loss_fn, (torch.randn(3, 4), torch.tensor(target))))
+
+
+def double(parts: Any, x: Any) -> Any:
+    """Double the size."""
+    return functional.interpolate(parts[0](x), scale_factor=2)
+
+
+def test_what_was_there_is_there_afterwards() -> None:
+    """Also where a capture fails: whoever else uses PyTorch's compiler finds its kernels."""
+    operator, key = torch.ops.aten.gru.input, torch._C.DispatchKey.Autograd
+    before = operator.py_kernels[key]
+
+    def fails() -> None:
+        with native_operators():
+            assert key not in operator.py_kernels
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert operator.py_kernels[key] is before
+    graph = capture(*through(double, nn.Conv2d(4, 4, 1))).graph_module.graph
+    assert any("upsample_nearest2d." in str(node.target) for node in graph.nodes)
+    assert operator.py_kernels[key] is before
+
+
+def by_function(parts: Any, x: Any) -> Any:
+    """Seed."""
+    torch.manual_seed(3)
+    return parts[0](x) + torch.randn(3, 4)
+
+
+def within_fork(parts: Any, x: Any) -> Any:
+    """Seed, and put the state back."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        noise = torch.randn(3, 4)
+    return parts[0](x) + noise
+
+
+def by_generator(parts: Any, x: Any) -> Any:
+    """Seed the generator itself."""
+    torch.default_generator.manual_seed(3)
+    return parts[0](x) + torch.randn(3, 4)
+
+
+def at_random(parts: Any, x: Any) -> Any:
+    """Seed by chance."""
+    torch.seed()
+    return parts[0](x) + torch.randn(3, 4)
+
+
+@pytest.mark.parametrize("forward", [by_function, within_fork, by_generator, at_random])
+def test_seeding_is_refused(forward: Any) -> None:
+    """The error names the line; the generator can be seeded afterwards, and is as it was."""
+    step = rows(nn.Linear(4, 4), by=forward)
+    generator, state = torch.default_generator, torch.get_rng_state()
+    with pytest.raises(CaptureError, match=r"is seeded at .*test_joint.py:\d+ .*seed.*outside"):
+        capture(*step)
+    assert torch.default_generator is torch.random.default_generator is generator
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.manual_seed(1) is generator
+
+
+def test_states_that_are_put_back_are_no_seeds() -> None:
+    """The user's own checkpoint sets states of the generator, and is captured."""
+    capture(*checkpointed())
+
+
+def test_own_generators_are_refused() -> None:
+    """Draws of another generator cannot be repeated: the error names the operation."""
+    own = torch.Generator()
+    step = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) + torch.randn(3, 4, generator=own))
+    with pytest.raises(CaptureError, match=r"aten.randn.generator.* random generator of its own"):
+        capture(*step)

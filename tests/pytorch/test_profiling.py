@@ -1,7 +1,9 @@
-"""Profiles: measured costs that fit the traced graph."""
+"""Profiles: times of operations and pages, and power."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,16 +11,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from poetmodel.device import Costs, Device  # noqa: E402
+from poetmodel.device.hardware import Compute  # noqa: E402
 from poetmodel.device.io import save_profile  # noqa: E402
 from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.problem import Problem  # noqa: E402
 from poetmodel.torch import measure, profiling, trace  # noqa: E402
-from poetmodel.torch.energy import Power  # noqa: E402
-from traced_models import residual  # noqa: E402
+from poetmodel.torch.profiling import Power, fitted, measure_paging, measured_power, power_of  # noqa: E402
+from traced_models import residual, rows  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+
+nn = torch.nn
 pytestmark = pytest.mark.torch
 
 
@@ -92,3 +97,194 @@ def test_measurements_that_make_no_sense_are_refused(options: Any, words: str) -
         measure(trace(*residual(), measure_workspace=False), **options)
     with pytest.raises(InputError, match="expected what `trace` returns, got 'x'"):
         measure("x")
+
+
+def test_least_time_counts_and_views_belong_to_their_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a clock that runs slower from step to step, the last step's times come out."""
+    traced = trace(*rows(nn.Linear(4, 4)), measure_workspace=False)
+    calls = sum(node.op == "call_function" for node in traced.joint.graph_module.graph.nodes)
+    reads = 0
+
+    def clock() -> float:
+        nonlocal reads
+        reads += 1
+        step, half = divmod(reads - 1, 2 * calls)
+        return float(half % 2) * (10.0 - step)
+
+    monkeypatch.setattr(profiling, "thread_time", clock)
+    times_s = profiling.unit_times_s(traced.joint, traced.parts, repeats=3)
+    assert times_s == tuple(8.0 * (1 + len(u.reads.views)) for u in traced.parts.units)
+
+
+def test_threads_are_put_back() -> None:
+    """Measuring with some threads leaves the setting of the process as it was."""
+    traced = trace(*residual(), measure_workspace=False)
+    before = torch.get_num_threads()
+    times_s = profiling.unit_times_s(traced.joint, traced.parts, repeats=1, threads=before + 1)
+    assert torch.get_num_threads() == before
+    assert len(times_s) == len(traced.graph.nodes)
+    assert min(times_s) > 0
+
+
+SIZES = (4096, 65536)
+
+
+def test_fit_is_exact_on_a_line() -> None:
+    """Latency and rate come out as they went in, over four decades."""
+    sizes = [10**k for k in range(3, 8)]
+    way = fitted(sizes, [2e-4 + size / 5e7 for size in sizes])
+    assert way.latency_s == pytest.approx(2e-4, rel=1e-6)
+    assert way.bytes_per_s == pytest.approx(5e7, rel=1e-6)
+    assert way.time_s(5 * 10**7) == pytest.approx(1.0002, rel=1e-6)
+
+
+def test_fit_has_no_negative_latency() -> None:
+    """Where a line would begin below zero, the latency is zero and the rate fits what is left."""
+    way = fitted([1000, 2000], [0.001, 0.003])
+    assert way.latency_s == 0
+    assert 2000 / 0.003 < way.bytes_per_s < 1000 / 0.001
+
+
+def test_measuring_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Both directions get a rate, and the folder is empty afterwards."""
+    found = measure_paging(tmp_path, repeats=1, sizes_bytes=SIZES)
+    assert found.page_in.bytes_per_s > 0
+    assert found.page_out.bytes_per_s > 0
+    assert found.folder == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_page_is_synced_dropped_and_read_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short writes and reads go on, and every timed read comes after a sync and a drop."""
+    calls: list[str] = []
+    write, read = os.pwrite, os.preadv
+
+    def short_write(descriptor: int, page: Any, offset: int) -> int:
+        calls.append("write")
+        return write(descriptor, page[:40000], offset)
+
+    def short_read(descriptor: int, pages: list[Any], offset: int, flags: int = 0) -> int:
+        calls.append("probe" if flags else "read")
+        return read(descriptor, [pages[0][:40000]], offset, flags)
+
+    monkeypatch.setattr(os, "pwrite", short_write)
+    monkeypatch.setattr(os, "preadv", short_read)
+    monkeypatch.setattr(os, "fdatasync", lambda _: calls.append("sync"))
+    monkeypatch.setattr(os, "posix_fadvise", lambda *_: calls.append("drop"))
+    measure_paging(tmp_path, repeats=1, sizes_bytes=SIZES)
+    assert calls == [
+        "write", "sync",
+        "write", "sync", "drop", "read",
+        "write", "write", "sync", "drop", "read", "read",
+        "write", "sync", "drop", "probe",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "cold"),
+    [(BlockingIOError(), True), (OSError(95, "Operation not supported"), False), (4096, False)],
+)
+def test_a_full_cache_is_noticed(
+    answer: Any, cold: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read that need not wait means that the cache was not empty, and none means no proof."""
+    read = os.preadv
+
+    def probe(descriptor: int, pages: list[Any], offset: int, flags: int = 0) -> int:
+        if not flags:
+            return read(descriptor, pages, offset)
+        if isinstance(answer, OSError):
+            raise answer
+        return int(answer)
+
+    monkeypatch.setattr(os, "preadv", probe)
+    assert measure_paging(tmp_path, repeats=1, sizes_bytes=SIZES).cold is cold
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """A missing folder, or one where nothing fits, gives a sentence with its name."""
+    with pytest.raises(InputError, match="nowhere: pages cannot be timed here"):
+        measure_paging(tmp_path / "nowhere")
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk gives a sentence that says how much must be free."""
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(InputError, match=r"No space left on device.*64\.00 KiB free"):
+        measure_paging(tmp_path, sizes_bytes=SIZES)
+
+
+def counter(folder: Path, name: str, value: int, largest: int | None = None) -> Path:
+    """Make the folder of an energy counter; return its file."""
+    package = folder / name
+    package.mkdir()
+    (package / "energy_uj").write_text(f"{value}\n")
+    if largest is not None:
+        (package / "max_energy_range_uj").write_text(f"{largest}\n")
+    return package / "energy_uj"
+
+
+def two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the clock of the module go on by 2 s from one look at it to the next."""
+    moments = iter((10.0, 12.0))
+    monkeypatch.setattr(profiling, "perf_counter", lambda: next(moments))
+
+
+def test_counters_of_all_packages_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Energy of all packages over time; parts of a package are not counted again."""
+    first = counter(tmp_path, "intel-rapl:0", 1_000_000)
+    second = counter(tmp_path, "intel-rapl:1", 0)
+    part = counter(tmp_path, "intel-rapl:0:0", 0)
+    two_seconds(monkeypatch)
+
+    def work() -> None:
+        first.write_text("4000000")
+        second.write_text("1000000")
+        part.write_text("9000000")
+
+    power = measured_power(work, folder=tmp_path)
+    assert power is not None
+    assert (power.compute_w, power.page_in_w, power.page_out_w) == (2.0, 2.0, 2.0)
+    assert power.source == "RAPL counters: 2.0 W for 2 package(s), idle power included"
+
+
+def test_a_counter_that_begins_again_is_no_negative_energy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A counter that passed its largest value has gone on, not back."""
+    file = counter(tmp_path, "intel-rapl:0", 5_000_000, largest=5_999_999)
+    two_seconds(monkeypatch)
+    power = measured_power(lambda: file.write_text("3000000") and None, folder=tmp_path)
+    assert power is not None
+    assert power.compute_w == 2.0
+
+
+def test_no_counter_is_no_power(tmp_path: Path) -> None:
+    """Where nothing can be read, nothing is made up."""
+    (tmp_path / "intel-rapl:0").mkdir()
+    assert measured_power(lambda: None, folder=tmp_path) is None
+    assert measured_power(lambda: None, folder=tmp_path / "nowhere") is None
+
+
+def test_power_of_a_device_is_its_own() -> None:
+    """A device's figures are taken as they are, and its name is said."""
+    power = power_of(Device.load("rpi4b"))
+    assert (power.compute_w, power.page_in_w, power.page_out_w) == (3.0, 0.15, 0.15)
+    assert power.source == "the power figures of device rpi4b"
+
+
+def test_power_of_a_device_with_an_efficiency() -> None:
+    """Without a power it is the rate over the efficiency; without storage pages cost the same."""
+    device = dataclasses.replace(
+        Device.load("rpi4b"), compute=Compute(flops_per_s=8e9, flops_per_j=2e9), storage=None
+    )
+    power = power_of(device)
+    assert (power.compute_w, power.page_in_w, power.page_out_w) == (4.0, 4.0, 4.0)

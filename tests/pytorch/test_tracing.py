@@ -1,4 +1,4 @@
-"""Tracing: the figures of the training graph."""
+"""Tracing: training graphs, and what of them is scheduled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ torch = pytest.importorskip("torch")
 
 from poetmodel.device import Costs, Device  # noqa: E402
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes  # noqa: E402
-from poetmodel.torch import trace  # noqa: E402
+from poetmodel.torch import compile, trace  # noqa: E402
+from poetmodel.torch.tracing import (  # noqa: E402
+    KEPT_SHARES,
+    RANDOM_STATE_BYTES,
+    coarse_costs,
+    coarsen,
+    coarsened,
+    floor_bytes,
+    keep_all_bytes,
+)
+from small_networks import residual_step  # noqa: E402
 from traced_models import frozen, residual, rows  # noqa: E402
 
 if TYPE_CHECKING:
@@ -94,3 +104,105 @@ def test_graph_file_and_estimates(tmp_path: Path) -> None:
     assert again == graph
     costs = Costs.estimate(again, Device.load("rpi4b"))
     assert all(cost.time_s > 0 for cost in costs.compute.values())
+
+
+def test_the_smallest_tensors_are_kept() -> None:
+    """As many of the smallest as fit, equal sizes alike; their sum is reserved."""
+    traced = trace(*residual(), measure_workspace=False)
+    sizes = [storage.bytes for storage in traced.parts.storages]
+    coarse = coarsen(traced, kept_bytes=300)
+    kept = [size for size in sizes if size < coarse.threshold_bytes]
+    assert 0 < sum(kept) <= 300
+    following = min(size for size in sizes if size >= coarse.threshold_bytes)
+    assert sum(kept) + following * sizes.count(following) > 300
+    assert len(coarse.numbers) == len(sizes) - len(kept)
+    assert coarse.graph.tensor_bytes == tuple(sizes[i] for i in coarse.numbers)
+    # Loss and new statistics lie in kept storages; one random operation, and the step's own state.
+    assert coarse.reserved_bytes == sum(kept) + 3 * RANDOM_STATE_BYTES
+
+
+def test_the_graph_keeps_its_nodes_and_what_they_read() -> None:
+    """Kept tensors are neither read nor made by any node; those made again are workspace."""
+    traced = trace(*residual(), measure_workspace=False)
+    coarse = coarsen(traced, kept_bytes=300)
+    assert [node.name for node in coarse.graph.nodes] == [n.name for n in traced.graph.nodes]
+    names = {tensor.name for tensor in coarse.graph.tensors}
+    for before, node in zip(traced.graph.nodes, coarse.graph.nodes, strict=True):
+        assert node.inputs == tuple(name for name in before.inputs if name in names)
+        assert node.workspace_bytes + node.output_bytes == before.output_bytes
+
+
+def test_results_that_wait_are_reserved() -> None:
+    """Where nothing is kept, copies of the loss and of new statistics are."""
+    traced = trace(*residual(), measure_workspace=False)
+    whole = coarsened(traced, budget_bytes=keep_all_bytes(traced))
+    assert whole.graph is traced.graph
+    # A loss, mean and variance of 4 channels, and a counter of 8 bytes.
+    assert whole.reserved_bytes == 4 + 16 + 16 + 8 + RANDOM_STATE_BYTES
+    expected = checkpoint_all_peak_bytes(traced.graph) + whole.reserved_bytes
+    assert keep_all_bytes(traced) == expected
+
+
+def test_sums_of_gradients_of_one_weight_are_reserved() -> None:
+    """A weight in two places has a sum that waits for the second gradient."""
+    first, second = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
+    second.weight = first.weight
+    traced = trace(*rows(first, second), measure_workspace=False)
+    whole = coarsened(traced, budget_bytes=keep_all_bytes(traced))
+    assert whole.reserved_bytes == 4 + 64
+
+
+def test_costs_of_kept_tensors_are_left_out() -> None:
+    """Costs of a coarse graph are those of the whole one."""
+    traced = trace(*residual(), measure_workspace=False)
+    coarse = coarsen(traced, kept_bytes=300)
+    costs = Costs.estimate(traced.graph, Device.load("rpi4b"))
+    table = coarse_costs(costs, coarse.graph).table(coarse.graph)
+    whole = costs.table(traced.graph)
+    assert table.compute_time_s == whole.compute_time_s
+    assert table.page_in_time_s == tuple(whole.page_in_time_s[i] for i in coarse.numbers)
+    alone = Costs(compute=costs.compute)
+    assert coarse_costs(alone, coarse.graph).pages is None
+
+
+def test_less_is_kept_where_nothing_is_left_beside_it() -> None:
+    """Between the floors of the finest and the usual graph a finer one is taken."""
+    torch.manual_seed(1)
+    traced = trace(*residual_step())
+    finest = coarsen(traced, kept_bytes=0)
+    budget = floor_bytes(finest)
+    usual = coarsen(traced, kept_bytes=int(KEPT_SHARES[0] * budget))
+    assert floor_bytes(usual) > budget
+    found = coarsened(traced, budget_bytes=budget)
+    assert floor_bytes(found) <= budget
+    assert found.threshold_bytes < usual.threshold_bytes
+    roomy = floor_bytes(usual) + 1000
+    assert coarsened(traced, budget_bytes=roomy).threshold_bytes >= usual.threshold_bytes
+
+
+def test_below_the_floor_the_least_one_is_told() -> None:
+    """Of several floors the least is the one that no budget may be below."""
+    traced = trace(*residual(), measure_workspace=False)
+    found = coarsened(traced, budget_bytes=100)
+    assert floor_bytes(found) == min(
+        floor_bytes(coarsen(traced, kept_bytes=kept)) for kept in (0, 1)
+    )
+
+
+def test_room_for_everything_leaves_nothing_out() -> None:
+    """At the peak of keeping everything there is nothing to decide."""
+    traced = trace(*residual(), measure_workspace=False)
+    whole = coarsened(traced, budget_bytes=keep_all_bytes(traced))
+    assert len(whole.numbers) == len(traced.parts.storages)
+    assert whole.threshold_bytes == 0
+
+
+def test_step_near_the_floor_keeps_its_budget(tmp_path: object) -> None:
+    """A step a little above the floor, below which there is no plan, is within its budget."""
+    torch.manual_seed(1)
+    own = residual_step()
+    budget = floor_bytes(coarsened(trace(*own), budget_bytes=0)) + 256
+    with compile(*own, ram=budget, storage=str(tmp_path), device="rpi4b", time_limit=5) as step:
+        certificate = step.verify()
+    assert certificate.equal
+    assert certificate.heap_peak_bytes <= budget

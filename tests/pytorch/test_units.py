@@ -1,14 +1,23 @@
-"""Units: running them one by one is the step that PyTorch runs."""
+"""Units: what is scheduled, what it is called, and what it reads."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from poetmodel.graph import Phase  # noqa: E402
 from poetmodel.torch import trace  # noqa: E402
-from poetmodel.torch.roles import Purpose, Source  # noqa: E402
-from traced_models import STEPS, recurrent, residual, rows  # noqa: E402
+from poetmodel.torch.graph_signature import InputKind, OutputKind  # noqa: E402
+from traced_models import (  # noqa: E402
+    STEPS,
+    checkpointed,
+    recurrent,
+    residual,
+    rows,
+)
 from traced_steps import run_eager, run_units  # noqa: E402
 
 nn = torch.nn
@@ -75,7 +84,6 @@ def test_views_are_no_units_and_readers_replay_them() -> None:
     relu = parts.units[1]
     assert relu.reads.storages == parts.units[0].storages
     assert [view.name for view in relu.reads.views] == ["t_1"]
-    assert relu.reads.arguments == ()
 
 
 def test_outputs_of_one_operation_are_tensors_of_their_own() -> None:
@@ -114,7 +122,80 @@ def test_emissions_come_after_their_last_maker() -> None:
     for emission in traced.parts.emissions:
         makers = [traced.parts.storages[index].unit for index in emission.reads.storages]
         assert emission.after == max(makers)
-    purposes = {emission.result.purpose for emission in traced.parts.emissions}
-    assert purposes == set(Purpose)
-    sources = {argument.source for argument in traced.joint.arguments}
-    assert sources == {Source.PARAMETER, Source.BUFFER, Source.INPUT, Source.TANGENT}
+    purposes = {emission.result.kind for emission in traced.parts.emissions}
+    assert purposes == set(OutputKind)
+    sources = {argument.kind for argument in traced.joint.arguments}
+    assert sources == {
+        InputKind.PARAMETER,
+        InputKind.BUFFER,
+        InputKind.USER_INPUT,
+        InputKind.TANGENT,
+    }
+
+
+NAMES = [
+    ("0/convolution", Phase.FORWARD),
+    ("1.conv/convolution", Phase.FORWARD),
+    ("1.bn/add", Phase.FORWARD),
+    ("1.bn/_native_batch_norm_legit_functional", Phase.FORWARD),
+    ("1/add", Phase.FORWARD),
+    ("1/relu", Phase.FORWARD),
+    ("2/native_dropout", Phase.FORWARD),
+    ("4/addmm", Phase.FORWARD),
+    ("loss/_log_softmax", Phase.LOSS),
+    ("loss/nll_loss_forward", Phase.LOSS),
+    ("loss/nll_loss_backward", Phase.BACKWARD),
+    ("loss/_log_softmax_backward_data", Phase.BACKWARD),
+    ("4/mm", Phase.BACKWARD),
+    ("4/mm#2", Phase.BACKWARD),
+    ("4/sum", Phase.BACKWARD),
+    ("2/native_dropout_backward", Phase.BACKWARD),
+    ("1/threshold_backward", Phase.BACKWARD),
+    ("1.bn/native_batch_norm_backward", Phase.BACKWARD),
+    ("1.conv/convolution_backward", Phase.BACKWARD),
+    ("1/add#2", Phase.BACKWARD),
+    ("0/convolution_backward", Phase.BACKWARD),
+]
+
+
+def test_names_say_module_and_operator() -> None:
+    """Every node says whose it is, the sum of a residual block's gradients too."""
+    traced = trace(*residual(), measure_workspace=False)
+    assert [(node.name, node.phase) for node in traced.graph.nodes] == NAMES
+
+
+def test_names_without_annotations_say_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where PyTorch cannot record modules, names are operators, and still unique."""
+    monkeypatch.delattr(torch.fx.traceback, "annotate")
+    nodes = trace(*residual(), measure_workspace=False).graph.nodes
+    assert [node.name for node in nodes[:3]] == ["convolution", "convolution#2", "add"]
+    assert [node.phase == Phase.BACKWARD for node in nodes] == [
+        phase == Phase.BACKWARD for _, phase in NAMES
+    ]
+
+
+def test_names_do_not_depend_on_the_run() -> None:
+    """Traced twice, a step gives the same graph, so that profiles and schedules fit."""
+    first, second = (trace(*residual(), measure_workspace=False).graph for _ in range(2))
+    assert first.sha256 == second.sha256
+
+
+def test_a_module_used_twice_has_numbered_names() -> None:
+    """What happens again in the same module gets a number."""
+    step = rows(nn.Linear(4, 4), by=lambda p, x: p[0](p[0](x)))
+    names = [node.name for node in trace(*step, measure_workspace=False).graph.nodes]
+    assert names[:2] == ["parts.0/addmm", "parts.0/addmm#2"]
+
+
+def test_phases_follow_each_other() -> None:
+    """Forward, loss, backward: none comes again."""
+    order = [Phase.FORWARD, Phase.LOSS, Phase.BACKWARD]
+    graph = trace(*residual(), measure_workspace=False).graph
+    places = [order.index(Phase(node.phase)) for node in graph.nodes]
+    assert all(before <= after for before, after in pairwise(places))
+
+
+def test_a_checkpoint_of_the_user_decides_nothing() -> None:
+    """What the user's code would compute twice is there once: the schedule decides."""
+    graph = trace(*checkpointed(), measure_workspace=False).graph
+    assert [node.op for node in graph.nodes].count("native_dropout") == 1

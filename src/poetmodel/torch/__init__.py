@@ -1,27 +1,26 @@
 """The PyTorch front end: capture a module's training step, measure it, run it inside a budget.
 
-Names load on first use; PyTorch itself is imported only when something is captured.
+PyTorch itself is imported when the first name that needs it is used, not with this package.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.torch.errors import CaptureError, PageError, require_torch
 
 if TYPE_CHECKING:
     from poetmodel.torch.certificate import Certificate
     from poetmodel.torch.compilation import Step, compile
-    from poetmodel.torch.failures import CaptureError
-    from poetmodel.torch.joint import Joint, capture
-    from poetmodel.torch.pages import PageError
+    from poetmodel.torch.graph_signature import Joint
+    from poetmodel.torch.joint import capture
     from poetmodel.torch.profiling import Profile, measure
     from poetmodel.torch.tracing import Trace, trace
 
-_HOMES = {
-    "CaptureError": "failures",
+_HOMES: Final = {
     "Certificate": "certificate",
-    "Joint": "joint",
-    "PageError": "pages",
+    "Joint": "graph_signature",
     "Profile": "profiling",
     "Step": "compilation",
     "Trace": "tracing",
@@ -48,6 +47,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
+        require_torch()
         value = getattr(import_module(f"poetmodel.torch.{_HOMES[name]}"), name)
         globals()[name] = value
         return value

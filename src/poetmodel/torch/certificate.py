@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from poetmodel.torch.comparison import Difference, State, differences, eager_step
-from poetmodel.torch.peaks import heap_peak_bytes, storage_peak_bytes
+from poetmodel.torch.interpreter import heap_peak_bytes, storage_peak_bytes
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import torch
 
     from poetmodel.torch.preparation import Compiled
 
@@ -144,8 +144,6 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     that are there already, so that theirs does not count. Time and memory are those of several
     steps of each kind; the memory that verifying takes is not bounded by the budget.
     """
-    import torch
-
     state = State(compiled, inputs)
 
     def eager() -> torch.Tensor:

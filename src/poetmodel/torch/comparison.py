@@ -9,22 +9,21 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.torch.attributes import Attributes
-from poetmodel.torch.draws import Draws
-from poetmodel.torch.failures import CaptureError, explained
-from poetmodel.torch.roles import Purpose, Source
-from poetmodel.torch.timing import limited_threads
+import torch
+
+from poetmodel.torch.errors import CaptureError, explained
+from poetmodel.torch.graph_signature import InputKind, OutputKind
+from poetmodel.torch.module_state import Attributes, Draws
+from poetmodel.torch.profiling import limited_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import torch
-
     from poetmodel.torch.preparation import Compiled
 
-_LOG: Final = logging.getLogger(__name__)
+    Results = dict[str, torch.Tensor]
 
-Results = dict[str, "torch.Tensor"]
+_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +76,6 @@ def check_agreement(compiled: Compiled) -> None:
     with modules as the first run left them, a captured step would be wrong from its second run on.
     Buffers that differ are only logged: batch norm in a checkpoint is updated once, not twice.
     """
-    import torch
-
     joint = compiled.trace.joint
     state = State(compiled, joint.inputs)
 
@@ -120,16 +117,16 @@ def check_agreement(compiled: Compiled) -> None:
 
 def _apart(compiled: Compiled, expected: Results, found: Results) -> list[Difference]:
     """Return where loss or gradients differ by more than rounding."""
-    gradients = [value for name, value in expected.items() if name.startswith(Purpose.GRADIENT)]
+    gradients = [value for name, value in expected.items() if name.startswith(OutputKind.GRADIENT)]
     scale = max((_largest(value) for value in gradients), default=0.0)
     return [
         difference
         for difference in differences(compiled, expected, found)
-        if not difference.name.startswith(Purpose.MUTATION)
+        if not difference.name.startswith(OutputKind.MUTATION)
         and not _is_rounding(
             difference,
             expected.get(difference.name),
-            scale=scale if difference.name.startswith(Purpose.GRADIENT) else None,
+            scale=scale if difference.name.startswith(OutputKind.GRADIENT) else None,
         )
     ]
 
@@ -138,8 +135,6 @@ def _is_rounding(
     difference: Difference, value: torch.Tensor | None, *, scale: float | None
 ) -> bool:
     """Return whether a difference is as small as sums in another order make it."""
-    import torch
-
     if value is None or difference.largest is None or not value.is_floating_point():
         return False
     reach = _largest(value) if scale is None else scale
@@ -162,8 +157,6 @@ _SHOWN: Final = 3
 
 def eager_step(compiled: Compiled, inputs: Sequence[Any]) -> torch.Tensor:
     """Run the step as PyTorch does."""
-    import torch
-
     joint = compiled.trace.joint
     with torch.enable_grad():
         loss = joint.module(*inputs)
@@ -176,20 +169,20 @@ class State:
     """All that a step may change, and how it was."""
 
     def __init__(self, compiled: Compiled, inputs: Sequence[Any]) -> None:
-        import torch
-
         joint = compiled.trace.joint
         self.targets = {
             argument.name: joint.value(argument, inputs)
             for argument in joint.arguments
-            if argument.source in (Source.PARAMETER, Source.INPUT)
+            if argument.kind in (InputKind.PARAMETER, InputKind.USER_INPUT)
             and isinstance(joint.value(argument, inputs), torch.Tensor)
         }
         """Whatever may have a gradient, by name."""
-        changed = [r.of for r in joint.results if r.purpose is Purpose.MUTATION]
-        self.changed = {of.name: joint.value(of, inputs) for of in changed if of is not None}
+        changed = [r.target for r in joint.results if r.kind is OutputKind.MUTATION]
+        self.changed = {a.name: joint.value(a, inputs) for a in changed if a is not None}
         """What is changed in place, by name; buffers that are not in the graph stay."""
-        self.others = [joint.value(a) for a in joint.of(Source.BUFFER) + joint.of(Source.CONSTANT)]
+        self.others = [
+            joint.value(a) for a in joint.of(InputKind.BUFFER) + joint.of(InputKind.CONSTANT_TENSOR)
+        ]
         there = itertools.chain(
             self.changed.values(), joint.module.parameters(), joint.module.buffers()
         )
@@ -225,8 +218,6 @@ class State:
 
     def reset(self, *, attributes: bool = True) -> None:
         """Put back what was changed in place, the state of the random generator, and modules."""
-        import torch
-
         if attributes:
             self._attributes.put_back()
         with torch.no_grad():
@@ -247,22 +238,18 @@ class State:
 
         Where asked for, modules have their attributes as another step left them.
         """
-        import torch
-
         self.reset(attributes=attributes)
         found = {"loss": work()}
         for name, tensor in self.targets.items():
             if tensor.grad is not None:
-                found[f"{Purpose.GRADIENT} of {name}"] = tensor.grad
+                found[f"{OutputKind.GRADIENT} of {name}"] = tensor.grad
         for name, tensor in self.changed.items():
-            found[f"{Purpose.MUTATION} of {name}"] = tensor.detach().clone()
+            found[f"{OutputKind.MUTATION} of {name}"] = tensor.detach().clone()
         self._clear_gradients()
         return found, torch.get_rng_state()
 
     def make_gradients(self) -> None:
         """Give gradients of zeros to all that are trained."""
-        import torch
-
         for tensor in self.targets.values():
             if tensor.requires_grad and tensor.is_leaf:
                 tensor.grad = torch.zeros_like(tensor)
@@ -286,8 +273,6 @@ def differences(compiled: Compiled, expected: Results, found: Results) -> Iterat
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors are equal; NaN counts as equal to NaN."""
-    import torch
-
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 

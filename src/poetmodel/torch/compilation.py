@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+import json
+from dataclasses import asdict, fields
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
-from poetmodel.torch.admission import check_inputs
-from poetmodel.torch.failures import CaptureError, enough_memory
+import torch
+
+from poetmodel.data import write_text
+from poetmodel.device import Costs, Device
+from poetmodel.errors import InputError
+from poetmodel.graph.io import graph_to_dict
+from poetmodel.torch.certificate import certify
+from poetmodel.torch.errors import CaptureError, enough_memory
+from poetmodel.torch.inputs import check_inputs, unflatten
 from poetmodel.torch.preparation import Compiled, Dynamic, Options, prepare
+from poetmodel.torch.profiling import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
-    import torch
-
-    from poetmodel.device import Costs, Device
     from poetmodel.plan import Plan
     from poetmodel.result import SolveResult
     from poetmodel.torch.certificate import Certificate
-    from poetmodel.torch.profiling import Profile
 
 
 def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters have defaults
@@ -252,9 +259,6 @@ class Step:
         CaptureError, PageError
             As a step does.
         """
-        from poetmodel.torch.batches import unflatten
-        from poetmodel.torch.certificate import certify
-
         joint = self._current.trace.joint
         given = inputs or unflatten(joint.inputs, joint.input_spec)
         compiled, flat = self.select(*given, **named)
@@ -284,15 +288,10 @@ class Step:
         MissingExtraError
             If a page is requested, and a library that draws it is not installed.
         """
-        from poetmodel.torch.step_report import as_call, report, write
-
-        found = report(
-            self._current,
-            self._certificates.get(id(self._current)),
-            call=as_call(compile, self._options),
-        )
+        certificate = self._certificates.get(id(self._current))
+        found = _report(self._current, certificate, call=_as_call(self._options))
         if path is not None:
-            write(path, found)
+            _write(path, found)
         return found
 
     def close(self) -> None:
@@ -321,3 +320,94 @@ class Step:
             compiled = prepare(self._model, self._loss_fn, inputs, self._options, first=first)
         self._compiled.append(compiled)
         return compiled
+
+
+# -- reports -----------------------------------------------------------------------------------
+
+FORMAT: Final = "poetmodel-step"
+VERSION: Final = 1
+
+SUFFIXES: Final = (".html", ".json")
+"""Files that a report can be written to: a page, or its figures."""
+
+
+def _report(compiled: Compiled, certificate: Certificate | None, *, call: str) -> dict[str, Any]:
+    """Return what is known about a compiled step, and the call that makes it, as plain values."""
+    graph, coarse, check = compiled.trace.graph, compiled.coarse, compiled.check
+    program = compiled.plan.program
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": graph.name,
+        "torch": str(torch.__version__),
+        "call": call,
+        "graph": {
+            "nodes": len(graph.nodes),
+            "tensors": len(graph.tensors),
+            "scheduled_tensors": len(coarse.numbers),
+            "threshold_bytes": coarse.threshold_bytes,
+            "batch_size": graph.batch_size,
+            "resident_bytes": dict(graph.resident_bytes),
+        },
+        "costs": [*compiled.notes, f"minimized: {compiled.result.problem.minimize}"],
+        "budget_bytes": compiled.budget_bytes,
+        "keep_all_bytes": compiled.keep_all_bytes,
+        "reserved_bytes": coarse.reserved_bytes,
+        "plan": {
+            "mode": str(compiled.plan.mode),
+            "device": compiled.device,
+            "instructions": len(program),
+            "recomputed": sum(op == "compute" for op, _ in program) - len(graph.nodes),
+            "peak_bytes": compiled.peak_bytes,
+            "written_bytes": check.written_bytes,
+            "read_bytes": check.read_bytes,
+            "compute_s": check.compute_s,
+            "transfer_s": check.transfer_s,
+            "stall_s": check.stall_s,
+            "makespan_s": check.makespan_s,
+            "energy_j": check.energy_j,
+        },
+        "compile_s": compiled.compile_s,
+        "certificate": None if certificate is None else certificate.to_dict(),
+        "result": compiled.result.to_dict(),
+        "scheduled": {
+            "graph": graph_to_dict(coarse.graph),
+            "costs": {
+                name: value if isinstance(value, bool) else list(value)
+                for name, value in asdict(compiled.costs.table(coarse.graph)).items()
+            },
+        },
+    }
+
+
+def _write(path: str | Path, found: dict[str, Any]) -> None:
+    """Write a report, as a page or as JSON by the name of the file."""
+    kind = Path(str(path)).suffix
+    if kind not in SUFFIXES:
+        msg = f"{path}: expected a file *.html, the page, or *.json, its figures"
+        raise InputError(msg)
+    if kind == ".json":
+        write_text(path, json.dumps(found, allow_nan=False, ensure_ascii=False) + "\n")
+        return
+    from poetmodel.report.page import check_report, write_report
+    from poetmodel.report.step_file import step_subject
+
+    check_report(path)
+    write_report(path, [step_subject(found, source="compiled step")])
+
+
+def _as_call(options: Options) -> str:
+    """Return a call of `compile` with these options, those by default left out."""
+    parameters = signature(compile).parameters
+    words = ["model", "loss_fn", "inputs"]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if value == parameters[field.name].default:
+            continue
+        if isinstance(value, Profile | Costs):
+            words.append(f"{field.name}={field.name}")
+        elif isinstance(value, Device):
+            words.append(f"{field.name}={(value.key or value.name)!r}")
+        else:
+            words.append(f"{field.name}={(str(value) if isinstance(value, Path) else value)!r}")
+    return f"poetmodel.torch.compile({', '.join(words)})"

@@ -6,23 +6,22 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+from torch import fx
+
 from poetmodel.plan import Op
-from poetmodel.torch.coarsening import is_held
-from poetmodel.torch.kernels import kernel_of
+from poetmodel.torch.interpreter import kernel_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    import torch
-    from torch import fx
 
     from poetmodel.plan import Program
     from poetmodel.torch.pages import Pages
     from poetmodel.torch.tracing import Trace
     from poetmodel.torch.units import Emission, Reading, TensorStorage, Unit
 
-    Emit = Callable[[int, "torch.Tensor"], None]
-    Function = Callable[[Sequence[Any], Emit, Pages], Sequence[torch.Tensor]]
+    Emit = Callable[[int, torch.Tensor], None]
+    Function = Callable[[Sequence[Any], Emit, Pages | None], Sequence[torch.Tensor]]
 
 _NAME: Final = "step"
 _INDENT: Final = "    "
@@ -44,6 +43,9 @@ class Generated:
 def generate(trace: Trace, program: Program, numbers: Sequence[int]) -> Generated:
     """Turn a program into Python, and compile it.
 
+    Operations that draw random numbers and are recomputed do so from the state that they began with
+    the first time.
+
     Parameters
     ----------
     trace : Trace
@@ -53,12 +55,6 @@ def generate(trace: Trace, program: Program, numbers: Sequence[int]) -> Generate
     numbers : sequence of int
         For each tensor of the program the number of its storage; all other storages are kept as
         long as anything reads them.
-
-    Returns
-    -------
-    Generated
-        Operations that draw random numbers and are computed again do so from the state that they
-        began with the first time.
     """
     writer = _Writer(trace, program, numbers)
     source = "\n".join(writer.lines())
@@ -78,10 +74,16 @@ class _Writer:
         self.program = program
         self.numbers = numbers
         self.scheduled = frozenset(numbers)
-        self.constants: dict[str, Any] = {"get_state": _get_state, "set_state": _set_state}
+        self.constants: dict[str, Any] = {
+            "get_state": torch.default_generator.get_state,
+            "set_state": torch.default_generator.set_state,
+        }
         self.constant_names: dict[int, str] = {}
-        self.emissions = _by_unit(trace.parts.emissions)
-        self.held = {k: e for k, e in enumerate(trace.parts.emissions) if is_held(e)}
+        self.emissions: dict[int | None, list[int]] = {}
+        """Numbers of the emissions after each unit."""
+        for number, emission in enumerate(trace.parts.emissions):
+            self.emissions.setdefault(emission.after, []).append(number)
+        self.held = {k: e for k, e in enumerate(trace.parts.emissions) if e.held}
         again = [step.index for step in program if step.op == Op.COMPUTE]
         self.repeated = {k for k in again if again.count(k) > 1}
         self.computed: set[int] = set()
@@ -202,8 +204,6 @@ class _Writer:
 
     def _word(self, value: Any) -> str:
         """Return an argument of an operation as source."""
-        from torch import fx
-
         if isinstance(value, fx.Node):
             return self._value(value)
         if isinstance(value, list | tuple) and type(value).__module__ != "torch":
@@ -252,23 +252,3 @@ def _view_name(node: fx.Node) -> str:
 
 def _view_names(reads: Reading) -> tuple[str, ...]:
     return tuple(_view_name(view) for view in reads.views)
-
-
-def _by_unit(emissions: Sequence[Emission]) -> dict[int | None, list[int]]:
-    """Return the numbers of the emissions after each unit."""
-    found: dict[int | None, list[int]] = {}
-    for number, emission in enumerate(emissions):
-        found.setdefault(emission.after, []).append(number)
-    return found
-
-
-def _get_state() -> torch.Tensor:
-    import torch
-
-    return torch.default_generator.get_state()
-
-
-def _set_state(state: torch.Tensor) -> None:
-    import torch
-
-    torch.default_generator.set_state(state)

@@ -6,23 +6,22 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.torch.annotation import BODY
-from poetmodel.torch.failures import CaptureError
-from poetmodel.torch.roles import Purpose, Source
+import torch
+
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.graph_signature import BODY, InputKind, OutputKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    import torch
-
-    from poetmodel.torch.joint import Joint
+    from poetmodel.torch.graph_signature import Joint
 
 _SETTINGS: Final = (bool, int, float, str, NoneType, tuple)
 """Types of the attributes of PyTorch's modules that say what a module computes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class Assumptions:
     """All that a captured step depends on and a user may change between steps."""
 
     inputs: tuple[Any, ...]
@@ -74,11 +73,11 @@ class Guards:
         )
         self._settings = tuple((state, key) for state, key, _ in settings)
         self._setting_names = tuple(told for _, _, told in settings)
-        changed = {r.of for r in joint.results if r.purpose is not Purpose.LOSS}
-        inputs = [argument for argument in joint.of(Source.INPUT) if argument in changed]
+        changed = {r.target for r in joint.results if r.kind is not OutputKind.LOSS}
+        inputs = [argument for argument in joint.of(InputKind.USER_INPUT) if argument in changed]
         self._written = tuple(argument.position or 0 for argument in inputs)
         self._shared = tuple(argument.name for argument in (*joint.owned, *inputs))
-        self.compiled = self._signature(joint.inputs)
+        self.compiled = self._assumptions(joint.inputs)
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step computes what PyTorch would for flat inputs.
@@ -88,11 +87,11 @@ class Guards:
         CaptureError
             If no step would: it cannot run hooks of parameters, for one.
         """
-        return self._signature(inputs) == self.compiled
+        return self._assumptions(inputs) == self.compiled
 
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
         """Yield in words what is not as it was when the step was compiled."""
-        before, now = self.compiled, self._signature(inputs)
+        before, now = self.compiled, self._assumptions(inputs)
         for place, (form, other) in enumerate(zip(before.inputs, now.inputs, strict=True)):
             if form != other:
                 yield f"inputs[{place}] was {_shown(form)} and is {_shown(other)}"
@@ -111,7 +110,7 @@ class Guards:
         if before.autocast != now.autocast:
             yield "autocast is on around the step: use it inside of the model and the loss"
 
-    def _module_differences(self, now: Signature) -> Iterator[str]:
+    def _module_differences(self, now: Assumptions) -> Iterator[str]:
         before = self.compiled
         # The first module wraps the model and its loss, and is always as it was.
         if before.training[1:] != now.training[1:]:
@@ -124,10 +123,8 @@ class Guards:
             if value != other:
                 yield f"{name} was {value!r} and is {other!r}"
 
-    def _signature(self, inputs: Sequence[Any]) -> Signature:
+    def _assumptions(self, inputs: Sequence[Any]) -> Assumptions:
         """Return what a step on some flat inputs depends on, as things are now."""
-        import torch
-
         joint = self._joint
         modules = tuple(joint.module.modules())
         states = [module.__dict__ for module in modules]
@@ -143,7 +140,7 @@ class Guards:
             raise CaptureError(_hooks_told(joint.name, [joint.owned[k].name for k in hooked]))
         first: dict[int, int] = {}
         shared = (*map(id, values), *(id(inputs[place]) for place in self._written))
-        return Signature(
+        return Assumptions(
             inputs=tuple(map(_form, inputs)),
             modules=identities,
             training=tuple([state["training"] for state in states]),
@@ -170,8 +167,6 @@ class Guards:
 
 def refuse_surroundings() -> None:
     """Raise `CaptureError` inside of inference mode, whose tensors cannot be trained on."""
-    import torch
-
     if torch.is_inference_mode_enabled():
         msg = "inference mode is on: compile and call a training step outside of it"
         raise CaptureError(msg)
@@ -179,8 +174,6 @@ def refuse_surroundings() -> None:
 
 def refuse_inputs(inputs: Iterable[Any]) -> None:
     """Raise `CaptureError` if something before the step waits for the gradient of a flat input."""
-    import torch
-
     for place, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             continue
@@ -226,8 +219,6 @@ def _form(value: Any) -> Any:
 
     As text NaN is equal to itself, and numbers of two types are not.
     """
-    import torch
-
     if not isinstance(value, torch.Tensor):
         return (type(value), repr(value))
     return (value.shape, value.dtype, value.stride(), value.device, value.requires_grad)

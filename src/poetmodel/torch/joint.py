@@ -1,6 +1,6 @@
 """Capture: module, loss and inputs become one functional graph of forward, loss and backward.
 
-This is the only module that calls what PyTorch does not promise to keep:
+This module and `graph_signature` alone use what PyTorch does not promise to keep:
 ``aot_export_joint_with_descriptors`` (PyTorch 2.9 and newer) and its descriptors.
 """
 
@@ -8,135 +8,40 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from poetmodel.torch.admission import check_joint, check_step
-from poetmodel.torch.annotation import BODY, annotated, shown_path
-from poetmodel.torch.attributes import AssignedBuffers, Attributes
-from poetmodel.torch.batches import flatten, loss_in, takes_keywords, unflatten
-from poetmodel.torch.decompositions import native_operators
-from poetmodel.torch.draws import Draws
-from poetmodel.torch.failures import CaptureError, explained
-from poetmodel.torch.layouts import fake_mode
-from poetmodel.torch.lookup import Lookup
-from poetmodel.torch.recurrent import captured_recurrence
-from poetmodel.torch.requirement import require_torch
-from poetmodel.torch.roles import Argument, Purpose, Result, Source
-from poetmodel.torch.seeding import refused_seeding
+import torch
+import torch._decomp  # registers the kernels that `native_operators` takes away
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._guards import TracingContext, tracing
+from torch.fx import traceback
+
+from poetmodel.torch.errors import CaptureError, SeedError, explained
+from poetmodel.torch.fake_tensors import fake_mode, onednn
+from poetmodel.torch.graph_signature import (
+    ANNOTATION,
+    BODY,
+    Joint,
+    OutputKind,
+    in_module,
+    input_specs,
+    output_specs,
+    shown_path,
+)
+from poetmodel.torch.inputs import check_step, flatten, loss_in, takes_keywords, unflatten
+from poetmodel.torch.interpreter import tensors_in
+from poetmodel.torch.module_state import AssignedBuffers, Attributes, Draws
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import torch
     from torch import fx
 
 _LOG: Final = logging.getLogger(__name__)
 
 LOSS: Final = "loss"
 """Where a loss with parameters of its own lies in the captured one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joint:
-    """The captured step, and the roles of all that goes in and comes out."""
-
-    name: str
-    """What messages call it."""
-    module: torch.nn.Module
-    """The captured module: the user's at `BODY`, with the loss applied to its output; takes flat
-    inputs."""
-    graph_module: fx.GraphModule
-    """Forward, loss and backward; functional: no operation changes a tensor in place."""
-    arguments: tuple[Argument, ...]
-    """What goes in: placeholders in order, then constants."""
-    results: tuple[Result, ...]
-    """What comes out, in the order of the graph's output; absent gradients are left out."""
-    input_spec: Any
-    """How inputs are flattened (``torch.utils._pytree.TreeSpec``)."""
-    inputs: tuple[Any, ...]
-    """The inputs it was captured with, flat."""
-    lookup: Lookup = field(init=False, repr=False, compare=False)
-    """Finds the values of `owned`."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "lookup", Lookup([a.target for a in self.owned]))
-
-    @property
-    def owned(self) -> tuple[Argument, ...]:
-        """The arguments that are tensors of the module: parameters and buffers, in order."""
-        return tuple(a for a in self.arguments if a.source in (Source.PARAMETER, Source.BUFFER))
-
-    def owned_values(self) -> list[torch.Tensor]:
-        """Return what `owned` stand for now."""
-        return self.lookup(self.module)
-
-    def of(self, source: Source) -> tuple[Argument, ...]:
-        """Return the arguments of one source, in order."""
-        return tuple(a for a in self.arguments if a.source == source)
-
-    def flat_inputs(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the inputs of a step as a flat tuple.
-
-        Raises
-        ------
-        CaptureError
-            If they are not nested as those that it was captured with.
-        """
-        flat, spec = flatten(inputs)
-        if spec != self.input_spec:
-            one, other = self.input_spec.num_children, len(inputs)
-            if one != other:
-                msg = f"{self.name}: expected {one} inputs (the target last), got {other}"
-                raise CaptureError(msg)
-            told = f"expected inputs nested as {_nesting(self.input_spec)}, got {_nesting(spec)}"
-            msg = f"{self.name}: {told}"
-            raise CaptureError(msg)
-        return tuple(flat)
-
-    def value(self, argument: Argument, inputs: Sequence[Any] | None = None) -> torch.Tensor:
-        """Return what an argument stands for now.
-
-        Parameters
-        ----------
-        argument : Argument
-            One of `arguments`.
-        inputs : sequence, optional
-            Flat inputs of the step; by default those that it was captured with.
-
-        Returns
-        -------
-        torch.Tensor
-            The parameter or buffer itself, the input, the constant, or ones for a tangent. An input
-            that is a number and no tensor is itself; the graph holds it as it was at the capture.
-        """
-        import torch
-
-        if argument.source is Source.INPUT:
-            chosen = self.inputs if inputs is None else inputs
-            found: torch.Tensor = chosen[argument.position or 0]
-            return found
-        if argument.source is Source.TANGENT:
-            example = argument.node.meta["val"]
-            device = next((a.device for a in self.inputs if isinstance(a, torch.Tensor)), None)
-            return torch.ones(tuple(example.shape), dtype=example.dtype, device=device)
-        owner = self.graph_module if argument.source is Source.CONSTANT else self.module
-        tensor: torch.Tensor = attrgetter(argument.target)(owner)
-        return tensor
-
-
-def _nesting(spec: Any) -> str:
-    """Return how inputs are nested, with a star for each leaf."""
-    return repr(unflatten([_STAR] * spec.num_leaves, spec))
-
-
-class _Star:
-    def __repr__(self) -> str:
-        return "*"
-
-
-_STAR: Final = _Star()
 
 
 def capture(
@@ -172,9 +77,6 @@ def capture(
     BackendUnavailableError
         If PyTorch is missing or too old.
     """
-    require_torch()
-    import torch
-
     name = name or type(model).__name__
     check_step(name, model, loss_fn, inputs)
     flat, spec = flatten(inputs)
@@ -196,48 +98,41 @@ def capture(
             _quiet(),
             draws.kept(),
             explained(name, trail),
-            refused_seeding(),
-            captured_recurrence(stepped),
+            _refused_seeding(),
+            # The LSTM of oneDNN has a backward that cannot be captured.
+            onednn(enabled=mkldnn and not _has_lstm(stepped)),
             native_operators(),
         ):
-            with annotated(stepped, trail, draws.check):
+            with _annotated(stepped, trail, draws.check):
                 graph_module = _export(stepped, tuple(flat), mkldnn=mkldnn)
             if assigned.learn():
                 attributes.put_back()
-                with annotated(stepped, trail, draws.check):
+                with _annotated(stepped, trail, draws.check):
                     graph_module = _export(stepped, tuple(flat), mkldnn=mkldnn)
             draws.check()
     finally:
         assigned.at_start = None
         stale = attributes.put_back()
-    _tell_stale(name, stale)
-    arguments = tuple(_arguments(name, graph_module))
-    joint = Joint(
-        name=name,
-        module=stepped,
-        graph_module=graph_module,
-        arguments=arguments,
-        results=tuple(_results(name, graph_module, arguments)),
-        input_spec=spec,
-        inputs=tuple(flat),
-    )
-    check_joint(joint)
-    return joint
-
-
-def _tell_stale(name: str, stale: Sequence[tuple[str, str]]) -> None:
-    """Log which attributes hold tensors in eager, and stay as they are in compiled steps."""
     if stale:
-        shown = ", ".join(
-            ".".join(part for part in (shown_path(path), key) if part) for path, key in stale
-        )
         _LOG.warning(
             "%s: forward sets %s, which a compiled step does not: the code of the model runs once, "
             "and the attribute was put back; to have it updated, make it a buffer "
             "(register_buffer) and assign it with .detach()",
             name,
-            shown,
+            ", ".join(shown_path(f"{path}.{key}") for path, key in stale),
         )
+    arguments = tuple(input_specs(name, graph_module))
+    joint = Joint(
+        name=name,
+        module=stepped,
+        graph_module=graph_module,
+        arguments=arguments,
+        results=tuple(output_specs(name, graph_module, arguments)),
+        input_spec=spec,
+        inputs=tuple(flat),
+    )
+    _check_joint(joint)
+    return joint
 
 
 def _with_loss(
@@ -249,7 +144,6 @@ def _with_loss(
     by_name: bool,
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
     """Return a module from flat inputs to the loss; it holds the user's modules, not copies."""
-    import torch
 
     class Step(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
@@ -273,9 +167,6 @@ def _with_loss(
 
 def _export(stepped: torch.nn.Module, inputs: tuple[Any, ...], *, mkldnn: bool) -> fx.GraphModule:
     """Call PyTorch's capture."""
-    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-    from torch._guards import TracingContext, tracing
-
     context = TracingContext(fake_mode(mkldnn=mkldnn))
     with ExitStack() as stack, tracing(context):
         exported = aot_export_joint_with_descriptors(stack, stepped, inputs)
@@ -295,81 +186,190 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _arguments(name: str, graph_module: fx.GraphModule) -> Iterator[Argument]:
-    from torch._functorch._aot_autograd import descriptors
+def _has_lstm(module: torch.nn.Module) -> bool:
+    return any(isinstance(part, torch.nn.LSTM) for part in module.modules())
 
-    sources = {
-        descriptors.ParamAOTInput: Source.PARAMETER,
-        descriptors.BufferAOTInput: Source.BUFFER,
-        descriptors.PlainAOTInput: Source.INPUT,
-        descriptors.TangentAOTInput: Source.TANGENT,
-    }
-    for node in graph_module.graph.find_nodes(op="placeholder"):
-        descriptor = node.meta["desc"]
-        source = sources.get(type(descriptor))
-        if source is None:
-            raise CaptureError(_unknown(name, "input", descriptor))
-        yield _argument(
-            source,
-            node,
-            target=getattr(descriptor, "target", ""),
-            position=getattr(descriptor, "idx", None),
+
+# -- what a captured step must be --------------------------------------------------------------
+
+
+def _check_joint(joint: Joint) -> None:
+    """Raise unless a captured step has one loss, trains something, and can be replayed."""
+    losses = [result for result in joint.results if result.kind is OutputKind.LOSS]
+    if len(losses) != 1 or losses[0].node.meta["val"].numel() != 1:
+        shapes = [tuple(result.node.meta["val"].shape) for result in losses]
+        msg = (
+            f"{joint.name}: expected one loss with one element, got shapes {shapes}; "
+            "reduce it with .mean() or .sum()"
         )
-    for node in graph_module.graph.find_nodes(op="get_attr"):
-        value = attrgetter(str(node.target))(graph_module)
-        if hasattr(value, "untyped_storage"):
-            yield _argument(Source.CONSTANT, node, target=str(node.target), position=None)
+        raise CaptureError(msg)
+    if losses[0].node.meta["val"].is_complex():
+        msg = f"{joint.name}: expected a loss that is a real number; take .real or .abs() of it"
+        raise CaptureError(msg)
+    if not any(result.kind is OutputKind.GRADIENT for result in joint.results):
+        msg = f"{joint.name}: the loss depends on no parameter that requires a gradient"
+        raise CaptureError(msg)
+    _check_objects(joint)
+    for node in joint.graph_module.graph.nodes:
+        if any(value.layout != torch.strided for value in tensors_in(node.meta.get("val"))):
+            msg = (
+                f"{joint.name}: {node.target}{in_module(node)} makes a sparse tensor, which "
+                "cannot be scheduled; use dense ones (for an embedding: sparse=False)"
+            )
+            raise CaptureError(msg)
+        schema = getattr(node.target, "_schema", None)
+        if node.op == "call_function" and schema is not None and schema.is_mutable:
+            msg = (
+                f"{joint.name}: {node.target}{in_module(node)} changes a tensor in place and "
+                "cannot be replayed; use its functional form"
+            )
+            raise CaptureError(msg)
 
 
-def _argument(source: Source, node: fx.Node, *, target: str, position: int | None) -> Argument:
-    example = node.meta.get("val")
-    known = hasattr(example, "untyped_storage")
-    name = target.removeprefix(f"{BODY}.") or str(source)
-    if source is Source.INPUT:
-        name = f"inputs[{position}]"
-    return Argument(
-        source=source,
-        node=node,
-        target=target,
-        name=name,
-        position=position,
-        bytes=example.untyped_storage().nbytes() if known else 0,
-    )
-
-
-def _results(
-    name: str, graph_module: fx.GraphModule, arguments: Sequence[Argument]
-) -> Iterator[Result]:
-    from torch._functorch._aot_autograd import descriptors
-
-    by_descriptor = {a.node.meta["desc"]: a for a in arguments if "desc" in a.node.meta}
-    output = graph_module.graph.output_node()
-    for node, descriptor in zip(output.args[0], output.meta["desc"], strict=True):
-        if node is None:
+def _check_objects(joint: Joint) -> None:
+    """Raise where an operation takes a random generator, or another object that is no tensor."""
+    for node in joint.graph_module.graph.find_nodes(op="get_attr"):
+        value = attrgetter(str(node.target))(joint.graph_module)
+        if isinstance(value, torch.Tensor):
             continue
-        if isinstance(descriptor, descriptors.PlainAOTOutput):
-            if not hasattr(node, "meta"):
-                msg = f"{name}: expected a loss that is a tensor, got a {type(node).__name__}"
-                raise CaptureError(msg)
-            yield Result(purpose=Purpose.LOSS, node=node, of=None)
-        elif isinstance(descriptor, descriptors.GradAOTOutput):
-            of = by_descriptor[descriptor.grad_of]
-            yield Result(purpose=Purpose.GRADIENT, node=node, of=of)
-        elif isinstance(descriptor, descriptors.InputMutationAOTOutput):
-            of = by_descriptor[descriptor.mutated_input]
-            yield Result(purpose=Purpose.MUTATION, node=node, of=of)
+        user = next(iter(node.users), node)
+        what = f"{joint.name}: {user.target}{in_module(user)} takes"
+        if "Generator" in type(value).__name__ or "generator" in user.kwargs:
+            msg = (
+                f"{what} a random generator of its own, whose draws cannot be repeated; draw from "
+                "the default generator (leave generator= out), or draw outside of the step"
+            )
         else:
-            raise CaptureError(_unknown(name, "output", descriptor))
+            msg = f"{what} a {type(value).__name__}, which cannot be replayed; leave it out"
+        raise CaptureError(msg)
 
 
-def _unknown(name: str, kind: str, descriptor: object) -> str:
-    if "Token" in type(descriptor).__name__:
-        return (
-            f"{name}: the step has an operation that does more than compute, such as the checks of "
-            "torch.linalg, and cannot be repeated; use what does not check (inv_ex, cholesky_ex, "
-            "solve_ex, ...)"
-        )
-    return (
-        f"{name}: the step has an {kind} of the kind {type(descriptor).__name__}, which is not "
-        "supported; give inputs that are plain tensors and share no memory, and return one loss"
-    )
+# -- what is in force while PyTorch captures ---------------------------------------------------
+
+
+@contextmanager
+def _annotated(
+    stepped: torch.nn.Module, trail: list[str], check: Callable[[Sequence[str]], object]
+) -> Iterator[None]:
+    """Let every node that is recorded inside carry the path of the module it came from.
+
+    PyTorch 2.9 cannot do that; names then say the operator only. The modules that run when
+    something is raised are left in the trail, the innermost one last; it is checked where one of
+    them begins and ends.
+    """
+    annotate = getattr(traceback, "annotate", None)
+    if annotate is None:
+        yield
+        return
+    open_contexts: list[Any] = []
+    trail.clear()
+
+    def enter(path: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, *_: Any) -> None:
+            check(trail)
+            context = annotate({ANNOTATION: path})
+            context.__enter__()
+            open_contexts.append(context)
+            shown = shown_path(path)
+            kind = type(module).__name__
+            trail.append(f"module {shown!r} ({kind})" if shown else f"module {kind}")
+
+        return hook
+
+    def leave(*_: Any) -> None:
+        check(trail)
+        open_contexts.pop().__exit__(None, None, None)
+        trail.pop()
+
+    handles = []
+    for path, module in stepped.named_modules():
+        handles.append(module.register_forward_pre_hook(enter(path)))
+        handles.append(module.register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        while open_contexts:
+            open_contexts.pop().__exit__(None, None, None)
+
+
+_PREFIXES: Final = ("upsample_", "_upsample_")
+_NAMES: Final = (
+    "gru",
+    "hardshrink",
+    "istft",
+    "lstm",
+    "matmul",
+    "multi_margin_loss",
+    "multilabel_margin_loss_forward",
+    "rnn_relu",
+    "rnn_tanh",
+    "softshrink",
+    "stft",
+)
+"""Operators that a capture would decompose into others, with other roundings or strides."""
+
+
+@contextmanager
+def native_operators() -> Iterator[None]:
+    """Leave operators whole that a capture would decompose otherwise than eager does.
+
+    Notes
+    -----
+    While it traces, PyTorch's dispatcher looks for Python kernels of an operator first. Some
+    put other operators in place of one: ``upsample_nearest2d`` becomes an index, whose gradient
+    lies otherwise in memory, so that sums of it run in another order. The kernels that stay are
+    those that a capture needs (batch norm), and those that compute the very same.
+    """
+    kinds = torch._C.DispatchKey  # noqa: SLF001 - as PyTorch's own registrations
+    taken: list[tuple[Any, Any, Any]] = []
+    for operator in _operators():
+        for key in (kinds.Autograd, kinds.CompositeImplicitAutograd):
+            if key in operator.py_kernels:
+                taken.append((operator, key, operator.py_kernels.pop(key)))
+        operator._dispatch_cache.clear()  # noqa: SLF001 - no other way
+    try:
+        yield
+    finally:
+        for operator, key, kernel in taken:
+            operator.py_kernels[key] = kernel
+            operator._dispatch_cache.clear()  # noqa: SLF001 - as above
+
+
+def _operators() -> Iterator[Any]:
+    for name in dir(torch.ops.aten):
+        if name in _NAMES or name.startswith(_PREFIXES):
+            packet = getattr(torch.ops.aten, name)
+            for overload in packet.overloads():
+                yield getattr(packet, overload)
+
+
+@contextmanager
+def _refused_seeding() -> Iterator[None]:
+    """Raise `SeedError` where the generator is seeded inside; put its state back afterwards."""
+    generator = torch.default_generator
+    with torch.random.fork_rng(devices=[]):
+        # What torch.manual_seed and torch.seed call; the functions themselves must stay, because
+        # PyTorch keeps tables of them, which it may make inside.
+        torch.default_generator = torch.random.default_generator = _Unseedable(generator)
+        try:
+            yield
+        finally:
+            torch.default_generator = torch.random.default_generator = generator
+
+
+class _Unseedable:
+    """A random generator that cannot be seeded."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
+
+    def manual_seed(self, _: int) -> NoReturn:
+        raise SeedError
+
+    def seed(self) -> NoReturn:
+        raise SeedError

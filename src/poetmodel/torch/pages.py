@@ -9,17 +9,18 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError, PoetModelError
+import numpy as np
+import torch
+
+from poetmodel.errors import InputError
+from poetmodel.torch.errors import PageError
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from concurrent.futures import Future, ThreadPoolExecutor
-
-    import torch
 
     from poetmodel.torch.units import Layout, TensorStorage
 
@@ -31,10 +32,6 @@ _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
 
 
 _ADVICE: Final = "the next step makes a new one"
-
-
-class PageError(PoetModelError, OSError):
-    """A page could not be written, read, or trusted; the step was undone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,21 +56,6 @@ class Traffic:
     """Bytes paged out [B]."""
     read_bytes: int = 0
     """Bytes paged in [B]."""
-    transfer_s: float = 0.0
-    """Time of the transfers [s]."""
-
-
-class Pages(Protocol):
-    """What a program pages with."""
-
-    def out(self, index: int, tensor: torch.Tensor) -> None:
-        """Start to write the storage behind a tensor."""
-
-    def into(self, index: int) -> Any:
-        """Start to read a storage; return the tensors in it, one or a tuple."""
-
-    def wait(self, index: int) -> None:
-        """Return when the transfer of a storage is done."""
 
 
 def slots_of(storages: Iterable[TensorStorage]) -> dict[int, Slot]:
@@ -183,33 +165,21 @@ class PageFile:
     def write(self, index: int, memory: memoryview) -> None:
         """Write a page, and return when the medium has it."""
         slot = self.slots[index]
-        begin = perf_counter()
         self._sums[index] = checksum(memory)
         try:
-            done = 0
-            while done < slot.bytes:
-                done += os.pwrite(self._descriptor, memory[done:], slot.offset + done)
-            os.fdatasync(self._descriptor)
-            self._drop(slot)
+            write_page(self._descriptor, memory, slot.offset)
         except OSError as error:
             reason = error.strerror or error
             msg = f"{self.path}: tensor {slot.name!r} could not be written: {reason}"
             raise PageError(msg) from None
         self.traffic.written_bytes += slot.bytes
-        self.traffic.transfer_s += perf_counter() - begin
 
     def read(self, index: int, memory: memoryview) -> None:
         """Read a page, and check that it is what was written."""
         slot = self.slots[index]
-        begin = perf_counter()
         try:
-            done = 0
-            while done < slot.bytes:
-                got = os.preadv(self._descriptor, [memory[done:]], slot.offset + done)
-                if got == 0:
-                    break
-                done += got
-            self._drop(slot)
+            done = read_page(self._descriptor, memory, slot.offset)
+            _drop(self._descriptor, slot.offset, slot.bytes)
         except OSError as error:
             reason = error.strerror or error
             msg = f"{self.path}: tensor {slot.name!r} could not be read: {reason}"
@@ -227,11 +197,31 @@ class PageFile:
             )
             raise PageError(msg)
         self.traffic.read_bytes += slot.bytes
-        self.traffic.transfer_s += perf_counter() - begin
 
-    def _drop(self, slot: Slot) -> None:
-        """Drop the copy of a page in the file cache."""
-        os.posix_fadvise(self._descriptor, slot.offset, slot.bytes, os.POSIX_FADV_DONTNEED)
+
+def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
+    """Write a page, return when the medium has it, and drop its copy in the file cache."""
+    done = 0
+    while done < len(memory):
+        done += os.pwrite(descriptor, memory[done:], offset + done)
+    os.fdatasync(descriptor)
+    _drop(descriptor, offset, len(memory))
+
+
+def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
+    """Read a page; return how much of it there is [B]."""
+    done = 0
+    while done < len(memory):
+        got = os.preadv(descriptor, [memory[done:]], offset + done)
+        if got == 0:
+            break
+        done += got
+    return done
+
+
+def _drop(descriptor: int, offset: int, size_bytes: int) -> None:
+    """Drop the copy of a page in the file cache."""
+    os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def make_folder(folder: str | Path) -> None:
@@ -257,44 +247,43 @@ def _remove(descriptor: int, path: Path, process: int) -> None:
             path.unlink()
 
 
-class DirectPages:
-    """Transfers that the calling thread makes itself."""
+class Pages:
+    """What a program pages with: transfers that the calling thread makes itself."""
 
     def __init__(self, file: PageFile) -> None:
         self._file = file
 
     def out(self, index: int, tensor: torch.Tensor) -> None:
-        """Write the storage behind a tensor."""
-        self._file.write(index, bytes_of(tensor.untyped_storage()))
+        """Start to write the storage behind a tensor."""
+        self._start(self._file.write, index, tensor.untyped_storage())
 
     def into(self, index: int) -> Any:
-        """Read a storage; return the tensors in it, one or a tuple."""
+        """Start to read a storage; return the tensors in it, one or a tuple."""
         storage, tensors = blank(self._file.slots[index])
-        self._file.read(index, bytes_of(storage))
+        self._start(self._file.read, index, storage)
         return tensors
 
     def wait(self, index: int) -> None:
-        """Return at once."""
+        """Return when the transfer of a storage is done; raise what stopped it."""
+
+    def finish(self) -> None:
+        """Wait for all transfers; raise what stopped the first one that failed."""
+
+    def abandon(self) -> None:
+        """Drop the transfers that did not begin, and wait for the one under way."""
+
+    def _start(self, move: Any, index: int, storage: torch.UntypedStorage) -> None:
+        move(index, bytes_of(storage))
 
 
-class BackgroundPages:
+class BackgroundPages(Pages):
     """Transfers that one thread makes in the order in which they are started."""
 
     def __init__(self, file: PageFile, executor: ThreadPoolExecutor) -> None:
-        self._file = file
+        super().__init__(file)
         self._executor = executor
         self._under_way: dict[int, Future[None]] = {}
         self._started: list[Future[None]] = []
-
-    def out(self, index: int, tensor: torch.Tensor) -> None:
-        """Start to write the storage behind a tensor."""
-        self._start(index, self._file.write, tensor.untyped_storage())
-
-    def into(self, index: int) -> Any:
-        """Start to read a storage; return the tensors in it, which are to be waited for."""
-        storage, tensors = blank(self._file.slots[index])
-        self._start(index, self._file.read, storage)
-        return tensors
 
     def wait(self, index: int) -> None:
         """Return when the transfer of a storage is done; raise what stopped it."""
@@ -311,7 +300,7 @@ class BackgroundPages:
             if not future.cancel():
                 future.exception()
 
-    def _start(self, index: int, move: Any, storage: torch.UntypedStorage) -> None:
+    def _start(self, move: Any, index: int, storage: torch.UntypedStorage) -> None:
         future = self._executor.submit(_move, move, index, [storage])
         self._under_way[index] = future
         self._started.append(future)
@@ -325,8 +314,6 @@ def _move(move: Any, index: int, held: list[torch.UntypedStorage]) -> None:
 
 def blank(slot: Slot) -> tuple[torch.UntypedStorage, Any]:
     """Return new memory for a page, and the tensors that lie in it, one or a tuple."""
-    import torch
-
     storage = torch.UntypedStorage(slot.bytes)
     tensors = tuple(
         torch.empty(0, dtype=layout.dtype).set_(storage, layout.offset, layout.shape, layout.stride)
@@ -354,8 +341,6 @@ def checksum(memory: memoryview) -> int:
     >>> checksum(memoryview(bytes(8))), checksum(memoryview(bytes(7) + b"x"))
     (0, 8646911284551352320)
     """
-    import numpy as np
-
     whole = len(memory) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
     words = np.frombuffer(memory[:whole], dtype=np.uint64).reshape(-1, _ROW_WORDS)
     sums = words.sum(axis=1, dtype=np.uint64)

@@ -10,39 +10,38 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, CostError, InputError, VerificationError, shown
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.solver import solve
-from poetmodel.torch.admission import check_inputs
-from poetmodel.torch.batches import flatten
-from poetmodel.torch.coarsening import (
+from poetmodel.torch.comparison import check_agreement
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.guards import Guards, refuse_inputs, refuse_surroundings
+from poetmodel.torch.inputs import check_inputs, flatten
+from poetmodel.torch.pages import make_folder
+from poetmodel.torch.profiling import Profile, measure
+from poetmodel.torch.runtime import Runner
+from poetmodel.torch.tracing import (
+    Coarse,
+    Trace,
     coarse_costs,
     coarsened,
     floor_bytes,
     keep_all_bytes,
     least_bytes,
+    trace,
 )
-from poetmodel.torch.comparison import check_agreement
-from poetmodel.torch.failures import CaptureError
-from poetmodel.torch.guards import Guards, refuse_inputs, refuse_surroundings
-from poetmodel.torch.pages import make_folder
-from poetmodel.torch.profiling import Profile, measure
-from poetmodel.torch.requirement import require_torch
-from poetmodel.torch.runtime import Runner
-from poetmodel.torch.tracing import Trace, trace
 from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
-
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.result import SolveResult
-    from poetmodel.torch.coarsening import Coarse
 
 
 class Dynamic(StrEnum):
@@ -177,7 +176,6 @@ def prepare(
     PoetModelError
         As `poetmodel.torch.compile` does.
     """
-    require_torch()
     begin = perf_counter()
     _check_host(model)
     check_inputs(type(model).__name__, inputs)
@@ -228,8 +226,6 @@ def _budget_bytes(options: Options, whole: int, first: Compiled | None) -> int:
 
 
 def _check_host(model: torch.nn.Module) -> None:
-    import torch
-
     refuse_surroundings()
     if torch.is_autocast_enabled("cpu"):
         msg = "autocast is on: use it inside of the model and the loss, and compile outside of it"

@@ -1,23 +1,36 @@
-"""Profiling: what a traced step costs on this host."""
+"""Profiling: what a traced step costs on this host, in time and in energy."""
 
 from __future__ import annotations
 
+import mmap
+import os
+import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from statistics import median
+from time import perf_counter, thread_time
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
 
 from poetmodel.device import Costs
 from poetmodel.errors import InputError, shown
-from poetmodel.torch.energy import NOMINAL, Power, measured_power, power_of
-from poetmodel.torch.paging import Paging, measure_paging
-from poetmodel.torch.replay import replay
-from poetmodel.torch.roles import Source
-from poetmodel.torch.timing import limited_threads, unit_times_s
+from poetmodel.torch.graph_signature import InputKind
+from poetmodel.torch.interpreter import call, replay
+from poetmodel.torch.pages import checksum, read_page, write_page
+from poetmodel.torch.tracing import Trace
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import fx
 
     from poetmodel.device import Device
-    from poetmodel.torch.tracing import Trace
+    from poetmodel.torch.graph_signature import Joint
+    from poetmodel.torch.units import Units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +98,15 @@ def measure(
     InputError
         If pages cannot be timed in the folder, or the step does not run on the processor.
     """
-    import torch
-
-    _check_asked(trace, repeats, threads)
-    _check_device(trace)
+    _check(trace, repeats, threads)
     threads = threads or torch.get_num_threads()
     paging = measure_paging(folder, repeats=repeats)
     times_s = unit_times_s(trace.joint, trace.parts, repeats=repeats, threads=threads)
-    power = power_of(power_from) if power_from is not None else _host_power(trace, threads)
+    if power_from is not None:
+        power = power_of(power_from)
+    else:
+        with limited_threads(threads):
+            power = measured_power(lambda: replay(trace.joint)) or NOMINAL
     into, out = paging.page_in, paging.page_out
     sizes = trace.graph.tensor_bytes
     costs = Costs.from_arrays(
@@ -105,9 +119,7 @@ def measure(
     return Profile(costs=costs, paging=paging, power=power, repeats=repeats, threads=threads)
 
 
-def _check_asked(trace: object, repeats: object, threads: object) -> None:
-    from poetmodel.torch.tracing import Trace
-
+def _check(trace: object, repeats: object, threads: object) -> None:
     if not isinstance(trace, Trace):
         msg = f"expected what `trace` returns, got {shown(trace)}"
         raise InputError(msg)
@@ -115,11 +127,8 @@ def _check_asked(trace: object, repeats: object, threads: object) -> None:
         if type(value) is not int or value < 1:
             msg = f"{name}: expected a whole number from 1, got {shown(value)}"
             raise InputError(msg)
-
-
-def _check_device(trace: Trace) -> None:
     joint = trace.joint
-    kinds = {joint.value(argument).device.type for argument in joint.of(Source.PARAMETER)}
+    kinds = {joint.value(argument).device.type for argument in joint.of(InputKind.PARAMETER)}
     if kinds != {"cpu"}:
         msg = (
             f"{joint.name}: only steps on the cpu can be measured, and its parameters are on "
@@ -128,9 +137,279 @@ def _check_device(trace: Trace) -> None:
         raise InputError(msg)
 
 
-def _host_power(trace: Trace, threads: int) -> Power:
-    def work() -> None:
-        with limited_threads(threads):
-            replay(trace.joint)
+# -- times of operations ----------------------------------------------------------------------
 
-    return measured_power(work) or NOMINAL
+
+def unit_times_s(
+    joint: Joint, parts: Units, *, repeats: int = 5, threads: int = 1
+) -> tuple[float, ...]:
+    """Measure the time of each unit, the least of several whole steps after one that is not timed.
+
+    Returns
+    -------
+    tuple of float, one per unit [s]
+        The operation and the views that it makes again of its inputs.
+
+    Notes
+    -----
+    Whole steps are repeated, not single operations: an operation that runs again and again on the
+    same inputs finds them in the cache, which it does not in a training step. The least is taken
+    because whatever else the machine does only adds. With one thread its processor time is taken,
+    which does not run while other programs have the core; with more, the time of the wall clock.
+    """
+    least: dict[fx.Node, float] = {}
+    clock = thread_time if threads == 1 else perf_counter
+
+    def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        begin = clock()
+        value = call(node, arguments, keywords)
+        took = clock() - begin
+        least[node] = min(took, least.get(node, took))
+        return value
+
+    with limited_threads(threads):
+        replay(joint)
+        for _ in range(repeats):
+            replay(joint, execute)
+    return tuple(
+        least[unit.node] + sum(least[view] for view in unit.reads.views) for unit in parts.units
+    )
+
+
+@contextmanager
+def limited_threads(threads: int) -> Iterator[None]:
+    """Let PyTorch compute with so many threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# -- times of pages ---------------------------------------------------------------------------
+
+SIZES_BYTES: Final = tuple(4096 * 4**k for k in range(7))
+"""Sizes of the pages that are timed: 4 KiB to 16 MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferTime:
+    """The time of one direction: latency plus bytes over rate."""
+
+    latency_s: float
+    """Time of an empty page [s]."""
+    bytes_per_s: float
+    """Rate after that [B/s]."""
+
+    def time_s(self, size_bytes: int) -> float:
+        """Return the time of a page [s]."""
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paging:
+    """What a folder takes to page."""
+
+    page_in: TransferTime
+    """Storage to RAM."""
+    page_out: TransferTime
+    """RAM to storage."""
+    cold: bool
+    """Whether reads came from the medium; False where the cache could not be emptied."""
+    folder: str
+    """Where it was measured."""
+
+
+def measure_paging(
+    folder: str | Path, *, repeats: int = 5, sizes_bytes: Sequence[int] = SIZES_BYTES
+) -> Paging:
+    """Measure page-out and page-in in a folder, for pages of two or more sizes.
+
+    Raises
+    ------
+    InputError
+        If no file of the largest size can be written in the folder.
+
+    Notes
+    -----
+    A page-out is ``pwrite`` and ``fdatasync``, so that it ends when the medium has the bytes, and
+    the copy in the file cache is dropped after it (``POSIX_FADV_DONTNEED``); a page-in then reads
+    from the medium. Both take the checksum of the page, as steps do. The median is taken, and not
+    the least as for operations: what a medium takes varies by itself, and a step pays for all of
+    it. Whether the cache was empty is tried with a read that may not wait
+    (``RWF_NOWAIT``). Latency and rate are fitted to the relative deviations, so that small pages
+    count as much as large ones.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=".poetmodel-paging-") as file:
+            return _measure(file.fileno(), str(folder), repeats, sorted(sizes_bytes))
+    except OSError as error:
+        needed = format_bytes(max(sizes_bytes))
+        msg = (
+            f"{folder}: pages cannot be timed here ({error.strerror or error}); give a folder "
+            f"that exists, can be written and has {needed} free"
+        )
+        raise InputError(msg) from None
+
+
+def _measure(descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[int]) -> Paging:
+    written, read = [], []
+    with mmap.mmap(-1, max(sizes_bytes)) as memory:
+        memory[:] = os.urandom(4096) * (max(sizes_bytes) // 4096) + bytes(max(sizes_bytes) % 4096)
+        os.pwrite(descriptor, memory, 0)
+        os.fdatasync(descriptor)
+        for size in sizes_bytes:
+            page = memoryview(memory)[:size]
+            outs, ins = [], []
+            for _ in range(repeats):
+                begin = perf_counter()
+                checksum(page)
+                write_page(descriptor, page, 0)
+                outs.append(perf_counter() - begin)
+                begin = perf_counter()
+                if read_page(descriptor, page, 0) < size:
+                    msg = "the file is shorter than what was written to it"
+                    raise OSError(msg)
+                checksum(page)
+                ins.append(perf_counter() - begin)
+            page.release()
+            written.append(median(outs))
+            read.append(median(ins))
+        write_page(descriptor, memoryview(memory)[: min(sizes_bytes)], 0)
+        cold = _is_cold(descriptor)
+    return Paging(
+        page_in=fitted(sizes_bytes, read),
+        page_out=fitted(sizes_bytes, written),
+        cold=cold,
+        folder=folder,
+    )
+
+
+def _is_cold(descriptor: int) -> bool:
+    """Return whether the first block of a file is not in the file cache."""
+    try:
+        return os.preadv(descriptor, [bytearray(4096)], 0, os.RWF_NOWAIT) == 0
+    except BlockingIOError:
+        return True
+    except OSError:  # the file system does not know such reads: nothing is proven
+        return False
+
+
+def fitted(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> TransferTime:
+    """Fit latency and rate to measured times, by least squares of the relative deviations.
+
+    Examples
+    --------
+    >>> found = fitted([1000, 2000, 4000], [0.002, 0.003, 0.005])
+    >>> round(found.latency_s, 9), round(found.bytes_per_s)
+    (0.001, 1000000)
+    """
+    sizes, times = np.asarray(sizes_bytes, float), np.asarray(times_s, float)
+    columns = np.stack([1 / times, sizes / times], axis=1)
+    (latency_s, slope), *_ = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)
+    if latency_s < 0 or slope <= 0:
+        # A line through the origin: the rate that fits best without a latency.
+        ratio = sizes / times
+        latency_s, slope = 0.0, float(ratio.sum() / (ratio**2).sum())
+    return TransferTime(latency_s=float(latency_s), bytes_per_s=1 / float(slope))
+
+
+# -- power -----------------------------------------------------------------------------------
+
+RAPL: Final = Path("/sys/class/powercap")
+"""Where Linux shows the energy counters of processors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Power while computing and while paging."""
+
+    compute_w: float
+    """While computing [W]."""
+    page_in_w: float
+    """While reading pages [W]."""
+    page_out_w: float
+    """While writing pages [W]."""
+    source: str
+    """Where the figures come from, for people."""
+
+
+NOMINAL: Final = Power(
+    compute_w=1.0,
+    page_in_w=1.0,
+    page_out_w=1.0,
+    source=(
+        "a nominal 1 W (no device was given and no energy counter can be read): energies are "
+        "proportional to times"
+    ),
+)
+
+
+def power_of(device: Device) -> Power:
+    """Return the power figures of a device that describes this host.
+
+    Where it gives FLOP per joule only, its power is its FLOP rate over that. Without storage,
+    paging takes the power of computing.
+    """
+    compute = device.compute
+    compute_w = compute.power_w
+    if compute_w is None:
+        compute_w = compute.flops_per_s / (compute.flops_per_j or compute.flops_per_s)
+    storage = device.storage
+    return Power(
+        compute_w=compute_w,
+        page_in_w=compute_w if storage is None else storage.page_in.power_w,
+        page_out_w=compute_w if storage is None else storage.page_out.power_w,
+        source=f"the power figures of device {device.key or device.name}",
+    )
+
+
+def measured_power(work: Callable[[], None], *, folder: Path = RAPL) -> Power | None:
+    """Measure the power of the processor during some typical work, by its energy counters (RAPL).
+
+    Returns
+    -------
+    Power or None
+        The same power for computing and paging, of all packages together, idle power included;
+        None where no counter can be read.
+    """
+    before = _counters(folder)
+    if not before:
+        return None
+    begin = perf_counter()
+    work()
+    time_s = perf_counter() - begin
+    after = _counters(folder)
+    energy_uj = sum(
+        (after[path] - count) % (_largest(path) + 1)
+        for path, count in before.items()
+        if path in after
+    )
+    power_w = energy_uj / 1e6 / time_s
+    return Power(
+        compute_w=power_w,
+        page_in_w=power_w,
+        page_out_w=power_w,
+        source=f"RAPL counters: {power_w:.1f} W for {len(before)} package(s), idle power included",
+    )
+
+
+def _counters(folder: Path) -> dict[Path, int]:
+    """Return the energy counter of each package that can be read [uJ]."""
+    counts = {}
+    for package in sorted(folder.glob("intel-rapl:*")):
+        if package.name.count(":") == 1:
+            try:
+                counts[package] = int((package / "energy_uj").read_text())
+            except (OSError, ValueError):
+                continue
+    return counts
+
+
+def _largest(package: Path) -> int:
+    """Return the value after which a counter begins again at 0 [uJ]."""
+    try:
+        return int((package / "max_energy_range_uj").read_text())
+    except (OSError, ValueError):
+        return 2**63

@@ -10,20 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from poetmodel.plan import Op
-from poetmodel.torch.coarsening import is_held
 from poetmodel.torch.generated import generate
-from poetmodel.torch.pages import BackgroundPages, DirectPages, PageFile, Traffic, slots_of
-from poetmodel.torch.roles import Source
+from poetmodel.torch.graph_signature import InputKind
+from poetmodel.torch.pages import BackgroundPages, PageFile, Pages, Traffic, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    import torch
+    from torch import fx
 
     from poetmodel.plan import Plan
-    from poetmodel.torch.joint import Joint
     from poetmodel.torch.tracing import Trace
 
 
@@ -69,18 +69,20 @@ class Runner:
                 self._start_thread()
         self.waits = self.file is not None and rollback
         """Whether gradients that are added to existing ones wait for the end of the step."""
-        self.places = _gradient_places(trace)
+        joint = trace.joint
+        places = {argument.node: place for place, argument in enumerate(joint.arguments)}
+        self._places = _gradient_places(trace, places)
         """Where gradients go, by the number of their emission, in the order they come."""
-        self._loss = [emission.result.of for emission in self.generated.held].index(None)
-        places = {argument.node: place for place, argument in enumerate(trace.joint.arguments)}
-        self._changed = [
-            places[emission.result.of.node]
-            for emission in self.generated.held
-            if emission.result.of is not None
-        ]
+        targets = [emission.result.target for emission in self.generated.held]
+        self._loss = targets.index(None)
+        self._changed = [places[target.node] for target in targets if target is not None]
         """Places of the arguments that get new values at the end of a step."""
-        self.random = any(unit.random for unit in trace.parts.units)
-        self._arguments = _Arguments(trace.joint)
+        self._random = any(unit.random for unit in trace.parts.units)
+        self._owned = [places[argument.node] for argument in joint.owned]
+        self._inputs = [(places[a.node], a.position or 0) for a in joint.of(InputKind.USER_INPUT)]
+        lasting = (InputKind.TANGENT, InputKind.CONSTANT_TENSOR)
+        self._fixed = [joint.value(a) if a.kind in lasting else None for a in joint.arguments]
+        """Arguments that are the same in each step; None for others."""
 
     @property
     def traffic(self) -> Traffic:
@@ -116,51 +118,51 @@ class Runner:
             If a page is lost; parameters, gradients, buffers and the state of the random generator
             are as before the step.
         """
-        import torch
-
-        values = self._arguments.values(inputs)
-        gradients = Gradients(self.places, values, waits=self.waits if waits is None else waits)
-        held = self.run(inputs, gradients.emit, values=values)
+        values = self._values(inputs)
+        gradients = Gradients(self._places, values, waits=self.waits if waits is None else waits)
+        held = self.run(values, gradients.emit)
         with torch.no_grad():
             gradients.commit()
-            return self._hand_out(held, values)
+            loss = held.pop(self._loss)
+            if held:
+                torch._foreach_copy_([values[place] for place in self._changed], held)
+        return loss
+
+    def _values(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return what the arguments stand for now, in their order."""
+        values: list[Any] = self._fixed.copy()
+        for place, value in zip(self._owned, self.trace.joint.owned_values(), strict=True):
+            values[place] = value
+        for place, position in self._inputs:
+            values[place] = inputs[position]
+        return values
 
     def run(
-        self,
-        inputs: Sequence[Any],
-        emit: Callable[[int, torch.Tensor], None],
-        *,
-        values: Sequence[Any] | None = None,
+        self, values: Sequence[Any], emit: Callable[[int, torch.Tensor], None]
     ) -> list[torch.Tensor]:
         """Run the program; nothing but the state of the random generator changes outside of it.
 
         Parameters
         ----------
-        inputs : sequence
-            Flat inputs of the step.
+        values : sequence
+            What the arguments stand for.
         emit : callable
             Called with the number of an emission and its gradient, once for each.
-        values : sequence, optional
-            What the arguments stand for, where that is known already.
 
         Returns
         -------
         list of Tensor
             Values of ``generated.held``.
         """
-        import torch
-
-        if values is None:
-            values = self._arguments.values(inputs)
-        state = torch.default_generator.get_state() if self.random else None
+        state = torch.default_generator.get_state() if self._random else None
         pages = self._pages()
         try:
             with torch.no_grad():
                 held = list(self.generated.function(values, emit, pages))
-                if isinstance(pages, BackgroundPages):
+                if pages is not None:
                     pages.finish()
         except BaseException as error:
-            if isinstance(pages, BackgroundPages):
+            if pages is not None:
                 pages.abandon()
             if state is not None:
                 torch.default_generator.set_state(state)
@@ -169,56 +171,21 @@ class Runner:
             raise
         return held
 
-    def _pages(self) -> Any:
+    def _pages(self) -> Pages | None:
         if self.file is None:
             return None
         self.file.check()
-        if self.executor is not None:
-            if self._process != os.getpid():
-                self._start_thread()
-            return BackgroundPages(self.file, self.executor)
-        return DirectPages(self.file)
-
-    def _hand_out(self, held: list[torch.Tensor], values: Sequence[Any]) -> torch.Tensor:
-        """Put new values into buffers and inputs; return the loss."""
-        import torch
-
-        targets = [values[place] for place in self._changed]
-        new = [value for number, value in enumerate(held) if number != self._loss]
-        if targets:
-            torch._foreach_copy_(targets, new)
-        return held[self._loss]
+        if self.executor is None:
+            return Pages(self.file)
+        if self._process != os.getpid():
+            self._start_thread()
+        return BackgroundPages(self.file, self.executor)
 
 
 def _end(executor: ThreadPoolExecutor, process: int, *, wait: bool = False) -> None:
     """End a thread in the process that started it; in a forked one it is not there."""
     if os.getpid() == process:
         executor.shutdown(wait=wait)
-
-
-class _Arguments:
-    """What the arguments of a captured step stand for, found anew for each step."""
-
-    def __init__(self, joint: Joint) -> None:
-        places = {argument.node: place for place, argument in enumerate(joint.arguments)}
-        self._joint = joint
-        self._owned = [places[argument.node] for argument in joint.owned]
-        self._inputs = [
-            (places[argument.node], argument.position or 0) for argument in joint.of(Source.INPUT)
-        ]
-        self._fixed = [
-            joint.value(argument) if argument.source in (Source.TANGENT, Source.CONSTANT) else None
-            for argument in joint.arguments
-        ]
-
-    def values(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return them, in the order of the arguments."""
-        values: list[Any] = self._fixed.copy()
-        for place, value in zip(self._owned, self._joint.owned_values(), strict=True):
-            values[place] = value
-        for place, position in self._inputs:
-            values[place] = inputs[position]
-        return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,19 +248,17 @@ class Gradients:
                 target.grad.add_(value)
 
 
-def _gradient_places(trace: Trace) -> dict[int, Place]:
+def _gradient_places(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int, Place]:
     """Return the place of each gradient, by the number of its emission, in the order they come."""
     parts = trace.parts
-    read = Counter(number for unit in parts.units for number in unit.reads.storages)
-    read.update(number for emission in parts.emissions for number in emission.reads.storages)
-    arguments = {argument.node: place for place, argument in enumerate(trace.joint.arguments)}
-    of_number: dict[int, int] = {}
-    keys: dict[int, int] = {}
-    for number, emission in enumerate(parts.emissions):
-        of = emission.result.of
-        if not is_held(emission) and of is not None:
-            keys[number] = id(trace.joint.value(of))
-            of_number[number] = arguments[of.node]
+    readers = [unit.reads for unit in parts.units] + [found.reads for found in parts.emissions]
+    read = Counter(number for reads in readers for number in reads.storages)
+    targets = {
+        number: emission.result.target
+        for number, emission in enumerate(parts.emissions)
+        if not emission.held and emission.result.target is not None
+    }
+    keys = {number: id(trace.joint.value(target)) for number, target in targets.items()}
 
     def moment(number: int) -> tuple[bool, int, int]:
         # What is an argument as it is comes at the end of the program.
@@ -305,7 +270,7 @@ def _gradient_places(trace: Trace) -> dict[int, Place]:
     final = {keys[number]: number for number in order}
     return {
         number: Place(
-            argument=of_number[number],
+            argument=arguments[targets[number].node],
             key=keys[number],
             single=count[keys[number]] == 1,
             last=final[keys[number]] == number,
@@ -322,6 +287,4 @@ def _lies_alike(value: torch.Tensor, target: torch.Tensor) -> bool:
 
 
 def _copy(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    import torch
-
     return torch.empty_like(target, requires_grad=False).copy_(value)

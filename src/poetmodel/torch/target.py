@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, shown
-from poetmodel.torch.failures import RAISED, user_place
-from poetmodel.torch.requirement import require_torch
+from poetmodel.torch.errors import RAISED, require_torch, user_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ _PARTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class LoadedStep:
     """What a target returns."""
 
     model: torch.nn.Module
@@ -53,7 +52,7 @@ def is_target(text: str) -> bool:
     return bool(head and colon and function.isidentifier())
 
 
-def load_step(target: str) -> Step:
+def load_step(target: str) -> LoadedStep:
     """Import a module and call its function.
 
     Parameters
@@ -64,7 +63,7 @@ def load_step(target: str) -> Step:
 
     Returns
     -------
-    Step
+    LoadedStep
         What the function returned.
 
     Raises
@@ -89,7 +88,7 @@ def load_step(target: str) -> Step:
     return _step(target, returned)
 
 
-def _step(target: str, returned: object) -> Step:
+def _step(target: str, returned: object) -> LoadedStep:
     if not isinstance(returned, tuple | list) or len(returned) != _PARTS:
         nested = isinstance(returned, tuple | list)
         kind = type(returned).__name__
@@ -103,7 +102,7 @@ def _step(target: str, returned: object) -> Step:
     if loss_fn is not None and not callable(loss_fn):
         msg = f"{target}: loss_fn: expected a function or None, got {shown(loss_fn)}"
         raise InputError(msg)
-    return Step(model=model, loss_fn=loss_fn, inputs=tuple(inputs))
+    return LoadedStep(model=model, loss_fn=loss_fn, inputs=tuple(inputs))
 
 
 def _load_module(name: str) -> ModuleType:

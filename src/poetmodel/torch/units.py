@@ -11,24 +11,26 @@ operators do not tell it reliably.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.torch.annotation import in_module
-from poetmodel.torch.failures import RAISED, CaptureError
-from poetmodel.torch.measures import flops_of, moved_bytes, storage_key, tensors_in
-from poetmodel.torch.naming import Label, labels
-from poetmodel.torch.replay import call, replay
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from poetmodel.graph import Phase
+from poetmodel.torch.errors import RAISED, CaptureError
+from poetmodel.torch.graph_signature import ANNOTATION, BODY, InputKind, OutputKind, in_module
+from poetmodel.torch.interpreter import call, replay, storage_key, tensors_in
+from poetmodel.torch.joint import LOSS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    import torch
     from torch import fx
 
-    from poetmodel.torch.joint import Joint
-    from poetmodel.torch.roles import Argument, Result
+    from poetmodel.torch.graph_signature import Joint, OutputSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +71,20 @@ class Reading:
 
     storages: tuple[int, ...]
     """Numbers of the storages behind them, ascending."""
-    arguments: tuple[Argument, ...]
-    """Arguments behind them."""
     views: tuple[fx.Node, ...]
     """Nodes to run anew, in order; none of them makes memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """What people call an operation."""
+
+    name: str
+    """Unique: module path and operator, such as ``layer1.0.conv1/convolution``."""
+    op: str
+    """The operator, such as ``convolution``."""
+    phase: Phase
+    """Forward, loss or backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +94,7 @@ class Unit:
     index: int
     """Its number, as in the training graph."""
     label: Label
-    """Name, operator, module and phase."""
+    """Name, operator and phase."""
     node: fx.Node
     """The operation."""
     reads: Reading
@@ -101,12 +113,17 @@ class Unit:
 class Emission:
     """When and from what a result is handed out."""
 
-    result: Result
+    result: OutputSpec
     """What it is."""
     reads: Reading
     """What its value is made of."""
     after: int | None
     """The unit after which it is there; None where it is an argument or a view of one."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it is handed out at the end of the step, as the loss and new buffers are."""
+        return self.result.kind is not OutputKind.GRADIENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,67 +146,59 @@ class _Made:
 
     storages: tuple[tuple[int, tuple[Layout, ...]], ...]
     """Size and layouts of each new piece of memory."""
-    borrowed: frozenset[int | None]
-    """Positions of outputs in memory that was there before."""
     flops: int
     moved_bytes: int
 
 
 def find_units(joint: Joint) -> Units:
-    """Find the units of a captured step, by running it once.
-
-    Parameters
-    ----------
-    joint : Joint
-        The captured step; runs on the inputs and the device that it was captured with.
+    """Find the units of a captured step, by running it once on the inputs of the capture.
 
     Raises
     ------
     CaptureError
-        If an operation returns one of its inputs beside something new.
+        If an operation fails, or returns one of its inputs beside something new.
     """
     made = _observe(joint)
-    labelled = labels(joint, tuple(made))
-    numbers = {node: index for index, node in enumerate(made)}
+    labelled = _labels(joint, tuple(made))
     storages: list[TensorStorage] = []
     direct: dict[fx.Node, tuple[int, int]] = {}
     outputs: list[tuple[int, ...]] = []
-    for node, facts in made.items():
-        first = len(storages)
-        names = _storage_names(labelled[node].name, len(facts.storages))
-        for name, (size, layouts) in zip(names, facts.storages, strict=True):
+    for index, (node, facts) in enumerate(made.items()):
+        first, several = len(storages), len(facts.storages) > 1
+        for number, (size, layouts) in enumerate(facts.storages):
+            name = labelled[node].name + (f":{number}" if several else "")
             for place, layout in enumerate(layouts):
                 for reader in _standing_for(node, layout.position):
                     direct[reader] = (len(storages), place)
             storages.append(
                 TensorStorage(
-                    index=len(storages),
-                    name=name,
-                    unit=numbers[node],
-                    bytes=size,
-                    layouts=layouts,
+                    index=len(storages), name=name, unit=index, bytes=size, layouts=layouts
                 )
             )
         outputs.append(tuple(range(first, len(storages))))
     tracer = _Tracer(joint, made, direct)
     units = tuple(
         Unit(
-            index=numbers[node],
+            index=index,
             label=labelled[node],
             node=node,
             reads=tracer.reading(node.all_input_nodes),
-            storages=outputs[numbers[node]],
-            random=_is_random(node),
+            storages=outputs[index],
+            random=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
             flops=facts.flops,
             moved_bytes=facts.moved_bytes,
         )
-        for node, facts in made.items()
+        for index, (node, facts) in enumerate(made.items())
     )
-    emissions = tuple(_emission(result, tracer, storages) for result in joint.results)
+    emissions = []
+    for result in joint.results:
+        reads = tracer.reading((result.node,))
+        after = max((storages[number].unit for number in reads.storages), default=None)
+        emissions.append(Emission(result=result, reads=reads, after=after))
     return Units(
         units=units,
         storages=tuple(storages),
-        emissions=emissions,
+        emissions=tuple(emissions),
         direct=MappingProxyType(direct),
     )
 
@@ -226,34 +235,51 @@ def _facts(
     single = not isinstance(value, tuple | list)
     sizes: dict[int, int] = {}
     layouts: dict[int, list[Layout]] = {}
-    borrowed: set[int | None] = set()
     for place, output in enumerate((value,) if single else value):
-        if not hasattr(output, "untyped_storage"):
+        if not isinstance(output, torch.Tensor) or storage_key(output) in there:
             continue
-        position, key = None if single else place, storage_key(output)
-        if key in there:
-            borrowed.add(position)
-            continue
+        key = storage_key(output)
         sizes[key] = output.untyped_storage().nbytes()
         layouts.setdefault(key, []).append(
             Layout(
-                position=position,
+                position=None if single else place,
                 dtype=output.dtype,
                 shape=tuple(output.shape),
                 stride=tuple(output.stride()),
                 offset=output.storage_offset(),
             )
         )
+    read_bytes = sum(
+        # At most a storage for each of its views.
+        min(tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size())
+        for tensor in inputs
+    )
     return _Made(
         storages=tuple((sizes[key], tuple(found)) for key, found in layouts.items()),
-        borrowed=frozenset(borrowed),
-        flops=flops_of(node, arguments, keywords, value) if sizes else 0,
-        moved_bytes=moved_bytes(inputs) + sum(sizes.values()),
+        flops=_flops(node, arguments, keywords, value) if sizes else 0,
+        moved_bytes=read_bytes + sum(sizes.values()),
     )
 
 
-def _storage_names(name: str, count: int) -> tuple[str, ...]:
-    return (name,) if count == 1 else tuple(f"{name}:{place}" for place in range(count))
+def _flops(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any], value: Any) -> int:
+    """Return the FLOP of one operation.
+
+    Notes
+    -----
+    Convolutions, matrix products and attention as ``torch.utils.flop_counter`` counts them. It
+    knows nothing else; any other operation counts one FLOP per element of its largest operand, so
+    that devices without a memory bandwidth do not take it for free.
+    """
+    if is_counted(node):
+        formula = flop_registry[node.target.overloadpacket]
+        return int(formula(*arguments, **keywords, out_val=value))
+    sizes = [tensor.numel() for tensor in tensors_in((arguments, keywords, value))]
+    return max(sizes, default=0)
+
+
+def is_counted(node: fx.Node) -> bool:
+    """Return whether an operation is a convolution, matrix product or attention."""
+    return getattr(node.target, "overloadpacket", None) in flop_registry
 
 
 def _standing_for(node: fx.Node, position: int | None) -> Iterable[fx.Node]:
@@ -265,14 +291,8 @@ def _standing_for(node: fx.Node, position: int | None) -> Iterable[fx.Node]:
     )
 
 
-def _is_random(node: fx.Node) -> bool:
-    import torch
-
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
 class _Tracer:
-    """Follows values back through views to the storages and arguments behind them."""
+    """Follows values back through views to the storages behind them."""
 
     def __init__(
         self,
@@ -283,43 +303,97 @@ class _Tracer:
         self._joint = joint
         self._made = made
         self._direct = direct
-        self._arguments = {argument.node: argument for argument in joint.arguments}
         self._order = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
 
     def reading(self, nodes: Iterable[fx.Node]) -> Reading:
         """Return what the values of some nodes are made of."""
         storages: set[int] = set()
-        arguments: dict[fx.Node, Argument] = {}
         views: set[fx.Node] = set()
         pending = list(nodes)
         while pending:
             node = pending.pop()
             if node in self._direct:
                 storages.add(self._direct[node][0])
-            elif node in self._arguments:
-                arguments[node] = self._arguments[node]
             elif node not in views and node.op == "call_function":
-                self._check(node)
+                if node.target is operator.getitem and node.args[0] in self._made:
+                    msg = (
+                        f"{self._joint.name}: {node.args[0].target} returns one of its inputs "
+                        "beside something new, and cannot be scheduled; leave it out of the step"
+                    )
+                    raise CaptureError(msg)
                 views.add(node)
                 pending.extend(node.all_input_nodes)
         return Reading(
             storages=tuple(sorted(storages)),
-            arguments=tuple(
-                arguments[node] for node in sorted(arguments, key=self._order.__getitem__)
-            ),
             views=tuple(sorted(views, key=self._order.__getitem__)),
         )
 
-    def _check(self, node: fx.Node) -> None:
-        if node.target is operator.getitem and node.args[0] in self._made:
-            msg = (
-                f"{self._joint.name}: {node.args[0].target} returns one of its inputs beside "
-                "something new, and cannot be scheduled; leave it out of the step"
-            )
-            raise CaptureError(msg)
+
+# -- names and phases ---------------------------------------------------------------------------
 
 
-def _emission(result: Result, tracer: _Tracer, storages: list[TensorStorage]) -> Emission:
-    reads = tracer.reading((result.node,))
-    makers = [storages[index].unit for index in reads.storages]
-    return Emission(result=result, reads=reads, after=max(makers, default=None))
+def _labels(joint: Joint, nodes: Sequence[fx.Node]) -> Mapping[fx.Node, Label]:
+    """Return the labels of some operations of a captured step.
+
+    Notes
+    -----
+    A backward operation belongs to the module of the forward operation whose sequence number it
+    carries. A sum of gradients carries none of its own: it belongs to the innermost module that
+    holds all that it adds.
+    """
+    paths = _all_paths(joint)
+    backward = _behind_tangents(joint)
+    seen: Counter[str] = Counter()
+    found = {}
+    for node in nodes:
+        path = paths.get(node, BODY)
+        phase = Phase.FORWARD if path.partition(".")[0] == BODY else Phase.LOSS
+        if _is_tagged_backward(node) or node in backward:
+            phase = Phase.BACKWARD
+        packet = getattr(node.target, "overloadpacket", node.target)
+        op = str(getattr(packet, "__name__", packet))
+        module = path.removeprefix(BODY).lstrip(".") if path else LOSS
+        name = f"{module}/{op}" if module else op
+        seen[name] += 1
+        if seen[name] > 1:
+            name = f"{name}#{seen[name]}"
+        found[node] = Label(name=name, op=op, phase=phase)
+    return found
+
+
+def _all_paths(joint: Joint) -> dict[fx.Node, str]:
+    """Return the path of the module of each operation, where it is known."""
+    by_number: dict[int, str] = {}
+    found: dict[fx.Node, str] = {}
+    for node in joint.graph_module.graph.nodes:
+        path = node.meta.get("custom", {}).get(ANNOTATION)
+        number = node.meta.get("seq_nr")
+        if path is None and node.meta.get("is_gradient_acc", False):
+            path = _common([found[source] for source in node.all_input_nodes if source in found])
+        elif path is None:
+            path = by_number.get(number)
+        elif number is not None and not _is_tagged_backward(node):
+            by_number.setdefault(number, path)
+        if path is not None:
+            found[node] = path
+    return found
+
+
+def _common(paths: Sequence[str]) -> str | None:
+    """Return the innermost module that holds all of some modules."""
+    parts = [path.split(".") for path in paths]
+    shared = [names[0] for names in zip(*parts, strict=False) if len(set(names)) == 1]
+    return ".".join(shared) or None
+
+
+def _behind_tangents(joint: Joint) -> frozenset[fx.Node]:
+    """Return the nodes that depend on the gradient that the backward pass starts from."""
+    found = {argument.node for argument in joint.of(InputKind.TANGENT)}
+    for node in joint.graph_module.graph.nodes:
+        if any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return frozenset(found)
+
+
+def _is_tagged_backward(node: fx.Node) -> bool:
+    return bool(node.meta.get("partitioner_tag") == "is_backward")

@@ -1,17 +1,35 @@
-"""Layouts: a capture sees the strides of PyTorch's kernels, not predicted ones."""
+"""The fake tensors of a capture: they lie in memory as real ones do, and constants have values."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.torch.constants import real_constants, remember
-from poetmodel.torch.failures import RAISED
-from poetmodel.torch.measures import storage_key, tensors_in
+import torch
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree
+from torch.utils._mode_utils import no_dispatch
+
+from poetmodel.torch.errors import RAISED
+from poetmodel.torch.interpreter import storage_key, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from torch._subclasses import FakeTensorMode
+
+@contextmanager
+def onednn(*, enabled: bool) -> Iterator[None]:
+    """Turn the kernels of oneDNN on or off inside."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = enabled
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
+# -- strides -----------------------------------------------------------------------------------
 
 
 def fake_mode(*, mkldnn: bool) -> FakeTensorMode:
@@ -32,8 +50,6 @@ def fake_mode(*, mkldnn: bool) -> FakeTensorMode:
     its outputs are given the strides that come out. An operation that fails on zeros keeps the
     predicted ones. Values that depend on nothing but the code are known, and may be read.
     """
-    from torch._subclasses import FakeTensorMode
-
     mode = FakeTensorMode()
     # No subclass: PyTorch finds the rules of some operators by the very type of the mode.
     mode.dispatch = _RealStrides(mode, mkldnn=mkldnn)
@@ -51,16 +67,13 @@ class _RealStrides:
         self._known: dict[Any, Any] = {}
 
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        import torch
-        from torch._ops import OpOverload
-
         keywords = kwargs or {}
         if not isinstance(func, OpOverload):
             return self._predict(func, types, args, keywords)
         reads = torch.Tag.data_dependent_output in func.tags
         shapes = torch.Tag.dynamic_output_shape in func.tags
         inner = self._depth > 0
-        constants = real_constants(func, args, keywords) if reads or shapes or not inner else None
+        constants = _real_constants(func, args, keywords) if reads or shapes or not inner else None
         if constants is not None and reads:
             return constants
         if constants is not None and shapes:
@@ -73,27 +86,22 @@ class _RealStrides:
         if self._depth:  # what an operation is made of inside is its own affair
             return value
         value = self._corrected(func, args, keywords, value)
-        remember(value, constants)
+        _remember(value, constants)
         return value
 
     def _of(self, constants: Any) -> Any:
         """Return fake tensors of the form of real ones, which hold their values."""
-        import torch
-        from torch.utils import _pytree
 
         def fake(real: torch.Tensor) -> torch.Tensor:
             return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
 
         with self._mode:
             value = _pytree.tree_map_only(torch.Tensor, fake, constants)
-        remember(value, constants)
+        _remember(value, constants)
         return value
 
     def _corrected(self, func: Any, args: Any, keywords: Any, value: Any) -> Any:
         """Return the outputs with the strides of real ones."""
-        import torch
-        from torch.utils import _pytree
-
         leaves, spec = _pytree.tree_flatten(value)
         inputs = tensors_in((args, keywords))
         if any(tensor.layout != torch.strided for tensor in inputs):
@@ -123,8 +131,6 @@ class _RealStrides:
 
     def _forms(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
         """Return shape and strides of each output of a real call; None where none can be had."""
-        from torch.utils import _pytree
-
         leaves, spec = _pytree.tree_flatten((args, keywords))
         key = (func, spec, tuple(map(_form, leaves)))
         try:
@@ -137,8 +143,6 @@ class _RealStrides:
 
 
 def _form(leaf: Any) -> Any:
-    import torch
-
     if isinstance(leaf, torch.Tensor):
         return (leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
     return (type(leaf), leaf)
@@ -148,23 +152,16 @@ def _real_forms(
     func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool
 ) -> Sequence[Any] | None:
     """Run an operation on zeros; return shape and strides of each output."""
-    import torch
-    from torch.utils import _pytree
-    from torch.utils._mode_utils import no_dispatch
-
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None
     state = torch.get_rng_state()
-    before = torch.backends.mkldnn.enabled
-    with no_dispatch(), torch.no_grad():
+    with no_dispatch(), torch.no_grad(), onednn(enabled=mkldnn):
         try:
-            torch.backends.mkldnn.enabled = mkldnn
             args, keywords = _pytree.tree_unflatten([_zeros(leaf) for leaf in leaves], spec)
             outputs = _pytree.tree_leaves(func(*args, **keywords))
         except RAISED:
             return None
         finally:
-            torch.backends.mkldnn.enabled = before
             torch.set_rng_state(state)
     return [
         (output.shape, output.stride()) if isinstance(output, torch.Tensor) else None
@@ -174,10 +171,85 @@ def _real_forms(
 
 def _zeros(leaf: Any) -> Any:
     """Return zeros that lie as a fake tensor does; anything else as it is."""
-    import torch
-
     if not isinstance(leaf, torch.Tensor):
         return leaf
     reach = sum((size - 1) * step for size, step in zip(leaf.shape, leaf.stride(), strict=True))
     whole = torch.zeros(reach + 1 if leaf.numel() else 0, dtype=leaf.dtype)
     return whole.as_strided(leaf.shape, leaf.stride())
+
+
+# -- constants ---------------------------------------------------------------------------------
+
+_LARGEST: Final = 2**20
+"""Constants of more elements are not kept [elements]."""
+
+_ATTRIBUTE: Final = "poetmodel_constant"
+"""Under which a fake tensor holds its value."""
+
+_FROM_NOTHING: Final = ("arange", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor")
+_FROM_A_FORM: Final = ("full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
+"""Operators that read nothing of a tensor but its form."""
+_LITERAL: Final = ("lift_fresh", "lift_fresh_copy")
+"""Operators that take the numbers of ``torch.tensor([1, 2])``."""
+_MAKERS: Final = frozenset((*_FROM_NOTHING, "tril_indices", "triu_indices", "zeros"))
+
+
+def _real_constants(func: Any, args: Any, keywords: Any) -> Any:
+    """Return what an operation gives if its inputs are constants; None where they are not.
+
+    Notes
+    -----
+    Constants in place are constants still; what is written with other values is one no more.
+    """
+    inputs = tensors_in((args, keywords))
+    name = func.overloadpacket.__name__
+    if not inputs and name not in _MAKERS:
+        return None
+    form = name in _FROM_A_FORM
+    if form and any(tensor.numel() > _LARGEST for tensor in inputs):
+        return None
+    known = all(_value(tensor, func) is not None for tensor in inputs)
+    if torch.Tag.nondeterministic_seeded in func.tags or not (known or form):
+        if func._schema.is_mutable:  # noqa: SLF001 - what is written into is known by it alone
+            _forget(inputs)
+        return None
+
+    def real(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        value = _value(leaf, func)
+        return torch.empty(leaf.shape, dtype=leaf.dtype) if value is None else value
+
+    with no_dispatch(), torch.no_grad():
+        try:
+            own_args, own_keywords = _pytree.tree_map(real, (args, keywords))
+            return func(*own_args, **own_keywords)
+        except RAISED:
+            return None
+
+
+def _value(tensor: torch.Tensor, func: Any) -> torch.Tensor | None:
+    """Return the value of a fake tensor, where it is known."""
+    if func.overloadpacket.__name__ in _LITERAL and type(tensor) is torch.Tensor:
+        return tensor.clone()
+    value: torch.Tensor | None = getattr(tensor, _ATTRIBUTE, None)
+    gone = value is not None and value.numel() and not value.untyped_storage().nbytes()
+    return None if gone else value
+
+
+def _remember(value: Any, constants: Any) -> None:
+    """Let the outputs of an operation hold their values, where these are known."""
+    if constants is None:
+        return
+    pairs = zip(_pytree.tree_leaves(value), _pytree.tree_leaves(constants), strict=False)
+    for fake, real in pairs:
+        if isinstance(fake, torch.Tensor) and fake.shape == real.shape and real.numel() <= _LARGEST:
+            setattr(fake, _ATTRIBUTE, real)
+
+
+def _forget(tensors: Iterable[torch.Tensor]) -> None:
+    """Let tensors hold no value, nor those that share memory with them."""
+    for tensor in tensors:
+        value = getattr(tensor, _ATTRIBUTE, None)
+        if value is not None:
+            value.untyped_storage().resize_(0)

@@ -1,22 +1,24 @@
-"""What the forward pass of a module sets: attributes and buffers, found and put back."""
+"""What the forward pass of a module sets or draws: found, put back, or refused."""
 
 from __future__ import annotations
 
+import random
 import sys
 from collections import UserDict, UserList, deque
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import dataclass
+from functools import partial
 from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.torch.annotation import shown_path
-from poetmodel.torch.failures import CaptureError
-from poetmodel.torch.measures import storage_key, tensors_in
+import torch
+
+from poetmodel.torch.errors import RAISED, CaptureError
+from poetmodel.torch.graph_signature import shown_path
+from poetmodel.torch.interpreter import storage_key, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    import torch
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 class Attributes:
@@ -34,21 +36,14 @@ class Attributes:
         self._classes = [(module, type(module)) for module in self._modules.values()]
         self._tensors = [_Flags(tensor) for tensor in (*model.parameters(), *model.buffers())]
         self._seen = {id(module) for module in self._modules.values()}
-        self._held = [
-            *(
-                held
-                for path, module in self._modules.items()
-                for held in self._reached(path, module)
-            ),
-            *(_Held("", "", hooks) for hooks in _global_hooks()),
-        ]
+        self._held = [_Held("", "", hooks) for hooks in _global_hooks()]
+        for path, module in self._modules.items():
+            self._held += self._reached(path, module)
         self._first = True
         """Whether no forward pass of the capture has begun yet."""
 
     def _reached(self, path: str, module: torch.nn.Module) -> Iterator[_Held]:
         """Yield the attributes of a module, and the containers and objects behind them."""
-        import torch
-
         seen = self._seen  # what several modules reach is kept once
         attributes = vars(module)
         yield _Held(path, "", attributes)
@@ -95,13 +90,12 @@ class Attributes:
             if begins:
                 held.begin()
             changed += held.put_back(within=within)
+        tensors = {(path, key) for path, key, value in changed if tensors_in(value)}
         return tuple(
             sorted(
-                {
-                    (path, key)
-                    for path, key, value in changed
-                    if key not in _own() and tensors_in(value) and not self._is_derived(path, key)
-                }
+                (path, key)
+                for path, key in tensors
+                if key not in _OWN and not self._is_derived(path, key)
             )
         )
 
@@ -124,7 +118,7 @@ class _Held:
 
     def begin(self) -> None:
         """Note what a capture has put into it, where that is something that every module has."""
-        if self._key in _own():
+        if self._key in _OWN:
             self._begun = _content(self._value)
 
     def put_back(self, *, within: bool) -> list[tuple[str, str, Any]]:
@@ -176,23 +170,15 @@ class _Flags:
 _TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _PLAIN: Final = (str, bytes, int, float, complex, NoneType)
 _ABSENT: Final = object()
+_OWN: Final = frozenset(vars(torch.nn.Module()))
+"""Names of what every module has: parameters, buffers, hooks, submodules, mode."""
 _SWAPPED: Final = ("_parameters", "_buffers")
 """What a capture puts tensors of its own into."""
 
 
-@cache
-def _own() -> frozenset[str]:
-    """Return the names of what every module has: parameters, buffers, hooks, submodules, mode."""
-    import torch
-
-    return frozenset(vars(torch.nn.Module()))
-
-
 def _global_hooks() -> Iterator[dict[int, Any]]:
     """Yield the containers of hooks that all modules have."""
-    from torch.nn.modules import module
-
-    for name, value in vars(module).items():
+    for name, value in vars(torch.nn.modules.module).items():
         if name.startswith("_global_") and isinstance(value, dict):
             yield value
 
@@ -237,9 +223,12 @@ class AssignedBuffers:
         for place in sorted(self._found):
             for other, buffer in buffers.items():
                 if other != place and storage_key(buffer) == storage_key(buffers[place]):
-                    path, key = other
-                    twin = ".".join(part for part in (shown_path(path), key) if part)
-                    raise CaptureError(self._told(place, f"{_ASSIGNED} with {twin}"))
+                    fault = (
+                        "is assigned in forward, which would make two buffers of one; use "
+                        "copy_(...), or give each a tensor of its own: it shares its memory with "
+                        + shown_path(".".join(other))
+                    )
+                    raise CaptureError(self._told(place, fault))
         self._known = self._known.union(self._found)
         return new
 
@@ -252,8 +241,6 @@ class AssignedBuffers:
         CaptureError
             If what is assigned is no plain new value: another shape or type, or with a gradient.
         """
-        import torch
-
         if self.at_start is not None:
             self.at_start()
         before = self._buffers()
@@ -266,7 +253,8 @@ class AssignedBuffers:
             self._check_parameters(parameters)
             after = self._buffers()
             for place in sorted(after.keys() - before.keys()):
-                raise CaptureError(self._told(place, _NEW))
+                fault = "is new after forward; register it, with a tensor, in __init__"
+                raise CaptureError(self._told(place, fault))
             for place, buffer in before.items():
                 if after.get(place) is buffer:
                     continue
@@ -346,13 +334,6 @@ class AssignedBuffers:
         return f"{self._name}: {kind} {key!r}{at} {fault}"
 
 
-_NEW: Final = "is new after forward; register it, with a tensor, in __init__"
-_ASSIGNED: Final = (
-    "is assigned in forward, which would make two buffers of one; use copy_(...), or give each a "
-    "tensor of its own: it shares its memory"
-)
-
-
 def _form(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
@@ -377,3 +358,93 @@ def _fill(value: Any, content: Any) -> None:
         value.update(content)
     else:
         value.extend(content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A random generator that is not PyTorch's."""
+
+    told: str
+    state: Callable[[], Any]
+    set_state: Callable[[Any], object]
+
+
+class Draws:
+    """Notices draws from ``random`` and ``numpy.random``, and from generators that modules hold.
+
+    Parameters
+    ----------
+    name : str
+        What messages call the step.
+    attributes : Attributes
+        What modules hold.
+    """
+
+    def __init__(self, name: str, attributes: Attributes) -> None:
+        self._name = name
+        self._sources = tuple(filter(_has_state, _sources(attributes)))
+        self._before = [_comparable(source.state()) for source in self._sources]
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put the states back at the end."""
+        states = [source.state() for source in self._sources]
+        try:
+            yield
+        finally:
+            for source, state in zip(self._sources, states, strict=True):
+                if _comparable(source.state()) != _comparable(state):
+                    source.set_state(state)
+
+    def check(self, trail: Sequence[str] = ()) -> None:
+        """Raise `CaptureError` if a state is not what it was, and name the innermost module."""
+        for source, before in zip(self._sources, self._before, strict=True):
+            if _comparable(source.state()) != before:
+                where = f" in {trail[-1]}" if trail else ""
+                msg = (
+                    f"{self._name}: forward draws from {source.told}{where}, and a compiled step "
+                    "would repeat what was drawn when it was captured; draw with PyTorch "
+                    "(torch.rand, ...), or outside of the step and give it as an input"
+                )
+                raise CaptureError(msg)
+
+
+def _has_state(source: _Source) -> bool:
+    """Return whether a generator can be put back: one of the operating system has no state."""
+    try:
+        source.state()
+    except RAISED:
+        return False
+    return True
+
+
+def _sources(attributes: Attributes) -> Iterator[_Source]:
+    yield _Source("Python's random", random.getstate, random.setstate)
+    numpy: Any = sys.modules.get("numpy.random")
+    for found in {id(own): own for own in attributes.reached((random.Random,))}.values():
+        yield _Source("a random.Random", found.getstate, found.setstate)
+    if numpy is None:
+        return
+    yield _Source("numpy.random", numpy.get_state, numpy.set_state)
+    for found in attributes.reached((numpy.RandomState,)):
+        yield _Source("a numpy.random.RandomState", found.get_state, found.set_state)
+    for found in attributes.reached((numpy.Generator, numpy.BitGenerator)):
+        bits = getattr(found, "bit_generator", found)
+        yield _Source(
+            "a generator of numpy.random",
+            partial(getattr, bits, "state"),
+            partial(setattr, bits, "state"),
+        )
+
+
+_LONG: Final = 16
+"""Tuples of so many numbers are compared as they are."""
+
+
+def _comparable(state: Any) -> Any:
+    """Return a state as something that can be compared; arrays as bytes."""
+    if isinstance(state, dict):
+        return {key: _comparable(value) for key, value in state.items()}
+    if isinstance(state, tuple) and len(state) < _LONG:
+        return tuple(map(_comparable, state))
+    return state.tobytes() if hasattr(state, "tobytes") else state

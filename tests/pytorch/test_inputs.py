@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
-from poetmodel.torch.batches import flatten, unflatten  # noqa: E402
+from poetmodel.torch.inputs import flatten, unflatten  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

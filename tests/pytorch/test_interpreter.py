@@ -1,22 +1,25 @@
-"""Kernels in place of PyTorch's give the bits of eager, in less memory."""
+"""Kernels give what eager does, and memory is measured."""
 
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from poetmodel.torch.kernels import kernel_of  # noqa: E402
-from poetmodel.torch.peaks import heap_peak_bytes  # noqa: E402
+from poetmodel.torch import trace  # noqa: E402
+from poetmodel.torch.interpreter import _peaks, heap_peak_bytes, kernel_of, storage_peak_bytes  # noqa: E402
+from traced_models import rows  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import fx
 
 nn = torch.nn
 pytestmark = pytest.mark.torch
+
 
 aten = torch.ops.aten
 
@@ -97,3 +100,96 @@ def test_dropout_makes_its_results_and_nothing_else() -> None:
     assert heap_peak_bytes(lambda: kernel_of(forward)(x, 0.3, True)) < 5 * 1024 + 64
     assert heap_peak_bytes(lambda: kernel_of(backward)(x, mask, 2.0)) < 4096 + 64
     assert heap_peak_bytes(lambda: backward.target(x, mask, 2.0)) >= 2 * 4096
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event of the profiler: a change of memory, or a span with a name."""
+
+    label: str
+    begin: int
+    length: int = 0
+    size: int = 0
+
+    def name(self) -> str:
+        """Return what it is."""
+        return self.label
+
+    def start_ns(self) -> int:
+        """Return when it begins [ns]."""
+        return self.begin
+
+    def duration_ns(self) -> int:
+        """Return how long it lasts [ns]."""
+        return self.length
+
+    def nbytes(self) -> int:
+        """Return the change [B]."""
+        return self.size
+
+
+def test_peaks_count_what_happens_inside_a_unit() -> None:
+    """The highest running sum inside each span counts; what is between spans does not."""
+    events = [
+        Event("[memory]", 5, size=1000),
+        Event("poetmodel.unit.0", 10, length=10),
+        Event("aten::mm", 11, length=8),
+        Event("[memory]", 12, size=100),
+        Event("[memory]", 13, size=300),
+        Event("[memory]", 14, size=-300),
+        Event("[memory]", 25, size=-1000),
+        Event("poetmodel.unit.1", 30, length=10),
+        Event("[memory]", 31, size=-100),
+        Event("[memory]", 32, size=40),
+    ]
+    assert _peaks(events[::-1]) == {0: 400, 1: 0}
+    assert _peaks([]) == {}
+
+
+def test_workspace_is_what_the_operation_frees_again(capfd: pytest.CaptureFixture[str]) -> None:
+    """An operation that needs a scratch tensor of a known size is charged with just that."""
+    scratch = 1000
+
+    def add_the_sum_of_ones(x: Any) -> Any:
+        return x + torch.ones(scratch, dtype=torch.float64).sum().to(x.dtype)
+
+    operation = torch.library.custom_op(
+        "poetmodel_test::scratch",
+        add_the_sum_of_ones,
+        mutates_args=(),
+        schema="(Tensor x) -> Tensor",
+    )
+    operation.register_fake(torch.empty_like)
+    operation.register_autograd(lambda _, grad: grad)
+    step = rows(torch.nn.Linear(4, 4), by=lambda p, x: operation(p[0](x)))
+    graph = trace(*step).graph
+    (node,) = (node for node in graph.nodes if node.op.endswith("scratch"))
+    # At its peak it has the ones and their sum; its output comes after and fits in their place.
+    assert node.workspace_bytes + node.output_bytes == (scratch + 1) * 8
+    assert "USDT" not in capfd.readouterr().err
+
+
+def work() -> None:
+    """Hold 3 MB at most: two tensors of 1 MB, and their sum before the first is let go."""
+    one = torch.ones(250_000)
+    two = one + 1
+    three = one + two
+    del one, two
+    four = three.view(500, 500).t()
+    del three
+    assert four.numel() == 250_000
+
+
+def test_heap_peak_is_the_highest_total() -> None:
+    """What is let go counts no more, and what was there before does not count."""
+    held = torch.ones(1000)
+    assert heap_peak_bytes(work) == pytest.approx(3_000_000, abs=1000)
+    assert held.numel() == 1000
+
+
+def test_storage_peak_counts_each_storage_once() -> None:
+    """Views take nothing, and what is known does not count."""
+    assert storage_peak_bytes(work, ()) == 3_000_000
+    known = torch.ones(10)
+    assert storage_peak_bytes(lambda: known.add_(1), [known]) == 0
+    assert storage_peak_bytes(lambda: known + 1, [known]) == 40

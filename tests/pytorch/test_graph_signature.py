@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from poetmodel.torch.lookup import Lookup  # noqa: E402
+from poetmodel.torch.graph_signature import Lookup  # noqa: E402
 
 nn = torch.nn
 pytestmark = pytest.mark.torch

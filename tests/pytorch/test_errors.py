@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from poetmodel.errors import BackendUnavailableError
-from poetmodel.torch import requirement
+from poetmodel.torch import errors
 
 TESTS = Path(__file__).resolve().parents[1]
 IMPORTED = re.compile(r'^(?:\w+ = )?pytest\.importorskip\("torch', re.MULTILINE)
@@ -26,38 +26,50 @@ def test_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: str) -> str:
         raise PackageNotFoundError
 
-    monkeypatch.setattr(requirement, "version", missing)
+    monkeypatch.setattr(errors, "version", missing)
     with pytest.raises(BackendUnavailableError, match=r"pip install 'poetmodel\[torch\]'"):
-        requirement.require_torch()
+        errors.require_torch()
 
 
 @pytest.mark.parametrize("found", ["2.8.1", "1.13.0+cpu"])
 def test_old_torch_is_refused(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A release that cannot capture is named with the one that is needed."""
-    monkeypatch.setattr(requirement, "version", lambda _: found)
+    monkeypatch.setattr(errors, "version", lambda _: found)
     with pytest.raises(BackendUnavailableError, match=f"{found[:3]}.* too old.*2.9"):
-        requirement.require_torch()
+        errors.require_torch()
 
 
 @pytest.mark.parametrize("found", ["2.9.0", "2.13.0+cpu", "3.0.0a1"])
 def test_new_torch_is_accepted(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds and later releases count as what they are."""
-    monkeypatch.setattr(requirement, "version", lambda _: found)
-    assert requirement.require_torch() == found
+    monkeypatch.setattr(errors, "version", lambda _: found)
+    assert errors.require_torch() == found
 
 
 def test_importing_the_front_end_does_not_import_torch() -> None:
-    """PyTorch loads when something is captured, not before."""
+    """PyTorch loads with the first name that needs it; errors can be named without it."""
     script = (
         "import sys, poetmodel.torch as front\n"
         "assert set(front.__all__) <= set(dir(front))\n"
-        "[getattr(front, name) for name in front.__all__]\n"
+        "front.CaptureError, front.PageError\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "False\n"
+
+
+def test_a_name_that_needs_torch_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without PyTorch the front end says how to get it, in place of a failing import."""
+    import poetmodel.torch as front
+
+    def missing(_: str) -> str:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(errors, "version", missing)
+    with pytest.raises(BackendUnavailableError, match=r"pip install 'poetmodel\[torch\]'"):
+        front.__getattr__("compile")
 
 
 def test_unknown_names_are_attribute_errors() -> None:

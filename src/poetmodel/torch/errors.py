@@ -1,0 +1,206 @@
+"""What goes wrong: PyTorch is missing, a step cannot be captured, a page is lost."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import traceback
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.errors import BackendUnavailableError, InputError, PoetModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+LEAST: Final = "2.9"
+"""Oldest release whose capture says what goes in and out."""
+
+RAISED: Final = (Exception,)
+"""What a user's or PyTorch's code raises: anything, also classes of a user's own."""
+
+
+class CaptureError(InputError):
+    """A module, loss or input that cannot be captured as one graph."""
+
+
+class SeedError(RuntimeError):
+    """The random generator is seeded inside of a step."""
+
+
+class PageError(PoetModelError, OSError):
+    """A page could not be written, read, or trusted; the step was undone."""
+
+
+def require_torch() -> str:
+    """Return the version of the installed PyTorch.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If PyTorch is missing or older than `LEAST`.
+    """
+    from packaging.version import Version
+
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        msg = (
+            "PyTorch is not installed, and tracing needs it: pip install 'poetmodel[torch]' "
+            f"(torch {LEAST} or newer)"
+        )
+        raise BackendUnavailableError(msg) from None
+    if Version(found).release < Version(LEAST).release:
+        msg = f"PyTorch {found} is too old: tracing needs torch {LEAST} or newer"
+        raise BackendUnavailableError(msg)
+    return found
+
+
+@contextmanager
+def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
+    """Turn what is raised inside into a `CaptureError` that says where and what to do.
+
+    Parameters
+    ----------
+    subject : str
+        What is captured, for the message.
+    trail : sequence of str
+        Modules that run when something is raised, the innermost one last: said where no line of the
+        user's code is known.
+    """
+    try:
+        yield
+    except PoetModelError:
+        raise
+    except RAISED as error:
+        # What PyTorch does to clean up may fail in its turn: the first failure counts.
+        for link in _chain(error):
+            if isinstance(link, PoetModelError):
+                raise link from None
+        place = user_place(error)
+        where = f" at {place}" if place else f" in {trail[-1]}" if trail else ""
+        msg = f"{subject}: {_reason(error, where)}"
+        raise CaptureError(msg) from error
+
+
+@contextmanager
+def enough_memory(subject: str) -> Iterator[None]:
+    """Turn what PyTorch raises where memory runs out into a `CaptureError`; nothing else."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_memory(error):
+            raise
+        msg = f"{subject}: there is not enough memory; {_MEMORY_ADVICE}"
+        raise CaptureError(msg) from error
+
+
+_MEMORY: Final = ("can't allocate memory", "not enough memory", "out of memory")
+_MEMORY_ADVICE: Final = (
+    "compile runs whole steps on the example inputs, also as PyTorch does: it needs the memory of "
+    "ordinary training; free some, or give a smaller batch"
+)
+_NUMPY: Final = (".numpy() is not supported", "numpy() on", "__array__", "data pointer")
+_DATA_DEPENDENT: Final = frozenset(
+    ("DataDependentOutputException", "GuardOnDataDependentSymNode", "UserError")
+)
+_COMPILED: Final = ("torchinductor", "_inductor")
+"""What is in the paths of the code that ``torch.compile`` makes."""
+_LONGEST: Final = 300
+"""Most characters of another's message that are repeated."""
+
+
+def _is_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(mark in str(error) for mark in _MEMORY)
+
+
+def _reason(error: BaseException, where: str) -> str:
+    """Return what cannot be captured, where, and what to do."""
+    kinds = {kind.__name__ for link in _chain(error) for kind in type(link).__mro__}
+    operators = (getattr(link, "func", None) for link in _chain(error))
+    operation = next((str(found) for found in operators if found is not None), "an operation")
+    text = " ".join(str(error).split())
+    if isinstance(error, SeedError):
+        return (
+            f"the random generator is seeded{where}; a compiled step draws what follows the state "
+            "before it: seed outside of the step, or draw once and make the result a buffer"
+        )
+    if _is_memory(error):
+        return f"there is not enough memory{where}; {_MEMORY_ADVICE}"
+    if _is_compiled(error):
+        return (
+            f"a function that is called{where} is compiled (torch.compile), and its operations "
+            "cannot be captured; give the function that it was made of"
+        )
+    if any(mark in text for mark in _NUMPY):
+        return (
+            f".numpy() or the like{where} cannot be captured; stay with torch operations, or "
+            "convert outside of the step"
+        )
+    if "allow_non_fake_inputs" in text:
+        return (
+            f"a tensor that is no parameter, buffer or input is used{where} and cannot be captured;"
+            " make it a buffer of the module (register_buffer) or one of the inputs"
+        )
+    if "DynamicOutputShapeException" in kinds:
+        return (
+            f"the shape that {operation} makes{where} depends on values and cannot be captured; "
+            "shapes must not depend on values: multiply by the mask, or use torch.where or "
+            "masked_fill"
+        )
+    if kinds & _DATA_DEPENDENT:
+        return (
+            f"{operation}{where} reads a tensor's value (an if, .item(), float(), ...) and cannot "
+            "be captured; the graph must not depend on values: choose with torch.where, or compute "
+            "the value outside of the step"
+        )
+    reason = text[:_LONGEST].rstrip(".") + ("..." if len(text) > _LONGEST else "")
+    return (
+        f"capture stopped{where} with {type(error).__name__}: {reason}; try one ordinary training "
+        "step first, and replace what cannot be traced"
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that it was raised from."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _is_compiled(error: BaseException) -> bool:
+    """Return whether something was raised in what ``torch.compile`` made of a function."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(
+        code.co_name == "compile_wrapper" or any(mark in code.co_filename for mark in _COMPILED)
+        for code in codes
+    )
+
+
+def user_place(error: BaseException) -> str | None:
+    """Return the innermost line that belongs neither to PyTorch nor to this package."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        path = frame.f_code.co_filename
+        if path.startswith("<") or "torchinductor" in path or _is_foreign(path):
+            continue
+        text = linecache.getline(path, line).strip()
+        return f"{path}:{line}" + (f" ({text})" if text else "")
+    return None
+
+
+def _is_foreign(path: str) -> bool:
+    """Return whether a file is one of PyTorch, of this package or of the standard library."""
+    folders = [Path(__file__).parents[1]]
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.__file__ is not None:
+        folders.append(Path(torch.__file__).parent)
+    file = Path(path)
+    library = Path(os.__file__).parent
+    standard = file.is_relative_to(library) and "site-packages" not in file.parts
+    return standard or any(file.is_relative_to(folder) for folder in folders)

@@ -1,0 +1,309 @@
+"""A captured training step: its joint graph, and the graph signature of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._functorch._aot_autograd import descriptors
+
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.inputs import flatten, unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import fx
+
+BODY: Final = "model"
+"""Where the user's module lies in the captured one."""
+
+ANNOTATION: Final = "poetmodel.module"
+"""Key under a node's ``custom`` annotations: the path of the module it was recorded in."""
+
+
+def shown_path(path: str) -> str:
+    """Return the path of a module below the user's, for people."""
+    return path.removeprefix(BODY).lstrip(".")
+
+
+def in_module(node: fx.Node) -> str:
+    """Return words that say in which module an operation was recorded, where that is known."""
+    path = shown_path(node.meta.get("custom", {}).get(ANNOTATION, ""))
+    return f" in module {path!r}" if path else ""
+
+
+class InputKind(StrEnum):
+    """Where an input of the graph comes from; `torch.export` has the same kinds, and no tangent."""
+
+    PARAMETER = "parameter"
+    """A parameter of the module or of the loss."""
+    BUFFER = "buffer"
+    """A buffer, such as the running mean of a batch norm."""
+    USER_INPUT = "input"
+    """A tensor that the step is called with."""
+    TANGENT = "tangent"
+    """The gradient that the backward pass starts from: ones, of the shape of the loss."""
+    CONSTANT_TENSOR = "constant"
+    """A tensor that the module's code holds on to."""
+
+
+class OutputKind(StrEnum):
+    """What an output of the graph is for."""
+
+    LOSS = "loss"
+    GRADIENT = "gradient"
+    """The gradient of an input; accumulated into its ``.grad``."""
+    MUTATION = "mutation"
+    """The new value of a buffer or input, due in it once, at the end of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSpec:
+    """An input of the graph: a value that is there before the step begins and stays for all of it.
+
+    A constant is one too, although the graph fetches it itself.
+    """
+
+    kind: InputKind
+    """Where it comes from."""
+    node: fx.Node
+    """Its placeholder (for a constant: the node that fetches it)."""
+    target: str
+    """Path below the captured module, such as ``model.conv1.weight``; empty for others."""
+    name: str
+    """For people: the path below the user's module, or ``inputs[0]``."""
+    position: int | None
+    """For a user's input its place among the flat inputs; None for others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSpec:
+    """An output of the graph: a value that the step hands out."""
+
+    kind: OutputKind
+    """What it is for."""
+    node: fx.Node
+    """The node whose value it is; may be a view, or the node of an input."""
+    target: InputSpec | None
+    """The input whose gradient or new value it is; None for the loss."""
+
+    @property
+    def name(self) -> str:
+        """What it is, for people: ``loss``, ``gradient of conv1.weight``."""
+        return str(self.kind) if self.target is None else f"{self.kind} of {self.target.name}"
+
+
+class Lookup:
+    """Finds what lies below a module at some paths, such as ``layers.0.weight``.
+
+    Notes
+    -----
+    What is there at the time of the call counts: modules and tensors may be replaced between two
+    calls. Modules that several paths go through are fetched once, for speed.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace as Module
+    >>> module = Module(layer=Module(weight=1, bias=2))
+    >>> Lookup(["layer.bias", "layer.weight"])(module)
+    [2, 1]
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._tensors = [path.rpartition(".")[::2] for path in paths]
+        parts = [owner.split(".") for owner, _ in self._tensors if owner]
+        owners = (".".join(names[: k + 1]) for names in parts for k in range(len(names)))
+        self._modules = [(path, *path.rpartition(".")[::2]) for path in dict.fromkeys(owners)]
+        """Path of each module below the first, of the one that it is in, and its name there."""
+
+    def __call__(self, module: torch.nn.Module) -> list[torch.Tensor]:
+        """Return what is there, in the order of the paths."""
+        modules = {"": module}
+        for path, owner, name in self._modules:
+            modules[path] = getattr(modules[owner], name)
+        return [getattr(modules[owner], name) for owner, name in self._tensors]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint:
+    """A captured step: the joint graph of forward, loss and backward, and its signature."""
+
+    name: str
+    """What messages call it."""
+    module: torch.nn.Module
+    """The captured module: the user's at `BODY`, with the loss applied to its output; takes flat
+    inputs."""
+    graph_module: fx.GraphModule
+    """Forward, loss and backward; functional: no operation changes a tensor in place."""
+    arguments: tuple[InputSpec, ...]
+    """What goes in: placeholders in order, then constants."""
+    results: tuple[OutputSpec, ...]
+    """What comes out, in the order of the graph's output; absent gradients are left out."""
+    input_spec: Any
+    """How inputs are flattened (``torch.utils._pytree.TreeSpec``)."""
+    inputs: tuple[Any, ...]
+    """The inputs it was captured with, flat."""
+
+    @cached_property
+    def owned(self) -> tuple[InputSpec, ...]:
+        """The arguments that are tensors of the module: parameters and buffers, in order."""
+        kinds = (InputKind.PARAMETER, InputKind.BUFFER)
+        return tuple(a for a in self.arguments if a.kind in kinds)
+
+    @cached_property
+    def _lookup(self) -> Lookup:
+        return Lookup([a.target for a in self.owned])
+
+    def owned_values(self) -> list[torch.Tensor]:
+        """Return what `owned` stand for now."""
+        return self._lookup(self.module)
+
+    def of(self, kind: InputKind) -> tuple[InputSpec, ...]:
+        """Return the arguments of one kind, in order."""
+        return tuple(a for a in self.arguments if a.kind == kind)
+
+    def flat_inputs(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the inputs of a step as a flat tuple.
+
+        Raises
+        ------
+        CaptureError
+            If they are not nested as those that it was captured with.
+        """
+        flat, spec = flatten(inputs)
+        if spec == self.input_spec:
+            return tuple(flat)
+        one, other = self.input_spec.num_children, len(inputs)
+        if one != other:
+            msg = f"{self.name}: expected {one} inputs (the target last), got {other}"
+        else:
+            told = f"expected inputs nested as {_nesting(self.input_spec)}, got {_nesting(spec)}"
+            msg = f"{self.name}: {told}"
+        raise CaptureError(msg)
+
+    def value(self, argument: InputSpec, inputs: Sequence[Any] | None = None) -> torch.Tensor:
+        """Return what an argument stands for now.
+
+        Parameters
+        ----------
+        argument : InputSpec
+            One of `arguments`.
+        inputs : sequence, optional
+            Flat inputs of the step; by default those that it was captured with.
+
+        Returns
+        -------
+        torch.Tensor
+            The parameter or buffer itself, the input, the constant, or ones for a tangent. An input
+            that is a number and no tensor is itself; the graph holds it as it was at the capture.
+        """
+        if argument.kind is InputKind.USER_INPUT:
+            chosen = self.inputs if inputs is None else inputs
+            found: torch.Tensor = chosen[argument.position or 0]
+            return found
+        if argument.kind is InputKind.TANGENT:
+            example = argument.node.meta["val"]
+            device = next((a.device for a in self.inputs if isinstance(a, torch.Tensor)), None)
+            return torch.ones(tuple(example.shape), dtype=example.dtype, device=device)
+        constant = argument.kind is InputKind.CONSTANT_TENSOR
+        owner = self.graph_module if constant else self.module
+        tensor: torch.Tensor = attrgetter(argument.target)(owner)
+        return tensor
+
+
+class _Star:
+    def __repr__(self) -> str:
+        return "*"
+
+
+def _nesting(spec: Any) -> str:
+    """Return how inputs are nested, with a star for each leaf."""
+    return repr(unflatten([_Star()] * spec.num_leaves, spec))
+
+
+# -- from the descriptors of AOTAutograd -------------------------------------------------------
+
+_KINDS: Final = {
+    descriptors.ParamAOTInput: InputKind.PARAMETER,
+    descriptors.BufferAOTInput: InputKind.BUFFER,
+    descriptors.PlainAOTInput: InputKind.USER_INPUT,
+    descriptors.TangentAOTInput: InputKind.TANGENT,
+}
+
+
+def input_specs(name: str, graph_module: fx.GraphModule) -> Iterator[InputSpec]:
+    """Yield what goes into a captured graph: placeholders in order, then constants.
+
+    Raises
+    ------
+    CaptureError
+        If something goes in that cannot be given again at each step.
+    """
+    for node in graph_module.graph.find_nodes(op="placeholder"):
+        descriptor = node.meta["desc"]
+        kind = _KINDS.get(type(descriptor))
+        if kind is None:
+            raise CaptureError(_unknown(name, "input", descriptor))
+        target, position = getattr(descriptor, "target", ""), getattr(descriptor, "idx", None)
+        shown = target.removeprefix(f"{BODY}.") or str(kind)
+        if kind is InputKind.USER_INPUT:
+            shown = f"inputs[{position}]"
+        yield InputSpec(kind=kind, node=node, target=target, name=shown, position=position)
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        target = str(node.target)
+        if isinstance(attrgetter(target)(graph_module), torch.Tensor):
+            yield InputSpec(
+                kind=InputKind.CONSTANT_TENSOR,
+                node=node,
+                target=target,
+                name=target.removeprefix(f"{BODY}."),
+                position=None,
+            )
+
+
+def output_specs(
+    name: str, graph_module: fx.GraphModule, arguments: Sequence[InputSpec]
+) -> Iterator[OutputSpec]:
+    """Yield what comes out of a captured graph; absent gradients are left out.
+
+    Raises
+    ------
+    CaptureError
+        If something comes out that is no tensor, or that a step cannot hand out.
+    """
+    targets = {a.node.meta["desc"]: a for a in arguments if "desc" in a.node.meta}
+    output = graph_module.graph.output_node()
+    for node, descriptor in zip(output.args[0], output.meta["desc"], strict=True):
+        if node is None:
+            continue
+        if isinstance(descriptor, descriptors.PlainAOTOutput):
+            if not hasattr(node, "meta"):
+                msg = f"{name}: expected a loss that is a tensor, got a {type(node).__name__}"
+                raise CaptureError(msg)
+            yield OutputSpec(kind=OutputKind.LOSS, node=node, target=None)
+        elif isinstance(descriptor, descriptors.GradAOTOutput):
+            target = targets[descriptor.grad_of]
+            yield OutputSpec(kind=OutputKind.GRADIENT, node=node, target=target)
+        elif isinstance(descriptor, descriptors.InputMutationAOTOutput):
+            target = targets[descriptor.mutated_input]
+            yield OutputSpec(kind=OutputKind.MUTATION, node=node, target=target)
+        else:
+            raise CaptureError(_unknown(name, "output", descriptor))
+
+
+def _unknown(name: str, way: str, descriptor: object) -> str:
+    if "Token" in type(descriptor).__name__:
+        return (
+            f"{name}: the step has an operation that does more than compute, such as the checks of "
+            "torch.linalg, and cannot be repeated; use what does not check (inv_ex, cholesky_ex, "
+            "solve_ex, ...)"
+        )
+    return (
+        f"{name}: the step has an {way} of the kind {type(descriptor).__name__}, which is not "
+        "supported; give inputs that are plain tensors and share no memory, and return one loss"
+    )

@@ -1,0 +1,318 @@
+"""Model, loss and inputs of a step: what they must be, and inputs as flat tuples and back."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils import _pytree
+
+from poetmodel.errors import shown
+from poetmodel.torch.errors import RAISED, CaptureError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# -- inputs as flat tuples, and back -----------------------------------------------------------
+
+
+class _Box:
+    """A mapping of any type on its way to being flat."""
+
+    def __init__(self, mapping: Mapping[Any, Any]) -> None:
+        self.keys = _Keys(mapping)
+        self.values = [_boxed(mapping[key]) for key in self.keys.ordered]
+
+
+class _Keys:
+    """What is known of a mapping beside its values; two are equal if they have the same keys."""
+
+    def __init__(self, mapping: Mapping[Any, Any]) -> None:
+        self.mapping = mapping
+        self.ordered = tuple(sorted(mapping, key=lambda key: (type(key).__name__, repr(key))))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keys) and self.ordered == other.ordered
+
+    def __hash__(self) -> int:
+        return hash(self.ordered)
+
+    def refilled(self, values: Sequence[Any]) -> Any:
+        """Return a mapping of the same type with other values, in the order of its keys."""
+        found = dict(zip(self.ordered, values, strict=True))
+        return _refilled(self.mapping, {key: found[key] for key in self.mapping})
+
+
+_pytree.register_pytree_node(
+    _Box,
+    lambda box: (box.values, box.keys),
+    lambda values, keys: keys.refilled(list(values)),
+    serialized_type_name="poetmodel.torch.inputs.Box",
+)
+
+
+def _boxed(inputs: Any) -> Any:
+    """Return inputs with boxes in place of mappings."""
+    return _pytree.tree_map(
+        lambda value: _Box(value) if isinstance(value, Mapping) else value,
+        inputs,
+        is_leaf=lambda value: isinstance(value, Mapping),
+    )
+
+
+def flatten(inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+    """Return inputs flat, and their form; mappings of any type by their keys, sorted."""
+    flat, form = _pytree.tree_flatten(_boxed(tuple(inputs)))
+    return flat, form
+
+
+def unflatten(flat: Sequence[Any], form: Any) -> tuple[Any, ...]:
+    """Return inputs of the types that they were flattened from.
+
+    Raises
+    ------
+    CaptureError
+        If a mapping cannot be made with other values.
+    """
+    found: tuple[Any, ...] = _pytree.tree_unflatten(list(flat), form)
+    return found
+
+
+def _refilled(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    """Return a mapping of the same type with other values: a copy, or made of a dict."""
+    if type(mapping) is dict:
+        return values
+    for way in (_copied, _assigned, lambda mapping, values: type(mapping)(values)):
+        try:
+            found = way(mapping, values)
+            if all(found[key] is value for key, value in values.items()):
+                return found
+        except RAISED:
+            continue
+    msg = (
+        f"inputs: a {type(mapping).__name__} cannot be made with other values; give a dict, such "
+        "as dict(batch), or its values one by one"
+    )
+    raise CaptureError(msg)
+
+
+def _copied(mapping: Any, values: dict[Any, Any]) -> Any:
+    """Return a copy of an object, with other values in the dicts that it holds its items in."""
+    found = copy.copy(mapping)
+    for name, held in vars(found).items():
+        if isinstance(held, dict) and held.keys() >= values.keys():
+            vars(found)[name] = type(held)(held | values)
+    return found
+
+
+def _assigned(mapping: Any, values: dict[Any, Any]) -> Any:
+    """Return a copy of a dict, with other values assigned."""
+    if not isinstance(mapping, dict):
+        raise TypeError
+    found = copy.copy(mapping)
+    for key, value in values.items():
+        found[key] = value
+    return found
+
+
+# -- what a model is called with, and what it returns ------------------------------------------
+
+
+def takes_keywords(model: torch.nn.Module, given: Sequence[Any]) -> bool:
+    """Return whether a model is to get the items of its only input, a mapping, by name.
+
+    It is where all keys are parameters of its ``forward``, and not one thing by chance. Where
+    ``forward`` takes any keyword (``**kwargs``), one of them must be a parameter that has a name.
+    """
+    if len(given) != 1 or not isinstance(given[0], Mapping):
+        return False
+    try:
+        parameters = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return False
+    keys = set(given[0])
+    named = {
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    positional = any(
+        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        or parameter.kind is parameter.VAR_POSITIONAL
+        for parameter in parameters.values()
+    )
+    if not positional:
+        return True
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        keys &= named
+    return bool(keys) and keys <= named and (len(given[0]) > 1 or len(named) > 1)
+
+
+def loss_in(name: str, output: Any) -> Any:
+    """Return the loss of an output: itself, or what lies under ``loss`` in it.
+
+    Raises
+    ------
+    CaptureError
+        If an output that could have a loss has none.
+    """
+    keyed = isinstance(output, Mapping)
+    if isinstance(output, torch.Tensor) or not (keyed or hasattr(output, "loss")):
+        return output
+    found = output.get("loss") if keyed else output.loss
+    if found is None:
+        msg = (
+            f"{name}: there is no loss in the {type(output).__name__} that is returned; give the "
+            "model its target (labels), or give a loss_fn"
+        )
+        raise CaptureError(msg)
+    if not isinstance(found, torch.Tensor):
+        msg = f"{name}: expected a loss that is a tensor, got a {type(found).__name__}"
+        raise CaptureError(msg)
+    return found
+
+
+# -- what they must be -------------------------------------------------------------------------
+
+
+def check_step(name: str, model: torch.nn.Module, loss_fn: object, inputs: Sequence[Any]) -> None:
+    """Raise `CaptureError` if what is to be captured cannot be, as far as that shows before a run.
+
+    Parameters
+    ----------
+    name : str
+        What messages call the step.
+    model, loss_fn, inputs
+        As for `capture`.
+    """
+    if not torch.is_grad_enabled():
+        msg = f"{name}: gradients are off (torch.no_grad): capture a training step outside of it"
+        raise CaptureError(msg)
+    _check_model(name, model)
+    if loss_fn is not None and not callable(loss_fn):
+        msg = f"{name}: loss_fn: expected a function or None, got {shown(loss_fn)}"
+        raise CaptureError(msg)
+    if _is_compiled(loss_fn):
+        msg = f"{name}: loss_fn is compiled (torch.compile); give the function that it was made of"
+        raise CaptureError(msg)
+    check_inputs(name, inputs)
+    lazy = torch.nn.parameter.is_lazy
+    missing = [path for path, parameter in model.named_parameters() if lazy(parameter)]
+    missing += [path for path, buffer in model.named_buffers() if lazy(buffer)]
+    if missing:
+        msg = (
+            f"{name}: {missing[0]} has no shape yet, as in every lazy module; "
+            "call the model once on inputs first"
+        )
+        raise CaptureError(msg)
+    _check_call(name, model, inputs if loss_fn is None else inputs[:-1], alone=loss_fn is None)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        msg = f"{name}: no parameter requires a gradient, so there is nothing to train"
+        raise CaptureError(msg)
+
+
+def _check_model(name: str, model: object) -> None:
+    """Raise where a model is none, or another one wrapped."""
+    if not isinstance(model, torch.nn.Module):
+        msg = f"{name}: expected a torch.nn.Module, got a {type(model).__name__}"
+        raise CaptureError(msg)
+    for path, module in model.named_modules():
+        kinds = [kind.__name__ for kind in type(module).__mro__]
+        where = f"module {path!r} is" if path else "the model is"
+        wrapped = "OptimizedModule" in kinds
+        if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
+            msg = (
+                f"{name}: {where} compiled (torch.compile), and its operations cannot be captured; "
+                "give the module that it was made of"
+                + (" (model._orig_mod)" if wrapped else ", not compiled")
+            )
+            raise CaptureError(msg)
+        if _is_compiled(module.forward):
+            msg = (
+                f"{name}: forward of {path or 'the model'} is compiled (torch.compile), and its "
+                "operations cannot be captured; give a module whose forward is not compiled"
+            )
+            raise CaptureError(msg)
+        if not set(_PARALLEL).isdisjoint(kinds):
+            msg = (
+                f"{name}: {where} a {kinds[0]}, which a compiled step cannot keep in step with its "
+                "replicas; give the module inside (model.module), and average gradients after the "
+                "step"
+            )
+            raise CaptureError(msg)
+        if isinstance(module, torch.jit.ScriptModule):
+            msg = f"{name}: {where} scripted (torch.jit); give the module that it was made of"
+            raise CaptureError(msg)
+
+
+def _is_compiled(function: object) -> bool:
+    """Return whether a function was compiled, and not kept from it (``torch.compiler.disable``)."""
+    made_of = hasattr(function, "_torchdynamo_orig_callable")
+    return made_of and not getattr(function, "_torchdynamo_disable", False)
+
+
+_PARALLEL: Final = (
+    "DataParallel",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "FSDPModule",
+)
+
+
+def check_inputs(name: str, inputs: object) -> None:
+    """Raise `CaptureError` if inputs are no tuple of something that a step can take."""
+    if not isinstance(inputs, tuple | list):
+        msg = (
+            f"{name}: inputs: expected a tuple such as (x, y), the target last, "
+            f"got a {type(inputs).__name__}"
+        )
+        raise CaptureError(msg)
+    if len(inputs) == 0:
+        msg = f"{name}: expected inputs (the target last), got none"
+        raise CaptureError(msg)
+    for place, value in enumerate(flatten(inputs)[0]):
+        if getattr(value, "layout", torch.strided) != torch.strided:
+            msg = f"{name}: inputs[{place}]: expected a dense tensor, got {value.layout}"
+            raise CaptureError(msg)
+        if type(value).__module__ == "numpy":
+            msg = (
+                f"{name}: inputs[{place}]: expected a tensor, got a {type(value).__name__} of "
+                "numpy; convert it with torch.as_tensor"
+            )
+            raise CaptureError(msg)
+        if not isinstance(value, (torch.Tensor, str, int, float, NoneType)):
+            msg = (
+                f"{name}: inputs[{place}]: expected a tensor, got a {type(value).__name__}; give "
+                "the tensors that it holds, in a tuple, list or mapping"
+            )
+            raise CaptureError(msg)
+
+
+def _check_call(name: str, model: torch.nn.Module, given: Sequence[Any], *, alone: bool) -> None:
+    """Raise where the model does not take as many inputs as it is to be called with."""
+    if model._forward_pre_hooks:  # noqa: SLF001 - they may change what the model gets
+        return
+    try:
+        called = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return
+    try:
+        if takes_keywords(model, given):
+            called.bind(**given[0])
+        else:
+            called.bind(*given)
+    except TypeError as error:
+        role = (
+            "without a loss_fn, the model gets all of them and returns the loss"
+            if alone
+            else "the model gets all but the last one, which is the target"
+        )
+        msg = (
+            f"{name}: inputs: forward{called} cannot be called with {len(given)} of them "
+            f"({error}); {role}"
+        )
+        raise CaptureError(msg) from error

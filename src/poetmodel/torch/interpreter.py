@@ -1,0 +1,305 @@
+"""The captured graph run node by node, with kernels that give what eager does; memory measured."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import tempfile
+import weakref
+from bisect import bisect_left, bisect_right
+from contextlib import contextmanager
+from functools import cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import fx
+from torch.autograd.profiler import profile, record_function
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from poetmodel.torch.graph_signature import InputKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from poetmodel.torch.graph_signature import Joint
+    from poetmodel.torch.units import Units
+
+    Execute = Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return what tells one storage from all others that are alive."""
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - the only identity on every device
+    return key
+
+
+def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
+    """Return the tensors in a nest of tuples, lists and dicts, in order."""
+    return tuple(leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+# -- running -----------------------------------------------------------------------------------
+
+
+def call(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Return what the operation of a node makes of its arguments."""
+    return kernel_of(node)(*arguments, **keywords)
+
+
+def replay(joint: Joint, execute: Execute = call) -> None:
+    """Run every operation once, in the order of the graph, on the inputs of the capture.
+
+    Values are let go after their last use. The state of the random generator is put back.
+
+    Parameters
+    ----------
+    joint : Joint
+        The captured step.
+    execute : callable
+        Gets each node with its arguments and returns its value; by default `call`.
+    """
+    given = ((argument.node, joint.value(argument)) for argument in joint.arguments)
+    env = {node: v.detach() if isinstance(v, torch.Tensor) else v for node, v in given}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        _Interpreter(joint.graph_module, execute).run(initial_env=env)
+
+
+class _Interpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
+    """Runs a graph with something of one's own in place of each operation."""
+
+    def __init__(self, module: fx.GraphModule, execute: Execute) -> None:
+        super().__init__(module)
+        self._execute = execute
+        self.extra_traceback = False  # errors say themselves where they are
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op != "call_function":
+            return super().run_node(n)
+        return self._execute(n, *self.fetch_args_kwargs_from_env(n))
+
+
+# -- kernels -----------------------------------------------------------------------------------
+
+
+def kernel_of(node: fx.Node) -> Callable[..., Any]:
+    """Return what to call for the operation of a node: nearly always its target itself."""
+    aten = torch.ops.aten
+    if node.target is aten.native_dropout.default:
+        return _dropout
+    if node.target is aten.native_dropout_backward.default:
+        return _dropout_backward(_dropped_ratio(node))
+    found: Callable[..., Any] = node.target
+    return found
+
+
+def _dropout(
+    x: torch.Tensor,
+    p: float,
+    train: bool | None,  # noqa: FBT001 - the signature is that of PyTorch's operator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tensor after dropout, and which elements were kept.
+
+    Notes
+    -----
+    A capture has the dropout of accelerators, whose mask is boolean: a quarter of the bytes that
+    eager saves on the processor. It multiplies by the mask and by ``1 / (1 - p)`` one after the
+    other, where eager's multiplies by their product, rounded to the type of the tensor; and it
+    draws where ``p`` is 1. This computes what eager does, of the same random numbers.
+    """
+    if train is False or x.numel() == 0:
+        values: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.native_dropout(x, p, train)
+        return values
+    if p == 1:
+        nothing = torch.zeros((), dtype=x.dtype, device=x.device)
+        return x.mul(nothing), torch.zeros_like(x, dtype=torch.bool)
+    noise = torch.empty_like(x).bernoulli_(1 - p)
+    mask = noise.to(torch.bool)
+    return _multiplied(noise.div_(1 - p), x), mask
+
+
+@cache
+def _dropout_backward(p: float | None) -> Callable[..., torch.Tensor]:
+    """Return the backward of dropout: the gradient times what the input was multiplied by.
+
+    Notes
+    -----
+    PyTorch's kernel mixes types and makes three tensors; to convert first and to multiply in place
+    makes one, and takes a third of the time.
+    """
+
+    def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+        noise = mask.to(grad.dtype)
+        if scale != 0:  # 0 where p is 1: nothing was kept
+            noise.div_(1 / scale if p is None else 1 - p)
+        return _multiplied(noise, grad)
+
+    return backward
+
+
+def _dropped_ratio(node: fx.Node) -> float | None:
+    """Return with which ratio the mask was drawn that a backward of dropout reads.
+
+    The scale alone tells it up to a rounding; None where the mask comes from elsewhere.
+    """
+    dropout = torch.ops.aten.native_dropout.default
+    for mask in node.all_input_nodes:
+        for source in mask.all_input_nodes:
+            if mask.target is operator.getitem and source.target is dropout:
+                ratio: Any = source.args[1]
+                return float(ratio)
+    return None
+
+
+def _multiplied(noise: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return the product, in place of the noise where that does not change its strides."""
+    return noise.mul_(x) if noise.stride() == x.stride() else x * noise
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+_MARK: Final = "poetmodel.unit."
+_MEMORY: Final = "[memory]"
+"""Name of the events that tell of memory taken and given back."""
+_NOTICE: Final = b"USDT:"
+"""How lines begin that the profiler writes to stderr on every start and stop."""
+
+
+def workspace_bytes(joint: Joint, parts: Units) -> tuple[int, ...]:
+    """Measure the workspace of each unit, with the memory events of PyTorch's profiler.
+
+    The step runs twice, first to fill the caches of libraries.
+
+    Returns
+    -------
+    tuple of int, one per unit [B]
+        The highest total of allocations during the operation, less its outputs; 0 on the ``meta``
+        device, where nothing is computed.
+
+    Notes
+    -----
+    Only memory that goes through PyTorch's allocator is seen; that includes the scratchpads of
+    oneDNN convolutions, which are the largest.
+    """
+    if any(joint.value(a).is_meta for a in joint.of(InputKind.PARAMETER)):
+        return (0,) * len(parts.units)
+    numbers = {unit.node: unit.index for unit in parts.units}
+
+    def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if node not in numbers:
+            return call(node, arguments, keywords)
+        with record_function(f"{_MARK}{numbers[node]}"):
+            return call(node, arguments, keywords)
+
+    replay(joint)
+    peaks = _peaks(_events(lambda: replay(joint, execute)))
+    sizes = [sum(parts.storages[index].bytes for index in unit.storages) for unit in parts.units]
+    return tuple(max(0, peaks.get(k, 0) - size) for k, size in enumerate(sizes))
+
+
+def heap_peak_bytes(work: Callable[[], object]) -> int:
+    """Measure the highest total of what PyTorch allocates while something runs [B].
+
+    Notes
+    -----
+    By the memory events of PyTorch's profiler: tensors and workspaces, less what is freed. What was
+    there before does not count.
+    """
+    return _highest(size for _, size in _changes(_events(work)))
+
+
+def _peaks(events: Sequence[Any]) -> dict[int, int]:
+    """Return for each marked unit the highest running sum of its allocations [B]."""
+    changes = _changes(events)
+    peaks: dict[int, int] = {}
+    for event in events:
+        if event.name().startswith(_MARK):
+            begin, length = event.start_ns(), event.duration_ns()
+            first = bisect_left(changes, begin, key=_moment)
+            last = bisect_right(changes, begin + length, key=_moment)
+            number = int(event.name().removeprefix(_MARK))
+            peaks[number] = _highest(size for _, size in changes[first:last])
+    return peaks
+
+
+def _events(work: Callable[[], object]) -> Sequence[Any]:
+    """Return the events that PyTorch's profiler records while something runs."""
+    with _without_notices(), profile(profile_memory=True) as recorded:
+        work()
+    events: Sequence[Any] = recorded.kineto_results.events()
+    return events
+
+
+def _changes(events: Iterable[Any]) -> list[tuple[int, int]]:
+    """Return when memory was taken and given back [ns], and how much [B], in order."""
+    found = [(event.start_ns(), event.nbytes()) for event in events if event.name() == _MEMORY]
+    return sorted(found, key=_moment)
+
+
+def _moment(change: tuple[int, int]) -> int:
+    return change[0]
+
+
+def _highest(sizes: Iterable[int]) -> int:
+    """Return the highest running sum, 0 or more."""
+    return max(accumulate(sizes, initial=0))
+
+
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    """Leave the profiler's notices out of stderr; all else that is written there gets through."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            for line in written:
+                if not line.startswith(_NOTICE):
+                    os.write(2, line)
+
+
+def storage_peak_bytes(work: Callable[[], object], known: Iterable[torch.Tensor]) -> int:
+    """Measure the highest total of tensors that are alive while something runs [B].
+
+    Parameters
+    ----------
+    work : callable
+        What runs.
+    known : iterable of Tensor
+        What was there before, and does not count.
+    """
+    with _StorageWatch(known) as watch:
+        work()
+    return int(watch.highest)
+
+
+class _StorageWatch(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+    """Sees each new storage, and when it goes."""
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.alive: dict[int, int] = {storage_key(tensor): 0 for tensor in known}
+        self.total = self.highest = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        value = function(*args, **(kwargs or {}))
+        for tensor in tensors_in(value):
+            storage, key = tensor.untyped_storage(), storage_key(tensor)
+            if key not in self.alive:
+                self.alive[key] = storage.nbytes()
+                self.total += storage.nbytes()
+                weakref.finalize(storage, self._gone, key)
+        self.highest = max(self.highest, self.total)
+        return value
+
+    def _gone(self, key: int) -> None:
+        self.total -= self.alive.pop(key)
