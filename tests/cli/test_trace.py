@@ -12,7 +12,7 @@ from commands import invoke
 from poetmodel.device import Costs
 from poetmodel.graph import Graph
 from poetmodel.problem import Problem
-from poetmodel.torch import requirement
+from poetmodel.torch import errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,7 +158,7 @@ def test_missing_torch_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: str) -> str:
         raise PackageNotFoundError
 
-    monkeypatch.setattr(requirement, "version", missing)
+    monkeypatch.setattr(errors, "version", missing)
     outcome = invoke("trace", "module:function")
     assert (outcome.status, outcome.out) == (5, "")
     assert "pip install 'poetmodel[torch]'" in outcome.err

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 from eager_steps import outcome, unequal  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
 from poetmodel.torch import compile  # noqa: E402
-from poetmodel.torch.certificate import Difference, certify  # noqa: E402
+from poetmodel.torch.certificate import certify  # noqa: E402
+from poetmodel.torch.comparison import ResultDifference  # noqa: E402
 from small_networks import residual_step  # noqa: E402
 from traced_models import rows  # noqa: E402
 
@@ -148,7 +149,7 @@ def test_a_planned_time_of_another_device_is_called_so() -> None:
 
 def test_a_difference_is_plain_values() -> None:
     """What JSON has no number for is told in words."""
-    found = Difference(name="loss", largest=float("nan"), op="")
+    found = ResultDifference(name="loss", largest=float("nan"), op="")
     assert found.to_dict() == {"name": "loss", "largest": None, "told": "by up to nan", "op": ""}
     assert replace(found, largest=0.5).to_dict()["largest"] == 0.5
     assert replace(found, largest=None, op="mm").to_dict()["told"] == "only one of both has it"

@@ -20,7 +20,6 @@ from poetmodel.torch.pages import (  # noqa: E402
     blank,
     bytes_of,
     checksum,
-    slots_of,
 )
 from poetmodel.torch.units import Layout, TensorStorage  # noqa: E402
 
@@ -38,12 +37,12 @@ def storage(index: int, rows: int) -> TensorStorage:
 @pytest.fixture
 def file(tmp_path: Path) -> PageFile:
     """Return a file for a small and a large page."""
-    return PageFile(tmp_path / "scratch", slots_of([storage(3, 7), storage(8, 1000)]))
+    return PageFile(tmp_path / "scratch", [storage(3, 7), storage(8, 1000)])
 
 
 def page_out(file: PageFile, index: int) -> Any:
     """Write a page of random numbers; return it."""
-    held, tensor = blank(file.slots[index])
+    held, tensor = blank(file.storages[index])
     tensor.normal_()
     file.write(index, bytes_of(held))
     return tensor
@@ -54,7 +53,7 @@ def test_pages_come_back(file: PageFile) -> None:
     size = file.path.stat().st_size
     written = {index: page_out(file, index) for index in (8, 3)}
     for index, tensor in written.items():
-        held, again = blank(file.slots[index])
+        held, again = blank(file.storages[index])
         file.read(index, bytes_of(held))
         assert torch.equal(tensor, again)
         assert tensor.stride() == again.stride() == (1, 5)
@@ -70,7 +69,7 @@ def test_several_tensors_of_one_storage_come_back_together(tmp_path: Path) -> No
         position=1, dtype=torch.float32, shape=(5,), stride=(1,), offset=15
     ))  # fmt: skip
     shared = TensorStorage(index=0, name="t", unit=0, bytes=80, layouts=both)
-    _, (whole, row) = blank(PageFile(tmp_path, slots_of([shared])).slots[0])
+    _, (whole, row) = blank(PageFile(tmp_path, [shared]).storages[0])
     whole.fill_(1.0)
     assert row.tolist() == [1.0] * 5
 
@@ -79,8 +78,8 @@ def test_a_changed_page_is_noticed(file: PageFile) -> None:
     """One flipped bit anywhere, or two blocks in each other's place."""
     page_out(file, 8)
     good = file.path.read_bytes()
-    held, _ = blank(file.slots[8])
-    begin = file.slots[8].offset
+    held, _ = blank(file.storages[8])
+    begin = file.offsets[8]
     for place in (0, 4095, 4096, 16383, 16384, 19999):
         bad = bytearray(good)
         bad[begin + place] ^= 0x80
@@ -104,10 +103,10 @@ def test_words_in_each_others_place_change_the_sum_of_a_tail() -> None:
 def test_a_short_file_is_noticed(file: PageFile) -> None:
     """A file that was cut is told before a step, and by a read in the middle of one."""
     page_out(file, 8)
-    os.truncate(file.path, file.slots[8].offset + 100)
+    os.truncate(file.path, file.offsets[8] + 100)
     with pytest.raises(PageError, match="has 4,196 of 24,096 B"):
         file.check()
-    held, _ = blank(file.slots[8])
+    held, _ = blank(file.storages[8])
     with pytest.raises(PageError, match="only 100 of 20,000 B"):
         file.read(8, bytes_of(held))
 
@@ -126,7 +125,7 @@ def test_failing_calls_are_explained(file: PageFile, monkeypatch: pytest.MonkeyP
     def fail(*_: Any) -> NoReturn:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    held, _ = blank(file.slots[3])
+    held, _ = blank(file.storages[3])
     monkeypatch.setattr(os, "pwrite", fail)
     with pytest.raises(PageError, match=r"'t3' could not be written: Input/output error"):
         file.write(3, bytes_of(held))
@@ -143,7 +142,7 @@ def test_a_full_disk_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(InputError, match=r"no room for a page file of .*No space left"):
-        PageFile(tmp_path, slots_of([storage(0, 10)]))
+        PageFile(tmp_path, [storage(0, 10)])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -151,17 +150,17 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     """A file in place of the folder."""
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="no page file can be made here"):
-        PageFile(tmp_path / "file", slots_of([storage(0, 10)]))
+        PageFile(tmp_path / "file", [storage(0, 10)])
 
 
 def test_files_go_with_their_object(tmp_path: Path) -> None:
     """No file and no descriptor is left when the object is gone or closed."""
     before = len(list(Path("/proc/self/fd").iterdir()))
-    file = PageFile(tmp_path, slots_of([storage(0, 10)]))
+    file = PageFile(tmp_path, [storage(0, 10)])
     assert len(list(tmp_path.iterdir())) == 1
     file.close()
     file.close()
-    another = PageFile(tmp_path, slots_of([storage(0, 10)]))
+    another = PageFile(tmp_path, [storage(0, 10)])
     assert another.path.exists()
     del another
     gc.collect()

@@ -80,7 +80,7 @@ def test_views_are_no_units_and_readers_replay_them() -> None:
     """A view has neither node nor tensor; whoever reads it names the tensor behind it."""
     model, loss_fn, inputs = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x).t().relu().t())
     parts = trace(model, loss_fn, inputs, measure_workspace=False).parts
-    assert [unit.label.op for unit in parts.units[:2]] == ["addmm", "relu"]
+    assert [unit.op for unit in parts.units[:2]] == ["addmm", "relu"]
     relu = parts.units[1]
     assert relu.reads.storages == parts.units[0].storages
     assert [view.name for view in relu.reads.views] == ["t_1"]
@@ -90,9 +90,9 @@ def test_outputs_of_one_operation_are_tensors_of_their_own() -> None:
     """Batch norm makes five tensors, dropout two, one of them a mask of a byte an element."""
     parts = trace(*residual(), measure_workspace=False).parts
     made = {
-        unit.label.op: [parts.storages[index].bytes for index in unit.storages]
+        unit.op: [parts.storages[index].bytes for index in unit.storages]
         for unit in parts.units
-        if unit.label.op in {"_native_batch_norm_legit_functional", "native_dropout"}
+        if unit.op in {"_native_batch_norm_legit_functional", "native_dropout"}
     }
     image = 2 * 4 * 4 * 4
     assert made == {
@@ -104,7 +104,7 @@ def test_outputs_of_one_operation_are_tensors_of_their_own() -> None:
 def test_only_random_operations_are_tagged() -> None:
     """Units that draw random numbers are told from the others."""
     parts = trace(*residual(), measure_workspace=False).parts
-    assert [unit.label.op for unit in parts.units if unit.random] == ["native_dropout"]
+    assert [unit.op for unit in parts.units if unit.random] == ["native_dropout"]
 
 
 def test_layouts_rebuild_a_tensor_from_its_bytes() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from time import perf_counter
+from functools import partial
+from timeit import timeit
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.torch.comparison import Difference, State, differences, eager_step
+from poetmodel.torch.comparison import ResultDifference, State, differences, eager_step, listed
 from poetmodel.torch.interpreter import heap_peak_bytes, storage_peak_bytes
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from poetmodel.torch.preparation import Compiled
 
@@ -29,7 +30,7 @@ class Certificate:
     """The step."""
     compared: int
     """Results that were compared: the loss, gradients, buffers."""
-    differences: tuple[Difference, ...]
+    differences: tuple[ResultDifference, ...]
     """Those that are not equal."""
     random_equal: bool
     """Whether the state of the random generator afterwards is eager's."""
@@ -78,9 +79,7 @@ class Certificate:
     def summary(self) -> str:
         """Return what was found, in a few lines."""
         if self.differences:
-            told = "; ".join(map(str, self.differences[:_SHOWN]))
-            more = len(self.differences) - _SHOWN
-            told += f"; and {more} more" if more > 0 else ""
+            told = listed(self.differences, most=5)
             same = f"{len(self.differences)} of {self.compared} results differ from eager: {told}"
         else:
             same = f"all {self.compared} results (loss, gradients, buffers) equal eager's"
@@ -119,24 +118,11 @@ class Certificate:
         return {**values, "equal": self.equal, "within_budget": self.within_budget}
 
 
-_SHOWN: Final = 5
-"""Most differences that a summary tells."""
-
-
 def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     """Run eager PyTorch and a compiled step from the same state, compare and measure.
 
-    Parameters
-    ----------
-    compiled : Compiled
-        The step.
-    inputs : sequence
-        Flat inputs.
-
-    Returns
-    -------
-    Certificate
-        Parameters, gradients, buffers, inputs and the state of the random generator are as before.
+    Parameters, gradients, buffers, flat inputs and the state of the random generator stay as they
+    were.
 
     Notes
     -----
@@ -169,12 +155,15 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         storage = state.again(lambda: storage_peak_bytes(accumulating, state.tensors()))
         heap = state.again(lambda: heap_peak_bytes(accumulating))
         eager_heap = state.again(lambda: heap_peak_bytes(eager))
-        times = [(state.again(_timed(eager)), state.again(_timed(ours))) for _ in range(REPEATS)]
+        times = [
+            [state.again(partial(timeit, step, number=1)) for step in (eager, ours)]
+            for _ in range(REPEATS)
+        ]
     return Certificate(
         name=compiled.trace.graph.name,
         compared=count,
         differences=apart,
-        random_equal=bool((expected_random == found_random).all()),
+        random_equal=torch.equal(expected_random, found_random),
         budget_bytes=compiled.budget_bytes,
         plan_peak_bytes=compiled.peak_bytes,
         storage_peak_bytes=storage,
@@ -193,12 +182,3 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         eager_time_s=min(eager_s for eager_s, _ in times),
         threads=torch.get_num_threads(),
     )
-
-
-def _timed(work: Callable[[], object]) -> Callable[[], float]:
-    def run() -> float:
-        begin = perf_counter()
-        work()
-        return perf_counter() - begin
-
-    return run

@@ -27,7 +27,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class ResultDifference:
     """A result that is not that of eager PyTorch, bit by bit."""
 
     name: str
@@ -59,10 +59,7 @@ class Difference:
 def check_agreement(compiled: Compiled) -> None:
     """Run eager PyTorch twice and a compiled step once, and see that all give the same.
 
-    Parameters
-    ----------
-    compiled : Compiled
-        The step; runs on the inputs that it was captured with.
+    They run on the inputs that the step was captured with.
 
     Raises
     ------
@@ -95,49 +92,40 @@ def check_agreement(compiled: Compiled) -> None:
         if unstable:
             msg = (
                 f"{joint.name}: PyTorch itself gives other results when the step runs again from "
-                f"the same parameters, buffers and random state: {_listed(unstable)}; what "
+                f"the same parameters, buffers and random state: {listed(unstable)}; what "
                 "changes them (a clock, random numbers of another library, an attribute that "
                 "forward counts up) would be frozen: make it an input or a buffer"
             )
             raise CaptureError(msg)
         found, found_random = state.results(lambda: compiled.runner(joint.inputs))
-    apart = _apart(compiled, expected, found)
+    all_apart = list(differences(compiled, expected, found))
+    apart = [difference for difference in all_apart if not _is_rounding(difference, expected)]
     if apart:
         msg = (
             f"{joint.name}: the captured step does not compute what PyTorch does: "
-            f"{_listed(apart)}; replace the operations that these come from"
+            f"{listed(apart)}; replace the operations that these come from"
         )
         raise CaptureError(msg)
-    rounded = list(differences(compiled, expected, found))
-    if rounded:
-        _LOG.warning("%s: not all bits are those of PyTorch: %s", joint.name, _listed(rounded))
-    if not bool((expected_random == found_random).all()):
+    if all_apart:
+        _LOG.warning("%s: not all bits are those of PyTorch: %s", joint.name, listed(all_apart))
+    if not torch.equal(expected_random, found_random):
         _LOG.warning("%s: the random generator is left in another state than eager's", joint.name)
 
 
-def _apart(compiled: Compiled, expected: Results, found: Results) -> list[Difference]:
-    """Return where loss or gradients differ by more than rounding."""
-    gradients = [value for name, value in expected.items() if name.startswith(OutputKind.GRADIENT)]
-    scale = max((_largest(value) for value in gradients), default=0.0)
-    return [
-        difference
-        for difference in differences(compiled, expected, found)
-        if not difference.name.startswith(OutputKind.MUTATION)
-        and not _is_rounding(
-            difference,
-            expected.get(difference.name),
-            scale=scale if difference.name.startswith(OutputKind.GRADIENT) else None,
-        )
-    ]
+def _is_rounding(difference: ResultDifference, expected: Results) -> bool:
+    """Return whether a difference is as small as sums in another order make it.
 
-
-def _is_rounding(
-    difference: Difference, value: torch.Tensor | None, *, scale: float | None
-) -> bool:
-    """Return whether a difference is as small as sums in another order make it."""
+    Those of gradients are seen beside the largest one; a buffer may differ in any way.
+    """
+    name, value = difference.name, expected.get(difference.name)
+    if name.startswith(OutputKind.MUTATION):
+        return True
     if value is None or difference.largest is None or not value.is_floating_point():
         return False
-    reach = _largest(value) if scale is None else scale
+    alike = [value]
+    if name.startswith(OutputKind.GRADIENT):
+        alike = [v for name, v in expected.items() if name.startswith(OutputKind.GRADIENT)]
+    reach = max(map(_largest, alike))
     return bool(difference.largest <= torch.finfo(value.dtype).eps ** 0.5 * reach)
 
 
@@ -146,13 +134,10 @@ def _largest(value: torch.Tensor) -> float:
     return float(found[found.isfinite()].max()) if found.isfinite().any() else 0.0
 
 
-def _listed(found: Sequence[Difference]) -> str:
-    more = len(found) - _SHOWN
-    return "; ".join(map(str, found[:_SHOWN])) + (f"; and {more} more" if more > 0 else "")
-
-
-_SHOWN: Final = 3
-"""Most differences that a message names."""
+def listed(found: Sequence[ResultDifference], *, most: int = 3) -> str:
+    """Return the first few of some differences, and how many more there are."""
+    more = len(found) - most
+    return "; ".join(map(str, found[:most])) + (f"; and {more} more" if more > 0 else "")
 
 
 def eager_step(compiled: Compiled, inputs: Sequence[Any]) -> torch.Tensor:
@@ -259,28 +244,25 @@ class State:
             tensor.grad = None
 
 
-def differences(compiled: Compiled, expected: Results, found: Results) -> Iterator[Difference]:
+def differences(
+    compiled: Compiled, expected: Results, found: Results
+) -> Iterator[ResultDifference]:
     """Yield the results that are not equal bit by bit."""
-    ops = _ops(compiled)
+    parts = compiled.trace.parts
+    ops = {
+        emission.result.name: parts.units[emission.after].name
+        for emission in parts.emissions
+        if emission.after is not None
+    }
     for name in sorted(expected.keys() | found.keys()):
         one, other = expected.get(name), found.get(name)
         if one is None or other is None or one.shape != other.shape:
-            yield Difference(name=name, largest=None, op=ops.get(name, ""))
+            yield ResultDifference(name=name, largest=None, op=ops.get(name, ""))
         elif not _same(one, other):
             largest = float((one.double() - other.double()).abs().max())
-            yield Difference(name=name, largest=largest, op=ops.get(name, ""))
+            yield ResultDifference(name=name, largest=largest, op=ops.get(name, ""))
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors are equal; NaN counts as equal to NaN."""
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
-def _ops(compiled: Compiled) -> dict[str, str]:
-    """Return the name of the operation that each result comes from."""
-    parts = compiled.trace.parts
-    return {
-        emission.result.name: parts.units[emission.after].label.name
-        for emission in parts.emissions
-        if emission.after is not None
-    }

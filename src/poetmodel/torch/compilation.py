@@ -174,41 +174,37 @@ class Step:
 
     def select(self, *inputs: Any, **named: Any) -> tuple[Compiled, tuple[Any, ...]]:
         """Return what was compiled for such inputs, and the inputs flat; compile if need be."""
-        retraces = self._options.dynamic == Dynamic.RETRACE
-        current = self._current
-        joint = current.trace.joint
+        name = self._current.trace.joint.name
         if named:
             msg = (
-                f"{joint.name}: {', '.join(named)}: expected inputs without names, in the order "
+                f"{name}: {', '.join(named)}: expected inputs without names, in the order "
                 "that the step was compiled with, as in step(x, y); a batch that is a mapping is "
                 "one input, as in step(batch)"
             )
             raise CaptureError(msg)
-        try:
-            flat = joint.flat_inputs(inputs)
-        except CaptureError:
-            if not retraces:
-                raise
-        else:
-            if current.guards.hold(flat):
-                return current, flat
-            if not retraces:
-                check_inputs(joint.name, inputs)
-                told = "; ".join(current.guards.differences(flat))
-                msg = f"{joint.name}: {told}; compile again, or with dynamic='retrace'"
+        known = self._known(inputs)
+        if known is None:
+            if self._options.dynamic == Dynamic.ERROR:
+                flat = self._current.trace.joint.flat_inputs(inputs)
+                check_inputs(name, inputs)
+                told = "; ".join(self._current.guards.differences(flat))
+                msg = f"{name}: {told}; compile again, or with dynamic='retrace'"
                 raise CaptureError(msg)
-        self._current = self._known(inputs) or self._compile(inputs)
-        return self._current, self._current.trace.joint.flat_inputs(inputs)
+            compiled = self._compile(inputs)
+            known = compiled, compiled.trace.joint.flat_inputs(inputs)
+        self._current = known[0]
+        return known
 
-    def _known(self, inputs: Sequence[Any]) -> Compiled | None:
-        for compiled in self._compiled:
-            joint = compiled.trace.joint
+    def _known(self, inputs: Sequence[Any]) -> tuple[Compiled, tuple[Any, ...]] | None:
+        """Return what was compiled for such inputs, and the inputs flat; what ran last first."""
+        others = (compiled for compiled in self._compiled if compiled is not self._current)
+        for compiled in (self._current, *others):
             try:
-                flat = joint.flat_inputs(inputs)
+                flat = compiled.trace.joint.flat_inputs(inputs)
             except CaptureError:
                 continue
             if compiled.guards.hold(flat):
-                return compiled
+                return compiled, flat
         return None
 
     # -- what it is ----------------------------------------------------------------------------
@@ -327,9 +323,6 @@ class Step:
 FORMAT: Final = "poetmodel-step"
 VERSION: Final = 1
 
-SUFFIXES: Final = (".html", ".json")
-"""Files that a report can be written to: a page, or its figures."""
-
 
 def _report(compiled: Compiled, certificate: Certificate | None, *, call: str) -> dict[str, Any]:
     """Return what is known about a compiled step, and the call that makes it, as plain values."""
@@ -383,7 +376,7 @@ def _report(compiled: Compiled, certificate: Certificate | None, *, call: str) -
 def _write(path: str | Path, found: dict[str, Any]) -> None:
     """Write a report, as a page or as JSON by the name of the file."""
     kind = Path(str(path)).suffix
-    if kind not in SUFFIXES:
+    if kind not in (".html", ".json"):
         msg = f"{path}: expected a file *.html, the page, or *.json, its figures"
         raise InputError(msg)
     if kind == ".json":

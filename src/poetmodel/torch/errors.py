@@ -63,13 +63,8 @@ def require_torch() -> str:
 def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
     """Turn what is raised inside into a `CaptureError` that says where and what to do.
 
-    Parameters
-    ----------
-    subject : str
-        What is captured, for the message.
-    trail : sequence of str
-        Modules that run when something is raised, the innermost one last: said where no line of the
-        user's code is known.
+    `trail` has the modules that run when something is raised, the innermost one last: that is said
+    where no line of the user's code is known.
     """
     try:
         yield

@@ -33,12 +33,7 @@ def onednn(*, enabled: bool) -> Iterator[None]:
 
 
 def fake_mode(*, mkldnn: bool) -> FakeTensorMode:
-    """Return a mode whose fake tensors lie in memory as the real ones do.
-
-    Parameters
-    ----------
-    mkldnn : bool
-        Whether kernels of oneDNN are on when the step runs.
+    """Return a mode whose fake tensors lie in memory as the real ones do, with oneDNN on or off.
 
     Notes
     -----

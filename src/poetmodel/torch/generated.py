@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -13,18 +14,15 @@ from poetmodel.plan import Op
 from poetmodel.torch.interpreter import kernel_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from poetmodel.plan import Program
     from poetmodel.torch.pages import Pages
     from poetmodel.torch.tracing import Trace
-    from poetmodel.torch.units import Emission, Reading, TensorStorage, Unit
+    from poetmodel.torch.units import Emission, Reading, Unit
 
     Emit = Callable[[int, torch.Tensor], None]
     Function = Callable[[Sequence[Any], Emit, Pages | None], Sequence[torch.Tensor]]
-
-_NAME: Final = "step"
-_INDENT: Final = "    "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +30,6 @@ class Generated:
     """A compiled program."""
 
     source: str
-    """What is run, for people to read."""
     function: Function
     """Takes the values of the arguments, what is called with each gradient, and the pages; returns
     the results of `held`."""
@@ -43,25 +40,16 @@ class Generated:
 def generate(trace: Trace, program: Program, numbers: Sequence[int]) -> Generated:
     """Turn a program into Python, and compile it.
 
-    Operations that draw random numbers and are recomputed do so from the state that they began with
-    the first time.
-
-    Parameters
-    ----------
-    trace : Trace
-        The captured step.
-    program : sequence of Instruction
-        What to do; a valid plan of the graph that has the tensors `numbers`.
-    numbers : sequence of int
-        For each tensor of the program the number of its storage; all other storages are kept as
-        long as anything reads them.
+    It is a valid plan of the graph that has the storages `numbers` for tensors; all other storages
+    are kept as long as anything reads them. Operations that draw random numbers and are recomputed
+    do so from the state that they began with the first time.
     """
     writer = _Writer(trace, program, numbers)
     source = "\n".join(writer.lines())
     code = compile(source, f"<poetmodel step of {trace.graph.name}>", "exec")
     exec(code, writer.constants)  # noqa: S102 - the source is made here, of nothing but numbers
     return Generated(
-        source=source, function=writer.constants[_NAME], held=tuple(writer.held.values())
+        source=source, function=writer.constants["step"], held=tuple(writer.held.values())
     )
 
 
@@ -70,6 +58,13 @@ class _Writer:
 
     def __init__(self, trace: Trace, program: Program, numbers: Sequence[int]) -> None:
         self.parts = trace.parts
+        self.names = [
+            tuple(f"t{k}_{place}" for place in range(len(storage.layouts)))
+            if len(storage.layouts) > 1
+            else (f"t{k}",)
+            for k, storage in enumerate(trace.parts.storages)
+        ]
+        """Names of the tensors in each storage."""
         self.arguments = {a.node: f"a{k}" for k, a in enumerate(trace.joint.arguments)}
         self.program = program
         self.numbers = numbers
@@ -84,18 +79,17 @@ class _Writer:
         for number, emission in enumerate(trace.parts.emissions):
             self.emissions.setdefault(emission.after, []).append(number)
         self.held = {k: e for k, e in enumerate(trace.parts.emissions) if e.held}
-        again = [step.index for step in program if step.op == Op.COMPUTE]
-        self.repeated = {k for k in again if again.count(k) > 1}
+        self.count = Counter(step.index for step in program if step.op == Op.COMPUTE)
         self.computed: set[int] = set()
-        self.last_use = self._last_uses()
+        self.dead = self._dead()
 
     # -- lines -------------------------------------------------------------------------------
 
     def lines(self) -> Iterator[str]:
         """Yield the source."""
-        yield f"def {_NAME}(arguments, emit, pages):"
+        yield "def step(arguments, emit, pages):"
         for line in self._body():
-            yield f"{_INDENT}{line}"
+            yield f"    {line}"
 
     def _body(self) -> Iterator[str]:
         if self.arguments:
@@ -103,10 +97,11 @@ class _Writer:
         for place, (op, index) in enumerate(self.program):
             if op == Op.COMPUTE:
                 yield from self._compute(self.parts.units[index])
-                yield from self._let_go(place)
+                if place in self.dead:
+                    yield f"del {', '.join(self.dead[place])}"
                 continue
             number = self.numbers[index]
-            names = self._names(self.parts.storages[number])
+            names = self.names[number]
             if op == Op.PAGE_OUT:
                 yield f"pages.out({number}, {names[0]})"
             elif op == Op.PAGE_IN:
@@ -122,7 +117,7 @@ class _Writer:
     def _compute(self, unit: Unit) -> Iterator[str]:
         first = unit.index not in self.computed
         self.computed.add(unit.index)
-        saves = unit.random and unit.index in self.repeated
+        saves = unit.random and self.count[unit.index] > 1
         yield from self._views(unit.reads)
         if saves and first:
             yield f"g{unit.index} = get_state()"
@@ -134,9 +129,7 @@ class _Writer:
             for number in unit.storages
             if first or number in self.scheduled
             for name, layout in zip(
-                self._names(self.parts.storages[number]),
-                self.parts.storages[number].layouts,
-                strict=True,
+                self.names[number], self.parts.storages[number].layouts, strict=True
             )
         }
         result = made.get(None, "r")
@@ -147,9 +140,9 @@ class _Writer:
         for position, name in made.items():
             if position is not None:
                 yield f"{name} = r[{position}]"
-        rest = (*(("r",) if result == "r" else ()), *_view_names(unit.reads))
+        rest = [*(["r"] if result == "r" else []), *map(_view_name, unit.reads.views)]
         if rest:
-            yield "del " + ", ".join(rest)
+            yield f"del {', '.join(rest)}"
         if first:
             for number in self.emissions.get(unit.index, ()):
                 yield from self._emit(number)
@@ -168,28 +161,20 @@ class _Writer:
         else:
             yield f"h{number} = {value}"
         if emission.reads.views:
-            yield "del " + ", ".join(_view_names(emission.reads))
+            yield f"del {', '.join(map(_view_name, emission.reads.views))}"
 
-    def _let_go(self, place: int) -> Iterator[str]:
-        """Let go kept storages after the last computation that touches them."""
-        names = [
-            name
-            for number, last in self.last_use.items()
-            if last == place
-            for name in self._names(self.parts.storages[number])
-        ]
-        if names:
-            yield f"del {', '.join(names)}"
-
-    def _last_uses(self) -> Mapping[int, int]:
-        """Return for each kept storage the place of the last computation that touches it."""
+    def _dead(self) -> dict[int, list[str]]:
+        """Return names in kept storages, by the place of the last computation that touches them."""
         last: dict[int, int] = {}
         for place, (op, index) in enumerate(self.program):
             if op == Op.COMPUTE:
                 unit = self.parts.units[index]
                 touched = (*unit.reads.storages, *unit.storages)
                 last.update((number, place) for number in touched if number not in self.scheduled)
-        return last
+        dead: dict[int, list[str]] = {}
+        for number, place in last.items():
+            dead.setdefault(place, []).extend(self.names[number])
+        return dead
 
     # -- expressions -------------------------------------------------------------------------
 
@@ -221,7 +206,7 @@ class _Writer:
             return self.arguments[node]
         if node in self.parts.direct:
             number, place = self.parts.direct[node]
-            return self._names(self.parts.storages[number])[place]
+            return self.names[number][place]
         return _view_name(node)
 
     def _is_whole(self, node: fx.Node) -> bool:
@@ -239,16 +224,6 @@ class _Writer:
         self.constants[name] = value
         return name
 
-    def _names(self, storage: TensorStorage) -> tuple[str, ...]:
-        """Return the names of the tensors in a storage."""
-        if len(storage.layouts) == 1:
-            return (f"t{storage.index}",)
-        return tuple(f"t{storage.index}_{place}" for place in range(len(storage.layouts)))
-
 
 def _view_name(node: fx.Node) -> str:
     return f"v_{node.name}"
-
-
-def _view_names(reads: Reading) -> tuple[str, ...]:
-    return tuple(_view_name(view) for view in reads.views)

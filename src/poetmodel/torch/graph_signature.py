@@ -237,13 +237,7 @@ _KINDS: Final = {
 
 
 def input_specs(name: str, graph_module: fx.GraphModule) -> Iterator[InputSpec]:
-    """Yield what goes into a captured graph: placeholders in order, then constants.
-
-    Raises
-    ------
-    CaptureError
-        If something goes in that cannot be given again at each step.
-    """
+    """Yield what goes into a captured graph: placeholders in order, then constants."""
     for node in graph_module.graph.find_nodes(op="placeholder"):
         descriptor = node.meta["desc"]
         kind = _KINDS.get(type(descriptor))
@@ -269,13 +263,7 @@ def input_specs(name: str, graph_module: fx.GraphModule) -> Iterator[InputSpec]:
 def output_specs(
     name: str, graph_module: fx.GraphModule, arguments: Sequence[InputSpec]
 ) -> Iterator[OutputSpec]:
-    """Yield what comes out of a captured graph; absent gradients are left out.
-
-    Raises
-    ------
-    CaptureError
-        If something comes out that is no tensor, or that a step cannot hand out.
-    """
+    """Yield what comes out of a captured graph; absent gradients are left out."""
     targets = {a.node.meta["desc"]: a for a in arguments if "desc" in a.node.meta}
     output = graph_module.graph.output_node()
     for node, descriptor in zip(output.args[0], output.meta["desc"], strict=True):

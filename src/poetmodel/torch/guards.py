@@ -44,17 +44,9 @@ class Assumptions:
 
 
 class Guards:
-    """Whether a captured step holds for a call.
+    """Whether a captured step holds for a call, if it holds for things as they are now.
 
-    Parameters
-    ----------
-    joint : Joint
-        The step; it holds for things as they are now.
-
-    Raises
-    ------
-    CaptureError
-        If the step would leave out what PyTorch does.
+    Raises `CaptureError` if the step would leave out what PyTorch does.
     """
 
     def __init__(self, joint: Joint) -> None:
@@ -82,10 +74,7 @@ class Guards:
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step computes what PyTorch would for flat inputs.
 
-        Raises
-        ------
-        CaptureError
-            If no step would: it cannot run hooks of parameters, for one.
+        Raises `CaptureError` if no step would: it cannot run hooks of parameters, for one.
         """
         return self._assumptions(inputs) == self.compiled
 

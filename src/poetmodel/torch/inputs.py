@@ -15,7 +15,7 @@ from poetmodel.errors import shown
 from poetmodel.torch.errors import RAISED, CaptureError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 # -- inputs as flat tuples, and back -----------------------------------------------------------
 
@@ -71,13 +71,7 @@ def flatten(inputs: Sequence[Any]) -> tuple[list[Any], Any]:
 
 
 def unflatten(flat: Sequence[Any], form: Any) -> tuple[Any, ...]:
-    """Return inputs of the types that they were flattened from.
-
-    Raises
-    ------
-    CaptureError
-        If a mapping cannot be made with other values.
-    """
+    """Return inputs of the types that they were flattened from."""
     found: tuple[Any, ...] = _pytree.tree_unflatten(list(flat), form)
     return found
 
@@ -153,13 +147,7 @@ def takes_keywords(model: torch.nn.Module, given: Sequence[Any]) -> bool:
 
 
 def loss_in(name: str, output: Any) -> Any:
-    """Return the loss of an output: itself, or what lies under ``loss`` in it.
-
-    Raises
-    ------
-    CaptureError
-        If an output that could have a loss has none.
-    """
+    """Return the loss of an output: itself, or what lies under ``loss`` in it."""
     keyed = isinstance(output, Mapping)
     if isinstance(output, torch.Tensor) or not (keyed or hasattr(output, "loss")):
         return output
@@ -180,73 +168,71 @@ def loss_in(name: str, output: Any) -> Any:
 
 
 def check_step(name: str, model: torch.nn.Module, loss_fn: object, inputs: Sequence[Any]) -> None:
-    """Raise `CaptureError` if what is to be captured cannot be, as far as that shows before a run.
+    """Raise `CaptureError` if what is to be captured cannot be, as far as shows before a run."""
+    refuse(name, _step_faults(model, loss_fn, inputs))
 
-    Parameters
-    ----------
-    name : str
-        What messages call the step.
-    model, loss_fn, inputs
-        As for `capture`.
-    """
+
+def check_inputs(name: str, inputs: object) -> None:
+    """Raise `CaptureError` if inputs are no tuple of something that a step can take."""
+    refuse(name, _input_faults(inputs))
+
+
+def refuse(name: str, faults: Iterable[str]) -> None:
+    """Raise `CaptureError` with the first of some faults of a step."""
+    for fault in faults:
+        msg = f"{name}: {fault}"
+        raise CaptureError(msg)
+
+
+def _step_faults(model: torch.nn.Module, loss_fn: object, inputs: Sequence[Any]) -> Iterator[str]:
     if not torch.is_grad_enabled():
-        msg = f"{name}: gradients are off (torch.no_grad): capture a training step outside of it"
-        raise CaptureError(msg)
-    _check_model(name, model)
-    if loss_fn is not None and not callable(loss_fn):
-        msg = f"{name}: loss_fn: expected a function or None, got {shown(loss_fn)}"
-        raise CaptureError(msg)
-    if _is_compiled(loss_fn):
-        msg = f"{name}: loss_fn is compiled (torch.compile); give the function that it was made of"
-        raise CaptureError(msg)
-    check_inputs(name, inputs)
-    lazy = torch.nn.parameter.is_lazy
-    missing = [path for path, parameter in model.named_parameters() if lazy(parameter)]
-    missing += [path for path, buffer in model.named_buffers() if lazy(buffer)]
-    if missing:
-        msg = (
-            f"{name}: {missing[0]} has no shape yet, as in every lazy module; "
-            "call the model once on inputs first"
-        )
-        raise CaptureError(msg)
-    _check_call(name, model, inputs if loss_fn is None else inputs[:-1], alone=loss_fn is None)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        msg = f"{name}: no parameter requires a gradient, so there is nothing to train"
-        raise CaptureError(msg)
-
-
-def _check_model(name: str, model: object) -> None:
-    """Raise where a model is none, or another one wrapped."""
+        yield "gradients are off (torch.no_grad): capture a training step outside of it"
     if not isinstance(model, torch.nn.Module):
-        msg = f"{name}: expected a torch.nn.Module, got a {type(model).__name__}"
-        raise CaptureError(msg)
+        yield f"expected a torch.nn.Module, got a {type(model).__name__}"
     for path, module in model.named_modules():
-        kinds = [kind.__name__ for kind in type(module).__mro__]
-        where = f"module {path!r} is" if path else "the model is"
-        wrapped = "OptimizedModule" in kinds
-        if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
-            msg = (
-                f"{name}: {where} compiled (torch.compile), and its operations cannot be captured; "
-                "give the module that it was made of"
-                + (" (model._orig_mod)" if wrapped else ", not compiled")
+        yield from _module_faults(path, module)
+    if loss_fn is not None and not callable(loss_fn):
+        yield f"loss_fn: expected a function or None, got {shown(loss_fn)}"
+    if _is_compiled(loss_fn):
+        yield "loss_fn is compiled (torch.compile); give the function that it was made of"
+    yield from _input_faults(inputs)
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            yield (
+                f"{path} has no shape yet, as in every lazy module; "
+                "call the model once on inputs first"
             )
-            raise CaptureError(msg)
-        if _is_compiled(module.forward):
-            msg = (
-                f"{name}: forward of {path or 'the model'} is compiled (torch.compile), and its "
-                "operations cannot be captured; give a module whose forward is not compiled"
-            )
-            raise CaptureError(msg)
-        if not set(_PARALLEL).isdisjoint(kinds):
-            msg = (
-                f"{name}: {where} a {kinds[0]}, which a compiled step cannot keep in step with its "
-                "replicas; give the module inside (model.module), and average gradients after the "
-                "step"
-            )
-            raise CaptureError(msg)
-        if isinstance(module, torch.jit.ScriptModule):
-            msg = f"{name}: {where} scripted (torch.jit); give the module that it was made of"
-            raise CaptureError(msg)
+    yield from _call_faults(model, inputs, alone=loss_fn is None)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        yield "no parameter requires a gradient, so there is nothing to train"
+
+
+def _module_faults(path: str, module: torch.nn.Module) -> Iterator[str]:
+    kinds = [kind.__name__ for kind in type(module).__mro__]
+    where = f"module {path!r} is" if path else "the model is"
+    wrapped = "OptimizedModule" in kinds
+    if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
+        yield (
+            f"{where} compiled (torch.compile), and its operations cannot be captured; give the "
+            "module that it was made of" + (" (model._orig_mod)" if wrapped else ", not compiled")
+        )
+    if _is_compiled(module.forward):
+        yield (
+            f"forward of {path or 'the model'} is compiled (torch.compile), and its operations "
+            "cannot be captured; give a module whose forward is not compiled"
+        )
+    if not _PARALLEL.isdisjoint(kinds):
+        yield (
+            f"{where} a {kinds[0]}, which a compiled step cannot keep in step with its replicas; "
+            "give the module inside (model.module), and average gradients after the step"
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        yield f"{where} scripted (torch.jit); give the module that it was made of"
+
+
+_PARALLEL: Final = frozenset(
+    ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+)
 
 
 def _is_compiled(function: object) -> bool:
@@ -255,51 +241,40 @@ def _is_compiled(function: object) -> bool:
     return made_of and not getattr(function, "_torchdynamo_disable", False)
 
 
-_PARALLEL: Final = (
-    "DataParallel",
-    "DistributedDataParallel",
-    "FullyShardedDataParallel",
-    "FSDPModule",
-)
-
-
-def check_inputs(name: str, inputs: object) -> None:
-    """Raise `CaptureError` if inputs are no tuple of something that a step can take."""
+def _input_faults(inputs: object) -> Iterator[str]:
     if not isinstance(inputs, tuple | list):
-        msg = (
-            f"{name}: inputs: expected a tuple such as (x, y), the target last, "
+        yield (
+            "inputs: expected a tuple such as (x, y), the target last, "
             f"got a {type(inputs).__name__}"
         )
-        raise CaptureError(msg)
+        return
     if len(inputs) == 0:
-        msg = f"{name}: expected inputs (the target last), got none"
-        raise CaptureError(msg)
+        yield "expected inputs (the target last), got none"
     for place, value in enumerate(flatten(inputs)[0]):
+        kind = type(value)
         if getattr(value, "layout", torch.strided) != torch.strided:
-            msg = f"{name}: inputs[{place}]: expected a dense tensor, got {value.layout}"
-            raise CaptureError(msg)
-        if type(value).__module__ == "numpy":
-            msg = (
-                f"{name}: inputs[{place}]: expected a tensor, got a {type(value).__name__} of "
-                "numpy; convert it with torch.as_tensor"
+            yield f"inputs[{place}]: expected a dense tensor, got {value.layout}"
+        if kind.__module__ == "numpy":
+            yield (
+                f"inputs[{place}]: expected a tensor, got a {kind.__name__} of numpy; convert it "
+                "with torch.as_tensor"
             )
-            raise CaptureError(msg)
         if not isinstance(value, (torch.Tensor, str, int, float, NoneType)):
-            msg = (
-                f"{name}: inputs[{place}]: expected a tensor, got a {type(value).__name__}; give "
-                "the tensors that it holds, in a tuple, list or mapping"
+            yield (
+                f"inputs[{place}]: expected a tensor, got a {kind.__name__}; give the tensors that "
+                "it holds, in a tuple, list or mapping"
             )
-            raise CaptureError(msg)
 
 
-def _check_call(name: str, model: torch.nn.Module, given: Sequence[Any], *, alone: bool) -> None:
-    """Raise where the model does not take as many inputs as it is to be called with."""
+def _call_faults(model: torch.nn.Module, inputs: Sequence[Any], *, alone: bool) -> Iterator[str]:
+    """Yield what is wrong where the model does not take as many inputs as it is to get."""
     if model._forward_pre_hooks:  # noqa: SLF001 - they may change what the model gets
         return
     try:
         called = inspect.signature(model.forward)
     except (TypeError, ValueError):
         return
+    given = inputs if alone else inputs[:-1]
     try:
         if takes_keywords(model, given):
             called.bind(**given[0])
@@ -311,8 +286,6 @@ def _check_call(name: str, model: torch.nn.Module, given: Sequence[Any], *, alon
             if alone
             else "the model gets all but the last one, which is the target"
         )
-        msg = (
-            f"{name}: inputs: forward{called} cannot be called with {len(given)} of them "
-            f"({error}); {role}"
+        yield (
+            f"inputs: forward{called} cannot be called with {len(given)} of them ({error}); {role}"
         )
-        raise CaptureError(msg) from error

@@ -52,14 +52,8 @@ def call(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) ->
 def replay(joint: Joint, execute: Execute = call) -> None:
     """Run every operation once, in the order of the graph, on the inputs of the capture.
 
-    Values are let go after their last use. The state of the random generator is put back.
-
-    Parameters
-    ----------
-    joint : Joint
-        The captured step.
-    execute : callable
-        Gets each node with its arguments and returns its value; by default `call`.
+    `execute` gets each node with its arguments and returns its value. Values are let go after their
+    last use. The state of the random generator is put back.
     """
     given = ((argument.node, joint.value(argument)) for argument in joint.arguments)
     env = {node: v.detach() if isinstance(v, torch.Tensor) else v for node, v in given}
@@ -266,15 +260,7 @@ def _without_notices() -> Iterator[None]:
 
 
 def storage_peak_bytes(work: Callable[[], object], known: Iterable[torch.Tensor]) -> int:
-    """Measure the highest total of tensors that are alive while something runs [B].
-
-    Parameters
-    ----------
-    work : callable
-        What runs.
-    known : iterable of Tensor
-        What was there before, and does not count.
-    """
+    """Measure the highest total of tensors alive while something runs, but for `known` [B]."""
     with _StorageWatch(known) as watch:
         work()
     return int(watch.highest)

@@ -17,7 +17,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
 from torch.fx import traceback
 
-from poetmodel.torch.errors import CaptureError, SeedError, explained
+from poetmodel.torch.errors import SeedError, explained
 from poetmodel.torch.fake_tensors import fake_mode, onednn
 from poetmodel.torch.graph_signature import (
     ANNOTATION,
@@ -29,7 +29,7 @@ from poetmodel.torch.graph_signature import (
     output_specs,
     shown_path,
 )
-from poetmodel.torch.inputs import check_step, flatten, loss_in, takes_keywords, unflatten
+from poetmodel.torch.inputs import check_step, flatten, loss_in, refuse, takes_keywords, unflatten
 from poetmodel.torch.interpreter import tensors_in
 from poetmodel.torch.module_state import AssignedBuffers, Attributes, Draws
 
@@ -55,13 +55,8 @@ def capture(
 
     Parameters
     ----------
-    model : torch.nn.Module
-        The network, in the mode (train or eval) that it is to run in.
-    loss_fn : callable, optional
-        The loss is ``loss_fn(model(*inputs[:-1]), inputs[-1])``; without it, it is
-        ``model(*inputs)``.
-    inputs : sequence
-        Example inputs, the target last; tensors or nests of tensors.
+    model, loss_fn, inputs
+        As for `compile`.
     name : str, optional
         What to call it; by default the class of `model`.
 
@@ -74,8 +69,6 @@ def capture(
     ------
     CaptureError
         If the step cannot be captured: says which operation, where, and what to do.
-    BackendUnavailableError
-        If PyTorch is missing or too old.
     """
     name = name or type(model).__name__
     check_step(name, model, loss_fn, inputs)
@@ -93,6 +86,7 @@ def capture(
     assigned.at_start = lambda: attributes.put_back(within=True)
     trail: list[str] = []
     mkldnn = torch.backends.mkldnn.enabled
+    has_lstm = any(isinstance(module, torch.nn.LSTM) for module in stepped.modules())
     try:
         with (
             _quiet(),
@@ -100,7 +94,7 @@ def capture(
             explained(name, trail),
             _refused_seeding(),
             # The LSTM of oneDNN has a backward that cannot be captured.
-            onednn(enabled=mkldnn and not _has_lstm(stepped)),
+            onednn(enabled=mkldnn and not has_lstm),
             native_operators(),
         ):
             with _annotated(stepped, trail, draws.check):
@@ -131,7 +125,7 @@ def capture(
         input_spec=spec,
         inputs=tuple(flat),
     )
-    _check_joint(joint)
+    refuse(name, _faults(joint))
     return joint
 
 
@@ -186,62 +180,50 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _has_lstm(module: torch.nn.Module) -> bool:
-    return any(isinstance(part, torch.nn.LSTM) for part in module.modules())
-
-
 # -- what a captured step must be --------------------------------------------------------------
 
 
-def _check_joint(joint: Joint) -> None:
-    """Raise unless a captured step has one loss, trains something, and can be replayed."""
-    losses = [result for result in joint.results if result.kind is OutputKind.LOSS]
-    if len(losses) != 1 or losses[0].node.meta["val"].numel() != 1:
-        shapes = [tuple(result.node.meta["val"].shape) for result in losses]
-        msg = (
-            f"{joint.name}: expected one loss with one element, got shapes {shapes}; "
+def _faults(joint: Joint) -> Iterator[str]:
+    """Yield why a captured step has not one loss, trains nothing, or cannot be replayed."""
+    losses = [r.node.meta["val"] for r in joint.results if r.kind is OutputKind.LOSS]
+    if len(losses) != 1 or losses[0].numel() != 1:
+        shapes = [tuple(loss.shape) for loss in losses]
+        yield (
+            f"expected one loss with one element, got shapes {shapes}; "
             "reduce it with .mean() or .sum()"
         )
-        raise CaptureError(msg)
-    if losses[0].node.meta["val"].is_complex():
-        msg = f"{joint.name}: expected a loss that is a real number; take .real or .abs() of it"
-        raise CaptureError(msg)
+    if losses[0].is_complex():
+        yield "expected a loss that is a real number; take .real or .abs() of it"
     if not any(result.kind is OutputKind.GRADIENT for result in joint.results):
-        msg = f"{joint.name}: the loss depends on no parameter that requires a gradient"
-        raise CaptureError(msg)
-    _check_objects(joint)
-    for node in joint.graph_module.graph.nodes:
+        yield "the loss depends on no parameter that requires a gradient"
+    graph = joint.graph_module.graph
+    for node in graph.find_nodes(op="get_attr"):
+        value = attrgetter(str(node.target))(joint.graph_module)
+        if not isinstance(value, torch.Tensor):
+            yield _object_fault(next(iter(node.users), node), type(value).__name__)
+    for node in graph.nodes:
         if any(value.layout != torch.strided for value in tensors_in(node.meta.get("val"))):
-            msg = (
-                f"{joint.name}: {node.target}{in_module(node)} makes a sparse tensor, which "
-                "cannot be scheduled; use dense ones (for an embedding: sparse=False)"
+            yield (
+                f"{node.target}{in_module(node)} makes a sparse tensor, which cannot be scheduled; "
+                "use dense ones (for an embedding: sparse=False)"
             )
-            raise CaptureError(msg)
         schema = getattr(node.target, "_schema", None)
         if node.op == "call_function" and schema is not None and schema.is_mutable:
-            msg = (
-                f"{joint.name}: {node.target}{in_module(node)} changes a tensor in place and "
-                "cannot be replayed; use its functional form"
+            yield (
+                f"{node.target}{in_module(node)} changes a tensor in place and cannot be replayed; "
+                "use its functional form"
             )
-            raise CaptureError(msg)
 
 
-def _check_objects(joint: Joint) -> None:
-    """Raise where an operation takes a random generator, or another object that is no tensor."""
-    for node in joint.graph_module.graph.find_nodes(op="get_attr"):
-        value = attrgetter(str(node.target))(joint.graph_module)
-        if isinstance(value, torch.Tensor):
-            continue
-        user = next(iter(node.users), node)
-        what = f"{joint.name}: {user.target}{in_module(user)} takes"
-        if "Generator" in type(value).__name__ or "generator" in user.kwargs:
-            msg = (
-                f"{what} a random generator of its own, whose draws cannot be repeated; draw from "
-                "the default generator (leave generator= out), or draw outside of the step"
-            )
-        else:
-            msg = f"{what} a {type(value).__name__}, which cannot be replayed; leave it out"
-        raise CaptureError(msg)
+def _object_fault(user: fx.Node, kind: str) -> str:
+    """Return what is wrong where an operation takes a random generator, or another object."""
+    what = f"{user.target}{in_module(user)} takes"
+    if "Generator" in kind or "generator" in user.kwargs:
+        return (
+            f"{what} a random generator of its own, whose draws cannot be repeated; draw from the "
+            "default generator (leave generator= out), or draw outside of the step"
+        )
+    return f"{what} a {kind}, which cannot be replayed; leave it out"
 
 
 # -- what is in force while PyTorch captures ---------------------------------------------------

@@ -11,6 +11,7 @@ from functools import partial
 from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
 from poetmodel.torch.errors import RAISED, CaptureError
@@ -72,11 +73,8 @@ class Attributes:
     def put_back(self, *, within: bool = False) -> tuple[tuple[str, str], ...]:
         """Put everything back; return path and attribute of the tensors that had been set.
 
-        Parameters
-        ----------
-        within : bool
-            Whether a forward pass of a capture begins, which has put parameters, buffers and hooks
-            of its own in place: what is there at the first of them is there at the next ones.
+        `within` says that a forward pass of a capture begins, which has put parameters, buffers and
+        hooks of its own in place: what is there at the first of them is there at the next ones.
         """
         begins = within and self._first
         self._first = not within
@@ -213,10 +211,7 @@ class AssignedBuffers:
     def learn(self) -> bool:
         """Copy what was found to be assigned from now on; return whether that is anything new.
 
-        Raises
-        ------
-        CaptureError
-            If such a buffer shares its memory with another, which must not change with it.
+        Raises `CaptureError` if such a buffer shares its memory with another.
         """
         new = not self._known.issuperset(self._found)
         buffers = self._buffers()
@@ -236,10 +231,7 @@ class AssignedBuffers:
     def around(self) -> Iterator[None]:
         """Note what a forward pass assigns; give the buffers that are known their new values.
 
-        Raises
-        ------
-        CaptureError
-            If what is assigned is no plain new value: another shape or type, or with a gradient.
+        Raises `CaptureError` if what is assigned is of another shape or type, or has a gradient.
         """
         if self.at_start is not None:
             self.at_start()
@@ -311,18 +303,17 @@ class AssignedBuffers:
         self._modules[path]._buffers[key] = value  # noqa: SLF001 - past what modules redefine
 
     def _check(self, place: tuple[str, str], old: torch.Tensor, new: torch.Tensor | None) -> None:
-        key = place[1]
         if new is None:
             fault = "is taken away in forward; leave it there, and change its values"
         elif new.shape != old.shape or new.dtype != old.dtype:
             fault = (
                 f"was {_form(old)} and is assigned {_form(new)} in forward; assign the same form, "
-                f"or use self.{key}.copy_(...)"
+                f"or use self.{place[1]}.copy_(...)"
             )
         elif new.requires_grad:
             fault = (
                 "is assigned a value that depends on parameters, and would keep the graph of the "
-                f"step; assign it with .detach(), or use self.{key}.copy_(...)"
+                f"step; assign it with .detach(), or use self.{place[1]}.copy_(...)"
             )
         else:
             return
@@ -370,15 +361,7 @@ class _Source:
 
 
 class Draws:
-    """Notices draws from ``random`` and ``numpy.random``, and from generators that modules hold.
-
-    Parameters
-    ----------
-    name : str
-        What messages call the step.
-    attributes : Attributes
-        What modules hold.
-    """
+    """Notices draws from ``random`` and ``numpy.random``, and from generators that modules hold."""
 
     def __init__(self, name: str, attributes: Attributes) -> None:
         self._name = name
@@ -420,15 +403,12 @@ def _has_state(source: _Source) -> bool:
 
 def _sources(attributes: Attributes) -> Iterator[_Source]:
     yield _Source("Python's random", random.getstate, random.setstate)
-    numpy: Any = sys.modules.get("numpy.random")
     for found in {id(own): own for own in attributes.reached((random.Random,))}.values():
         yield _Source("a random.Random", found.getstate, found.setstate)
-    if numpy is None:
-        return
-    yield _Source("numpy.random", numpy.get_state, numpy.set_state)
-    for found in attributes.reached((numpy.RandomState,)):
+    yield _Source("numpy.random", np.random.get_state, np.random.set_state)
+    for found in attributes.reached((np.random.RandomState,)):
         yield _Source("a numpy.random.RandomState", found.get_state, found.set_state)
-    for found in attributes.reached((numpy.Generator, numpy.BitGenerator)):
+    for found in attributes.reached((np.random.Generator, np.random.BitGenerator)):
         bits = getattr(found, "bit_generator", found)
         yield _Source(
             "a generator of numpy.random",

@@ -6,7 +6,7 @@ import ctypes
 import os
 import tempfile
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,10 +19,10 @@ from poetmodel.torch.errors import PageError
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    from poetmodel.torch.units import Layout, TensorStorage
+    from poetmodel.torch.units import TensorStorage
 
 ALIGNMENT_BYTES: Final = 4096
 """Every page begins at a multiple of this, so that the copies of one never hold part of another."""
@@ -32,20 +32,6 @@ _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
 
 
 _ADVICE: Final = "the next step makes a new one"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """The place of one tensor in the file."""
-
-    name: str
-    """Name of the tensor."""
-    offset: int
-    """First byte in the file."""
-    bytes: int
-    """Size [B]."""
-    layouts: tuple[Layout, ...]
-    """How tensors are made of the bytes."""
 
 
 @dataclass(slots=True)
@@ -58,18 +44,6 @@ class Traffic:
     """Bytes paged in [B]."""
 
 
-def slots_of(storages: Iterable[TensorStorage]) -> dict[int, Slot]:
-    """Return a place in the file for each storage, by its number."""
-    slots: dict[int, Slot] = {}
-    offset = 0
-    for storage in storages:
-        slots[storage.index] = Slot(
-            name=storage.name, offset=offset, bytes=storage.bytes, layouts=storage.layouts
-        )
-        offset += -(-storage.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    return slots
-
-
 class PageFile:
     """One file in the user's folder, of its full size from the beginning.
 
@@ -77,8 +51,8 @@ class PageFile:
     ----------
     folder : str or Path
         Where it lies; made if it is not there. The file is removed by `close`, or with the object.
-    slots : dict of int to Slot
-        The places in it.
+    storages : iterable of TensorStorage
+        What is paged, one page each.
 
     Raises
     ------
@@ -91,9 +65,14 @@ class PageFile:
     (``POSIX_FADV_DONTNEED``); a page-in drops it too. So a page that is out takes no RAM.
     """
 
-    def __init__(self, folder: str | Path, slots: dict[int, Slot]) -> None:
-        self.slots = slots
-        self.bytes = max((slot.offset + slot.bytes for slot in slots.values()), default=0)
+    def __init__(self, folder: str | Path, storages: Iterable[TensorStorage]) -> None:
+        self.storages = {storage.index: storage for storage in storages}
+        self.offsets: dict[int, int] = {}
+        """First byte in the file of each storage, by its number."""
+        self.bytes = 0
+        for index, storage in self.storages.items():
+            self.offsets[index] = -(-self.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            self.bytes = self.offsets[index] + storage.bytes
         self.traffic = Traffic()
         self._sums: dict[int, int] = {}
         self._folder = folder
@@ -110,11 +89,6 @@ class PageFile:
 
         Pages are written and read again within one step. So the call after one that failed makes a
         new file, as does a forked process, which has no part in the file of its parent.
-
-        Raises
-        ------
-        PageError
-            If the file was lost, cannot be made anew, or was closed.
         """
         if self._closed:
             msg = f"{self.path}: the step was closed, and its page file removed; compile again"
@@ -164,39 +138,40 @@ class PageFile:
 
     def write(self, index: int, memory: memoryview) -> None:
         """Write a page, and return when the medium has it."""
-        slot = self.slots[index]
         self._sums[index] = checksum(memory)
-        try:
-            write_page(self._descriptor, memory, slot.offset)
-        except OSError as error:
-            reason = error.strerror or error
-            msg = f"{self.path}: tensor {slot.name!r} could not be written: {reason}"
-            raise PageError(msg) from None
-        self.traffic.written_bytes += slot.bytes
+        with self._told(index, "could not be written"):
+            write_page(self._descriptor, memory, self.offsets[index])
+        self.traffic.written_bytes += len(memory)
 
     def read(self, index: int, memory: memoryview) -> None:
         """Read a page, and check that it is what was written."""
-        slot = self.slots[index]
-        try:
-            done = read_page(self._descriptor, memory, slot.offset)
-            _drop(self._descriptor, slot.offset, slot.bytes)
-        except OSError as error:
-            reason = error.strerror or error
-            msg = f"{self.path}: tensor {slot.name!r} could not be read: {reason}"
-            raise PageError(msg) from None
-        if done < slot.bytes:
+        name, size = self.storages[index].name, len(memory)
+        with self._told(index, "could not be read"):
+            done = read_page(self._descriptor, memory, self.offsets[index])
+            _drop(self._descriptor, self.offsets[index], size)
+        if done < size:
             msg = (
-                f"{self.path}: tensor {slot.name!r}: only {done:,} of {slot.bytes:,} B could be "
+                f"{self.path}: tensor {name!r}: only {done:,} of {size:,} B could be "
                 "read; the file was cut"
             )
             raise PageError(msg)
         if checksum(memory) != self._sums[index]:
             msg = (
-                f"{self.path}: tensor {slot.name!r} is not what was written; "
+                f"{self.path}: tensor {name!r} is not what was written; "
                 "something changed the file, or the medium is failing"
             )
             raise PageError(msg)
-        self.traffic.read_bytes += slot.bytes
+        self.traffic.read_bytes += size
+
+    @contextmanager
+    def _told(self, index: int, fault: str) -> Iterator[None]:
+        """Turn what the system refuses into a `PageError` with the name of the tensor."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            msg = f"{self.path}: tensor {self.storages[index].name!r} {fault}: {reason}"
+            raise PageError(msg) from None
 
 
 def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
@@ -225,13 +200,7 @@ def _drop(descriptor: int, offset: int, size_bytes: int) -> None:
 
 
 def make_folder(folder: str | Path) -> None:
-    """Make the folder for pages if it is not there.
-
-    Raises
-    ------
-    InputError
-        If it cannot be made.
-    """
+    """Make the folder for pages if it is not there; raise `InputError` if that fails."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -259,7 +228,7 @@ class Pages:
 
     def into(self, index: int) -> Any:
         """Start to read a storage; return the tensors in it, one or a tuple."""
-        storage, tensors = blank(self._file.slots[index])
+        storage, tensors = blank(self._file.storages[index])
         self._start(self._file.read, index, storage)
         return tensors
 
@@ -312,12 +281,12 @@ def _move(move: Any, index: int, held: list[torch.UntypedStorage]) -> None:
     move(index, bytes_of(storage))
 
 
-def blank(slot: Slot) -> tuple[torch.UntypedStorage, Any]:
+def blank(page: TensorStorage) -> tuple[torch.UntypedStorage, Any]:
     """Return new memory for a page, and the tensors that lie in it, one or a tuple."""
-    storage = torch.UntypedStorage(slot.bytes)
+    storage = torch.UntypedStorage(page.bytes)
     tensors = tuple(
         torch.empty(0, dtype=layout.dtype).set_(storage, layout.offset, layout.shape, layout.stride)
-        for layout in slot.layouts
+        for layout in page.layouts
     )
     return storage, tensors[0] if len(tensors) == 1 else tensors
 

@@ -73,20 +73,22 @@ class Options:
 
     def __post_init__(self) -> None:
         faults = []
+        storage: Any = self.storage
+        profile: Any = self.profile
         if self.dynamic not in tuple(Dynamic):
             faults.append(f"dynamic: expected error or retrace, got {shown(self.dynamic)}")
-        if not _is_folder(self.storage):
-            faults.append(f"storage: expected a folder, got {shown(self.storage)}")
-        if self.paging and self.storage is None:
+        if not isinstance(storage, str | Path | None) or storage == "":
+            faults.append(f"storage: expected a folder, got {shown(storage)}")
+        if self.paging and storage is None:
             faults.append("paging: needs a folder for pages; give storage=, or paging=False")
-        if not _has_costs(self.profile):
-            faults.append(f"profile: expected what `measure` returns, got {shown(self.profile)}")
-        if self.device is not None and self.profile is not None:
+        if not isinstance(profile, Profile | Costs | None):
+            faults.append(f"profile: expected what `measure` returns, got {shown(profile)}")
+        if self.device is not None and profile is not None:
             faults.append("give a device or a profile, not both")
         if faults:
             raise InputError(faults)
 
-    def aim(self, costs: Costs) -> str:
+    def objective(self, costs: Costs) -> str:
         """Return what is minimized: as asked for, else energy with costs of a device, else time."""
         if self.minimize is not None:
             return self.minimize
@@ -98,21 +100,11 @@ class Options:
         return self.storage is not None if self.paging is None else self.paging
 
 
-def _is_folder(value: object) -> bool:
-    """Return whether a value names a folder, or none."""
-    return value is None or (isinstance(value, str | Path) and value != "")
-
-
-def _has_costs(value: object) -> bool:
-    return value is None or isinstance(value, Profile | Costs)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
     """A step compiled for inputs of one form."""
 
     trace: Trace
-    """The captured step."""
     coarse: Coarse
     """What was solved."""
     costs: Costs
@@ -124,15 +116,10 @@ class Compiled:
     keep_all_bytes: int
     """The peak of tensors and workspaces when everything is kept [B]."""
     result: SolveResult
-    """What the solver found."""
     plan: Plan
-    """What is run."""
     check: PlanCheck
-    """What the check of plans says about it."""
     guards: Guards
-    """What it holds for."""
     runner: Runner
-    """The compiled program."""
     trace_s: float
     """Time that capturing took, with running it to find tensors and workspaces [s]."""
     profile_s: float
@@ -162,19 +149,8 @@ def prepare(
 ) -> Compiled:
     """Trace a step, find its costs, solve, plan, and compile the program.
 
-    Parameters
-    ----------
-    model, loss_fn, inputs
-        As for `poetmodel.torch.compile`.
-    options : Options
-        Its other parameters.
-    first : Compiled, optional
-        The same step for the inputs that came first: its budget is that of all.
-
-    Raises
-    ------
-    PoetModelError
-        As `poetmodel.torch.compile` does.
+    Parameters and errors are those of `poetmodel.torch.compile`; `first` is the same step for the
+    inputs that came first, whose budget is that of all.
     """
     begin = perf_counter()
     _check_host(model)
@@ -190,9 +166,7 @@ def prepare(
     all_costs, notes = _costs(traced, options)
     profile_s = perf_counter() - before
     costs = coarse_costs(all_costs, coarse.graph)
-    result, plan, check = _planned(
-        coarse, costs, Ram(traced=traced, given_bytes=budget, whole_bytes=whole), options
-    )
+    result, plan, check = _planned(traced, coarse, costs, budget, options)
     runner = Runner(traced, plan, coarse.numbers, folder=options.storage, rollback=options.rollback)
     compiled = Compiled(
         trace=traced,
@@ -268,50 +242,13 @@ def _costs(traced: Trace, options: Options) -> tuple[Costs, tuple[str, ...]]:
     return found.costs, found.notes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ram:
-    """The budget, and what of it a step can use."""
-
-    traced: Trace
-    """The step."""
-    given_bytes: int
-    """The budget for tensors and workspaces [B]."""
-    whole_bytes: int
-    """The peak when everything is kept; 100 % [B]."""
-
-    def too_little(self, coarse: Coarse) -> str:
-        """Return what of the budget is reserved, and the least one that is usable."""
-        least = least_bytes(self.traced)
-        needed = floor_bytes(coarse) - coarse.reserved_bytes
-        reserves = "; ".join(f"{what} {size:,} B" for what, size in coarse.reserves if size)
-        return (
-            f"{self._told(self.given_bytes, round)} is too little: {coarse.reserved_bytes:,} B are "
-            f"reserved ({reserves}), and operations need {needed:,} B beside that; give at least "
-            f"ram={self._told(least, math.ceil)}"
-        )
-
-    def _told(self, size_bytes: int, rounded: Callable[[float], int]) -> str:
-        return f"{size_bytes:,} B ({rounded(1000 * size_bytes / self.whole_bytes) / 10:g}%)"
-
-
-def _reason(solver: str, coarse: Coarse, ram: Ram) -> str:
-    """Return why there is no schedule, in terms of the user's budget."""
-    if ram.given_bytes < floor_bytes(coarse):
-        return f"ram: {ram.too_little(coarse)}; of what is not reserved: {solver}"
-    return (
-        f"{solver}; that RAM budget is ram={ram.given_bytes:,} B less the "
-        f"{coarse.reserved_bytes:,} B that are reserved"
-    )
-
-
 def _planned(
-    coarse: Coarse, costs: Costs, ram: Ram, options: Options
+    traced: Trace, coarse: Coarse, costs: Costs, budget: int, options: Options
 ) -> tuple[SolveResult, Plan, PlanCheck]:
     """Solve, and make the plan; its budget is what is left beside what is reserved."""
-    usable = ram.given_bytes - coarse.reserved_bytes
+    usable = budget - coarse.reserved_bytes
     if usable <= 0:
-        msg = f"ram: {ram.too_little(coarse)}"
-        raise BudgetError(msg)
+        raise BudgetError(_too_little(traced, coarse, budget))
     overlaps = options.background_io
     problem = Problem(
         coarse.graph,
@@ -321,11 +258,19 @@ def _planned(
         deadline_counts=DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL,
         recompute=options.recompute,
         paging=options.pages,
-        minimize=options.aim(costs),
+        minimize=options.objective(costs),
     )
     result = solve(problem, time_limit=options.time_limit, gap=options.gap)
     if result.schedule is None:
-        result = replace(result, reason=_reason(result.reason, coarse, ram))
+        if budget < floor_bytes(coarse):
+            little = _too_little(traced, coarse, budget)
+            reason = f"{little}; of what is not reserved: {result.reason}"
+        else:
+            reason = (
+                f"{result.reason}; that RAM budget is ram={budget:,} B less the "
+                f"{coarse.reserved_bytes:,} B that are reserved"
+            )
+        result = replace(result, reason=reason)
     mode = StorageMode.DMA if overlaps else StorageMode.BLOCKING
     plan = make_plan(
         coarse.graph, costs, result.require_schedule(), mode=mode, ram_budget_bytes=usable
@@ -334,3 +279,19 @@ def _planned(
     if check.violations:
         raise VerificationError(check.violations)
     return result, plan, check
+
+
+def _too_little(traced: Trace, coarse: Coarse, budget: int) -> str:
+    """Return what of a budget [B] is reserved, and the least one that is usable."""
+    whole = keep_all_bytes(traced)
+
+    def told(size_bytes: int, rounded: Callable[[float], int]) -> str:
+        return f"{size_bytes:,} B ({rounded(1000 * size_bytes / whole) / 10:g}%)"
+
+    needed = floor_bytes(coarse) - coarse.reserved_bytes
+    reserves = "; ".join(f"{what} {size:,} B" for what, size in coarse.reserves if size)
+    return (
+        f"ram: {told(budget, round)} is too little: {coarse.reserved_bytes:,} B are reserved "
+        f"({reserves}), and operations need {needed:,} B beside that; give at least "
+        f"ram={told(least_bytes(traced), math.ceil)}"
+    )

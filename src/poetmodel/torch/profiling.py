@@ -46,7 +46,6 @@ class Profile:
     repeats: int
     """How often everything was measured."""
     threads: int
-    """Threads that computed."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import torch
 from poetmodel.plan import Op
 from poetmodel.torch.generated import generate
 from poetmodel.torch.graph_signature import InputKind
-from poetmodel.torch.pages import BackgroundPages, PageFile, Pages, Traffic, slots_of
+from poetmodel.torch.pages import BackgroundPages, PageFile, Pages, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,23 +30,9 @@ if TYPE_CHECKING:
 class Runner:
     """A captured step with its compiled program and its page file.
 
-    Parameters
-    ----------
-    trace : Trace
-        The captured step.
-    plan : Plan
-        A valid plan; ``dma`` transfers run on a thread of their own.
-    numbers : sequence of int
-        For each tensor of the plan's graph the number of its storage.
-    folder : str or Path, optional
-        Where the page file lies; needed by plans that page.
-    rollback : bool
-        Whether gradients that are added to existing ones wait for the end of steps that page.
-
-    Raises
-    ------
-    InputError
-        If the page file cannot be made.
+    `plan` is valid; its ``dma`` transfers run on a thread of their own. `numbers` has for each
+    tensor of its graph the number of the storage. With `rollback` gradients that are added to
+    existing ones wait for the end of steps that page. The page file is made in `folder`.
     """
 
     def __init__(
@@ -64,7 +50,7 @@ class Runner:
         self.executor: ThreadPoolExecutor | None = None
         paged = sorted({numbers[i] for op, i in plan.program if op == Op.PAGE_OUT})
         if paged:
-            self.file = PageFile(folder or ".", slots_of(trace.parts.storages[i] for i in paged))
+            self.file = PageFile(folder or ".", (trace.parts.storages[i] for i in paged))
             if plan.mode == "dma":
                 self._start_thread()
         self.waits = self.file is not None and rollback
@@ -103,14 +89,7 @@ class Runner:
             self.file.close()
 
     def __call__(self, inputs: Sequence[Any], *, waits: bool | None = None) -> torch.Tensor:
-        """Run one step on flat inputs; return the loss.
-
-        Parameters
-        ----------
-        inputs : sequence
-            Flat inputs of the step.
-        waits : bool, optional
-            In place of the field.
+        """Run one step on flat inputs; return the loss. `waits` goes before the field.
 
         Raises
         ------
@@ -140,19 +119,10 @@ class Runner:
     def run(
         self, values: Sequence[Any], emit: Callable[[int, torch.Tensor], None]
     ) -> list[torch.Tensor]:
-        """Run the program; nothing but the state of the random generator changes outside of it.
+        """Run the program on the values of the arguments; return those of ``generated.held``.
 
-        Parameters
-        ----------
-        values : sequence
-            What the arguments stand for.
-        emit : callable
-            Called with the number of an emission and its gradient, once for each.
-
-        Returns
-        -------
-        list of Tensor
-            Values of ``generated.held``.
+        `emit` is called with the number of an emission and its gradient, once for each. Nothing but
+        the state of the random generator changes outside of the program.
         """
         state = torch.default_generator.get_state() if self._random else None
         pages = self._pages()

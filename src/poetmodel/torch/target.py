@@ -33,11 +33,8 @@ class LoadedStep:
     """What a target returns."""
 
     model: torch.nn.Module
-    """The network."""
     loss_fn: Callable[..., torch.Tensor] | None
-    """Takes the network's output and the target; None where the network returns the loss."""
     inputs: tuple[Any, ...]
-    """Example inputs, the target last."""
 
 
 def is_target(text: str) -> bool:
@@ -60,11 +57,6 @@ def load_step(target: str) -> LoadedStep:
     target : str
         ``module:function`` (modules of the current folder are found too) or
         ``path/file.py:function``.
-
-    Returns
-    -------
-    LoadedStep
-        What the function returned.
 
     Raises
     ------

@@ -34,9 +34,7 @@ class Trace:
     joint: Joint
     """The captured step: the graph of PyTorch and its graph signature."""
     parts: Units
-    """Units, storages and emissions."""
     graph: Graph
-    """The training graph."""
 
     @cached_property
     def held_bytes(self) -> int:
@@ -66,13 +64,8 @@ def trace(
 
     Parameters
     ----------
-    model : torch.nn.Module
-        The network, in the mode (train or eval) that it is to run in.
-    loss_fn : callable, optional
-        The loss is ``loss_fn(model(*inputs[:-1]), inputs[-1])``; without it, it is
-        ``model(*inputs)``.
-    inputs : sequence
-        Example inputs, the target last; the first dimension of the first one is the batch size.
+    model, loss_fn, inputs
+        As for `compile`; the first dimension of the first input is the batch size.
     name : str, optional
         Name of the graph; by default the class of `model`.
     measure_workspace : bool
@@ -87,8 +80,6 @@ def trace(
     ------
     CaptureError
         If the step cannot be captured: says which operation, where, and what to do.
-    BackendUnavailableError
-        If PyTorch is missing or too old.
     """
     joint = capture(model, loss_fn, inputs, name=name)
     parts = find_units(joint)
@@ -100,9 +91,9 @@ def _graph(joint: Joint, parts: Units, workspace: Sequence[int]) -> Graph:
     names = [storage.name for storage in parts.storages]
     nodes = tuple(
         Node(
-            name=unit.label.name,
-            op=unit.label.op,
-            phase=unit.label.phase,
+            name=unit.name,
+            op=unit.op,
+            phase=unit.phase,
             inputs=tuple(names[index] for index in unit.reads.storages),
             outputs=tuple(
                 Tensor(name=names[index], bytes=parts.storages[index].bytes)
@@ -114,7 +105,7 @@ def _graph(joint: Joint, parts: Units, workspace: Sequence[int]) -> Graph:
         )
         for unit, extra in zip(parts.units, workspace, strict=True)
     )
-    forward = [unit for unit in parts.units if unit.label.phase is Phase.FORWARD]
+    forward = [unit for unit in parts.units if unit.phase is Phase.FORWARD]
     counted = sum(unit.flops for unit in forward if is_counted(unit.node))
     trained = _distinct(
         tensor for tensor in map(joint.value, joint.of(InputKind.PARAMETER)) if tensor.requires_grad

@@ -40,9 +40,7 @@ class Layout:
     position: int | None
     """Which output; None where the operation returns one tensor and no tuple."""
     dtype: torch.dtype
-    """Element type."""
     shape: tuple[int, ...]
-    """Sizes of the dimensions [elements]."""
     stride: tuple[int, ...]
     """Steps of the dimensions [elements]."""
     offset: int
@@ -56,7 +54,6 @@ class TensorStorage:
     index: int
     """Its number, as in the training graph."""
     name: str
-    """As in the training graph."""
     unit: int
     """The unit that makes it."""
     bytes: int
@@ -72,19 +69,7 @@ class Reading:
     storages: tuple[int, ...]
     """Numbers of the storages behind them, ascending."""
     views: tuple[fx.Node, ...]
-    """Nodes to run anew, in order; none of them makes memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
-    """What people call an operation."""
-
-    name: str
-    """Unique: module path and operator, such as ``layer1.0.conv1/convolution``."""
-    op: str
-    """The operator, such as ``convolution``."""
-    phase: Phase
-    """Forward, loss or backward."""
+    """Nodes to run again, in order; none of them makes memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +78,12 @@ class Unit:
 
     index: int
     """Its number, as in the training graph."""
-    label: Label
-    """Name, operator and phase."""
+    name: str
+    """Unique: module path and operator, such as ``layer1.0.conv1/convolution``."""
+    op: str
+    """The operator, such as ``convolution``."""
+    phase: Phase
     node: fx.Node
-    """The operation."""
     reads: Reading
     """What its arguments are made of."""
     storages: tuple[int, ...]
@@ -114,7 +101,6 @@ class Emission:
     """When and from what a result is handed out."""
 
     result: OutputSpec
-    """What it is."""
     reads: Reading
     """What its value is made of."""
     after: int | None
@@ -159,14 +145,14 @@ def find_units(joint: Joint) -> Units:
         If an operation fails, or returns one of its inputs beside something new.
     """
     made = _observe(joint)
-    labelled = _labels(joint, tuple(made))
+    labels = _labels(joint, made)
     storages: list[TensorStorage] = []
     direct: dict[fx.Node, tuple[int, int]] = {}
     outputs: list[tuple[int, ...]] = []
     for index, (node, facts) in enumerate(made.items()):
         first, several = len(storages), len(facts.storages) > 1
         for number, (size, layouts) in enumerate(facts.storages):
-            name = labelled[node].name + (f":{number}" if several else "")
+            name = labels[node][0] + (f":{number}" if several else "")
             for place, layout in enumerate(layouts):
                 for reader in _standing_for(node, layout.position):
                     direct[reader] = (len(storages), place)
@@ -180,7 +166,9 @@ def find_units(joint: Joint) -> Units:
     units = tuple(
         Unit(
             index=index,
-            label=labelled[node],
+            name=labels[node][0],
+            op=labels[node][1],
+            phase=labels[node][2],
             node=node,
             reads=tracer.reading(node.all_input_nodes),
             storages=outputs[index],
@@ -332,8 +320,8 @@ class _Tracer:
 # -- names and phases ---------------------------------------------------------------------------
 
 
-def _labels(joint: Joint, nodes: Sequence[fx.Node]) -> Mapping[fx.Node, Label]:
-    """Return the labels of some operations of a captured step.
+def _labels(joint: Joint, nodes: Iterable[fx.Node]) -> dict[fx.Node, tuple[str, str, Phase]]:
+    """Return name, operator and phase of some operations of a captured step.
 
     Notes
     -----
@@ -357,7 +345,7 @@ def _labels(joint: Joint, nodes: Sequence[fx.Node]) -> Mapping[fx.Node, Label]:
         seen[name] += 1
         if seen[name] > 1:
             name = f"{name}#{seen[name]}"
-        found[node] = Label(name=name, op=op, phase=phase)
+        found[node] = (name, op, phase)
     return found
 
 
