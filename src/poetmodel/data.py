@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections import Counter
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import InputError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _KINDS: Final = ("graphs", "devices")
 
@@ -207,6 +208,14 @@ def place(path: Sequence[str | int], document: object = None) -> str:
         if depth == 1 and isinstance(value, dict) and isinstance(value.get("name"), str):
             words += f" ({shown(value['name'])})" if isinstance(part, int) else ""
     return words
+
+
+def unknown_key(key: object, known: Iterable[str]) -> str:
+    """Return what is wrong with a key that no file of its kind has, in words."""
+    accepted = tuple(known)
+    close = get_close_matches(str(key), accepted, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"accepted are {', '.join(accepted)}"
+    return f"unknown key; {hint}"
 
 
 def check_writable(path: str | Path) -> None:

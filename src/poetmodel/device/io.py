@@ -21,7 +21,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.data import read_text, shipped, write_text
+from poetmodel.data import read_text, shipped, unknown_key, write_text
 from poetmodel.device.costs import Cost, Costs, PageCost
 from poetmodel.device.hardware import Compute, Device, Storage, StorageMode, Transfer
 from poetmodel.errors import CostError, DeviceError, raised_as, shown
@@ -167,13 +167,7 @@ def _table(owner: Mapping[str, Any], key: str, where: str, faults: list[str]) ->
 
 
 def _unknown_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> list[str]:
-    faults = []
-    for key in table:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"accepted are {', '.join(known)}"
-            faults.append(f"{where}{key}: unknown key; {hint}")
-    return faults
+    return [f"{where}{key}: {unknown_key(key, known)}" for key in table if key not in known]
 
 
 def load_profile(path: str | Path, *, device: Device | None = None) -> Costs:

@@ -11,15 +11,13 @@ every key that has a default; the keys without one (``bytes_moved``, ``parameter
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.data import parse_json, read_text, write_text
 from poetmodel.errors import GraphError, raised_as, shown
-from poetmodel.graph.nodes import Node, Tensor
-from poetmodel.graph.structure import Graph
+from poetmodel.graph.structure import Graph, Node, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -214,17 +212,9 @@ def _read_node(item: dict[str, Any]) -> Node:
 
 
 def canonical_json(graph: Graph) -> str:
-    """Return the one text that stands for a graph: defaults filled in, keys sorted, no spaces.
-
-    Encoded as UTF-8 it is what `graph_sha256` hashes.
-    """
+    """Return the text that a graph is hashed by: defaults filled in, keys sorted, no spaces."""
     document = graph_to_dict(graph, defaults=True)
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def graph_sha256(graph: Graph) -> str:
-    """Return the SHA-256 of the canonical JSON, hexadecimal."""
-    return hashlib.sha256(canonical_json(graph).encode("utf-8")).hexdigest()
 
 
 def _compact(value: object) -> str:

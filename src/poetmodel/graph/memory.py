@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poetmodel.graph.nodes import Phase
+from poetmodel.graph.structure import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

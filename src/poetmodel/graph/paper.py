@@ -6,6 +6,9 @@ rules, four bytes per element, and a backward pass that is one reversed chain. T
 they are, with their faults; ``docs/deviations.md`` lists those. Time and energy there are FLOP
 over a device's FLOP/s and FLOP/J, and a transfer is latency plus bytes over rate times power, so
 `poetmodel.device.Costs.estimate` with the ``paper-*`` devices gives its costs exactly.
+
+Every function takes the samples of a training step as `batch_size`, where the published code has
+one.
 """
 
 from __future__ import annotations
@@ -38,18 +41,7 @@ _LINEAR_WIDTHS: Final = (10, 120, 100, 200, 10, 10)
 
 
 def linear(*, batch_size: int = 1) -> Graph:
-    """Return the published toy network: six fully connected layers on 784 inputs.
-
-    Parameters
-    ----------
-    batch_size : int
-        Samples per training step.
-
-    Returns
-    -------
-    Graph
-        27 nodes.
-    """
+    """Return the published toy network: six fully connected layers on 784 inputs; 27 nodes."""
     _require_counts(batch_size=batch_size)
     network = Network((batch_size, 784))
     x = network.input
@@ -61,21 +53,14 @@ def linear(*, batch_size: int = 1) -> Graph:
 
 
 def vgg16(*, batch_size: int = 1, image_size: int = 224, classes: int = 1000) -> Graph:
-    """Return VGG-16 without batch normalisation, as the published code has it.
+    """Return VGG-16 without batch normalisation, as the published code has it; 81 nodes.
 
     Parameters
     ----------
-    batch_size : int
-        Samples per training step.
     image_size : int
         Height and width of the images, a multiple of 32.
     classes : int
         Outputs of the classifier.
-
-    Returns
-    -------
-    Graph
-        81 nodes.
     """
     _require_counts(batch_size=batch_size, image_size=image_size, classes=classes)
     if image_size % 32:
@@ -105,20 +90,8 @@ def vgg16_cifar(*, batch_size: int = 1) -> Graph:
 
 
 def resnet18(*, batch_size: int = 1) -> Graph:
-    """Return the published ResNet-18 for 224 x 224 images and 1,000 classes.
+    """Return the published ResNet-18 for 224 x 224 images and 1,000 classes; 127 nodes.
 
-    Parameters
-    ----------
-    batch_size : int
-        Samples per training step.
-
-    Returns
-    -------
-    Graph
-        127 nodes.
-
-    Notes
-    -----
     A block adds its own first rectifier to its second normalisation; its input goes nowhere else.
     """
     network, x = _imagenet_stem(batch_size)
@@ -136,20 +109,8 @@ def resnet18(*, batch_size: int = 1) -> Graph:
 
 
 def resnet50(*, batch_size: int = 1) -> Graph:
-    """Return the published ResNet-50 for 224 x 224 images and 1,000 classes.
+    """Return the published ResNet-50 for 224 x 224 images and 1,000 classes; 335 nodes.
 
-    Parameters
-    ----------
-    batch_size : int
-        Samples per training step.
-
-    Returns
-    -------
-    Graph
-        335 nodes.
-
-    Notes
-    -----
     A block adds its first rectifier, a quarter as wide, to its last normalisation.
     """
     network, x = _imagenet_stem(batch_size)
@@ -168,20 +129,8 @@ def resnet50(*, batch_size: int = 1) -> Graph:
 
 
 def resnet18_cifar(*, batch_size: int = 1) -> Graph:
-    """Return the published ResNet for CIFAR-10, which it calls ResNet-18.
+    """Return the published ResNet for CIFAR-10, which it calls ResNet-18; 133 nodes.
 
-    Parameters
-    ----------
-    batch_size : int
-        Samples per training step.
-
-    Returns
-    -------
-    Graph
-        133 nodes.
-
-    Notes
-    -----
     Six blocks of 16, 32 and 64 channels; each has a 3 x 3 convolution with normalisation on its
     shortcut, also where the shape does not change, and a rectifier before the sum.
     """
@@ -211,7 +160,7 @@ def bert(
     heads: int = 12,
     head_width: int = 64,
 ) -> Graph:
-    """Return the published BERT: transformer blocks and a loss, without embeddings or head.
+    """Return the published BERT without embeddings or head: ``16 blocks + 3`` nodes.
 
     Parameters
     ----------
@@ -223,11 +172,6 @@ def bert(
         Width of the residual stream.
     heads, head_width : int
         Attention heads and the width of each.
-
-    Returns
-    -------
-    Graph
-        ``16 blocks + 3`` nodes.
 
     Notes
     -----

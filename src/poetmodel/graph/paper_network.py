@@ -13,8 +13,7 @@ from math import prod
 from typing import Final
 
 from poetmodel.errors import GraphError
-from poetmodel.graph.nodes import Node, Phase, operation
-from poetmodel.graph.structure import Graph
+from poetmodel.graph.structure import Graph, Node, Phase, operation
 
 ELEMENT_BYTES: Final = 4
 """Size of one element on every device of the published code [B]."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from poetmodel.data import place
+from poetmodel.data import place, unknown_key
 from poetmodel.errors import shown
-from poetmodel.graph.nodes import Phase
+from poetmodel.graph.structure import Phase
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -103,10 +102,7 @@ def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tupl
     if not isinstance(item, dict):
         yield (), f"expected an object, got {shown(item)}"
         return
-    for key in [key for key in item if key not in rules]:
-        close = difflib.get_close_matches(str(key), rules, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"accepted are {', '.join(rules)}"
-        yield (key,), f"unknown key; {hint}"
+    yield from (((key,), unknown_key(key, rules)) for key in item if key not in rules)
     for key, rule in rules.items():
         if key not in item and key not in _REQUIRED:
             continue

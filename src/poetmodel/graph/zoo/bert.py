@@ -71,11 +71,6 @@ def bert_base(
     **options
         As the keys of `TapeOptions`.
 
-    Returns
-    -------
-    Graph
-        The training graph.
-
     References
     ----------
     J. Devlin et al., "BERT: pre-training of deep bidirectional transformers for language
@@ -121,11 +116,6 @@ def transformer(
         Number of different tokens.
     dropout, **options
         As of `bert_base`.
-
-    Returns
-    -------
-    Graph
-        The training graph.
     """
     require_counts(
         seq_len=seq_len,

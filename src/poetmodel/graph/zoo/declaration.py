@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
-from poetmodel.graph.nodes import Phase
+from poetmodel.graph.structure import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

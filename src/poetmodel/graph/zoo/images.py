@@ -41,11 +41,6 @@ def mlp(
     **options
         As the keys of `TapeOptions`.
 
-    Returns
-    -------
-    Graph
-        The training graph.
-
     References
     ----------
     Y. LeCun et al., "Gradient-based learning applied to document recognition", Proc. IEEE 86(11),
@@ -91,11 +86,6 @@ def vgg16(
     **options
         As the keys of `TapeOptions`.
 
-    Returns
-    -------
-    Graph
-        The training graph.
-
     References
     ----------
     K. Simonyan, A. Zisserman, "Very deep convolutional networks for large-scale image
@@ -121,11 +111,6 @@ def vgg16_cifar(
     ----------
     image_size, classes, batch_norm, dropout, **options
         As of `vgg16`.
-
-    Returns
-    -------
-    Graph
-        The training graph.
     """
     return _vgg("vgg16-cifar", image_size, classes, batch_norm=batch_norm, rate=dropout, **options)
 
@@ -183,11 +168,6 @@ def resnet18(
     **options
         As the keys of `TapeOptions`.
 
-    Returns
-    -------
-    Graph
-        The training graph.
-
     References
     ----------
     K. He et al., "Deep residual learning for image recognition", CVPR 2016, table 1,
@@ -207,11 +187,6 @@ def resnet18_cifar(
     ----------
     image_size, classes, **options
         As of `resnet18`.
-
-    Returns
-    -------
-    Graph
-        The training graph.
     """
     return _resnet(
         "resnet18-cifar", _basic, (2, 2, 2, 2), image_size, classes, small=True, **options
@@ -229,11 +204,6 @@ def resnet50(
     ----------
     image_size, classes, **options
         As of `resnet18`.
-
-    Returns
-    -------
-    Graph
-        The training graph.
     """
     return _resnet("resnet50", _bottleneck, (3, 4, 6, 3), image_size, classes, **options)
 
@@ -324,11 +294,6 @@ def mobilenetv2(
         Rate before the last layer; 0 leaves it out.
     **options
         As the keys of `TapeOptions`.
-
-    Returns
-    -------
-    Graph
-        The training graph.
 
     References
     ----------

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
-from poetmodel.graph.nodes import Phase
+from poetmodel.graph.structure import Phase
 from poetmodel.graph.zoo.declaration import (
     FLOAT_BYTES,
     INDEX_BYTES,

@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
 from poetmodel.errors import InputError
-from poetmodel.graph.nodes import Node, Phase, Tensor
-from poetmodel.graph.structure import Graph
+from poetmodel.graph.structure import Graph, Node, Phase, Tensor
 from poetmodel.graph.zoo.declaration import (
     FLOAT_BYTES,
     INDEX_BYTES,
