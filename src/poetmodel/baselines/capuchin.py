@@ -30,16 +30,6 @@ if TYPE_CHECKING:
 def capuchin(problem: Problem) -> Schedule:
     """Swap by free time while transfers are hidden, then swap or recompute by saving per second.
 
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule.
-
-    Returns
-    -------
-    Schedule
-        Within the RAM budget.
-
     Raises
     ------
     MethodNotApplicableError

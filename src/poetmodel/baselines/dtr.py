@@ -53,11 +53,6 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
         Whether what a stage recomputes is known when the stage begins, and leaves RAM after its
         last reader there; the paper's runtime does neither.
 
-    Returns
-    -------
-    Schedule
-        Within the RAM budget.
-
     Raises
     ------
     MethodNotApplicableError
@@ -106,16 +101,6 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
 
 def dtr_paging(problem: Problem) -> Schedule:
     """Run `dtr` with liveness, and with eviction to storage wherever that is cheaper.
-
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule.
-
-    Returns
-    -------
-    Schedule
-        Within the RAM budget and the storage limit.
 
     Raises
     ------

@@ -18,11 +18,11 @@ from poetmodel.time_limit import check_time_limit
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule
+    from poetmodel.schedule import Schedule, Simulation
 
 FORWARD: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
 """Phases of the forward pass; later nodes read what it saved."""
@@ -352,6 +352,31 @@ def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
     needs = f"; its schedule needs {peak:,} B" if peak > usable else ""
     msg = f"it cannot keep within the {usable:,} B that tensors may use{needs}"
     raise MethodNotApplicableError(msg)
+
+
+def fitting(
+    problem: Problem, schedules: Iterable[Schedule], what: str
+) -> Iterator[tuple[Schedule, Simulation]]:
+    """Yield the schedules that keep the RAM budget, simulated.
+
+    Raises
+    ------
+    MethodNotApplicableError
+        At the end, if there was none; with `what` of the method needs that much.
+    """
+    usable = problem.usable_ram_bytes
+    peaks = []
+    for schedule in schedules:
+        simulation = simulate(problem.graph, problem.costs, schedule)
+        peaks.append(simulation.peak_ram_bytes)
+        if peaks[-1] <= usable:
+            yield schedule, simulation
+    if min(peaks) > usable:
+        msg = (
+            f"its {what} need at least {min(peaks):,} B, more than the {usable:,} B that tensors "
+            "may use"
+        )
+        raise MethodNotApplicableError(msg)
 
 
 # -- what methods ask of a graph ------------------------------------------------------------------

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.baselines.engine import begin_of_backward, droppable
+from poetmodel.baselines.engine import begin_of_backward, droppable, fitting
 from poetmodel.baselines.segments import recompute_once
-from poetmodel.errors import MethodNotApplicableError
-from poetmodel.schedule import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -28,11 +26,6 @@ UNITS: Final = 1000
 
 def min_cut(problem: Problem) -> Schedule:
     """Save a minimum cut of tensors for the backward pass and recompute the others once.
-
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule.
 
     Returns
     -------
@@ -61,19 +54,9 @@ def min_cut(problem: Problem) -> Schedule:
     """
     graph = problem.graph
     whole = sum(graph.tensor_bytes[i] for i in droppable(graph))
-    least_bytes: int | None = None
-    for tenths in range(SIZES, -1, -1):
-        once = _knapsack(problem, whole * tenths // SIZES)
-        schedule = recompute_once(graph, saved_tensors(graph, once))
-        peak = simulate(graph, None, schedule).peak_ram_bytes
-        if peak <= problem.usable_ram_bytes:
-            return schedule
-        least_bytes = peak if least_bytes is None else min(peak, least_bytes)
-    msg = (
-        f"its saved sets need at least {least_bytes:,} B, more than the "
-        f"{problem.usable_ram_bytes:,} B that tensors may use"
-    )
-    raise MethodNotApplicableError(msg)
+    knapsacks = (_knapsack(problem, whole * n // SIZES) for n in range(SIZES, -1, -1))
+    schedules = (recompute_once(graph, saved_tensors(graph, once)) for once in knapsacks)
+    return next(fitting(problem, schedules, "saved sets"))[0]
 
 
 def saved_tensors(graph: Graph, once: Collection[int]) -> frozenset[int]:

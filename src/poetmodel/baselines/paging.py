@@ -32,16 +32,6 @@ if TYPE_CHECKING:
 def lru_paging(problem: Problem) -> Schedule:
     """Page out the least recently used tensor whenever RAM is short, page in what is read.
 
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule. Nothing is recomputed.
-
-    Returns
-    -------
-    Schedule
-        Within the RAM budget and the storage limit.
-
     Raises
     ------
     MethodNotApplicableError
@@ -50,9 +40,9 @@ def lru_paging(problem: Problem) -> Schedule:
     Notes
     -----
     A tensor is used when a node computes or reads it; among those of the same step the lowest
-    number goes first. Tensors do not change, so each is written once. Evicted again it is dropped,
-    as a clean page is. Tensors without a further user are freed at once, those of 0 bytes stay.
-    Takes O(n) evictions of O(n) candidates.
+    number goes first. Tensors do not change, so each is written once, as far as the storage limit
+    allows. Evicted again it is dropped, as a clean page is. Tensors without a further user are
+    freed at once, those of 0 bytes stay. Takes O(n) evictions of O(n) candidates.
 
     References
     ----------
@@ -64,16 +54,6 @@ def lru_paging(problem: Problem) -> Schedule:
 
 def offload_all(problem: Problem) -> Schedule:
     """Page out every tensor that is saved for the backward pass, page it in at each use there.
-
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule. Nothing is recomputed.
-
-    Returns
-    -------
-    Schedule
-        Within the RAM budget.
 
     Raises
     ------

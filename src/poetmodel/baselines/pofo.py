@@ -37,10 +37,7 @@ class Action(StrEnum):
 def pofo(problem: Problem) -> Schedule:
     """Give every step of a chain one action so that the step of training takes the least time.
 
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule; energy and deadline are ignored.
+    Energy and deadline are ignored.
 
     Returns
     -------

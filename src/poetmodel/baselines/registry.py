@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from poetmodel.errors import InputError
 from poetmodel.units import brief
@@ -38,8 +38,6 @@ class Method:
     """Authors, year, and the section that defines it."""
     assumptions: str
     """What it takes for granted."""
-    not_for: str
-    """Where it does not apply and ends with its reason; empty where it always applies."""
     home: str
     """Its function, ``module:name``."""
     general_graphs: Aware
@@ -48,14 +46,16 @@ class Method:
     """Whether it looks at how long each operation takes (Table 1)."""
     memory_aware: Aware
     """Whether it looks at the size of each tensor and at the budget (Table 1)."""
-    power_aware: Aware = Aware.NO
+    power_aware: Aware
     """Whether it looks at energy (Table 1)."""
+    not_for: str = ""
+    """Where it does not apply and ends with its reason; empty where it always applies."""
     pages: bool = False
     """Whether it may page tensors."""
     recomputes: bool = False
     """Whether it may recompute tensors."""
     by_solver: bool = False
-    """Whether it solves a program by a back end: ``(problem, **options) -> SolveResult``."""
+    """Whether it solves a program by a back end."""
     variants: tuple[str, ...] = ()
     """What may follow its name after a colon (``dtr:local``): the function's second argument."""
     variant: str = ""
@@ -65,13 +65,33 @@ class Method:
         return brief(self, repr(self.name), self.summary)
 
     def function(self) -> Callable[..., Any]:
-        """Return the method itself: ``(problem) -> Schedule`` unless it is `by_solver`."""
+        """Return the method itself.
+
+        ``(problem) -> Schedule``: a schedule that keeps the RAM budget where the method looks at
+        it, or a `MethodNotApplicableError` with the reason. Of a method that is `by_solver`
+        ``(problem) -> Problem``: what is solved in place of the problem.
+        """
         module, name = self.home.split(":")
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)
         return found if not self.variant else lambda problem: found(problem, self.variant)
 
 
-_YES, _PARTLY, _NO = Aware.YES, Aware.PARTLY, Aware.NO
+class _Marks(TypedDict):
+    general_graphs: Aware
+    compute_aware: Aware
+    memory_aware: Aware
+    power_aware: Aware
+
+
+def _table_1(marks: str) -> _Marks:
+    """Return a row of Table 1: yes ``+``, partly ``~``, or no ``-`` in each column."""
+    values = {"+": Aware.YES, "~": Aware.PARTLY, "-": Aware.NO}
+    general, compute, memory, power = (values[mark] for mark in marks)
+    return _Marks(
+        general_graphs=general, compute_aware=compute, memory_aware=memory, power_aware=power
+    )
+
+
 _NO_STORAGE: Final = "Devices without storage, where the budget is below the keep-all peak."
 _NO_CHAIN: Final = "Graphs whose backward pass does not go through those steps in reverse."
 _NO_BACKWARD: Final = "Graphs without backward nodes: nothing is dropped there (keep-all)."
@@ -82,12 +102,8 @@ _ALL: Final = (
         summary="recompute and page with the least energy, proven (POET)",
         source="Patil et al., POET, ICML 2022, section 5",
         assumptions="one operation after the other; parameters and gradients are resident",
-        not_for="",
         home="poetmodel.baselines.programs:optimal",
-        general_graphs=_YES,
-        compute_aware=_YES,
-        memory_aware=_YES,
-        power_aware=_YES,
+        **_table_1("++++"),
         pages=True,
         recomputes=True,
         by_solver=True,
@@ -99,10 +115,7 @@ _ALL: Final = (
         assumptions="as optimal",
         not_for=_NO_STORAGE,
         home="poetmodel.baselines.programs:paging_only",
-        general_graphs=_YES,
-        compute_aware=_YES,
-        memory_aware=_YES,
-        power_aware=_YES,
+        **_table_1("++++"),
         pages=True,
         by_solver=True,
     ),
@@ -111,12 +124,8 @@ _ALL: Final = (
         summary="the same program without paging",
         source="Patil et al., POET, ICML 2022, section 6.2 (ablation)",
         assumptions="as optimal",
-        not_for="",
         home="poetmodel.baselines.programs:recompute_only",
-        general_graphs=_YES,
-        compute_aware=_YES,
-        memory_aware=_YES,
-        power_aware=_YES,
+        **_table_1("++++"),
         recomputes=True,
         by_solver=True,
     ),
@@ -125,11 +134,8 @@ _ALL: Final = (
         summary="recompute with the least compute time, proven",
         source="Jain et al., Checkmate, MLSys 2020, section 4",
         assumptions="no paging; minimizes compute time, not energy",
-        not_for="",
         home="poetmodel.baselines.programs:checkmate",
-        general_graphs=_YES,
-        compute_aware=_YES,
-        memory_aware=_YES,
+        **_table_1("+++-"),
         recomputes=True,
         by_solver=True,
     ),
@@ -138,11 +144,8 @@ _ALL: Final = (
         summary="compute once, keep every tensor to its last use (PyTorch's default)",
         source="Patil et al., POET, ICML 2022, Table 1",
         assumptions="none",
-        not_for="",
         home="poetmodel.baselines.segments:keep_all",
-        general_graphs=_YES,
-        compute_aware=_NO,
-        memory_aware=_NO,
+        **_table_1("+---"),
     ),
     Method(
         name="chen-sqrt",
@@ -151,9 +154,7 @@ _ALL: Final = (
         assumptions="segments of equal cost; a network of layers one after the other",
         not_for=_NO_BACKWARD,
         home="poetmodel.baselines.segments:chen_sqrt",
-        general_graphs=_NO,
-        compute_aware=_NO,
-        memory_aware=_NO,
+        **_table_1("----"),
         recomputes=True,
     ),
     Method(
@@ -163,9 +164,7 @@ _ALL: Final = (
         assumptions="each segment is recomputed once; compute times do not matter",
         not_for=_NO_BACKWARD,
         home="poetmodel.baselines.segments:chen_greedy",
-        general_graphs=_NO,
-        compute_aware=_NO,
-        memory_aware=_PARTLY,
+        **_table_1("--~-"),
         recomputes=True,
     ),
     Method(
@@ -176,9 +175,7 @@ _ALL: Final = (
         assumptions="what is recomputed stays until its last use",
         not_for=_NO_BACKWARD,
         home="poetmodel.baselines.min_cut:min_cut",
-        general_graphs=_YES,
-        compute_aware=_PARTLY,
-        memory_aware=_PARTLY,
+        **_table_1("+~~-"),
         recomputes=True,
     ),
     Method(
@@ -189,9 +186,7 @@ _ALL: Final = (
         "their articulation points",
         not_for=_NO_CHAIN,
         home="poetmodel.baselines.revolve:griewank_walther",
-        general_graphs=_NO,
-        compute_aware=_NO,
-        memory_aware=_NO,
+        **_table_1("----"),
         recomputes=True,
     ),
     Method(
@@ -201,9 +196,7 @@ _ALL: Final = (
         assumptions="a chain of steps, as griewank-walther; a checkpoint stays until its use",
         not_for=_NO_CHAIN,
         home="poetmodel.baselines.rotor:rotor",
-        general_graphs=_NO,
-        compute_aware=_YES,
-        memory_aware=_YES,
+        **_table_1("-++-"),
         recomputes=True,
     ),
     Method(
@@ -215,9 +208,7 @@ _ALL: Final = (
         "page-ins begin after it; transfers overlap with computing",
         not_for=_NO_CHAIN,
         home="poetmodel.baselines.pofo:pofo",
-        general_graphs=_NO,
-        compute_aware=_YES,
-        memory_aware=_YES,
+        **_table_1("-++-"),
         pages=True,
         recomputes=True,
     ),
@@ -226,11 +217,8 @@ _ALL: Final = (
         summary="evict online by cost over size times staleness, recompute on demand",
         source="Kirisame et al., DTR, ICLR 2021, section 4, and its simulator simrd",
         assumptions="later reads are unknown; liveness knows what each stage needs",
-        not_for="",
         home="poetmodel.baselines.dtr:dtr",
-        general_graphs=_YES,
-        compute_aware=_YES,
-        memory_aware=_YES,
+        **_table_1("+++-"),
         recomputes=True,
         variants=("eq", "local", "msps", "lru", "size", "liveness"),
     ),
@@ -239,12 +227,8 @@ _ALL: Final = (
         summary="dtr:liveness with eviction to storage where that is cheaper",
         source="Kirisame et al., DTR, ICLR 2021, section 4, with page costs",
         assumptions="later reads are unknown",
-        not_for="",
         home="poetmodel.baselines.dtr:dtr_paging",
-        general_graphs=_YES,
-        compute_aware=_YES,
-        memory_aware=_YES,
-        power_aware=_YES,
+        **_table_1("++++"),
         pages=True,
         recomputes=True,
     ),
@@ -253,11 +237,8 @@ _ALL: Final = (
         summary="swap what is unused longest; recompute only what swapping would hold up more",
         source="Peng et al., Capuchin, ASPLOS 2020, section 4",
         assumptions="the accesses of the first step repeat",
-        not_for="",
         home="poetmodel.baselines.capuchin:capuchin",
-        general_graphs=_YES,
-        compute_aware=_YES,
-        memory_aware=_YES,
+        **_table_1("+++-"),
         pages=True,
         recomputes=True,
     ),
@@ -268,9 +249,7 @@ _ALL: Final = (
         assumptions="later reads are unknown",
         not_for=_NO_STORAGE,
         home="poetmodel.baselines.paging:lru_paging",
-        general_graphs=_YES,
-        compute_aware=_NO,
-        memory_aware=_YES,
+        **_table_1("+-+-"),
         pages=True,
     ),
     Method(
@@ -280,9 +259,7 @@ _ALL: Final = (
         assumptions="storage takes every tensor that the backward pass reads",
         not_for="Devices without storage; graphs without backward nodes.",
         home="poetmodel.baselines.paging:offload_all",
-        general_graphs=_YES,
-        compute_aware=_NO,
-        memory_aware=_NO,
+        **_table_1("+---"),
         pages=True,
     ),
     Method(
@@ -292,9 +269,7 @@ _ALL: Final = (
         assumptions="a genetic search with a fixed seed",
         not_for=_NO_STORAGE,
         home="poetmodel.baselines.swap_advisor:swap_advisor",
-        general_graphs=_YES,
-        compute_aware=_YES,
-        memory_aware=_YES,
+        **_table_1("+++-"),
         pages=True,
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from poetmodel import solver
 from poetmodel.baselines.registry import DEFAULT, method
 from poetmodel.errors import (
     InputError,
@@ -13,8 +14,8 @@ from poetmodel.errors import (
     TooLargeError,
     VerificationError,
 )
-from poetmodel.problem.infeasibility import obstacle
-from poetmodel.result import Termination
+from poetmodel.problem.infeasibility import limits_in_words, obstacle
+from poetmodel.result import Status, Termination
 from poetmodel.solver.collection import rare_collections
 from poetmodel.solver.outcome import Outcome, finish, verify_schedule
 from poetmodel.solver.request import Request
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from poetmodel.baselines.registry import Method
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
+    from poetmodel.solver.outcome import Candidate
 
 
 def run(problem: Problem, name: str, **options: Any) -> SolveResult:
@@ -61,10 +63,7 @@ def run(problem: Problem, name: str, **options: Any) -> SolveResult:
     entry = method(name)
     request = _request(entry, options)
     try:
-        if entry.by_solver:
-            result: SolveResult = entry.function()(problem, **options)
-        else:
-            result = _result(problem, entry, request)
+        result = _result(problem, entry, request, options)
     except MethodNotApplicableError as error:
         reason = f"{name}: {error}"
         nothing = Outcome(termination=Termination.STALLED, reason=reason)
@@ -84,16 +83,54 @@ def _request(entry: Method, options: dict[str, Any]) -> Request:
     return Request(time_limit_s=stated.pop("time_limit", 60.0), **stated)
 
 
-def _result(problem: Problem, entry: Method, request: Request) -> SolveResult:
-    reason = obstacle(problem)
+def _result(
+    problem: Problem, entry: Method, request: Request, options: dict[str, Any]
+) -> SolveResult:
+    if entry.name == DEFAULT:
+        return solver.solve(problem, **options)
+    reason, formulation = obstacle(problem), ""
     if reason is not None:
         outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
+    elif entry.by_solver:
+        outcome, formulation = _restricted(problem, entry.function()(problem), options)
     else:
-        outcome = _outcome(problem, entry, request)
-    return replace(finish(problem, request, outcome, formulation=""), backend="")
+        outcome = _heuristic(problem, entry, request)
+    result = finish(problem, request, outcome, formulation=formulation)
+    return result if entry.by_solver else replace(result, backend="")
 
 
-def _outcome(problem: Problem, entry: Method, request: Request) -> Outcome:
+def _restricted(
+    problem: Problem, restricted: Problem, options: dict[str, Any]
+) -> tuple[Outcome, str]:
+    """Solve another problem, and verify its schedule by the one that was stated.
+
+    What the solver proved holds for the other one only, so the bound is what every schedule pays.
+    """
+    found = solver.solve(restricted, **options)
+    if found.status == Status.INFEASIBLE:
+        msg = f"it has no schedule within {limits_in_words(restricted)}"
+        raise MethodNotApplicableError(msg)
+    candidate = None
+    if found.schedule is not None:
+        candidate = _within_limits(verify_schedule(problem, found.schedule))
+    outcome = Outcome(
+        termination=found.termination,
+        candidate=candidate,
+        bound=problem.objective.least,
+        reason=found.reason,
+        build_s=found.build_s,
+        versions=found.versions,
+        statistics={
+            **found.statistics,
+            "restricted_status": str(found.status),
+            "restricted_objective_bound": found.objective_bound,
+        },
+        log=found.log,
+    )
+    return outcome, found.formulation
+
+
+def _heuristic(problem: Problem, entry: Method, request: Request) -> Outcome:
     try:
         with time_limit(request.remaining_s()), rare_collections():
             candidate = verify_schedule(problem, entry.function()(problem))
@@ -110,8 +147,11 @@ def _outcome(problem: Problem, entry: Method, request: Request) -> Outcome:
         return Outcome(termination=Termination.INTERRUPTED, reason=f"{entry.name}: interrupted")
     if candidate.simulation.violations:
         raise VerificationError(candidate.violations)
+    return Outcome(termination=Termination.STALLED, candidate=_within_limits(candidate))
+
+
+def _within_limits(candidate: Candidate) -> Candidate:
     if candidate.violations:
-        raise MethodNotApplicableError(
-            f"its schedule breaks a limit: {'; '.join(candidate.violations)}"
-        )
-    return Outcome(termination=Termination.STALLED, candidate=candidate)
+        msg = f"its schedule breaks a limit: {'; '.join(candidate.violations)}"
+        raise MethodNotApplicableError(msg)
+    return candidate

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 def griewank_walther(problem: Problem) -> Schedule:
     """Checkpoint by the binomial rule with as many slots as the budget allows.
 
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule.
-
     Returns
     -------
     Schedule

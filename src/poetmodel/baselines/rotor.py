@@ -29,10 +29,7 @@ MARGIN: Final = 4
 def rotor(problem: Problem) -> Schedule:
     """Recompute the steps of a chain with the least compute time, checkpoints staying to their use.
 
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule; energy, deadline and storage are ignored.
+    Energy, deadline and storage are ignored.
 
     Returns
     -------

@@ -6,10 +6,15 @@ from itertools import pairwise
 from math import isqrt
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.baselines.engine import begin_of_backward, droppable, last_forward_uses, retain
-from poetmodel.errors import MethodNotApplicableError
+from poetmodel.baselines.engine import (
+    begin_of_backward,
+    droppable,
+    fitting,
+    last_forward_uses,
+    retain,
+)
 from poetmodel.graph import Phase, articulation_points
-from poetmodel.schedule import checkpoint_all, simulate
+from poetmodel.schedule import checkpoint_all
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -25,11 +30,6 @@ THRESHOLDS: Final = 12
 def keep_all(problem: Problem) -> Schedule:
     """Compute every node once and keep every tensor to its last use, as PyTorch does.
 
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule.
-
     Returns
     -------
     Schedule
@@ -41,15 +41,10 @@ def keep_all(problem: Problem) -> Schedule:
 def chen_sqrt(problem: Problem) -> Schedule:
     """Keep about the square root of the layers and recompute each segment between them once.
 
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule.
-
     Returns
     -------
     Schedule
-        The cheapest in compute time of the two variants that fit the budget.
+        The quickest of the two variants that fit the budget.
 
     Raises
     ------
@@ -68,21 +63,16 @@ def chen_sqrt(problem: Problem) -> Schedule:
     ----------
     Chen, Xu, Zhang, Guestrin, Training Deep Nets with Sublinear Memory Cost, 2016, section 3.
     """
-    return _cheapest(problem, (_every_root(nodes) for nodes in _candidates(problem.graph)))
+    return _quickest(problem, (_every_root(nodes) for nodes in _candidates(problem.graph)))
 
 
 def chen_greedy(problem: Problem) -> Schedule:
     """Close a segment where its tensors exceed a threshold; take the threshold that costs least.
 
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule.
-
     Returns
     -------
     Schedule
-        The cheapest in compute time that fits the budget.
+        The quickest that fits the budget.
 
     Raises
     ------
@@ -106,7 +96,7 @@ def chen_greedy(problem: Problem) -> Schedule:
         for nodes in _candidates(graph)
         for threshold in _thresholds(graph)
     )
-    return _cheapest(problem, plans)
+    return _quickest(problem, plans)
 
 
 def recompute_once(
@@ -181,27 +171,12 @@ def _above(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
     return closing
 
 
-def _cheapest(problem: Problem, plans: Iterable[Sequence[int]]) -> Schedule:
+def _quickest(problem: Problem, plans: Iterable[Sequence[int]]) -> Schedule:
     """Return the schedule with the least compute time of those that keep the budget."""
-    graph = problem.graph
-    best: tuple[float, Schedule] | None = None
-    least_bytes: int | None = None
-    for ends in dict.fromkeys(tuple(plan) for plan in plans):
-        schedule = _segmented(graph, ends)
-        simulation = simulate(graph, problem.costs, schedule)
-        if least_bytes is None or simulation.peak_ram_bytes < least_bytes:
-            least_bytes = simulation.peak_ram_bytes
-        compute_s = simulation.compute_s or 0.0
-        fits = simulation.peak_ram_bytes <= problem.usable_ram_bytes
-        if fits and (best is None or compute_s < best[0]):
-            best = (compute_s, schedule)
-    if best is None:
-        msg = (
-            f"its segments need at least {least_bytes:,} B, more than the "
-            f"{problem.usable_ram_bytes:,} B that tensors may use"
-        )
-        raise MethodNotApplicableError(msg)
-    return best[1]
+    different = dict.fromkeys(map(tuple, plans))
+    schedules = (_segmented(problem.graph, ends) for ends in different)
+    fits = fitting(problem, schedules, "segments")
+    return min(fits, key=lambda found: found[1].compute_s or 0.0)[0]
 
 
 def _segmented(graph: Graph, ends: Sequence[int]) -> Schedule:

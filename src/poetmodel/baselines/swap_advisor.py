@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 POPULATION: Final = 32
 """Swap sets of a generation."""
 GENERATIONS: Final = 60
-PATIENCE: Final = 15
+STALL_GENERATIONS: Final = 15
 """Generations without a better set after which the search ends."""
-_FLIPS: Final = 2
-"""Bits that a mutation flips, on average."""
+MUTATIONS: Final = 2
+"""Bits of a child that are flipped, on average."""
 
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
@@ -44,11 +44,6 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
         What to schedule. Nothing is recomputed.
     seed : int
         Of the search; the same seed gives the same schedule.
-
-    Returns
-    -------
-    Schedule
-        Within the RAM budget.
 
     Raises
     ------
@@ -83,11 +78,11 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     if not problem.can_page:
         msg = "it swaps tensors, and the problem allows no paging"
         raise MethodNotApplicableError(msg)
-    chosen = _Search(problem, load, seed).run()
+    chosen = _GeneticSearch(problem, load, seed).run()
     return within_budget(problem, execute_gaps(problem, dict.fromkeys(chosen, True)))
 
 
-class _Search:
+class _GeneticSearch:
     def __init__(self, problem: Problem, load: NDArray[np.int64], seed: int) -> None:
         graph = problem.graph
         self.problem = problem
@@ -138,7 +133,7 @@ class _Search:
         fitness = [self._fitness(mask) for mask in population]
         idle, best = 0, min(fitness)
         for _ in range(GENERATIONS):
-            if idle >= PATIENCE or not count:
+            if idle >= STALL_GENERATIONS or not count:
                 break
             order = sorted(range(len(population)), key=fitness.__getitem__)
             children = [population[place] for place in order[:2]]
@@ -153,7 +148,7 @@ class _Search:
         mother, father = (self._tournament(population, fitness) for _ in range(2))
         cut = self.random.integers(len(self.excess))
         child = np.where(self.first <= cut, mother, father)
-        flips = self.random.random(len(child)) < _FLIPS / len(child)
+        flips = self.random.random(len(child)) < MUTATIONS / len(child)
         return np.not_equal(child, flips)
 
     def _tournament(self, population: list[Mask], fitness: list[tuple[int, float]]) -> Mask:
