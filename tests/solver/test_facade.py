@@ -521,7 +521,7 @@ def test_a_limit_that_passes_between_two_solves_keeps_the_schedule(
     def too_late(*_: object, **__: object) -> None:
         raise TimeLimitError("the time limit has passed")
 
-    monkeypatch.setattr("poetmodel.solver.lazy.linear.separate", too_late)
+    monkeypatch.setattr("poetmodel.solver.lazy.linear.stage_loads", too_late)
     problem = hard_problem()
     result = solve(problem, threads=threads)
     assert (result.status, result.termination) == (Status.FEASIBLE, Termination.TIME_LIMIT)
