@@ -31,11 +31,13 @@ KEEP_ALL: Final = "keep-all"
 """The compiled step with room for everything: what it costs to run one at all."""
 BUDGETED: Final = (*OURS, "memory-budget")
 """Methods that take a budget."""
-PEERS: Final = ("file-hooks", "checkpoint", "selective")
+FILE_HOOKS: Final = "file-hooks"
+"""The peer that writes what it saves to a file."""
+PEERS: Final = (FILE_HOOKS, "checkpoint", "selective")
 """Methods that have one peak each."""
 AT_PEERS: Final = (
-    ("both", "file-hooks"),
-    ("paging", "file-hooks"),
+    ("both", FILE_HOOKS),
+    ("paging", FILE_HOOKS),
     ("both", "checkpoint"),
     ("both", "selective"),
     ("both", "memory-budget"),
@@ -84,10 +86,14 @@ class TrainingRun:
         return " | ".join((self.network, self.method, *budget))
 
     @property
+    def kind(self) -> str:
+        """Its method, without where its budget comes from."""
+        return self.method.partition("@")[0]
+
+    @property
     def own(self) -> str | None:
         """Which kind of compiled step it runs; None for peers."""
-        own = self.method.partition("@")[0]
-        return own if own in OURS or own == KEEP_ALL else None
+        return self.kind if self.kind in OURS or self.kind == KEEP_ALL else None
 
     @property
     def peer(self) -> str | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from blocks import table
 from poetmodel.units import format_bytes
 from result_pages import grid, training
+from result_pages.comparison import compared, method_text
 from result_pages.records import SolveRecord, circumstances, percent_text, seconds_text
 
 if TYPE_CHECKING:
@@ -133,11 +134,11 @@ def readme_table(
     trained: Sequence[dict[str, Any]],
 ) -> str:
     """Return the README's block, of the records of all cases, the grid, and training methods."""
-    compared = grid.compared(solved)
+    by_problem = compared(solved)
     own = {**solves(records, "main"), **solves(records, "zoo")}
     rows = []
     for key in IN_README:
-        published = compared.get(key, {})
+        published = by_problem.get(key, {})
         run = own.get(key) or published.get("default")
         if run is None:
             continue
@@ -150,7 +151,7 @@ def readme_table(
                 percent_text(run.overhead_ratio),
                 percent_text(run.gap),
                 seconds_text(run.seconds),
-                grid.method_text(published.get("paper")),
+                method_text(published.get("paper")),
             )
         )
     heads = ("network", "device", "RAM", "energy overhead", "proven gap", "time", "`paper`")

@@ -7,6 +7,8 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from pytorch.runs import FILE_HOOKS, TrainingRun
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -14,12 +16,6 @@ Key = tuple[str, str, str]
 
 ONE_PERCENT: Final = 0.01
 """Gap that the grid's instances are to be proved to."""
-OWN: Final = ("keep-all", "both", "recompute", "paging")
-"""Compiled steps; all other methods are peers."""
-RUNNER: Final = "keep-all"
-"""The compiled step with room for everything."""
-FILE_HOOKS: Final = "file-hooks"
-"""The peer that writes what it saves to a file."""
 
 
 # -- words -----------------------------------------------------------------------------------------
@@ -201,43 +197,17 @@ def feasible(runs: Sequence[SolveRecord]) -> list[SolveRecord]:
 # -- training methods ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingRecord:
-    """The record of a training run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRecord(TrainingRun):
+    """A training run, and what came of it."""
 
     record: dict[str, Any]
     """The line."""
 
-    @property
-    def network(self) -> str:
-        """What was trained."""
-        return str(self.record["cell"]["network"])
-
-    @property
-    def method(self) -> str:
-        """How it was trained, without where its budget came from."""
-        return str(self.record["cell"]["method"]).partition("@")[0]
-
-    @property
-    def peer(self) -> str | None:
-        """The peer at whose peak it ran; None if there is none."""
-        return str(self.record["cell"]["method"]).partition("@")[2] or None
-
-    @property
-    def slack(self) -> float:
-        """What counts as the same peak, as a share of it."""
-        return float(self.record["cell"]["slack"])
-
-    @property
-    def own(self) -> bool:
-        """Whether it is a compiled step."""
-        return self.method in OWN
-
-    @property
-    def share(self) -> float | None:
-        """Its budget as a share of keeping everything."""
-        share = self.record["cell"]["share"]
-        return None if share is None else float(share)
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> TrainingRecord:
+        """Read a record."""
+        return cls(**record["cell"], record=record)
 
     @property
     def status(self) -> str:
@@ -317,10 +287,10 @@ def duels(runs: Sequence[TrainingRecord]) -> list[Duel]:
     """Return a duel for each peer of each network that ran, eager left out."""
     found = []
     for peer in runs:
-        if peer.own or peer.method == "eager" or peer.peak_bytes is None:
+        if peer.own or peer.kind == "eager" or peer.peak_bytes is None:
             continue
         of_network = [run for run in runs if run.network == peer.network and run.ran]
-        peers = [run for run in of_network if not run.own and run.method != "eager"]
+        peers = [run for run in of_network if not run.own and run.kind != "eager"]
         own = [run for run in of_network if run.own]
         same = int(peer.peak_bytes * (1 + peer.slack))
         best = quickest(peers, same) or peer
@@ -335,12 +305,12 @@ def savings(runs: Sequence[TrainingRecord], method: str) -> list[float | None]:
     """
     found: list[float | None] = []
     for hooks in runs:
-        if hooks.method != FILE_HOOKS or not hooks.written_bytes:
+        if hooks.kind != FILE_HOOKS or not hooks.written_bytes:
             continue
         own = [
             run.written_bytes
             for run in runs
-            if run.network == hooks.network and run.method == method and run.peer == FILE_HOOKS
+            if run.network == hooks.network and run.kind == method and run.peer == FILE_HOOKS
         ]
         written = own[0] if own else None
         found.append(None if written is None else 1 - written / hooks.written_bytes)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from blocks import table
 from poetmodel.units import format_bytes
+from pytorch.runs import KEEP_ALL
 from result_pages.records import (
-    RUNNER,
     TrainingRecord,
     circumstances,
     duels,
@@ -31,7 +31,7 @@ OVERHEAD: Final = 0.03
 
 def section(records: Sequence[dict[str, Any]], source: str) -> str:
     """Return what the page of results says of the comparison."""
-    runs = [TrainingRecord(record) for record in records]
+    runs = [TrainingRecord.of(record) for record in records]
     by_network: dict[str, list[TrainingRecord]] = {}
     for run in runs:
         by_network.setdefault(run.network, []).append(run)
@@ -81,7 +81,7 @@ def goals_table(runs: Sequence[TrainingRecord]) -> str:
     own = [run for run in runs if run.own]
     ran = [run for run in own if run.ran]
     fought = duels(runs)
-    keep_all = [run for run in runs if run.method == RUNNER and run.ran]
+    keep_all = [run for run in runs if run.kind == KEEP_ALL and run.ran]
     rows = [
         ("a plan, or a proof that there is none", _met([_decided(run) for run in own])),
         ("heap peak within the budget", _met([bool(run.within) for run in ran])),
@@ -100,7 +100,7 @@ def goals_table(runs: Sequence[TrainingRecord]) -> str:
     ]
     rows += [
         (
-            f"`{RUNNER}` at most {_whole(OVERHEAD)} slower than eager, by the {clock}",
+            f"`{KEEP_ALL}` at most {_whole(OVERHEAD)} slower than eager, by the {clock}",
             _met([ratio <= 1 + OVERHEAD for ratio in ratios if ratio is not None]),
         )
         for clock, ratios in (
@@ -121,7 +121,7 @@ def _decided(run: TrainingRecord) -> bool:
 
 def sentence(records: Sequence[dict[str, Any]]) -> str:
     """Return how compiled steps fared, in one sentence and a space; "" without records."""
-    runs = [TrainingRecord(record) for record in records]
+    runs = [TrainingRecord.of(record) for record in records]
     ran = [run for run in runs if run.own and run.ran]
     if not ran:
         return ""
@@ -182,7 +182,7 @@ def network_table(runs: Sequence[TrainingRecord]) -> str:
     """Return a line for each method and budget."""
     rows = [
         (
-            f"`{run.method}`",
+            f"`{run.kind}`",
             _budget(run),
             _bytes(run.peak_bytes),
             {None: "-", True: "yes", False: "**no**"}[run.within],
@@ -202,7 +202,7 @@ def network_table(runs: Sequence[TrainingRecord]) -> str:
 
 def _label(run: TrainingRecord) -> str:
     share = "" if run.share is None else f" {_whole(run.share)}"
-    return f"`{run.method}`" + ("" if run.peer is None else f" at `{run.peer}`") + share
+    return f"`{run.kind}`" + ("" if run.peer is None else f" at `{run.peer}`") + share
 
 
 def _budget(run: TrainingRecord) -> str:

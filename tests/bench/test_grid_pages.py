@@ -12,14 +12,8 @@ import make_results
 from measured_records import grid_record as record
 from measured_records import in_folder
 from result_pages import plot
-from result_pages.grid import (
-    PUBLISHED,
-    comparison_table,
-    finished_sentence,
-    full_page,
-    section,
-    time_ratio,
-)
+from result_pages.comparison import PUBLISHED, comparison_table, finished_sentence, time_ratio
+from result_pages.grid import full_page, section
 from result_pages.records import SolveRecord, of_goal, percentile
 
 if TYPE_CHECKING:

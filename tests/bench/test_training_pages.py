@@ -70,7 +70,7 @@ def without_steps(**changes: Any) -> dict[str, Any]:
 
 def runs(*records: dict[str, Any]) -> list[TrainingRecord]:
     """Return records as runs."""
-    return [TrainingRecord(each) for each in records]
+    return [TrainingRecord.of(each) for each in records]
 
 
 def line(text: str, start: str) -> str:
