@@ -7,7 +7,7 @@ import pytest
 from instances import random_instances, seeded
 from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
 from poetmodel.heuristics.penalties import PenalizedObjective, price
-from poetmodel.problem import Quantity
+from poetmodel.problem import Quantity, weighted
 from poetmodel.schedule import verify
 from poetmodel.solver.outcome import verify_schedule
 from worked import skip_problem
@@ -42,11 +42,11 @@ def test_prices_add_up() -> None:
     """At a weight, decision by decision."""
     problem = skip_problem()
     once = problem.energy.coefficients
-    twice = once.plus(once, 1.0)
+    twice = weighted((once, 1.0), (once, 1.0))
     partial = PartialSchedule(problem.graph, [Restoration(3, 0, recompute=True)])
     assert price(once, partial) > 0
     assert price(twice, partial) == pytest.approx(2 * price(once, partial))
-    assert price(once.times(0.0), partial) == 0
+    assert price(weighted((once, 0.0)), partial) == 0
 
 
 def test_the_penalty_moves_prices_from_the_objective_to_the_limits() -> None:

@@ -14,7 +14,7 @@ from instances import bench_device, random_instance, seeded
 from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, CostError, InputError
 from poetmodel.graph import Graph, operation
-from poetmodel.problem import DeadlineCounts, Problem, Quantity, Surrogate, within
+from poetmodel.problem import DeadlineCounts, Problem, Quantity, within
 
 
 @pytest.fixture
@@ -380,31 +380,6 @@ def test_problem_is_changed_by_replacing(graph: Graph, costs: Costs) -> None:
     assert other.to_dict() == {**problem.to_dict(), "ram_budget_bytes": 50}
 
 
-def test_sums_of_each_meaning_of_time(graph: Graph, costs: Costs) -> None:
-    """Compute alone; with transfers; and for a makespan two sums that are each necessary."""
-    expected = {
-        "compute": [(1, 0)],
-        "serial": [(1, 1)],
-        "overlap": [(1, 0), (0, 1)],
-    }
-    for counts, sums in expected.items():
-        problem = Problem(graph, costs, ram=100, deadline_counts=counts)
-        assert [tuple(counted) for counted in problem.deadline_sums] == sums
-        assert tuple(problem.time_sum) == sums[0]
-        assert problem.is_overlapping == (counts == "overlap")
-
-
-def test_surrogate_adds_a_share_of_the_transfers(graph: Graph, costs: Costs) -> None:
-    """It is no makespan any more; it survives pickling, as its problem does."""
-    problem = Problem(graph, costs, ram=100, deadline=9, deadline_counts="overlap")
-    surrogate = Surrogate.of(problem, transfer_share=0.25)
-    for found in (surrogate, pickle.loads(pickle.dumps(surrogate))):  # noqa: S301 - its own
-        assert not found.is_overlapping
-        assert [tuple(counted) for counted in found.deadline_sums] == [(1, 0.25), (0, 1)]
-        assert found.time_sum.of(4.0, 8.0) == 6.0
-        assert (found.ram_budget_bytes, found.deadline_s) == (100, 9.0)
-
-
 def test_without_drops_the_named_limits_alone(graph: Graph, costs: Costs) -> None:
     """RAM for everything (resident bytes where they count), storage for every tensor, no times."""
     problem = Problem(
@@ -416,3 +391,16 @@ def test_without_drops_the_named_limits_alone(graph: Graph, costs: Costs) -> Non
     timeless = problem.without(Quantity.TIME, Quantity.ENERGY, minimize="time")
     assert (timeless.deadline_s, timeless.energy_budget_j) == (None, None)
     assert (timeless.ram_budget_bytes, timeless.minimize) == (190, Quantity.TIME)
+
+
+def test_resolved_limits_keep_their_amounts(graph: Graph, costs: Costs) -> None:
+    """A percentage is taken anew of what replaces its whole; a number stays."""
+    stated = Problem(graph, costs, ram="50%", deadline="120%", energy_budget="150%")
+    fixed = stated.resolved()
+    assert fixed.to_dict() == stated.to_dict()
+    assert (
+        fixed.to_dict()
+        == Problem.parse(graph, costs, ram="50%", deadline="120%", energy_budget="150%").to_dict()
+    )
+    assert replace(stated, count_parameters=True).ram_budget_bytes == 100
+    assert replace(fixed, count_parameters=True).ram_budget_bytes == 25

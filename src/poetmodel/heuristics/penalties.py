@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from poetmodel.problem import weighted
 
 if TYPE_CHECKING:
     from poetmodel.heuristics.partial_schedule import PartialSchedule
@@ -54,17 +55,17 @@ class PenalizedObjective:
         self.problem = problem
         objective, energy = problem.objective, problem.energy
         self.objective = _free_originals(problem, objective.coefficients)
-        self._greedy = self.objective.times(1 / (objective.scale or 1.0))
+        greedy = [(self.objective, 1 / (objective.baseline or objective.whole or 1.0))]
         if objective != energy:
             tie = _free_originals(problem, energy.coefficients)
-            self._greedy = self._greedy.plus(tie, _TIE / (energy.scale or 1.0))
+            greedy.append((tie, _TIE / (energy.baseline or 1.0)))
         self.limits: list[tuple[Coefficients, float]] = []
-        self._penalty = self.objective.times(0.0)
+        penalty = [(self.objective, 0.0)]
         for limit in problem.linear_limits:
             prices = _free_originals(problem, limit.coefficients)
             self.limits.append((prices, limit.slack))
-            least = max(limit.slack, _TINY * limit.baseline, _TINY)
-            self._penalty = self._penalty.plus(prices, 1 / least)
+            penalty.append((prices, 1 / max(limit.slack, _TINY * limit.baseline, _TINY)))
+        self._greedy, self._penalty = weighted(*greedy), weighted(*penalty)
 
     def prices(self, penalty: float) -> Coefficients:
         """Return what to be greedy about: the objective, and as much of the limits as is asked.
@@ -78,8 +79,8 @@ class PenalizedObjective:
         if not self.limits or penalty == 0:
             return self._greedy
         if penalty == float("inf"):
-            return self._penalty.plus(self._greedy, _TIE)
-        return self._greedy.plus(self._penalty, penalty)
+            return weighted((self._penalty, 1.0), (self._greedy, _TIE))
+        return weighted((self._greedy, 1.0), (self._penalty, penalty))
 
     def balance(self, partial: PartialSchedule) -> float:
         """Return the penalty at which limits weigh as much as the objective."""
@@ -105,4 +106,4 @@ def _free_originals(problem: Problem, coefficients: Coefficients) -> Coefficient
         0.0 if nodes[k].on_aux else one
         for k, one in zip(graph.node_of, coefficients.page_out, strict=True)
     )
-    return replace(coefficients, page_out=page_out)
+    return coefficients._replace(page_out=page_out)

@@ -9,6 +9,7 @@ from poetmodel.problem.objective import (
     Objective,
     Quantity,
     TimeSum,
+    weighted,
 )
 from poetmodel.problem.problem import Problem, within
 from poetmodel.problem.surrogate import Surrogate
@@ -24,5 +25,6 @@ __all__ = [
     "Quantity",
     "Surrogate",
     "TimeSum",
+    "weighted",
     "within",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from operator import mul
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.graph import floor
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -61,8 +62,7 @@ class TimeSum(NamedTuple):
         return self.compute * compute_s + self.transfer * transfer_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coefficients:
+class Coefficients(NamedTuple):
     """What each decision adds to a quantity, in its unit."""
 
     compute: Sequence[float]
@@ -72,25 +72,16 @@ class Coefficients:
     page_out: Sequence[float]
     """For each tensor, one page-out."""
 
-    def times(self, weight: float) -> Coefficients:
-        """Return these at a weight."""
-        return Coefficients(
-            compute=tuple(weight * value for value in self.compute),
-            page_in=tuple(weight * value for value in self.page_in),
-            page_out=tuple(weight * value for value in self.page_out),
+
+def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
+    """Return the sum of coefficients, each at its weight."""
+    weights = [weight for _, weight in parts]
+    return Coefficients(
+        *(
+            tuple(sum(map(mul, weights, values)) for values in zip(*columns, strict=True))
+            for columns in zip(*(coefficients for coefficients, _ in parts), strict=True)
         )
-
-    def plus(self, other: Coefficients, weight: float) -> Coefficients:
-        """Return these and others at a weight, added up."""
-
-        def added(one: Sequence[float], two: Sequence[float]) -> tuple[float, ...]:
-            return tuple(a + weight * b for a, b in zip(one, two, strict=True))
-
-        return Coefficients(
-            compute=added(self.compute, other.compute),
-            page_in=added(self.page_in, other.page_in),
-            page_out=added(self.page_out, other.page_out),
-        )
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,16 +118,25 @@ class Objective:
     """What every schedule pays: that of a single pass. A gap is a fraction of what lies above."""
     least: float = 0.0
     """Lower bound above the baseline that needs no solver: the minimum RAM, else nothing."""
-    scale: float = 1.0
-    """An amount to measure schedules by: the baseline, or all bytes that could be paged out."""
-    unit: float = 1.0
-    """How much one unit of a model's objective is: a thousandth of the baseline, so that gaps that
-    matter are far above a solver's absolute tolerances; where that is nothing, the dearest
-    transfer. For RAM a thousandth of what schedules can use; with a reference one of that."""
+    whole: float = 0.0
+    """Without a baseline, an amount to measure by: RAM that schedules can use, bytes of all
+    tensors [B]."""
     reference: float | None = None
     """Value of a known schedule; only better ones matter."""
     counted: TimeSum | None = field(default=None, compare=False)
     """The sum of times that stands for a makespan, in a surrogate."""
+
+    @property
+    def unit(self) -> float:
+        """How much one unit of a model's objective is.
+
+        A thousandth of the baseline, of the RAM that schedules can use, or of the reference, so
+        that gaps that matter are far above a solver's absolute tolerances; else the dearest
+        transfer.
+        """
+        whole = (self.reference or self.baseline) if self.is_sum else self.whole
+        transfers = (*self.coefficients.page_in, *self.coefficients.page_out)
+        return whole / 1000 or float(max(transfers, default=0.0)) or 1.0
 
     @property
     def in_bytes(self) -> bool:
@@ -159,11 +159,6 @@ class Objective:
         whole_s = self.counted.of(simulation.compute_s or 0.0, simulation.transfer_s or 0.0)
         overhead_s = whole_s - self.baseline
         return overhead_s if overhead_s > ROUNDING * whole_s else 0.0
-
-
-def objective_of(problem: Problem, quantity: Quantity) -> Objective:
-    """Return one quantity of a problem, whether it is minimized or not."""
-    return _BUILDERS[quantity](problem)
 
 
 def linear_limits(problem: Problem) -> Iterator[LinearLimit]:
@@ -196,8 +191,8 @@ def _energy(problem: Problem) -> Objective:
     def charged(energies: Sequence[float], times: Sequence[float], power_w: float) -> list[float]:
         return [energy + power_w * time for energy, time in zip(energies, times, strict=True)]
 
-    return _sum_over_decisions(
-        Quantity.ENERGY,
+    return Objective(
+        quantity=Quantity.ENERGY,
         format=format_joules,
         label="energy overhead",
         figure="energy_j",
@@ -213,8 +208,8 @@ def _energy(problem: Problem) -> Objective:
 
 
 def _time(problem: Problem) -> Objective:
-    return _sum_over_decisions(
-        Quantity.TIME,
+    return Objective(
+        quantity=Quantity.TIME,
         format=format_seconds,
         label="time overhead",
         figure="time_s",
@@ -233,48 +228,30 @@ def _peak_ram(problem: Problem) -> Objective:
         overhead_figure="peak_ram_bytes",
         coefficients=_coefficients(problem),
         least=floor(problem.graph).bytes,
-        unit=problem.useful_ram_bytes / 1000,
+        whole=problem.useful_ram_bytes,
     )
 
 
 def _writes(problem: Problem) -> Objective:
     sizes = problem.graph.tensor_bytes
-    return _sum_over_decisions(
-        Quantity.WRITES,
+    return Objective(
+        quantity=Quantity.WRITES,
         format=format_bytes,
         label="bytes paged out",
         figure="written_bytes",
         overhead_figure="written_bytes",
         coefficients=_coefficients(problem, page_out=sizes),
-        scale=float(sum(sizes)),
+        whole=sum(sizes),
     )
 
 
-_BUILDERS: Final[Mapping[Quantity, Callable[[Problem], Objective]]] = {
+OBJECTIVES: Final[Mapping[Quantity, Callable[[Problem], Objective]]] = {
     Quantity.ENERGY: _energy,
     Quantity.TIME: _time,
     Quantity.RAM: _peak_ram,
     Quantity.WRITES: _writes,
 }
-
-
-def _sum_over_decisions(
-    quantity: Quantity,
-    *,
-    coefficients: Coefficients,
-    baseline: float = 0.0,
-    scale: float | None = None,
-    **facts: Any,
-) -> Objective:
-    transfers = (*coefficients.page_in, *coefficients.page_out)
-    return Objective(
-        quantity=quantity,
-        coefficients=coefficients,
-        baseline=baseline,
-        scale=baseline if scale is None else scale,
-        unit=baseline / 1000 or float(max(transfers, default=0.0)) or 1.0,
-        **facts,
-    )
+"""What makes the objective of each quantity."""
 
 
 def _times(problem: Problem, counted: TimeSum) -> Coefficients:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import shown
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem.objective import (
+    OBJECTIVES,
     RELATIVE_TOLERANCE,
     DeadlineCounts,
     Quantity,
     TimeSum,
     linear_limits,
-    objective_of,
 )
 from poetmodel.problem.parse import resolve_choices, resolve_limits
 from poetmodel.units import brief, format_bytes, format_seconds
@@ -220,7 +220,7 @@ class Problem:
 
     def quantity(self, quantity: Quantity) -> Objective:
         """Return a quantity, whether it is minimized or not."""
-        return objective_of(self, quantity)
+        return OBJECTIVES[quantity](self)
 
     # -- time --------------------------------------------------------------------------------
 

@@ -67,8 +67,7 @@ class Surrogate(Problem):
         if quantity == Quantity.TIME and self.transfer_share is not None:
             found = replace(found, counted=self.time_sum)
         if quantity == self.minimize and self.reference_value is not None and found.is_sum:
-            reference = self.reference_value
-            found = replace(found, reference=reference, unit=reference / 1000)
+            found = replace(found, reference=self.reference_value)
         return found
 
     def without(self, *quantities: Quantity, **changes: Any) -> Self:
