@@ -10,8 +10,7 @@ import pytest
 from figure_rows import row, without
 from poetmodel.bench.pictures import Map, Panel, digest, draw, panels
 from poetmodel.graph.catalogue import load_model
-from poetmodel.report.pictures import Kind
-from poetmodel.report.stages import stage_map
+from poetmodel.report.pictures import Kind, stage_map
 from poetmodel.schedule import checkpoint_all
 
 if TYPE_CHECKING:

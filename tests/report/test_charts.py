@@ -8,8 +8,7 @@ import pytest
 
 from poetmodel.problem import Problem
 from poetmodel.report.charts import KINDS, front_chart, ram_chart, stage_chart
-from poetmodel.report.pictures import Kind
-from poetmodel.report.stages import stage_map
+from poetmodel.report.pictures import Kind, stage_map
 from poetmodel.schedule import Schedule
 from report_subjects import subject
 from worked import even_costs, skip_graph, skip_problem
@@ -69,7 +68,7 @@ def test_ram_over_the_time_of_the_plan() -> None:
 def test_curve_keeps_its_corners() -> None:
     """What is left out of the curve changes its value at no time."""
     one = subject(skip_problem(recompute=False))
-    from poetmodel.report.timeline import plan_timeline
+    from poetmodel.report.pictures import plan_timeline
 
     assert one.plan is not None
     assert one.check is not None

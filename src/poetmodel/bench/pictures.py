@@ -12,8 +12,7 @@ from poetmodel.bench.runs import graph_of
 from poetmodel.bench.summaries import grouped, is_solved, overhead_ratio
 from poetmodel.data import write_bytes
 from poetmodel.errors import InputError
-from poetmodel.report.pictures import COLOURS, Kind
-from poetmodel.report.stages import stage_map
+from poetmodel.report.pictures import COLOURS, Kind, stage_map
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.report.presenter import rows
+from poetmodel.report.presenter import escaped, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -263,17 +263,6 @@ def listing(
 
 def _cell(text: str) -> str:
     return printable(text.rstrip(), most=MOST_CELL, most_of_a_word=MOST_NAME_IN_CELL)
-
-
-def escaped(text: str) -> str:
-    r"""Return a text with control characters spelled out, so that no name can steer a terminal.
-
-    Examples
-    --------
-    >>> print(escaped("a\x1b[31m b"))
-    a\x1b[31m b
-    """
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def printable(text: str, *, most: int = MOST_SENTENCE, most_of_a_word: int = MOST_NAME) -> str:

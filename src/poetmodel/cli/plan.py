@@ -22,12 +22,12 @@ from poetmodel.cli.options import (
     output,
     what,
 )
-from poetmodel.cli.output import escaped, figures, print_json, print_text, print_written, show
+from poetmodel.cli.output import figures, print_json, print_text, print_written, show
 from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
 from poetmodel.problem import DeadlineCounts, Problem
-from poetmodel.report.presenter import count, room_facts, row
+from poetmodel.report.presenter import count, escaped, room_facts, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:

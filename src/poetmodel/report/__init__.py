@@ -1,15 +1,23 @@
 """Pictures of plans and schedules, described once and drawn as PNG, SVG or HTML."""
 
 from poetmodel.report.drawing import check_picture, draw
-from poetmodel.report.pictures import Bar, Cell, Curve, Grid, Kind, Lane, Timeline
-from poetmodel.report.stages import stage_map
-from poetmodel.report.timeline import plan_timeline
+from poetmodel.report.pictures import (
+    Bar,
+    Curve,
+    Grid,
+    GridCell,
+    Kind,
+    Lane,
+    Timeline,
+    plan_timeline,
+    stage_map,
+)
 
 __all__ = [
     "Bar",
-    "Cell",
     "Curve",
     "Grid",
+    "GridCell",
     "Kind",
     "Lane",
     "Timeline",

@@ -5,13 +5,19 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.report.pictures import COLOURS, Kind
-from poetmodel.report.stages import colour_of, stage_actions
-from poetmodel.report.timeline import plan_timeline, size_unit
+from poetmodel.report.pictures import (
+    COLOURS,
+    Kind,
+    colour_of,
+    plan_timeline,
+    size_unit,
+    stage_actions,
+)
+from poetmodel.report.presenter import escaped
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from poetmodel.report.subject import Subject
 
@@ -53,11 +59,6 @@ def kinds() -> list[dict[str, str]]:
     ]
 
 
-def line_colours() -> list[dict[str, str]]:
-    """Return the colours of lines, in turn."""
-    return [{"light": light, "dark": dark} for light, dark in LINES]
-
-
 def stage_chart(subject: Subject) -> dict[str, Any]:
     """Return the map of a schedule, stages by nodes (POET, ICML 2022, figure 2).
 
@@ -73,7 +74,7 @@ def stage_chart(subject: Subject) -> dict[str, Any]:
     cells: dict[int, list[tuple[int, int]]] = {}
     for (t, k), actions in sorted(stage_actions(graph, subject.schedule).items()):
         words = "; ".join(
-            f"{kind} {_size(graph.tensor_bytes[i] for i in actions[kind])}"
+            f"{kind} {format_bytes(sum(graph.tensor_bytes[i] for i in actions[kind]))}"
             for kind in KINDS
             if kind in actions
         )
@@ -88,7 +89,7 @@ def stage_chart(subject: Subject) -> dict[str, Any]:
             else:
                 runs.append([column, t, t, label])
     return {
-        "columns": [_shown(node.name) for node in graph.nodes],
+        "columns": [escaped(node.name) for node in graph.nodes],
         "labels": [list(label) for label in labels],
         "runs": runs,
     }
@@ -136,7 +137,7 @@ def front_chart(
         "size": unit,
         "scale": scale,
         "log": _spans_decades([_overhead(row) for row in held]),
-        "colours": line_colours(),
+        "colours": [{"light": light, "dark": dark} for light, dark in LINES],
     }
 
 
@@ -156,7 +157,7 @@ def _by_time(subject: Subject) -> dict[str, Any]:
             KINDS.index(bar.kind),
             _short(bar.start),
             _short(bar.end - bar.start),
-            _shown(bar.details),
+            escaped(bar.details),
         ]
         for place, lane in enumerate(picture.lanes)
         for bar in lane.bars
@@ -169,7 +170,7 @@ def _by_time(subject: Subject) -> dict[str, Any]:
     last = points[-1][0] or 1.0
     factor = last / (check.makespan_s or 1.0)
     scale, unit = size_unit(max(check.peak_ram_bytes, plan.ram_budget_bytes or 0))
-    name = _shown(known[step.index].name)
+    name = escaped(known[step.index].name)
     words = f"{position}: {step.op.replace('_', ' ')} {name}"
     return {
         "lanes": [lane.name for lane in picture.lanes],
@@ -198,13 +199,13 @@ def _by_step(subject: Subject) -> dict[str, Any]:
     curve, budget = simulation.curve, subject.budget_bytes
     scale, unit = size_unit(max(simulation.peak_ram_bytes, budget or 0))
     texts = [
-        f"step {x}: {_shown(graph.nodes[point.node].name)} in stage {point.stage}, "
+        f"step {x}: {escaped(graph.nodes[point.node].name)} in stage {point.stage}, "
         f"{format_bytes(point.ram_bytes)}"
         for x, point in enumerate(curve)
     ]
     x = curve.index(simulation.peak) if simulation.peak in curve else 0
     points = [(float(at), point.ram_bytes / scale) for at, point in enumerate(curve)]
-    name = _shown(graph.nodes[simulation.peak.node].name)
+    name = escaped(graph.nodes[simulation.peak.node].name)
     return {
         "lanes": [],
         "bars": [],
@@ -266,21 +267,12 @@ def _overhead(row: Mapping[str, Any]) -> float:
 
 def _point(row: Mapping[str, Any], *, on_front: bool) -> str:
     parts = [
-        f"{_shown(_method(row))} at {_shown(row['ram'])}",
+        f"{escaped(_method(row))} at {escaped(row['ram'])}",
         f"overhead {_overhead(row):.4g} %",
         f"peak {format_bytes(row['peak_ram_bytes'])}",
         "proven optimal" if row["status"] == "optimal" else "not proven",
     ]
     return ", ".join(parts + ["on the front of energy, RAM and time"] * on_front)
-
-
-def _size(sizes: Iterable[int]) -> str:
-    return format_bytes(sum(sizes))
-
-
-def _shown(text: str) -> str:
-    """Return a text whose control characters are spelled out."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _short(value: float) -> float:

@@ -9,17 +9,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import room_figures
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
-from poetmodel.report.decisions import WORDS, decision_rows
 from poetmodel.result import relative_gap
+from poetmodel.schedule.decisions import Choice, find_decisions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.device import Device
     from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
     from poetmodel.report.subject import Sources, Subject
+    from poetmodel.schedule import Schedule
     from poetmodel.schedule.io import ProblemEntry
 
+CHOICES: Final = {
+    **{choice: str(choice) for choice in Choice},
+    Choice.BOTH: "recomputed and paged",
+    Choice.UNUSED: "never read",
+}
+"""The decisions on tensors, as a report calls them."""
 _PACKAGES: Final = {"highs": ("highspy",), "scip": ("pyscipopt",), "gurobi": ("gurobipy",)}
 """The packages of each back end."""
 
@@ -144,7 +152,7 @@ def _counts(subject: Subject) -> dict[str, Any]:
     found = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
     schedule = subject.schedule
     return {
-        "tensors": {choice: found[choice] for choice in WORDS.values()},
+        "tensors": {choice: found[choice] for choice in CHOICES.values()},
         "recomputations": sum(k < t for t, k in schedule.R),
         "page_outs": len(schedule.M_out),
         "page_ins": len(schedule.M_in),
@@ -261,3 +269,31 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
 def _given(option: str, value: object) -> tuple[str, ...]:
     """Return an option with its value; nothing without a value."""
     return () if value is None else (option, f"{value}")
+
+
+def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, Any]]:
+    """Yield a row for each tensor, in the order of the graph.
+
+    If a node has several tensors, the first one has the cost of recomputing the node, so that
+    energies add up to the overhead (without idle power during overlapping transfers).
+    """
+    graph = problem.graph
+    starts_in_ram = Counter(i for _, i in schedule.S_RAM)
+    for decision in find_decisions(problem, schedule):
+        i = decision.tensor
+        k = graph.node_of[i]
+        not_its_own = 0 if graph.outputs_of[k][0] == i else len(decision.recomputed)
+        yield {
+            "tensor": graph.tensors[i].name,
+            "node": graph.nodes[k].name,
+            "size_bytes": graph.tensor_bytes[i],
+            "choice": CHOICES[decision.choice],
+            "first_stage": k,
+            "last_stage": decision.in_ram[-1][1],
+            "ram_stages": starts_in_ram[i],
+            "recomputed": len(decision.recomputed),
+            "paged_out": len(decision.paged_out),
+            "paged_in": len(decision.paged_in),
+            "energy_j": decision.energy_j - not_its_own * problem.energy.coefficients.compute[k],
+            "time_s": decision.time_s - not_its_own * problem.table.compute_time_s[k],
+        }

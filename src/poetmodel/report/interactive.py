@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.report.pictures import COLOURS, CURVE_COLOUR, LIMIT_COLOUR, Grid
+from poetmodel.report.presenter import escaped
 
 if TYPE_CHECKING:
     from poetmodel.report.pictures import Kind, Timeline
@@ -30,8 +31,7 @@ def page(picture: Timeline | Grid) -> str:
 
 def safe(text: str) -> str:
     """Return a text that plotly shows as it is: it takes `<` for the start of a tag."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    return shown.replace("&", "&amp;").replace("<", "&lt;")
+    return escaped(text).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _timeline(picture: Timeline) -> Any:

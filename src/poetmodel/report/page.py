@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.data import write_bytes
 from poetmodel.errors import MissingExtraError
 from poetmodel.report.charts import KINDS, front_chart, kinds, ram_chart, stage_chart
-from poetmodel.report.decisions import WORDS, decision_rows
-from poetmodel.report.facts import facts, graph_facts
+from poetmodel.report.facts import CHOICES, decision_rows, facts, graph_facts
 from poetmodel.report.figures import (
     COLUMNS,
     FIRST_PARTS,
@@ -125,7 +124,7 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
             (subject.label, list(decision_rows(subject.problem, subject.schedule)))
             for subject in subjects
         ],
-        choices=list(WORDS.values()),
+        choices=list(CHOICES.values()),
         timed=any(subject.costs is not None for subject in subjects),
         has_plan=[subject.plan is not None for subject in subjects],
         fronts=fronts,

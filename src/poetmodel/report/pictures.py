@@ -1,13 +1,21 @@
-"""What a picture shows, in plain values that know no drawing library."""
+"""Pictures of plans over time and schedules by stage, in values that know no drawing library."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.plan import Op
+from poetmodel.units import format_bytes, format_seconds
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from poetmodel.graph import Graph
+    from poetmodel.plan import Instruction, Moment, Plan, PlanCheck
+    from poetmodel.schedule import Schedule
 
 
 class Kind(StrEnum):
@@ -40,16 +48,22 @@ CURVE_COLOUR: Final = "#555555"
 LIMIT_COLOUR: Final = "#B00020"
 
 
+def _in_order(kinds: Iterable[Kind | None]) -> tuple[Kind, ...]:
+    """Return the kinds that occur, in the order of `Kind`."""
+    found = set(kinds)
+    return tuple(kind for kind in Kind if kind in found)
+
+
+# -- a plan over time --------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A stretch of time on a lane."""
+    """A stretch of time on a lane, in the unit of the time axis."""
 
     start: float
-    """In the unit of the picture's time axis."""
     end: float
-    """As `start`."""
     kind: Kind
-    """What it is."""
     name: str
     """Stands on it where there is room."""
     details: str
@@ -58,12 +72,10 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """A row of bars."""
+    """A named row of bars, in order of time."""
 
     name: str
-    """Stands beside it."""
     bars: tuple[Bar, ...]
-    """In order of time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,31 +89,127 @@ class Curve:
     limit: float | None
     """A limit to draw, if there is one."""
     limit_name: str
-    """What the limit is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Lanes of bars above a curve, over one time axis."""
+    """Lanes of bars, from the top, above a curve, over one time axis."""
 
     title: str
-    """Stands above it."""
     time_name: str
     """Label of the time axis, unit included."""
     lanes: tuple[Lane, ...]
-    """From the top."""
     curve: Curve
-    """Below them."""
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that occur, in the order of `Kind`."""
-        found = {bar.kind for lane in self.lanes for bar in lane.bars}
-        return tuple(kind for kind in Kind if kind in found)
+        """The kinds that occur."""
+        return _in_order(bar.kind for lane in self.lanes for bar in lane.bars)
+
+
+_TIMES: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_SIZES: Final = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+_KINDS: Final = {
+    Op.PAGE_IN: Kind.PAGED_IN,
+    Op.PAGE_OUT: Kind.PAGED_OUT,
+    Op.WAIT: Kind.STALL,
+}
+
+
+def plan_timeline(graph: Graph, plan: Plan, check: PlanCheck) -> Timeline:
+    """Describe the picture of a plan, of which `check` knows the times.
+
+    There is a lane for the core, with its stalls, one for the bus, and the RAM curve. In a blocking
+    plan the core is busy while the bus is.
+    """
+    factor, unit = _unit(check.makespan_s or 0.0, _TIMES)
+    scale, unit_name = size_unit(max(check.peak_ram_bytes, plan.ram_budget_bytes or 0))
+    bars: dict[bool, list[Bar]] = {False: [], True: []}
+    for on_bus, bar in _bars(graph, plan, check, factor):
+        bars[on_bus].append(bar)
+    lanes = [Lane(name="core", bars=tuple(bars[False]))]
+    if bars[True]:
+        lanes.append(Lane(name="bus", bars=tuple(bars[True])))
+    points = tuple((time / factor, size / scale) for time, size in _levels(plan, check))
+    budget = plan.ram_budget_bytes
+    place = f" on {plan.device}" if plan.device else ""
+    stall = f", stall {format_seconds(check.stall_s)}" if check.stall_s else ""
+    return Timeline(
+        title=(
+            f"{graph.name}{place}, {plan.mode} transfers: "
+            f"{format_seconds(check.makespan_s or 0.0)}{stall}, peak RAM "
+            f"{format_bytes(check.peak_ram_bytes)}"
+        ),
+        time_name=f"time [{unit}]",
+        lanes=tuple(lanes),
+        curve=Curve(
+            name=f"RAM [{unit_name}]",
+            points=points,
+            limit=None if budget is None else budget / scale,
+            limit_name="" if budget is None else f"budget {format_bytes(budget)}",
+        ),
+    )
+
+
+def size_unit(largest_bytes: float) -> tuple[float, str]:
+    """Return the unit that suits sizes up to this one: its bytes and its name."""
+    return _unit(largest_bytes, _SIZES)
+
+
+def _bars(graph: Graph, plan: Plan, check: PlanCheck, factor: float) -> Iterator[tuple[bool, Bar]]:
+    """Yield every bar that takes time, and whether it is the bus's."""
+    computed: set[int] = set()
+    for position, (step, moment) in enumerate(zip(plan.program, check.moments, strict=True)):
+        op, index = step
+        again = op == Op.COMPUTE and index in computed
+        if op == Op.COMPUTE:
+            computed.add(index)
+        if moment.end_s <= moment.start_s:
+            continue
+        kind = _KINDS.get(op, Kind.RECOMPUTED if again else Kind.COMPUTED)
+        bar = Bar(
+            start=moment.start_s / factor,
+            end=moment.end_s / factor,
+            kind=kind,
+            name=_name(graph, step),
+            details=_details(graph, step, moment, f"{position}: {kind} {_name(graph, step)}"),
+        )
+        yield op in (Op.PAGE_IN, Op.PAGE_OUT), bar
+
+
+def _name(graph: Graph, step: Instruction) -> str:
+    known = graph.nodes if step.op == Op.COMPUTE else graph.tensors
+    return known[step.index].name if 0 <= step.index < len(known) else f"number {step.index}"
+
+
+def _details(graph: Graph, step: Instruction, moment: Moment, what: str) -> str:
+    parts = [what, f"takes {format_seconds(moment.end_s - moment.start_s)}"]
+    if step.op != Op.COMPUTE and 0 <= step.index < len(graph.tensors):
+        parts.append(format_bytes(graph.tensor_bytes[step.index]))
+    parts.append(f"RAM {format_bytes(moment.high_bytes)}")
+    return ", ".join(parts)
+
+
+def _levels(plan: Plan, check: PlanCheck) -> Iterator[tuple[float, int]]:
+    """Yield (time [s], RAM from then on [B])."""
+    yield 0.0, 0
+    for step, moment in zip(plan.program, check.moments, strict=True):
+        yield moment.issued_s, moment.high_bytes
+        yield (moment.end_s if step.op == Op.COMPUTE else moment.issued_s), moment.ram_bytes
+    if check.moments:
+        yield check.makespan_s or 0.0, check.moments[-1].ram_bytes
+
+
+def _unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    """Return the largest unit of which there is at least one, else the smallest."""
+    return next((unit for unit in units if largest >= unit[0]), units[-1])
+
+
+# -- a schedule by stages ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class GridCell:
     """What happens at one row and column of a grid."""
 
     row: int
@@ -116,29 +224,83 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Coloured cells under named columns, beside named rows."""
+    """Coloured cells, at most one per row and column; rows and columns have names."""
 
     title: str
-    """Stands above it."""
     row_name: str
     """What rows are."""
     column_name: str
     """What columns are."""
     rows: tuple[str, ...]
-    """Names of the rows, from the top."""
+    """From the top."""
     columns: tuple[str, ...]
-    """Names of the columns, from the left."""
-    cells: tuple[Cell, ...]
-    """At most one per row and column."""
+    """From the left."""
+    cells: tuple[GridCell, ...]
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that occur as colours, in the order of `Kind`."""
-        found = {cell.kind for cell in self.cells}
-        return tuple(kind for kind in Kind if kind in found)
+        """The kinds that occur as colours."""
+        return _in_order(cell.kind for cell in self.cells)
 
     @property
     def marks(self) -> tuple[Kind, ...]:
-        """The kinds that occur as marks, in the order of `Kind`."""
-        found = {cell.mark for cell in self.cells}
-        return tuple(kind for kind in Kind if kind in found)
+        """The kinds that occur as marks."""
+        return _in_order(cell.mark for cell in self.cells)
+
+
+def stage_map(graph: Graph, schedule: Schedule) -> Grid:
+    """Describe the map of a schedule: a row per stage, a column per node (POET, figure 2).
+
+    Each cell is computed, recomputed, paged in or kept, in this order where several apply to the
+    tensors of one node; what is paged out bears a mark.
+    """
+    names = tuple(node.name for node in graph.nodes)
+    cells = tuple(
+        _cell(t, k, kinds, f"stage {t} ({names[t]}), {names[k]}")
+        for (t, k), kinds in sorted(stage_actions(graph, schedule).items())
+    )
+    moved = (
+        f"{sum(k < t for t, k in schedule.R)} recomputations, {len(schedule.M_out)} page-outs, "
+        f"{len(schedule.M_in)} page-ins"
+    )
+    return Grid(
+        title=f"{graph.name}: {moved}",
+        row_name="stage, by the node it first computes",
+        column_name="node",
+        rows=names,
+        columns=names,
+        cells=cells,
+    )
+
+
+def stage_actions(
+    graph: Graph, schedule: Schedule
+) -> dict[tuple[int, int], dict[Kind, tuple[int, ...]]]:
+    """Return, by stage and node, the tensors that are computed, recomputed, kept or paged."""
+    found: defaultdict[tuple[int, int], dict[Kind, tuple[int, ...]]] = defaultdict(dict)
+    for t, k in schedule.R:
+        found[t, k][Kind.RECOMPUTED if k < t else Kind.COMPUTED] = graph.outputs_of[k]
+    for kind, pairs in (
+        (Kind.KEPT, schedule.S_RAM),
+        (Kind.PAGED_IN, schedule.M_in),
+        (Kind.PAGED_OUT, schedule.M_out),
+    ):
+        for t, i in pairs:
+            there = found[t, graph.node_of[i]]
+            there[kind] = (*there.get(kind, ()), i)
+    return dict(found)
+
+
+def colour_of(kinds: Iterable[Kind]) -> Kind:
+    """Return the kind that colours a cell of which several hold."""
+    held = set(kinds)
+    order = (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.KEPT)
+    return next((kind for kind in order if kind in held), Kind.PAGED_OUT)
+
+
+def _cell(row: int, column: int, kinds: Iterable[Kind], place: str) -> GridCell:
+    held = set(kinds)
+    mark = Kind.PAGED_OUT if Kind.PAGED_OUT in held else None
+    kind = colour_of(held)
+    words = ", ".join(str(kind) for kind in Kind if kind in held)
+    return GridCell(row=row, column=column, kind=kind, mark=mark, details=f"{place}: {words}")

@@ -94,7 +94,18 @@ def look_up(found: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-# -- units -------------------------------------------------------------------------------------
+# -- words -------------------------------------------------------------------------------------
+
+
+def escaped(text: str) -> str:
+    r"""Return a text with control characters spelled out, so that no name can steer a terminal.
+
+    Examples
+    --------
+    >>> print(escaped("a\x1b[31m b"))
+    a\x1b[31m b
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def count(value: float | None) -> str:

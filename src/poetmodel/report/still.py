@@ -10,7 +10,7 @@ from poetmodel.report.pictures import COLOURS, CURVE_COLOUR, LIMIT_COLOUR, Grid,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from poetmodel.report.pictures import Bar, Cell, Lane, Timeline
+    from poetmodel.report.pictures import Bar, GridCell, Lane, Timeline
 
 DOTS_PER_INCH: Final = 150
 FONT: Final = 6.0
@@ -59,9 +59,13 @@ def image(picture: Timeline | Grid, form: str) -> bytes:
 
 def shortened(name: str) -> str:
     """Return a name that fits, with only characters that can be drawn."""
-    text = "".join(c if c.isprintable() and c.isascii() else "?" for c in name)
+    text = _drawable(name)
     half = SHORTENED // 2 - 1
     return text if len(text) <= SHORTENED else f"{text[:half]}..{text[-half:]}"
+
+
+def _drawable(text: str) -> str:
+    return "".join(c if c.isprintable() and c.isascii() else "?" for c in text)
 
 
 def _clamped(inches: float) -> float:
@@ -86,7 +90,7 @@ def _timeline(picture: Timeline) -> Any:
     lanes.set_yticks(range(len(picture.lanes)), [lane.name for lane in picture.lanes])
     lanes.set_ylim(len(picture.lanes) - 0.5, -0.5)
     lanes.set_xlim(0, end)
-    lanes.set_title(shortened_title(picture.title), loc="left", fontsize=FONT + 3)
+    lanes.set_title(_drawable(picture.title), loc="left", fontsize=FONT + 3)
     times, values = zip(*picture.curve.points, strict=True) if picture.curve.points else ((), ())
     curve.step(times, values, where="post", color=CURVE_COLOUR, linewidth=0.8)
     curve.fill_between(times, values, step="post", color=CURVE_COLOUR, alpha=0.2, linewidth=0)
@@ -141,11 +145,6 @@ def _draw_lane(axes: Any, place: int, lane: Lane, *, room: float) -> None:
             )
 
 
-def shortened_title(title: str) -> str:
-    """Return a title with only characters that can be drawn."""
-    return "".join(c if c.isprintable() and c.isascii() else "?" for c in title)
-
-
 # -- grids -------------------------------------------------------------------------------------
 
 
@@ -178,12 +177,12 @@ def _grid(picture: Grid) -> Any:
     axes.set_axisbelow(True)
     axes.set_xlabel(picture.column_name)
     axes.set_ylabel(picture.row_name)
-    axes.set_title(shortened_title(picture.title), loc="left", fontsize=FONT + 3)
+    axes.set_title(_drawable(picture.title), loc="left", fontsize=FONT + 3)
     _legend(axes, (*picture.kinds, *picture.marks))
     return figure
 
 
-def _runs(cells: Iterable[Cell]) -> Iterator[tuple[int, int, int]]:
+def _runs(cells: Iterable[GridCell]) -> Iterator[tuple[int, int, int]]:
     """Yield column, first and last row of cells that follow each other in a column."""
     places = sorted((cell.column, cell.row) for cell in cells)
     first = 0
