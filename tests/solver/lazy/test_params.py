@@ -50,7 +50,6 @@ def test_all_faults_are_told_at_once() -> None:
         LazyParams(single_row_gain_ratio=0.0, leave_gap_ratio=0.0),
         LazyParams(few_rows=100, wide_gap_rows=100, single_row_gain_ratio=1.0),
     ],
-    ids=str,
 )
 def test_no_answer_depends_on_them(params: LazyParams) -> None:
     """With anything left out the optimum is proved all the same."""
