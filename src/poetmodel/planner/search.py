@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from poetmodel.errors import InputError
 from poetmodel.plan import Instruction, Op
 from poetmodel.problem import RELATIVE_TOLERANCE
 
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
     from poetmodel.planner.windows import TransferWindows
 
 
-_ROUNDS: Final = ((3, 1), (12, 1), (32, 1), (24, 2), (64, 4), (256, 4), (1024, 4))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchParameters:
-    """How much of all choices the search looks at."""
+    """How much of all choices the search looks at; every number is 1 or more."""
 
-    rounds: tuple[tuple[int, int], ...] = _ROUNDS
+    rounds: tuple[tuple[int, int], ...] = (
+        *((3, 1), (12, 1), (32, 1)),
+        *((24, 2), (64, 4), (256, 4), (1024, 4)),
+    )
     """Round by round: labels kept per gap, and transfers of a kind that may begin next."""
     labels: int = 6_000
     """Labels that all rounds after the first may make together, about."""
@@ -33,6 +34,12 @@ class SearchParameters:
     """Page-ins that are tried for room in one gap."""
     lookahead: int = 24
     """Transfers that an estimate takes one by one."""
+
+    def __post_init__(self) -> None:
+        numbers = (self.labels, self.continuations, self.candidates, self.lookahead)
+        if not self.rounds or min(*chain(*self.rounds), *numbers) < 1:
+            msg = f"parameters of the search: expected numbers from 1, got {self}"
+            raise InputError(msg)
 
 
 DEFAULT_PARAMETERS: Final = SearchParameters()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from poetmodel.plan import Instruction, Op
 from poetmodel.schedule import rows_of_pairs
@@ -37,10 +37,15 @@ def program_of(graph: Graph, schedule: Schedule) -> Program:
     ----------
     Patil et al., POET (ICML 2022), Algorithm 2; ``docs/deviations.md`` lists what differs.
     """
-    stages = _Stages(graph, schedule)
-    return tuple(
-        instruction for t in range(len(graph.nodes)) for instruction in stages.instructions(t)
-    )
+    n = len(graph.nodes)
+    kept = rows_of_pairs(schedule.S_RAM, n + 1)
+    moved = (rows_of_pairs(pairs, n) for pairs in (schedule.M_in, schedule.M_out))
+    stages = map(_Stage, rows_of_pairs(schedule.R, n), kept, kept[1:], *moved)
+    program: list[Instruction] = []
+    for stage in stages:
+        check_time_limit()
+        program.extend(stage.instructions(graph))
+    return tuple(program)
 
 
 def moves_of(graph: Graph, schedule: Schedule) -> Program:
@@ -113,23 +118,21 @@ def start_at_use(graph: Graph, moves: Sequence[Instruction]) -> Program:
     return tuple(steps)
 
 
-class _Stages:
-    """The relations of a schedule by stage, and what a stage does step by step."""
+class _Stage(NamedTuple):
+    """What the relations of a schedule say of one stage."""
 
-    def __init__(self, graph: Graph, schedule: Schedule) -> None:
-        self.graph = graph
-        n = len(graph.nodes)
-        self.computed = rows_of_pairs(schedule.R, n)
-        self.kept = rows_of_pairs(schedule.S_RAM, n + 1)
-        self.paged_in = rows_of_pairs(schedule.M_in, n)
-        self.paged_out = rows_of_pairs(schedule.M_out, n)
+    computed: list[int]
+    kept: list[int]
+    kept_next: list[int]
+    """What the next stage begins with."""
+    paged_in: list[int]
+    paged_out: list[int]
 
-    def instructions(self, t: int) -> Iterator[Instruction]:
-        """Yield what stage `t` does."""
-        check_time_limit()
-        computed = set(self.computed[t])
-        page_in, page_out = self._by_node(self.paged_in[t]), self._by_node(self.paged_out[t])
-        done_with = self._done_with(t)
+    def instructions(self, graph: Graph) -> Iterator[Instruction]:
+        """Yield what the stage does, step by step."""
+        computed = set(self.computed)
+        page_in, page_out = _by_node(graph, self.paged_in), _by_node(graph, self.paged_out)
+        done_with = self._done_with(graph)
         for k in sorted(computed | page_in.keys() | page_out.keys() | done_with.keys()):
             written = page_out.get(k, [])
             going = sorted(done_with.get(k, ()))
@@ -137,7 +140,7 @@ class _Stages:
                 yield Instruction(Op.PAGE_IN, i)
             if k in computed:
                 yield Instruction(Op.COMPUTE, k)
-                touched = {*self.graph.inputs_of[k], *self.graph.outputs_of[k]}.difference(written)
+                touched = {*graph.inputs_of[k], *graph.outputs_of[k]}.difference(written)
                 yield from _frees(i for i in going if i in touched)
                 going = [i for i in going if i not in touched]
             for i in written:
@@ -147,24 +150,24 @@ class _Stages:
                     yield Instruction(Op.FREE, i)
             yield from _frees(going)
 
-    def _by_node(self, tensors: Iterable[int]) -> dict[int, list[int]]:
-        made_by: dict[int, list[int]] = {}
-        for i in tensors:
-            made_by.setdefault(self.graph.node_of[i], []).append(i)
-        return made_by
-
-    def _done_with(self, t: int) -> dict[int, list[int]]:
-        """Return for each step of stage `t` the tensors that go at its end."""
-        held = {*self.kept[t], *self.paged_in[t]}
+    def _done_with(self, graph: Graph) -> dict[int, list[int]]:
+        """Return for each step the tensors that go at its end."""
+        held = {*self.kept, *self.paged_in}
         last_use: dict[int, int] = {}
-        for k in self.computed[t]:
-            held.update(self.graph.outputs_of[k])
-            for i in self.graph.inputs_of[k]:
-                last_use[i] = k
+        for k in self.computed:
+            held.update(graph.outputs_of[k])
+            last_use.update(dict.fromkeys(graph.inputs_of[k], k))
         done: dict[int, list[int]] = {}
-        for i in held.difference(self.kept[t + 1]):
-            done.setdefault(last_use.get(i, self.graph.node_of[i]), []).append(i)
+        for i in held.difference(self.kept_next):
+            done.setdefault(last_use.get(i, graph.node_of[i]), []).append(i)
         return done
+
+
+def _by_node(graph: Graph, tensors: Iterable[int]) -> dict[int, list[int]]:
+    made_by: dict[int, list[int]] = {}
+    for i in tensors:
+        made_by.setdefault(graph.node_of[i], []).append(i)
+    return made_by
 
 
 def _frees(tensors: Iterable[int]) -> Iterator[Instruction]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PageIn:
     """A page-in; gap `g` is the place right before computation `g`."""
 
@@ -25,13 +25,13 @@ class PageIn:
     time_s: float
     first: int
     """First gap that it may begin in: no older copy is used after it, and RAM allows it alone."""
-    last: int
+    last: int = 0
     """The computation that reads it first, and so the last gap."""
-    source: int | None
+    source: int | None = None
     """Which page-out puts the tensor on storage; None where it lies there from the start."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PageOut:
     """A page-out; its gaps are numbered as those of a page-in."""
 
@@ -42,9 +42,9 @@ class PageOut:
     """First gap that it may begin in: right after the computation that makes the tensor."""
     last: int
     """The gap before the tensor is computed again; the number of computations if it is not."""
-    unused: int
+    unused: int = 0
     """The gap from which on nothing reads this copy any more."""
-    due: int
+    due: int = 0
     """The first gap at which something waits for it: RAM is short, or a page-in reads it."""
 
 
@@ -94,11 +94,10 @@ class TransferWindows:
         TransferWindows
             Limited by RAM and by the life of the copies.
         """
-        finder = _WindowFinder(graph, moves)
+        finder = _WindowFinder(graph, table, moves)
         for place, step in enumerate(moves):
             finder.step(place, step)
-        finder.close_all()
-        return finder.windows(table, ram_budget_bytes)
+        return finder.windows(ram_budget_bytes)
 
     def steps(self, chosen: Iterable[tuple[int, Instruction]]) -> tuple[Instruction, ...]:
         """Put transfers, given with their gaps and in bus order, between the computations."""
@@ -122,33 +121,25 @@ class _Copy:
     """First computation at which it is in RAM beside what the computation makes."""
     end: int
     """The gap from which on nothing reads it."""
-    page_in: _Window | None = None
-    page_out: _Window | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class _Window:
-    """A transfer whose window is not complete yet."""
-
-    tensor: int
-    first: int
-    last: int = 0
-    unused: int = 0
-    source: _Window | None = None
+    page_in: PageIn | None = None
+    page_out: PageOut | None = None
 
 
 class _WindowFinder:
     """Follows the copies of tensors through the moves."""
 
-    def __init__(self, graph: Graph, moves: Sequence[Instruction]) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, table: CostTable, moves: Sequence[Instruction]) -> None:
+        self.graph, self.table = graph, table
+        self.sizes = graph.tensor_bytes
         self.unread = unread_page_ins(graph, moves)
+        self.end = sum(op == Op.COMPUTE for op, _ in moves) + len(self.unread)
+        """The gap after the last computation."""
         self.nodes: list[int | None] = []
         self.copies: dict[int, _Copy] = {}
         self.held: list[tuple[int, int, int]] = []
         """Copies as (first computation, gap after the last, bytes)."""
-        self.page_ins: list[_Window] = []
-        self.page_outs: dict[int, _Window] = {}
+        self.page_ins: list[PageIn] = []
+        self.page_outs: dict[int, PageOut] = {}
 
     def step(self, place: int, step: Instruction) -> None:
         """Follow one move."""
@@ -165,42 +156,45 @@ class _WindowFinder:
                 self._close(i, gap)
                 self.copies[i] = _Copy(begin=gap + 1, end=gap + 1)
         elif op == Op.PAGE_OUT:
-            window = _Window(tensor=index, first=self.copies[index].begin, last=-1)
-            self.copies[index].page_out = self.page_outs[index] = window
+            out = PageOut(
+                tensor=index,
+                bytes=self.sizes[index],
+                time_s=self.table.page_out_time_s[index],
+                first=self.copies[index].begin,
+                last=self.end,
+            )
+            self.copies[index].page_out = self.page_outs[index] = out
         else:
-            before = self._close(index, -1)
             source = self.page_outs.get(index)
-            window = _Window(tensor=index, first=before, source=source)
-            if source is not None:
-                window.first = max(before, source.first)
-            self.page_ins.append(window)
-            self.copies[index] = _Copy(begin=gap, end=gap, page_in=window)
+            into = PageIn(
+                tensor=index,
+                bytes=self.sizes[index],
+                time_s=self.table.page_in_time_s[index],
+                first=max(self._close(index, self.end), 0 if source is None else source.first),
+            )
+            self.page_ins.append(into)
+            self.copies[index] = _Copy(begin=gap, end=gap, page_in=into)
             if place in self.unread:
                 self.nodes.append(None)
-                window.first = window.last = gap
+                into.first = into.last = gap
                 self.copies[index].end = gap + 1
-
-    def close_all(self) -> None:
-        """End the copies that are left."""
-        for i in list(self.copies):
-            self._close(i, -1)
 
     def _close(self, i: int, gap: int) -> int:
         """End a copy, which is recomputed after `gap`; return the gap from which it is unused."""
         copy = self.copies.pop(i, None)
         if copy is None:
             return 0
-        self.held.append((copy.begin, copy.end, self.graph.tensor_bytes[i]))
+        self.held.append((copy.begin, copy.end, self.sizes[i]))
         if copy.page_out is not None:
             copy.page_out.unused = copy.end
             copy.page_out.last = gap
         return copy.end
 
-    def windows(self, table: CostTable, budget: int) -> TransferWindows:
-        """Return the windows."""
-        nodes = self.graph.nodes
-        sizes = self.graph.tensor_bytes
-        computed = self.nodes
+    def windows(self, ram_budget_bytes: int) -> TransferWindows:
+        """End the copies that are left and return the windows."""
+        for i in list(self.copies):
+            self._close(i, self.end)
+        nodes, computed = self.graph.nodes, self.nodes
         change = [0] * (len(computed) + 1)
         for begin, end, size in self.held:
             change[begin] += size
@@ -209,59 +203,30 @@ class _WindowFinder:
             held + (0 if k is None else nodes[k].output_bytes + nodes[k].workspace_bytes)
             for held, k in zip(accumulate(change), computed, strict=False)
         ]
-        compute_s = [0.0 if k is None else table.compute_time_s[k] for k in computed]
-        budget = max([budget, *need])
-        last_gap = {out.tensor: len(computed) for out in self.page_outs.values()}
-        for into in reversed(self.page_ins):
-            last_gap[into.tensor] = into.last
-        page_outs = [
-            PageOut(
-                tensor=out.tensor,
-                bytes=sizes[out.tensor],
-                time_s=table.page_out_time_s[out.tensor],
-                first=out.first,
-                last=out.last if out.last >= 0 else len(computed),
-                unused=out.unused,
-                due=_due_gap(out, sizes[out.tensor], need, budget, last_gap[out.tensor]),
-            )
-            for out in self.page_outs.values()
-        ]
-        page_outs.sort(key=lambda out: (out.due, out.first, out.tensor))
+        compute_s = [0.0 if k is None else self.table.compute_time_s[k] for k in computed]
+        budget = max([ram_budget_bytes, *need])
+
+        def fits(gap: int, transfer: PageIn | PageOut) -> bool:
+            return need[gap] + transfer.bytes <= budget
+
+        first_read = {into.tensor: into.last for into in reversed(self.page_ins)}
+        for out in self.page_outs.values():
+            end = max(out.unused, min(first_read.get(out.tensor, self.end), out.last))
+            out.due = next((g for g in range(out.unused, end) if not fits(g, out)), end)
+        page_outs = sorted(
+            self.page_outs.values(), key=lambda out: (out.due, out.first, out.tensor)
+        )
         number = {out.tensor: x for x, out in enumerate(page_outs)}
-        page_ins = [
-            PageIn(
-                tensor=into.tensor,
-                bytes=sizes[into.tensor],
-                time_s=table.page_in_time_s[into.tensor],
-                first=_first_gap(into, sizes[into.tensor], need, budget),
-                last=into.last,
-                source=None if into.source is None else number[into.tensor],
-            )
-            for into in self.page_ins
-        ]
+        for into in self.page_ins:
+            into.source = number.get(into.tensor)
+            earlier = range(into.last, into.first, -1)
+            into.first = next((g for g in earlier if not fits(g - 1, into)), into.first)
         return TransferWindows(
             nodes=tuple(computed),
             compute_s=tuple(compute_s),
             rest_s=(*list(accumulate(reversed(compute_s)))[::-1], 0.0),
             need_bytes=tuple(need),
-            page_ins=tuple(sorted(page_ins, key=lambda into: (into.last, into.tensor))),
+            page_ins=tuple(sorted(self.page_ins, key=lambda into: (into.last, into.tensor))),
             page_outs=tuple(page_outs),
             budget_bytes=budget,
         )
-
-
-def _first_gap(window: _Window, size_bytes: int, need: Sequence[int], budget: int) -> int:
-    """Return the first gap from which a page-in fits beside what is needed up to its use."""
-    gap = window.last
-    while gap > window.first and need[gap - 1] + size_bytes <= budget:
-        gap -= 1
-    return gap
-
-
-def _due_gap(window: _Window, size_bytes: int, need: Sequence[int], budget: int, read: int) -> int:
-    """Return the first gap after the copy's use at which it does not fit, or that reads it."""
-    end = read if window.last < 0 else min(read, window.last)
-    gap = window.unused
-    while gap < end and need[gap] + size_bytes <= budget:
-        gap += 1
-    return gap
