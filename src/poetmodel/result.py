@@ -272,13 +272,13 @@ class SolveResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of a schedule file; without a schedule, figures are None."""
-        graph = self.problem.graph
-        identity = GraphIdentity.of(graph)
-        document: dict[str, Any] = {
+        identity, device = GraphIdentity.of(self.problem.graph), self.problem.costs.device
+        relations = None if self.schedule is None else self.schedule.to_dict()
+        return {
             "format": FORMAT,
             "version": VERSION,
             "graph": {"name": identity.name, "sha256": identity.sha256},
-            "device": self._device(),
+            "device": None if device is None else device.key or device.name,
             "problem": {
                 **self.problem.to_dict(),
                 "method": self.method,
@@ -291,24 +291,17 @@ class SolveResult:
             "violations": list(self.violations),
             **({"reduction": self.reduction} if self.reduction else {}),
             "objective": self._objective(),
+            **self._figures(),
+            "nodes": list(identity.nodes),
+            "tensors": list(identity.tensors),
+            **({} if relations is None else {name: relations[name] for name in RELATIONS}),
         }
-        document.update(self._figures())
-        document["nodes"] = list(identity.nodes)
-        document["tensors"] = list(identity.tensors)
-        if self.schedule is not None:
-            relations = self.schedule.to_dict()
-            document.update((name, relations[name]) for name in RELATIONS)
-        return document
 
     def save(self, path: str | Path) -> None:
         """Write a ``*.schedule.json`` file; see `to_dict`."""
         from poetmodel.data import write_text
 
         write_text(path, dump(self.to_dict()))
-
-    def _device(self) -> str | None:
-        device = self.problem.costs.device
-        return None if device is None else device.key or device.name
 
     def _objective(self) -> dict[str, Any]:
         own = self.own_objective
