@@ -9,8 +9,8 @@ part ``s`` reads the *tape* of step `s` (outputs of the step) and the state befo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 from poetmodel.baselines.engine import begin_of_backward, droppable, last_forward_uses, retain
 from poetmodel.errors import MethodNotApplicableError
@@ -169,56 +169,56 @@ def _parts(
     return parts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPeaks(NamedTuple):
+    """Peaks of a step [B]."""
+
+    taped: int
+    """With its tape kept, its input aside."""
+    run: int
+    """Without a tape, its input aside."""
+    run_with_input: int
+    """Without a tape, its input counted up to its last use."""
+
+
 class ChainMemory:
     """Peaks of steps and of parts of the backward pass [B].
 
     *Others* are all tensors but the recomputable ones of the forward pass: samples, labels,
     gradients. Every method keeps them from their computation to their last use.
+
+    Attributes
+    ----------
+    free : frozenset of int
+        Recomputable tensors of the forward pass.
+    others_bytes : list of int
+        Others in RAM as each stage begins.
+    backward_bytes : list of int
+        Peak of each part of the backward pass: others, what is left of the tape, working sets. The
+        state before the step aside, which stays to the end of the part.
+    freeing_bytes : list of int
+        The same where that state is freed after its last reader: from there on its bytes are off.
+    first, recomputed : list of StepPeaks
+        Of each step in the forward pass, others included; of each when recomputed, others aside.
     """
 
-    chain: Chain
-    free: frozenset[int]
-    """Recomputable tensors of the forward pass."""
-    others_bytes: tuple[int, ...]
-    """Others in RAM as each stage begins."""
-    backward_bytes: tuple[int, ...]
-    """Peak of each part of the backward pass: others, what is left of the tape, working sets.
-
-    The state before the step aside, which stays to the end of the part."""
-    freeing_bytes: tuple[int, ...]
-    """The same where that state is freed after its last reader: from there on its bytes are off."""
-    first: tuple[tuple[int, int, int], ...]
-    """Peaks of each step in the forward pass, others included; see `_peaks`."""
-    recomputed: tuple[tuple[int, int, int], ...]
-    """Peaks of each step when it is recomputed, others aside."""
-
-    @classmethod
-    def of(cls, chain: Chain) -> ChainMemory:
-        """Count the peaks of a chain."""
-        free = droppable(chain.graph)
-        others = _others_bytes(chain, free)
-        count = len(chain.steps)
-        return cls(
-            chain=chain,
-            free=free,
-            others_bytes=others,
-            backward_bytes=tuple(_backward_bytes(chain, s, others, ()) for s in range(count)),
-            freeing_bytes=tuple(
-                _backward_bytes(chain, s, others, chain.steps[s - 1].state if s else ())
-                for s in range(count)
-            ),
-            first=tuple(_peaks(chain, s, free, others) for s in range(count)),
-            recomputed=tuple(_peaks(chain, s, free, None) for s in range(count)),
-        )
+    def __init__(self, chain: Chain) -> None:
+        self.chain, self.graph, self.free = chain, chain.graph, droppable(chain.graph)
+        states = [frozenset[int](), *(step.state for step in chain.steps)]
+        steps = range(len(chain.steps))
+        self.others_bytes = self._others_bytes()
+        self.backward_bytes = [self._backward_bytes(s, ()) for s in steps]
+        self.freeing_bytes = [self._backward_bytes(s, states[s]) for s in steps]
+        self.first = [self._step_peaks(s, states[s], again=False) for s in steps]
+        self.recomputed = [self._step_peaks(s, states[s], again=True) for s in steps]
 
     def recomputed_nodes(self, s: int) -> list[int]:
         """Return the nodes of step `s` that run when it is recomputed."""
-        return [k for k in self.chain.steps[s].nodes if self.free.intersection(self._outputs(k))]
+        outputs_of = self.graph.outputs_of
+        return [k for k in self.chain.steps[s].nodes if self.free.intersection(outputs_of[k])]
 
     def nodes_beside_state(self, s: int) -> list[int]:
         """Return the nodes that compute the rest of the tape of step `s` beside its state."""
-        step, graph = self.chain.steps[s], self.chain.graph
+        step, graph = self.chain.steps[s], self.graph
         nodes: set[int] = set()
         wanted = list(step.tape - step.state)
         while wanted:
@@ -228,105 +228,80 @@ class ChainMemory:
                 wanted += [i for i in graph.inputs_of[k] if i in self.free - step.state]
         return sorted(nodes)
 
-    def taped_bytes(self, s: int, t: int) -> int:
-        """Return the peak of step `s` with its tape kept, before part `t`; its input aside."""
-        return self._peak(s, t, 0)
-
-    def run_bytes(self, s: int, t: int, *, from_outside: bool) -> int:
-        """Return the peak of step `s` without a tape, before part `t`.
-
-        Its input counts up to its last use, unless it is held outside anyway.
-        """
-        return self._peak(s, t, 1 if from_outside else 2)
-
     def beside_state_bytes(self, s: int) -> int:
         """Return the peak of computing the rest of the tape of step `s` while its state stays."""
-        graph, step = self.chain.graph, self.chain.steps[s]
-        nodes = self.nodes_beside_state(s)
-        last = {i: k for k in nodes for i in graph.inputs_of[k]}
+        step, nodes = self.chain.steps[s], self.nodes_beside_state(s)
+        last = {i: k for k in nodes for i in self.graph.inputs_of[k]}
         live, peak = set(step.tape & step.state), 0
         for k in nodes:
-            node = graph.nodes[k]
-            peak = max(peak, self.chain.bytes_of(live) + node.output_bytes + node.workspace_bytes)
-            live.update(graph.outputs_of[k])
+            peak = max(peak, self.chain.bytes_of(live) + self._made_bytes(k))
+            live.update(self.graph.outputs_of[k])
             live = {i for i in live if i in step.tape or last.get(i, k) > k}
-        return peak + (self.others_bytes[step.backward[0]] if step.backward else 0)
+        return peak + self._others_before(s)
 
-    def _peak(self, s: int, t: int, kind: int) -> int:
+    def peaks(self, s: int, t: int) -> StepPeaks:
+        """Return the peaks of step `s` before part `t` of the backward pass."""
         if t == len(self.chain.steps) - 1:
-            return self.first[s][kind]
+            return self.first[s]
+        others = self._others_before(t)
+        return StepPeaks(*(peak + others for peak in self.recomputed[s]))
+
+    def _others_before(self, t: int) -> int:
         part = self.chain.steps[t].backward
-        return self.recomputed[s][kind] + (self.others_bytes[part[0]] if part else 0)
+        return self.others_bytes[part[0]] if part else 0
 
-    def _outputs(self, k: int) -> tuple[int, ...]:
-        return self.chain.graph.outputs_of[k]
+    def _made_bytes(self, k: int) -> int:
+        """Return the bytes of outputs and workspace of a node."""
+        return self.graph.nodes[k].output_bytes + self.graph.nodes[k].workspace_bytes
 
+    def _others_bytes(self) -> list[int]:
+        graph, steps = self.graph, self.chain.steps
+        changes = [0] * (len(graph.nodes) + 2)
+        first_stage = {k: step.backward[0] for step in steps if step.backward for k in step.nodes}
+        for i, size in enumerate(graph.tensor_bytes):
+            if i in self.free or not graph.users_of[i]:
+                continue
+            # What a step reads beside its state is needed until that step can run for the last
+            # time.
+            end = max(max(k, first_stage.get(k, k)) for k in graph.users_of[i])
+            changes[graph.node_of[i] + 1] += size
+            changes[end + 1] -= size
+        return list(accumulate(changes[: len(graph.nodes)]))
 
-def _others_bytes(chain: Chain, free: Collection[int]) -> tuple[int, ...]:
-    graph = chain.graph
-    changes = [0] * (len(graph.nodes) + 2)
-    first_stage = {k: step.backward[0] for step in chain.steps if step.backward for k in step.nodes}
-    for i, size in enumerate(graph.tensor_bytes):
-        if i in free or not graph.users_of[i]:
-            continue
-        # What a step reads beside its state is needed until that step can run for the last time.
-        end = max(max(k, first_stage.get(k, k)) for k in graph.users_of[i])
-        changes[graph.node_of[i] + 1] += size
-        changes[end + 1] -= size
-    live, total = [], 0
-    for change in changes[: len(graph.nodes)]:
-        total += change
-        live.append(total)
-    return tuple(live)
+    def _backward_bytes(self, s: int, freed: Collection[int]) -> int:
+        step, sizes = self.chain.steps[s], self.graph.tensor_bytes
+        left = _last_readers(self.graph, step.backward, step.tape)
+        state = _last_readers(self.graph, step.backward, freed)
+        peak = 0
+        for t in step.backward:
+            taped = sum(sizes[i] for i, end in left.items() if end >= t)
+            off = sum(sizes[i] for i, end in state.items() if end < t)
+            peak = max(peak, self.others_bytes[t] + taped + self._made_bytes(t) - off)
+        return peak
 
+    def _step_peaks(self, s: int, before: frozenset[int], *, again: bool) -> StepPeaks:
+        graph, step, free = self.graph, self.chain.steps[s], self.free
+        last: dict[int, int] = {}
+        for k in step.nodes:
+            last.update((i, k) for i in (*graph.outputs_of[k], *graph.inputs_of[k]) if i in free)
+        nodes = self.recomputed_nodes(s) if again else step.nodes
 
-def _backward_bytes(chain: Chain, s: int, others: tuple[int, ...], freed: Collection[int]) -> int:
-    graph, step = chain.graph, chain.steps[s]
-    left = _last_readers(graph, step.backward, step.tape)
-    state = _last_readers(graph, step.backward, freed)
-    peak = 0
-    for t in step.backward:
-        taped = sum(graph.tensor_bytes[i] for i, end in left.items() if end >= t)
-        off = sum(graph.tensor_bytes[i] for i, end in state.items() if end < t)
-        node = graph.nodes[t]
-        peak = max(peak, others[t] + taped + node.output_bytes + node.workspace_bytes - off)
-    return peak
+        def peak(kept: frozenset[int], counted: frozenset[int] = frozenset()) -> int:
+            live, most = set(counted), 0
+            for k in nodes:
+                others = 0 if again else self.others_bytes[k]
+                most = max(most, self.chain.bytes_of(live) + self._made_bytes(k) + others)
+                live |= free.intersection(graph.outputs_of[k])
+                live = {i for i in live if i in kept or last.get(i, k) > k}
+            return most
+
+        return StepPeaks(
+            taped=peak(step.tape | step.state),
+            run=peak(step.state),
+            run_with_input=peak(step.state, before),
+        )
 
 
 def _last_readers(graph: Graph, nodes: Collection[int], tensors: Collection[int]) -> dict[int, int]:
     """Return the last of some nodes that reads each tensor, -1 where none does."""
     return {i: max((t for t in nodes if i in graph.inputs_of[t]), default=-1) for i in tensors}
-
-
-def _peaks(
-    chain: Chain, s: int, free: Collection[int], others: tuple[int, ...] | None
-) -> tuple[int, int, int]:
-    """Return the peaks of a step: with its tape kept; without a tape; so, and its input counted.
-
-    With `others` as in the forward pass, where they count. Without, as when the step is recomputed
-    and only its recomputable tensors are.
-    """
-    graph, step = chain.graph, chain.steps[s]
-    before = chain.steps[s - 1].state if s else frozenset[int]()
-    last: dict[int, int] = {}
-    for k in step.nodes:
-        last.update((i, k) for i in (*graph.outputs_of[k], *graph.inputs_of[k]) if i in free)
-    begin = begin_of_backward(graph)
-    peaks = []
-    for kept, counted in (
-        (step.tape | step.state, frozenset[int]()),
-        (step.state, frozenset[int]()),
-        (step.state, before),
-    ):
-        live, peak = set(counted), 0
-        for k in step.nodes:
-            computed = [i for i in graph.outputs_of[k] if i in free]
-            if k >= begin or (others is None and not computed):
-                continue
-            node = graph.nodes[k]
-            use = chain.bytes_of(live) + node.output_bytes + node.workspace_bytes
-            peak = max(peak, use + (others[k] if others is not None else 0))
-            live.update(computed)
-            live = {i for i in live if i in kept or last.get(i, k) > k}
-        peaks.append(peak)
-    return peaks[0], peaks[1], peaks[2]

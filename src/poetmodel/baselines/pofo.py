@@ -329,7 +329,7 @@ def _expected_s(prefix: ActionPrefix) -> float:
 
 def layers_of(problem: Problem, chain: Chain) -> Iterator[Layer]:
     """Yield the steps of a chain with their times and peaks."""
-    table, memory = problem.table, ChainMemory.of(chain)
+    table, memory = problem.table, ChainMemory(chain)
     before: Collection[int] = ()
     for s, step in enumerate(chain.steps):
         activation = step.tape | step.state
@@ -342,8 +342,8 @@ def layers_of(problem: Problem, chain: Chain) -> Iterator[Layer]:
             in_s=sum(table.page_in_time_s[i] for i in activation) if table.has_storage else 0.0,
             size_bytes=chain.bytes_of(activation),
             input_bytes=chain.bytes_of(before),
-            forward_bytes=memory.first[s][0],
-            recompute_bytes=memory.recomputed[s][0],
+            forward_bytes=memory.first[s].taped,
+            recompute_bytes=memory.recomputed[s].taped,
             backward_bytes=memory.backward_bytes[s],
             others_bytes=0 if first is None else memory.others_bytes[first],
         )

@@ -135,7 +135,7 @@ class _Table:
         usable = problem.usable_ram_bytes
         unit_bytes = max(1, -(-usable // UNITS))
         count = len(chain.steps)
-        memory = ChainMemory.of(chain)
+        memory = ChainMemory(chain)
         times = problem.table.compute_time_s
         table = cls(
             chain=chain,
@@ -252,17 +252,18 @@ class _Table:
         part = self.memory.freeing_bytes[s]
         if kept:
             return self.up(max(part, self.memory.beside_state_bytes(s)))
-        return self.up(max(part, self.memory.taped_bytes(s, s)) if self.must_run(s) else part)
+        return self.up(max(part, self.memory.peaks(s, s).taped) if self.must_run(s) else part)
 
     def must_run(self, s: int) -> bool:
         return bool(self.chain.steps[s].tape) or s == len(self.chain.steps) - 1
 
     def taped_units(self, s: int, t: int, beside: int) -> int:
-        taped = self.memory.taped_bytes(s, t) + beside
+        taped = self.memory.peaks(s, t).taped + beside
         return self.up(max(taped, self.memory.freeing_bytes[s]))
 
     def run_units(self, first: int, s: int, t: int, beside: int) -> int:
-        return self.up(self.memory.run_bytes(s, t, from_outside=s == first) + beside)
+        peaks = self.memory.peaks(s, t)
+        return self.up((peaks.run if s == first else peaks.run_with_input) + beside)
 
     def tape_units(self, s: int) -> int:
         return self.up(self.chain.bytes_of(self.chain.steps[s].tape | self.chain.steps[s].state))

@@ -79,17 +79,7 @@ class PartialSchedule:
         self._needs = [list(users) for users in graph.users_of]
         self._sources = [[k] for k in graph.node_of]
         self._own = [frozenset((k, *graph.users_of[i])) for i, k in enumerate(graph.node_of)]
-        self._step_bytes = graph.step_bytes
-        self._output_bytes = graph.output_bytes
-        self._out_bytes = [
-            0 if graph.nodes[k].on_aux else size
-            for k, size in zip(graph.node_of, self.sizes, strict=True)
-        ]
-        self._transient = [
-            made + node.workspace_bytes
-            for made, node in zip(self._output_bytes, graph.nodes, strict=True)
-        ]
-        self.row_bytes: NDArray[np.int64] = np.array(self._step_bytes, dtype=np.int64)
+        self.row_bytes: NDArray[np.int64] = np.array(graph.step_bytes, dtype=np.int64)
         self.extra_bytes: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
         self._dirty: set[int] = set()
         self._log: list[tuple[Restoration, bool]] = []
@@ -280,7 +270,8 @@ class PartialSchedule:
             before = self.page_ins[item]
             self.page_ins[item] += 1 if adding else -1
             moved = (self.page_ins[item] > 0) - (before > 0)
-            self.written_bytes += moved * self._out_bytes[item]
+            if not graph.nodes[graph.node_of[item]].on_aux:
+                self.written_bytes += moved * self.sizes[item]
         if adding:
             chosen.add(item)
             for i in supplied:
@@ -355,11 +346,11 @@ class PartialSchedule:
 
     def _highest_step(self, t: int) -> int:
         """Return the highest RAM use in stage `t`, simulated as the verifier does [B]."""
-        sizes, node_of = self.sizes, self.graph.node_of
+        graph, sizes = self.graph, self.sizes
         recomputed, paged_in = self.recomputed[t], self.paged_in[t]
         page: dict[int, list[int]] = {}
         for i in paged_in:
-            page.setdefault(node_of[i], []).append(i)
+            page.setdefault(graph.node_of[i], []).append(i)
         steps = sorted({*recomputed, *page, t})
         freed = self._freed_bytes(t, steps, page)
         ram = highest = self._begin_bytes(t)
@@ -368,8 +359,9 @@ class PartialSchedule:
                 ram += sum(sizes[i] for i in page[k])
                 highest = max(highest, ram)
             if k == t or k in recomputed:
-                highest = max(highest, ram + self._transient[k])
-                ram += self._output_bytes[k] - sum(sizes[i] for i in page.get(k, ()))
+                made = graph.output_bytes[k]
+                highest = max(highest, ram + made + graph.nodes[k].workspace_bytes)
+                ram += made - sum(sizes[i] for i in page.get(k, ()))
             ram -= freed.get(k, 0)
         return highest
 
@@ -392,5 +384,5 @@ class PartialSchedule:
         if t == 0:
             return 0
         own = {*self.graph.inputs_of[t - 1], *self.graph.outputs_of[t - 1]}
-        crossing = int(self.row_bytes[t - 1]) - self._step_bytes[t - 1]
+        crossing = int(self.row_bytes[t - 1]) - self.graph.step_bytes[t - 1]
         return crossing + sum(self.sizes[i] for i in own if self.enters(i, t))
