@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poetmodel.cli.summary import Treatment
+from poetmodel.cli.summary import treatment
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.schedule import Schedule, checkpoint_all
 
@@ -30,11 +30,25 @@ def graph() -> Graph:
     )
 
 
+def told(
+    schedule: Schedule, written_bytes: int = 0, read_bytes: int = 0
+) -> dict[str | None, tuple[str, str]]:
+    """Return the rows about what a schedule does, by name."""
+    facts = treatment(graph(), schedule, written_bytes=written_bytes, read_bytes=read_bytes)
+    return {fact.name: (fact.text, fact.note) for fact in facts}
+
+
 def test_everything_kept_counts_tensors_with_readers() -> None:
-    """Kept to the last use: a, pair, mask, b; not a tensor that nobody reads."""
-    done = Treatment.of(graph(), checkpoint_all(graph()))
-    assert (done.kept, done.kept_bytes) == (4, 10 + 3 + 4 + 5)
-    assert (done.recomputed, done.recomputed_bytes, done.paged_out, done.paged_in) == (0, 0, 0, 0)
+    """Kept to the last use: a, pair, mask, b, 22 B; not a tensor that nobody reads."""
+    found = told(checkpoint_all(graph()))
+    kept, size = found.pop("kept")
+    assert kept == "4 tensors"
+    assert size.startswith("22 B that stay in RAM")
+    assert found == {
+        "recomputed": ("nothing", "0 B of outputs"),
+        "paged out": ("nothing", "0 B written"),
+        "paged in": ("nothing", "0 B read"),
+    }
 
 
 def test_paged_and_recomputed_tensors_are_not_kept() -> None:
@@ -44,7 +58,10 @@ def test_paged_and_recomputed_tensors_are_not_kept() -> None:
         M_out=((0, 0),),
         M_in=((2, 0), (3, 0)),
     )
-    done = Treatment.of(graph(), schedule)
-    assert (done.recomputed, done.recomputed_bytes) == (1, 3 + 4)
-    assert (done.paged_out, done.paged_in) == (1, 2)
-    assert (done.kept, done.kept_bytes) == (1, 5)
+    found = told(schedule, written_bytes=10, read_bytes=20)
+    assert found["recomputed"] == ("once", "7 B of outputs")
+    assert found["paged out"] == ("once", "10 B written")
+    assert found["paged in"] == ("2 times", "20 B read")
+    kept, size = found["kept"]
+    assert kept == "1 tensor"
+    assert size.startswith("5 B that stay in RAM")

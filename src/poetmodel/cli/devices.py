@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NameArgument:
+class DeviceArgument:
     """Which device to show."""
 
     name: str | None = argument(
@@ -33,7 +33,7 @@ class NameArgument:
 
 
 @command("poetmodel devices rpi4b")
-def devices(shown: NameArgument, output: OutputOptions) -> None:
+def devices(shown: DeviceArgument, output: OutputOptions) -> None:
     """List the built-in devices, or show one."""
     from poetmodel.device.io import device_names, load_device
 

@@ -36,7 +36,7 @@ def inspect(source: GraphOptions, output: OutputOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NameArgument:
+class ModelArgument:
     """Which network to show."""
 
     name: str | None = argument(
@@ -45,7 +45,7 @@ class NameArgument:
 
 
 @command("poetmodel models resnet18-cifar")
-def models(shown: NameArgument, output: OutputOptions) -> None:
+def models(shown: ModelArgument, output: OutputOptions) -> None:
     """List the built-in networks, or show one."""
     from poetmodel.graph.catalogue import describe_model, load_model, model_names
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli.output import figures
@@ -42,44 +41,6 @@ STOPPED: Final = {
 """Why a solve with a schedule stopped, in words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Treatment:
-    """How many tensors a schedule recomputes, pages and keeps, and their bytes."""
-
-    recomputed: int
-    """Recomputations of nodes."""
-    recomputed_bytes: int
-    """Outputs of these recomputations [B]."""
-    paged_out: int
-    """Transfers to storage."""
-    paged_in: int
-    """Transfers from storage."""
-    kept: int
-    """Tensors that are read, computed once and never paged: they stay in RAM to their last use."""
-    kept_bytes: int
-    """All of them together [B]."""
-
-    @classmethod
-    def of(cls, graph: Graph, schedule: Schedule) -> Treatment:
-        """Count what a valid schedule does with the tensors of its graph."""
-        again = [k for t, k in schedule.R if k < t]
-        paged = {i for _, i in (*schedule.M_in, *schedule.M_out)}
-        recomputed = set(again)
-        kept = [
-            i
-            for i, users in enumerate(graph.users_of)
-            if users and i not in paged and graph.node_of[i] not in recomputed
-        ]
-        return cls(
-            recomputed=len(again),
-            recomputed_bytes=sum(graph.nodes[k].output_bytes for k in again),
-            paged_out=len(schedule.M_out),
-            paged_in=len(schedule.M_in),
-            kept=len(kept),
-            kept_bytes=sum(graph.tensor_bytes[i] for i in kept),
-        )
-
-
 def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table:
     """Make the table of a result that has a schedule.
 
@@ -100,7 +61,12 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
     if simulation is not None:
         facts += _memory(problem, simulation)
         facts += room_facts(result.room)
-        facts += _treatment(problem.graph, schedule, simulation)
+        facts += treatment(
+            problem.graph,
+            schedule,
+            written_bytes=simulation.written_bytes,
+            read_bytes=simulation.read_bytes,
+        )
         facts += _times(problem, simulation)
     facts += _effort(result, total_s=total_s, read_s=read_s)
     return figures(f"{problem.graph.name} on {place}" if place else problem.graph.name, facts)
@@ -160,18 +126,30 @@ def _memory(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
         yield row("resident RAM", format_bytes(resident_bytes), f"{kinds}: {counted}")
 
 
-def _treatment(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Fact]:
-    done = Treatment.of(graph, schedule)
-    made, kept = format_bytes(done.recomputed_bytes), format_bytes(done.kept_bytes)
-    written, read = format_bytes(simulation.written_bytes), format_bytes(simulation.read_bytes)
-    yield row("recomputed", _times_of(done.recomputed), f"{made} of outputs")
-    yield row("paged out", _times_of(done.paged_out), f"{written} written")
-    yield row("paged in", _times_of(done.paged_in), f"{read} read")
-    yield row(
-        "kept",
-        plural(done.kept, "tensor"),
-        f"{kept} that stay in RAM from first computation to last use",
-    )
+def treatment(
+    graph: Graph, schedule: Schedule, *, written_bytes: int, read_bytes: int
+) -> Iterator[Fact]:
+    """Yield what a schedule recomputes, pages (so many bytes) and keeps.
+
+    Kept are the tensors that are read, computed once and never paged: they stay in RAM to their
+    last use.
+    """
+    again = [k for t, k in schedule.R if k < t]
+    recomputed = set(again)
+    moved = {i for _, i in (*schedule.M_in, *schedule.M_out)}
+    kept = [
+        i
+        for i, users in enumerate(graph.users_of)
+        if users and i not in moved and graph.node_of[i] not in recomputed
+    ]
+    made_bytes = sum(graph.nodes[k].output_bytes for k in again)
+    yield row("recomputed", _times_of(len(again)), f"{format_bytes(made_bytes)} of outputs")
+    written, read = format_bytes(written_bytes), format_bytes(read_bytes)
+    yield row("paged out", _times_of(len(schedule.M_out)), f"{written} written")
+    yield row("paged in", _times_of(len(schedule.M_in)), f"{read} read")
+    stay = format_bytes(sum(graph.tensor_bytes[i] for i in kept))
+    note = f"{stay} that stay in RAM from first computation to last use"
+    yield row("kept", plural(len(kept), "tensor"), note)
 
 
 def _times(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
