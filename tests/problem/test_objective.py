@@ -70,6 +70,15 @@ def test_amounts_have_units(minimize: str, shown: str, in_bytes: bool) -> None:
     assert objective.in_bytes == in_bytes
 
 
+def test_bytes_stay_whole_numbers() -> None:
+    """Files state them without a fraction, also none at all."""
+    problem = skip_problem(minimize="writes", ram=99)
+    schedule = construct(problem)
+    assert schedule is not None
+    written = problem.objective.measured(simulate(problem.graph, problem.costs, schedule))
+    assert (written, type(written)) == (0, int)
+
+
 def test_units_without_a_baseline_are_those_of_the_dearest_transfer() -> None:
     """Writes have no baseline: the largest tensor counts 1."""
     problem = skip_problem(minimize="writes")

@@ -150,7 +150,8 @@ class Objective:
 
     def measured(self, simulation: Simulation) -> float:
         """Return the amount that a schedule takes, as simulated."""
-        return getattr(simulation, self.figure) or 0.0
+        figure: float | None = getattr(simulation, self.figure)
+        return 0.0 if figure is None else figure
 
     def overhead(self, simulation: Simulation) -> float:
         """Return the amount above the baseline, as simulated; the value that a search lowers."""
