@@ -87,8 +87,8 @@ class CostingOptions:
 
     def trace(self, target: str) -> Trace:
         """Trace what ``module:function`` returns; its output goes to stderr."""
+        from poetmodel.torch import trace
         from poetmodel.torch.target import load_step
-        from poetmodel.torch.tracing import trace
 
         with redirect_stdout(sys.stderr):
             step = load_step(target)

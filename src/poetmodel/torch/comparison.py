@@ -1,4 +1,4 @@
-"""Comparing eager PyTorch and a compiled step: from one state, bit by bit."""
+"""Comparing eager PyTorch and a compiled step from one state: bits, memory and time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import itertools
 import logging
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import isfinite
+from timeit import timeit
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.graph_signature import InputKind, OutputKind
+from poetmodel.torch.interpreter import heap_peak_bytes, storage_peak_bytes
 from poetmodel.torch.module_state import Attributes, Draws
 from poetmodel.torch.profiling import limited_threads
+from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -266,3 +270,171 @@ def differences(
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors are equal; NaN counts as equal to NaN."""
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+# -- the certificate ---------------------------------------------------------------------------
+
+REPEATS: Final = 3
+"""Of how many runs the least time is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What one run of eager PyTorch and of a compiled step from the same state showed."""
+
+    name: str
+    """The step."""
+    compared: int
+    """Results that were compared: the loss, gradients, buffers."""
+    differences: tuple[ResultDifference, ...]
+    """Those that are not equal."""
+    random_equal: bool
+    """Whether the state of the random generator afterwards is eager's."""
+    budget_bytes: int
+    """The budget for tensors and workspaces [B]."""
+    plan_peak_bytes: int
+    """The peak that the plan promises, with what is reserved beside it [B]."""
+    storage_peak_bytes: int
+    """Measured peak of tensors, parameters and gradients excluded [B]."""
+    heap_peak_bytes: int
+    """Measured peak of the heap: tensors and workspaces [B]."""
+    eager_heap_peak_bytes: int
+    """The same of eager PyTorch [B]."""
+    second_gradients_bytes: int
+    """What gradients that wait for the end of the step take beside those that are there already
+    (``rollback``); no part of the measured peaks, and 0 where nothing waits [B]."""
+    written_bytes: int
+    """Paged out in a step, as counted [B]."""
+    read_bytes: int
+    """Paged in in a step, as counted [B]."""
+    plan_written_bytes: int
+    """Paged out, as planned [B]."""
+    plan_read_bytes: int
+    """Paged in, as planned [B]."""
+    time_s: float
+    """Least time of a step [s]."""
+    plan_time_s: float | None
+    """Time of a step as planned [s], by the costs that were solved with."""
+    plan_device: str | None
+    """The device that the planned time is for; None where costs are those of no named device."""
+    eager_time_s: float
+    """Least time of a step of eager PyTorch [s]."""
+    threads: int
+    """Threads that PyTorch computed with."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether all results, and the random generator, are exactly those of eager PyTorch."""
+        return not self.differences and self.random_equal
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the measured peak of the heap is within the budget."""
+        return self.heap_peak_bytes <= self.budget_bytes
+
+    def summary(self) -> str:
+        """Return what was found, in a few lines."""
+        if self.differences:
+            told = listed(self.differences, most=5)
+            same = f"{len(self.differences)} of {self.compared} results differ from eager: {told}"
+        else:
+            same = f"all {self.compared} results (loss, gradients, buffers) equal eager's"
+        if not self.random_equal:
+            same += "; the random generator is in another state than eager's"
+        verdict = "within" if self.within_budget else "ABOVE"
+        second = ""
+        if self.second_gradients_bytes:
+            size = format_bytes(self.second_gradients_bytes)
+            second = f"; while gradients accumulate, {size} more hold those that wait (rollback)"
+        planned = ""
+        if self.plan_time_s is not None:
+            where = f" on {self.plan_device}" if self.plan_device else ""
+            planned = f", plan {format_seconds(self.plan_time_s)}{where}"
+        here = " on this host" if self.plan_device else ""
+        return "\n".join(
+            (
+                f"{self.name}: {same}",
+                f"heap peak {format_bytes(self.heap_peak_bytes)}, {verdict} the budget of "
+                f"{format_bytes(self.budget_bytes)} (plan {format_bytes(self.plan_peak_bytes)}, "
+                f"tensors {format_bytes(self.storage_peak_bytes)}, "
+                f"eager {format_bytes(self.eager_heap_peak_bytes)}){second}",
+                f"written {format_bytes(self.written_bytes)} and read "
+                f"{format_bytes(self.read_bytes)} a step (plan "
+                f"{format_bytes(self.plan_written_bytes)} and "
+                f"{format_bytes(self.plan_read_bytes)})",
+                f"time {format_seconds(self.time_s)} a step{here}{planned}, "
+                f"eager {format_seconds(self.eager_time_s)}{here}, {self.threads} thread(s)",
+            )
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        values = asdict(self)
+        values["differences"] = [difference.to_dict() for difference in self.differences]
+        return {**values, "equal": self.equal, "within_budget": self.within_budget}
+
+
+def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
+    """Run eager PyTorch and a compiled step from the same state, compare and measure.
+
+    Parameters, gradients, buffers, flat inputs and the state of the random generator stay as they
+    were.
+
+    Notes
+    -----
+    Results are compared with gradients that were None before. Peaks are measured with gradients
+    that are there already, so that theirs does not count. Time and memory are those of several
+    steps of each kind; the memory that verifying takes is not bounded by the budget.
+    """
+    state = State(compiled, inputs)
+
+    def eager() -> torch.Tensor:
+        return eager_step(compiled, inputs)
+
+    def ours() -> torch.Tensor:
+        return compiled.runner(inputs)
+
+    def accumulating() -> torch.Tensor:
+        return compiled.runner(inputs, waits=False)
+
+    with state.kept():
+        expected, expected_random = state.results(eager)
+        traffic = compiled.runner.traffic
+        before = (traffic.written_bytes, traffic.read_bytes)
+        found, found_random = state.results(ours)
+        traffic = compiled.runner.traffic
+        moved = (traffic.written_bytes - before[0], traffic.read_bytes - before[1])
+        apart = tuple(differences(compiled, expected, found))
+        count = len(expected.keys() | found.keys())
+        del expected, found
+        state.make_gradients()
+        storage = state.again(lambda: storage_peak_bytes(accumulating, state.tensors()))
+        heap = state.again(lambda: heap_peak_bytes(accumulating))
+        eager_heap = state.again(lambda: heap_peak_bytes(eager))
+        times = [
+            [state.again(partial(timeit, step, number=1)) for step in (eager, ours)]
+            for _ in range(REPEATS)
+        ]
+    return Certificate(
+        name=compiled.trace.graph.name,
+        compared=count,
+        differences=apart,
+        random_equal=torch.equal(expected_random, found_random),
+        budget_bytes=compiled.budget_bytes,
+        plan_peak_bytes=compiled.peak_bytes,
+        storage_peak_bytes=storage,
+        heap_peak_bytes=heap,
+        eager_heap_peak_bytes=eager_heap,
+        second_gradients_bytes=(
+            compiled.trace.graph.resident_bytes.get("gradients", 0) if compiled.runner.waits else 0
+        ),
+        written_bytes=moved[0],
+        read_bytes=moved[1],
+        plan_written_bytes=compiled.check.written_bytes,
+        plan_read_bytes=compiled.check.read_bytes,
+        time_s=min(ours_s for _, ours_s in times),
+        plan_time_s=compiled.check.makespan_s,
+        plan_device=compiled.device,
+        eager_time_s=min(eager_s for eager_s, _ in times),
+        threads=torch.get_num_threads(),
+    )

@@ -14,7 +14,7 @@ from poetmodel.data import write_text
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError
 from poetmodel.graph.io import graph_to_dict
-from poetmodel.torch.certificate import certify
+from poetmodel.torch.comparison import certify
 from poetmodel.torch.errors import CaptureError, enough_memory
 from poetmodel.torch.inputs import check_inputs, unflatten
 from poetmodel.torch.preparation import Compiled, Dynamic, Options, prepare
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from poetmodel.plan import Plan
     from poetmodel.result import SolveResult
-    from poetmodel.torch.certificate import Certificate
+    from poetmodel.torch.comparison import Certificate
 
 
 def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters have defaults

@@ -21,36 +21,32 @@ if TYPE_CHECKING:
 
 
 class _Box:
-    """A mapping of any type on its way to being flat."""
-
-    def __init__(self, mapping: Mapping[Any, Any]) -> None:
-        self.keys = _Keys(mapping)
-        self.values = [_boxed(mapping[key]) for key in self.keys.ordered]
-
-
-class _Keys:
-    """What is known of a mapping beside its values; two are equal if they have the same keys."""
+    """A mapping of any type on its way to being flat; two are equal if they have the same keys."""
 
     def __init__(self, mapping: Mapping[Any, Any]) -> None:
         self.mapping = mapping
-        self.ordered = tuple(sorted(mapping, key=lambda key: (type(key).__name__, repr(key))))
+        self.keys = tuple(sorted(mapping, key=lambda key: (type(key).__name__, repr(key))))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Keys) and self.ordered == other.ordered
+        return isinstance(other, _Box) and self.keys == other.keys
 
     def __hash__(self) -> int:
-        return hash(self.ordered)
+        return hash(self.keys)
 
-    def refilled(self, values: Sequence[Any]) -> Any:
-        """Return a mapping of the same type with other values, in the order of its keys."""
-        found = dict(zip(self.ordered, values, strict=True))
+    def flat(self) -> tuple[list[Any], _Box]:
+        """Return the values in the order of the keys, and what is needed to refill the mapping."""
+        return [_boxed(self.mapping[key]) for key in self.keys], self
+
+    def refilled(self, values: Iterable[Any]) -> Any:
+        """Return a mapping of the same type with other values, in the order of the keys."""
+        found = dict(zip(self.keys, values, strict=True))
         return _refilled(self.mapping, {key: found[key] for key in self.mapping})
 
 
 _pytree.register_pytree_node(
     _Box,
-    lambda box: (box.values, box.keys),
-    lambda values, keys: keys.refilled(list(values)),
+    _Box.flat,
+    lambda values, box: box.refilled(values),
     serialized_type_name="poetmodel.torch.inputs.Box",
 )
 

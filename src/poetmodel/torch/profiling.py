@@ -334,14 +334,14 @@ class Power:
     """Where the figures come from, for people."""
 
 
-NOMINAL: Final = Power(
-    compute_w=1.0,
-    page_in_w=1.0,
-    page_out_w=1.0,
-    source=(
-        "a nominal 1 W (no device was given and no energy counter can be read): energies are "
-        "proportional to times"
-    ),
+def _uniform(power_w: float, source: str) -> Power:
+    return Power(compute_w=power_w, page_in_w=power_w, page_out_w=power_w, source=source)
+
+
+NOMINAL: Final = _uniform(
+    1.0,
+    "a nominal 1 W (no device was given and no energy counter can be read): energies are "
+    "proportional to times",
 )
 
 
@@ -380,35 +380,26 @@ def measured_power(work: Callable[[], None], *, folder: Path = RAPL) -> Power | 
     work()
     time_s = perf_counter() - begin
     after = _counters(folder)
-    energy_uj = sum(
-        (after[path] - count) % (_largest(path) + 1)
-        for path, count in before.items()
-        if path in after
-    )
+    energy_uj = 0
+    for package, count in before.items():
+        if package in after:
+            # A counter that reached its largest value begins again at 0.
+            largest = _number(package / "max_energy_range_uj")
+            energy_uj += (after[package] - count) % (2**63 if largest is None else largest + 1)
     power_w = energy_uj / 1e6 / time_s
-    return Power(
-        compute_w=power_w,
-        page_in_w=power_w,
-        page_out_w=power_w,
-        source=f"RAPL counters: {power_w:.1f} W for {len(before)} package(s), idle power included",
-    )
+    source = f"RAPL counters: {power_w:.1f} W for {len(before)} package(s), idle power included"
+    return _uniform(power_w, source)
 
 
 def _counters(folder: Path) -> dict[Path, int]:
     """Return the energy counter of each package that can be read [uJ]."""
-    counts = {}
-    for package in sorted(folder.glob("intel-rapl:*")):
-        if package.name.count(":") == 1:
-            try:
-                counts[package] = int((package / "energy_uj").read_text())
-            except (OSError, ValueError):
-                continue
-    return counts
+    packages = (path for path in sorted(folder.glob("intel-rapl:*")) if path.name.count(":") == 1)
+    counts = {package: _number(package / "energy_uj") for package in packages}
+    return {package: count for package, count in counts.items() if count is not None}
 
 
-def _largest(package: Path) -> int:
-    """Return the value after which a counter begins again at 0 [uJ]."""
+def _number(file: Path) -> int | None:
     try:
-        return int((package / "max_energy_range_uj").read_text())
+        return int(file.read_text())
     except (OSError, ValueError):
-        return 2**63
+        return None

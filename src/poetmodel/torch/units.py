@@ -146,45 +146,54 @@ def find_units(joint: Joint) -> Units:
     """
     made = _observe(joint)
     labels = _labels(joint, made)
+    order = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
     storages: list[TensorStorage] = []
     direct: dict[fx.Node, tuple[int, int]] = {}
-    outputs: list[tuple[int, ...]] = []
+
+    def reading(nodes: Iterable[fx.Node]) -> Reading:
+        numbers, views = _sources(joint.name, nodes, made, direct)
+        return Reading(
+            storages=tuple(sorted(numbers)), views=tuple(sorted(views, key=order.__getitem__))
+        )
+
+    units = []
     for index, (node, facts) in enumerate(made.items()):
+        name, op, phase = labels[node]
         first, several = len(storages), len(facts.storages) > 1
         for number, (size, layouts) in enumerate(facts.storages):
-            name = labels[node][0] + (f":{number}" if several else "")
             for place, layout in enumerate(layouts):
                 for reader in _standing_for(node, layout.position):
                     direct[reader] = (len(storages), place)
             storages.append(
                 TensorStorage(
-                    index=len(storages), name=name, unit=index, bytes=size, layouts=layouts
+                    index=len(storages),
+                    name=f"{name}:{number}" if several else name,
+                    unit=index,
+                    bytes=size,
+                    layouts=layouts,
                 )
             )
-        outputs.append(tuple(range(first, len(storages))))
-    tracer = _Tracer(joint, made, direct)
-    units = tuple(
-        Unit(
-            index=index,
-            name=labels[node][0],
-            op=labels[node][1],
-            phase=labels[node][2],
-            node=node,
-            reads=tracer.reading(node.all_input_nodes),
-            storages=outputs[index],
-            random=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
-            flops=facts.flops,
-            moved_bytes=facts.moved_bytes,
+        units.append(
+            Unit(
+                index=index,
+                name=name,
+                op=op,
+                phase=phase,
+                node=node,
+                reads=reading(node.all_input_nodes),
+                storages=tuple(range(first, len(storages))),
+                random=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
+                flops=facts.flops,
+                moved_bytes=facts.moved_bytes,
+            )
         )
-        for index, (node, facts) in enumerate(made.items())
-    )
     emissions = []
     for result in joint.results:
-        reads = tracer.reading((result.node,))
+        reads = reading((result.node,))
         after = max((storages[number].unit for number in reads.storages), default=None)
         emissions.append(Emission(result=result, reads=reads, after=after))
     return Units(
-        units=units,
+        units=tuple(units),
         storages=tuple(storages),
         emissions=tuple(emissions),
         direct=MappingProxyType(direct),
@@ -279,42 +288,30 @@ def _standing_for(node: fx.Node, position: int | None) -> Iterable[fx.Node]:
     )
 
 
-class _Tracer:
-    """Follows values back through views to the storages behind them."""
-
-    def __init__(
-        self,
-        joint: Joint,
-        made: Mapping[fx.Node, _Made],
-        direct: Mapping[fx.Node, tuple[int, int]],
-    ) -> None:
-        self._joint = joint
-        self._made = made
-        self._direct = direct
-        self._order = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
-
-    def reading(self, nodes: Iterable[fx.Node]) -> Reading:
-        """Return what the values of some nodes are made of."""
-        storages: set[int] = set()
-        views: set[fx.Node] = set()
-        pending = list(nodes)
-        while pending:
-            node = pending.pop()
-            if node in self._direct:
-                storages.add(self._direct[node][0])
-            elif node not in views and node.op == "call_function":
-                if node.target is operator.getitem and node.args[0] in self._made:
-                    msg = (
-                        f"{self._joint.name}: {node.args[0].target} returns one of its inputs "
-                        "beside something new, and cannot be scheduled; leave it out of the step"
-                    )
-                    raise CaptureError(msg)
-                views.add(node)
-                pending.extend(node.all_input_nodes)
-        return Reading(
-            storages=tuple(sorted(storages)),
-            views=tuple(sorted(views, key=self._order.__getitem__)),
-        )
+def _sources(
+    name: str,
+    nodes: Iterable[fx.Node],
+    made: Mapping[fx.Node, _Made],
+    direct: Mapping[fx.Node, tuple[int, int]],
+) -> tuple[set[int], set[fx.Node]]:
+    """Follow values back to the storages behind them; return their numbers, and views between."""
+    storages: set[int] = set()
+    views: set[fx.Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node in direct:
+            storages.add(direct[node][0])
+        elif node not in views and node.op == "call_function":
+            if node.target is operator.getitem and node.args[0] in made:
+                msg = (
+                    f"{name}: {node.args[0].target} returns one of its inputs "
+                    "beside something new, and cannot be scheduled; leave it out of the step"
+                )
+                raise CaptureError(msg)
+            views.add(node)
+            pending.extend(node.all_input_nodes)
+    return storages, views
 
 
 # -- names and phases ---------------------------------------------------------------------------
