@@ -39,7 +39,7 @@ AGAIN_GAP: Final = 0.01
 """Gap above which ``--again`` solves an instance again."""
 NOTED_RATIO: Final = 0.9
 """A gap is noted when it is below this share of the last one noted."""
-_PRELOADED: Final = (
+PRELOADED: Final = (
     "pyomo.environ",
     "highspy",
     "scipy.sparse",
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen_instances(options),
         recorded(options.out),
         partial(measure_warm, threads=options.threads, workers=options.workers),
-        FreshProcesses(options.workers, preloaded=_PRELOADED, grace_s=GRACE_S),
+        FreshProcesses(options.workers, preloaded=PRELOADED, grace_s=GRACE_S),
         kind=KIND,
         workers=options.workers,
     )

@@ -4,7 +4,8 @@
 grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``), the last
 ``*-grid-again.jsonl`` for instances of it that were solved again with two threads, the last
 ``*-training.jsonl`` for the comparison of training methods, and the last other file for all else;
-``docs/paper-figures.md`` and the pictures beside it are made of ``bench/results/figures/``.
+the last ``*-ablation.jsonl`` for a part of ``docs/lazy.md``; ``docs/paper-figures.md`` and the
+pictures beside it are made of ``bench/results/figures/``.
 ``--check`` writes nothing, needs no matplotlib, and exits 1 where something is not what the records
 say. Without a record there is no page.
 """
@@ -22,7 +23,7 @@ sys.path.append(str(ROOT / "bench"))
 from blocks import replace_block, update_pages  # noqa: E402
 from grid import GOALS, instances  # noqa: E402
 from harness import latest  # noqa: E402
-from result_pages import cases, figures, grid, plot, training  # noqa: E402
+from result_pages import ablation, cases, figures, grid, plot, training  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,7 @@ PAGE: Final = ROOT / "docs" / "results.md"
 GRID_PAGE: Final = ROOT / "docs" / "results-grid.md"
 GRID_PLOT: Final = ROOT / "docs" / "results-scale.svg"
 FIGURES_PAGE: Final = ROOT / "docs" / "paper-figures.md"
+LAZY_PAGE: Final = ROOT / "docs" / "lazy.md"
 README: Final = ROOT / "README.md"
 
 
@@ -45,6 +47,10 @@ def due() -> dict[Path, str]:
     """Return the pages as they should be."""
     readme = README.read_text(encoding="utf-8")
     pages = {FIGURES_PAGE: figures.page_text(FIGURES_PAGE, RESULTS / "figures")}
+    _, ablated = read_newest("*-ablation.jsonl")
+    if ablated:
+        text = LAZY_PAGE.read_text(encoding="utf-8")
+        pages[LAZY_PAGE] = replace_block(text, "ablation", ablation.page(ablated))
     source, records = read_newest("*[0-9].jsonl")
     if not records:
         return pages | {README: replace_block(readme, "results", figures.NOTHING_YET)}

@@ -1,4 +1,4 @@
-"""The policy: targets, times, rows and cuts after what is known."""
+"""The policy: rows and cuts after what is known, and when a solve is left."""
 
 from __future__ import annotations
 
@@ -26,27 +26,21 @@ def candidate(value: float) -> Candidate:
     return replace(verify_schedule(problem, schedule), value=value)
 
 
-def policy_of(
-    value: float | None, bound: float, minimize: str = "energy", params: LazyParams | None = None
-) -> Policy:
-    """Return the policy where a bound and a schedule of some value, or none, are known."""
+def policy_of(value: float, bound: float, minimize: str = "energy") -> Policy:
+    """Return the policy where a bound and a schedule of some value are known."""
     problem = comb_problem(minimize=minimize)
-    best = None if value is None else candidate(value)
-    bounds = BoundTracker(problem, 0.0, best)
+    bounds = BoundTracker(problem, 0.0, candidate(value))
     bounds.lower = bound
-    return Policy(problem, bounds, params or LazyParams())
-
-
-# -- targets -------------------------------------------------------------------------------------
+    return Policy(problem, bounds, LazyParams())
 
 
 def test_a_solve_looks_for_a_part_of_a_wide_gap_only() -> None:
-    """Of a narrow one, or with nothing to be better than, it looks for everything."""
-    params = LazyParams(target_step_ratio=0.25)
-    assert policy_of(10.0, 2.0, params=params).target() == pytest.approx(4.0)
-    assert policy_of(10.0, 9.75, params=params).target() is None
-    assert policy_of(None, 2.0, params=params).target() is None
-    assert policy_of(10.0, 2.0, params=LazyParams(target_step_ratio=1.0)).target() is None
+    """Of a narrow one it looks for everything, as where nothing is known to be better than."""
+    assert policy_of(10.0, 2.0).target() == pytest.approx(3.0)
+    assert policy_of(10.0, 9.75).target() is None
+    policy = policy_of(10.0, 2.0)
+    policy.bounds.incumbent = None
+    assert policy.target() is None
 
 
 @pytest.mark.parametrize("minimize", ["ram", "writes"])
@@ -56,57 +50,20 @@ def test_bytes_are_proved_at_once(minimize: str) -> None:
 
 
 def test_a_target_that_is_ruled_out_leads_to_the_next() -> None:
-    """The step is longer if that took a single node, and all of the gap if the bound stays."""
-    policy = policy_of(10.0, 2.0)
-    step = policy.step_ratio
-    policy.target_ruled_out(rose=True, nodes=17)
-    assert policy.step_ratio == step
-    policy.target_ruled_out(rose=True, nodes=1)
-    assert policy.step_ratio == 2 * step
-    policy.target_ruled_out(rose=False, nodes=1)
-    assert policy.target() is None
+    """The step is longer if that took a single node, and all of the gap if the bound stays.
 
-
-def test_a_solve_without_an_answer_is_given_more_time_and_less_to_prove() -> None:
-    """Half the step, not below the least; twice the slice."""
-    params = LazyParams(first_slice_s=3.0, target_step_ratio=0.2, least_target_step_ratio=0.08)
-    policy = policy_of(10.0, 2.0, params=params)
-    policy.ran_out_of_time()
-    assert (policy.slice_s, policy.step_ratio) == (6.0, 0.1)
-    policy.ran_out_of_time()
-    assert (policy.slice_s, policy.step_ratio) == (12.0, 0.08)
-
-
-def test_after_new_rows_the_next_target_is_near_again() -> None:
-    """What a relaxation with more rows proves easily is not known yet."""
+    What a relaxation with more rows proves easily is not known yet: it begins anew.
+    """
     policy = policy_of(10.0, 2.0)
     near = policy.target()
-    policy.step_ratio = 0.5
+    policy.target_ruled_out(rose=True, nodes=17)
+    assert policy.target() == near
+    policy.target_ruled_out(rose=True, nodes=1)
+    assert policy.target() == pytest.approx(4.0)
+    policy.target_ruled_out(rose=False, nodes=1)
+    assert policy.target() is None
     policy.rows_to_add()
     assert policy.target() == near
-
-
-@pytest.mark.parametrize(
-    ("bound", "to_target", "expected"),
-    [(2.0, True, 0.4), (2.0, False, 0.75), (9.75, False, 1.0), (9.75, True, 0.4)],
-)
-def test_near_the_end_a_solve_may_take_all_the_time(
-    bound: float, expected: float, *, to_target: bool
-) -> None:
-    """With a wide gap some is left to search for schedules; less for a part of the gap."""
-    policy = policy_of(10.0, bound)
-    assert policy.solve_time_s(1e6, to_target=to_target) == pytest.approx(expected * 1e6)
-    assert policy.solve_time_s(0.0, to_target=to_target) == LazyParams().first_slice_s
-
-
-def test_a_solver_looks_for_schedules_itself_only_far_from_the_end() -> None:
-    """Near it they come from elsewhere."""
-    assert not policy_of(10.0, 2.0).only_proves()
-    assert not policy_of(None, 2.0).only_proves()
-    assert policy_of(10.0, 6.0).only_proves()
-
-
-# -- rows and cuts -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_the_gap_is_closed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def noted(session: Session, form: Any, **settings: Any) -> Any:
         raw = solve(session, form, **settings)
-        if form.is_mip and settings.get("options"):
+        if form.is_mip and settings.get("watch"):
             cutoffs.append(settings["targets"]["objective_cutoff"])
             if raw is not None and raw.status == SolverStatus.CUTOFF:
                 ruled_out.append(cutoffs[-1])

@@ -18,8 +18,8 @@ HEURISTICS: Final = frozenset({"repair", "local_search", "restriction"})
 class LazyParams:
     """Parameters of the row generation.
 
-    None of them can make an answer wrong: they decide only how soon there is one. Each default is
-    what measured best on the grid of `bench`; `docs/lazy.md` has the measurements.
+    None of them can make an answer wrong: they decide only how soon there is one.
+    ``docs/lazy.md`` has what was measured.
 
     Names tell units and ranges: ``_ratio`` is a fraction from 0 to 1, ``_s`` seconds from 0 on, and
     a whole number is at least 1. *Gap* is that between bound and incumbent, or the ceiling.
@@ -41,8 +41,8 @@ class LazyParams:
     """Gap up to which a solve is near its end: there is no local search any more, and equal
     decisions are not counted, as counters are only more columns then."""
     wide_gap_ratio: float = 0.03
-    """Gap above which it is far from it: relaxations take long there, so few rows are added, cuts
-    stand in for rows of steps, and the proof goes in steps."""
+    """Gap above which it is far from it: relaxations take long there, so few rows are added,
+    cuts stand in for rows of steps, and the proof goes in steps."""
     very_wide_gap_ratio: float = 0.1
     """Gap after the linear phase above which recompute-memory cuts are stated from the first
     integer relaxation on, where RAM is the only limit."""
@@ -79,21 +79,9 @@ class LazyParams:
     relaxations would not be solved in their time."""
 
     # -- integer relaxations -----------------------------------------------------------------------
-    first_slice_s: float = 5.0
-    """Least time of an integer solve; each that ends by its time doubles it."""
-    wide_gap_time_ratio: float = 0.75
-    """Most of the time left for one integer solve with a wide gap; the search for schedules has the
-    rest. Near the end a solve may take all of it: one that is cut short begins anew."""
     target_step_ratio: float = 1 / 8
-    """Part of a wide gap that an integer solve is to prove away, after new rows; 1 for all of it.
-    Below a cutoff near the bound a solver fixes more columns."""
-    least_target_step_ratio: float = 1 / 32
-    """Least such part."""
-    target_time_ratio: float = 0.4
-    """Most of the time left for a solve that is to prove a part of the gap away."""
-    proof_gap_ratio: float = 0.5
-    """Gap below which a solver runs without its own heuristics and its search for symmetry: they
-    took more than half of the time, and schedules come from elsewhere."""
+    """Part of a wide gap that an integer solve is to prove away, after new rows, above 0; 1 for all
+    of it. Below a cutoff near the bound a solver fixes more columns."""
     leave_gap_ratio: float = 0.003
     """Gap of a running solve up to which it is left if its best answer breaks rows: more rows raise
     the bound sooner than its last nodes do."""
@@ -159,9 +147,7 @@ class LazyParams:
 
 
 _KNOWN: Final = {"cuts": CUT_FAMILIES, "heuristics": HEURISTICS}
-_POSITIVE: Final = frozenset(
-    {"idle_turns_per_column", "worker_update_s", "target_step_ratio", "least_target_step_ratio"}
-)
+_POSITIVE: Final = frozenset({"idle_turns_per_column", "worker_update_s", "target_step_ratio"})
 
 
 def _most(name: str) -> float:

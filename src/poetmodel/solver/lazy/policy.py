@@ -18,22 +18,17 @@ class Policy:
     problem: Problem
     bounds: BoundTracker
     params: LazyParams
-    slice_s: float = field(init=False)
-    """Least time of the next integer solve [s]."""
     step_ratio: float = field(init=False)
     """Part of the gap that the next solve is to prove away; 1 for all of it."""
     bound_before_rows: float = float("-inf")
     """The bound when rows were last added."""
 
     def __post_init__(self) -> None:
-        self.slice_s = self.params.first_slice_s
         self.step_ratio = self.params.target_step_ratio
 
     def is_wide(self) -> bool:
         """Return whether the gap is far from closed."""
         return self.bounds.gap() > self.params.wide_gap_ratio
-
-    # -- integer relaxations -----------------------------------------------------------------------
 
     def target(self) -> float | None:
         """Return the value below which the next solve looks for answers; None for the incumbent's.
@@ -59,34 +54,11 @@ class Policy:
         elif nodes is not None and nodes <= 1:
             self.step_ratio *= 2
 
-    def ran_out_of_time(self) -> None:
-        """Give the next solve more time, and a nearer target."""
-        self.slice_s *= 2
-        self.step_ratio = max(self.params.least_target_step_ratio, self.step_ratio / 2)
-
-    def answer_was_valid(self) -> None:
-        """Give the next solve of the same relaxation more time."""
-        self.slice_s *= 2
-
-    def solve_time_s(self, remaining_s: float, *, to_target: bool) -> float:
-        """Return the most time for an integer solve [s]."""
-        params = self.params
-        ratio = params.wide_gap_time_ratio if self.is_wide() else 1.0
-        if to_target:
-            ratio = params.target_time_ratio
-        return max(self.slice_s, remaining_s * ratio)
-
-    def only_proves(self) -> bool:
-        """Return whether what is still open is too little for a solver's own heuristics."""
-        return self.bounds.gap() < self.params.proof_gap_ratio
-
     def leaves(self, open_ratio: float) -> bool:
         """Return whether a solve with this gap of its own, whose answer breaks rows, is left."""
         params = self.params
         most = min(params.leave_gap_ratio, params.leave_part_ratio * self.bounds.gap())
         return open_ratio <= most
-
-    # -- rows and cuts -----------------------------------------------------------------------------
 
     def rows_to_add(self) -> int | None:
         """Return how many rows to add after what the last ones gained; None for all."""

@@ -7,8 +7,7 @@ disaggregated schedule that the verifier accepts is an upper bound.
 from __future__ import annotations
 
 import math
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from poetmodel.backends.protocol import SolverStatus
 from poetmodel.errors import TimeLimitError, TooLargeError
@@ -31,22 +30,6 @@ if TYPE_CHECKING:
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
     from poetmodel.solver.outcome import Candidate
-
-PROOF_OPTIONS: Final = MappingProxyType(
-    {
-        "highs": MappingProxyType(
-            {
-                "mip_heuristic_effort": 0.0,
-                "mip_heuristic_run_feasibility_jump": False,
-                "mip_heuristic_run_rins": False,
-                "mip_heuristic_run_rens": False,
-                "mip_heuristic_run_root_reduced_cost": False,
-                "mip_detect_symmetry": False,
-            }
-        )
-    }
-)
-"""Options with which a solver spends its time on the bound; a schedule is known by then."""
 
 
 class RowGeneration:
@@ -98,26 +81,25 @@ class RowGeneration:
 
     def _generate(self) -> bool:
         """Solve, disaggregate, search, separate, refine; return whether nothing is feasible."""
-        session, policy = self.session, self.policy
+        session = self.session
         relaxation = self._linear_phase()
         if relaxation is None:
             return True
         while not session.done():
             self.rounds += 1
             before = (session.bounds.lower, session.bounds.incumbent)
-            target = policy.target()
+            target = self.policy.target()
             raw = self._solve(relaxation, target)
             if raw is None:
-                continue  # the time is over
+                break  # the time is over
             if raw.bound is not None:
                 session.raise_bound(session.within_cutoff(relaxation, raw.bound))
             if raw.infeasible or raw.status == SolverStatus.CUTOFF:
                 if target is None:
                     return self._nothing_is_feasible()
-                policy.target_ruled_out(rose=session.bounds.lower > before[0], nodes=raw.nodes)
-            elif raw.x is None:
-                policy.ran_out_of_time()
-            else:
+                rose = session.bounds.lower > before[0]
+                self.policy.target_ruled_out(rose=rose, nodes=raw.nodes)
+            elif raw.x is not None:
                 proved = raw.status == SolverStatus.OPTIMAL
                 relaxation = self._follow(relaxation, raw.x, proved=proved, before=before)
         return False
@@ -149,8 +131,8 @@ class RowGeneration:
         return relaxation
 
     def _solve(self, relaxation: Relaxation, target: float | None) -> RawSolution | None:
-        """Solve an integer relaxation, for answers below a target if there is one."""
-        session, policy = self.session, self.policy
+        """Solve an integer relaxation, for answers below a target or the incumbent's value."""
+        session = self.session
         targets = session.cutoff(relaxation)
         if target is not None:
             targets["objective_cutoff"] = target / relaxation.unit
@@ -158,14 +140,11 @@ class RowGeneration:
         if session.bounds.lower > 0 and gap < 1:
             targets["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
         self._breaks_rows = False
-        options = PROOF_OPTIONS.get(session.solver.name) if policy.only_proves() else None
         return solve_counted(
             session,
             relaxation.cut_form(),
-            most_s=policy.solve_time_s(session.request.remaining_s(), to_target=target is not None),
             targets=targets,
             start=session.start_point(relaxation) if target is None else None,
-            options=options,
             watch=lambda progress: self._watch(relaxation, progress),
         )
 
@@ -214,7 +193,6 @@ class RowGeneration:
         if tighter is not None:  # only the solver's tolerance let the answer through
             relaxation.form = tighter
             return relaxation
-        self.policy.answer_was_valid()
         known = (session.bounds.lower, session.bounds.incumbent)
         if final and known == before and not session.done():
             # Solved to its end and nothing moved: the rest is below the solver's tolerances.

@@ -1,0 +1,124 @@
+"""Ablation: a sample of the grid, solved with one part of the row generation left out at a time.
+
+``python bench/ablation.py --out bench/results/$(date +%F)-ablation.jsonl`` runs everything;
+``python scripts/make_results.py`` puts the means into ``docs/lazy.md``. A variant is one entry of
+`VARIANTS`: other `LazyParams`, or another seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from grid import FLOOR, Instance
+from harness import FreshProcesses, add_options, check_options, recorded, run_all, run_key
+from poetmodel.solver import lazy
+from poetmodel.solver.lazy import LazyParams
+from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS
+from run_grid import GRACE_S, PRELOADED, measure, warm_up
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poetmodel.bench.measurement import Record
+
+KIND: Final = "ablation"
+"""Kind of the records."""
+LIMIT_S: Final = 15.0
+"""Wall time of a solve [s]."""
+
+VARIANTS: Final[dict[str, tuple[LazyParams, int]]] = {
+    "everything": (LazyParams(), 0),
+    "everything, seed 1": (LazyParams(), 1),
+    "everything, seed 2": (LazyParams(), 2),
+    **{
+        f"no {one} cuts": (LazyParams(cuts=CUT_FAMILIES - {one}), 0) for one in sorted(CUT_FAMILIES)
+    },
+    **{f"no {one}": (LazyParams(heuristics=HEURISTICS - {one}), 0) for one in sorted(HEURISTICS)},
+    "no partial targets": (LazyParams(target_step_ratio=1.0), 0),
+    "no counting of equal decisions": (LazyParams(counted_part_ratio=1.0), 0),
+    "no search for the fastest schedule": (LazyParams(without_schedule_time_ratio=1.0), 0),
+    "no early end of a solve": (LazyParams(leave_gap_ratio=0.0), 0),
+    "all broken rows at once": (LazyParams(few_rows=10**6, wide_gap_rows=10**6), 0),
+}
+"""Parameters and seed of each variant."""
+
+_SAMPLE: Final = (
+    (1, "paper/resnet18-cifar", "paper-m4", "30%", None),
+    (1, "paper/bert", "paper-a72", "40%", "115%"),
+    (2, "mobilenetv2", "nrf52840", "35%", None),
+    (1, "paper/resnet18-cifar", "paper-a72", "15%", "115%"),
+    (3, "traced/bert4-b8", "profile", "50%", None),
+    (2, "resnet18-cifar", "mkr1000", "20%", None),
+    (1, "paper/bert", "paper-m4", "30%", "115%"),
+    (1, "paper/bert", "paper-a72", "30%", "115%"),
+    (1, "paper/resnet18", "paper-a72", "60%", "105%"),
+    (2, "resnet18-cifar", "jetson-tx2", "35%", None),
+    (1, "paper/resnet18-cifar", "paper-m4", "15%", "105%"),
+    (2, "resnet18", "nrf52840", "50%", None),
+    (4, "paper/bert-24", "paper-m4", "40%", None),
+    (2, "resnet18-cifar", "mkr1000", "50%", None),
+    (1, "paper/bert", "paper-m4", FLOOR, "130%"),
+    (2, "resnet50", "rpi4b", "35%", None),
+)
+"""Goal, graph, device, budget and deadline of each instance: of each kind that takes a second to
+twenty, or ends with a gap."""
+SAMPLE: Final = tuple(
+    Instance(goal=goal, model=model, device=device, ram=ram, deadline=deadline, limit_s=LIMIT_S)
+    for goal, model, device, ram, deadline in _SAMPLE
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantRun:
+    """One instance, solved by one variant."""
+
+    instance: Instance
+    variant: str
+
+    @property
+    def name(self) -> str:
+        """What it is called in the records."""
+        return f"{self.instance.name} | {self.variant}"
+
+    @property
+    def key(self) -> str:
+        """What identifies it in the records."""
+        return run_key(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields."""
+        return {**self.instance.to_dict(), "variant": self.variant}
+
+
+def measure_variant(fields: dict[str, Any], _start: None = None) -> Record:
+    """Solve an instance with the parameters of a variant and return its record."""
+    warm_up()
+    params, seed = VARIANTS[fields["variant"]]
+    lazy.solve_lazily = partial(lazy.solve_lazily, params=params)
+    instance = {name: value for name, value in fields.items() if name != "variant"} | {"seed": seed}
+    return {**measure(instance), "kind": KIND, "cell": fields, "variant": fields["variant"]}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the variants; return the exit status: 130 where the run was stopped."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_options(parser, "ablation.jsonl")
+    parser.add_argument("--only", default="", help="variants whose name contains this")
+    options = parser.parse_args(arguments)
+    check_options(parser, options)
+    names = [name for name in VARIANTS if options.only in name]
+    return run_all(
+        [VariantRun(instance=one, variant=name) for one in SAMPLE for name in names],
+        recorded(options.out),
+        measure_variant,
+        FreshProcesses(1, preloaded=PRELOADED, grace_s=GRACE_S),
+        kind=KIND,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""What `docs/lazy.md` says of the ablation: means over a sample, and single runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+from blocks import table
+from cases import GAP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SHIFT_S: Final = 1.0
+"""Shift of the geometric mean of times [s]."""
+EVERYTHING: Final = "everything"
+"""The variant that leaves nothing out."""
+
+
+def page(records: Sequence[dict[str, Any]]) -> str:
+    """Return what a record says: means over the sample, and the runs with other limits."""
+    limits = {float(record["cell"]["limit_s"]) for record in records}
+    sample = [record for record in records if record["cell"]["limit_s"] == min(limits)]
+    others = [record for record in records if record["cell"]["limit_s"] != min(limits)]
+    count = len({_problem(record) for record in sample if record["variant"] == EVERYTHING})
+    machine = records[0]["machine"]
+    parts = [
+        f"{count} instances, {min(limits):g} s each, one thread, seed 0 where none is named; "
+        f"{machine['cpu']}, Python {machine['python']}, HiGHS {machine['versions']['highspy']}, "
+        f"{records[0]['recorded'][:10]}.",
+        means(sample),
+    ]
+    if others:
+        parts += [f"Single runs of {max(limits):g} s on further instances:", runs(others)]
+    return "\n\n".join(parts)
+
+
+def means(records: Sequence[dict[str, Any]]) -> str:
+    """Return a line for each variant: runs, solved instances, mean time and mean gap.
+
+    Where a variant was not run on an instance, for what it leaves out is not used there, the run
+    with everything stands in.
+    """
+    by_variant: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for record in records:
+        by_variant[record["variant"]][_problem(record)] = record
+    base = by_variant[EVERYTHING]
+    rows = []
+    for variant, own in by_variant.items():
+        found = [own.get(key, whole) for key, whole in base.items()]
+        times = [_seconds(record) for record in found]
+        mean_s = math.exp(sum(math.log(t + SHIFT_S) for t in times) / len(times)) - SHIFT_S
+        gap = sum(map(_gap, found)) / len(found)
+        solved = sum(map(is_solved, found))
+        rows.append((variant, str(len(own)), str(solved), f"{mean_s:.1f}", f"{100 * gap:.1f}"))
+    heads = ("variant", "runs", "solved", "mean time (s)", "mean gap (%)")
+    return table(heads, rows, right=1)
+
+
+def runs(records: Sequence[dict[str, Any]]) -> str:
+    """Return a line for each run."""
+    rows = []
+    for record in records:
+        gap = "" if is_solved(record) or record.get("gap") is None else f"{100 * record['gap']:.2f}"
+        name = " ".join(str(part) for part in json.loads(_problem(record)) if part)
+        rows.append((name, record["variant"], record["status"], f"{record['seconds']:.1f}", gap))
+    return table(("instance", "variant", "status", "time (s)", "gap (%)"), rows, right=3)
+
+
+def is_solved(record: dict[str, Any]) -> bool:
+    """Return whether a run ended with a proof."""
+    return record["status"] == "infeasible" or _gap(record) <= GAP
+
+
+def _problem(record: dict[str, Any]) -> str:
+    """Return graph, device, budget and deadline of a run."""
+    cell = record["cell"]
+    return json.dumps([cell[name] for name in ("model", "device", "ram", "deadline")])
+
+
+def _gap(record: dict[str, Any]) -> float:
+    """Return the final gap; 1 where nothing was found or proved."""
+    if record["status"] == "infeasible":
+        return 0.0
+    gap = record.get("gap")
+    return 1.0 if gap is None else float(gap)
+
+
+def _seconds(record: dict[str, Any]) -> float:
+    """Return the time to the gap tolerance, or the limit."""
+    return float(record["seconds"] if is_solved(record) else record["cell"]["limit_s"])

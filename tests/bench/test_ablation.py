@@ -1,0 +1,64 @@
+"""The ablation: its variants, and what the page says of its record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ablation
+from grid import instances
+from result_pages.ablation import EVERYTHING, page
+
+if TYPE_CHECKING:
+    import pytest
+
+CELL = {"model": "m", "device": "d", "ram": "50%", "deadline": None, "limit_s": 3.0}
+
+
+def run(variant: str, seconds: float, gap: float | None, **changes: Any) -> dict[str, Any]:
+    """Return a record."""
+    return {
+        "variant": variant,
+        "status": "unknown" if gap is None else "optimal" if gap == 0 else "feasible",
+        "seconds": seconds,
+        "gap": gap,
+        "recorded": "2026-11-21T10:00:00+00:00",
+        "machine": {"cpu": "cpu", "python": "3.11.7", "versions": {"highspy": "1.15.1"}},
+        "cell": CELL | changes,
+    }
+
+
+def test_every_instance_is_one_of_the_grid() -> None:
+    """But for its limit."""
+    names = {each.name for each in instances()}
+    assert {each.name for each in ablation.SAMPLE} <= names
+
+
+def test_every_variant_is_another() -> None:
+    """By its parameters or its seed."""
+    assert len(set(ablation.VARIANTS.values())) == len(ablation.VARIANTS)
+
+
+def test_a_smoke_run_records_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parameters reach the solve; the record names the variant."""
+    monkeypatch.setattr(ablation.lazy, "solve_lazily", ablation.lazy.solve_lazily)
+    small = {**ablation.SAMPLE[0].to_dict(), "model": "paper/transformer", "ram": "90%"}
+    record = ablation.measure_variant({**small, "variant": "no interval cuts"})
+    assert record["kind"] == ablation.KIND
+    assert record["variant"] == "no interval cuts"
+    assert ablation.lazy.solve_lazily.keywords["params"] == ablation.VARIANTS["no interval cuts"][0]
+
+
+def test_the_page_counts_time_outs_with_their_limit() -> None:
+    """The run with everything stands in for a missing one; other limits come by themselves."""
+    text = page(
+        [
+            run(EVERYTHING, 1.0, 0.0),
+            run(EVERYTHING, 2.5, 0.5, ram="30%"),
+            run("no cuts", 1.0, None),
+            run("no cuts", 9.0, 0.25, limit_s=9.0),
+        ]
+    )
+    assert "2 instances, 3 s each" in text
+    assert "| everything | 2 | 1 | 1.8 | 25.0 |" in text
+    assert "| no cuts | 1 | 0 | 3.0 | 75.0 |" in text
+    assert "| m d 50% | no cuts | feasible | 9.0 | 25.00 |" in text
