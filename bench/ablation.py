@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from grid import FLOOR, Instance
-from harness import FreshProcesses, add_options, check_options, recorded, run_all, run_key
+from harness import FreshProcesses, parsed, recorded, run_all, run_key
 from poetmodel.solver import lazy
 from poetmodel.solver.lazy import LazyParams
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS
@@ -106,10 +106,8 @@ def measure_variant(fields: dict[str, Any], _start: None = None) -> Record:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the variants; return the exit status: 130 where the run was stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
-    add_options(parser, "ablation.jsonl")
     parser.add_argument("--only", default="", help="variants whose name contains this")
-    options = parser.parse_args(arguments)
-    check_options(parser, options)
+    options = parsed(parser, "ablation.jsonl", arguments)
     names = [name for name in VARIANTS if options.only in name]
     return run_all(
         [VariantRun(instance=one, variant=name) for one in SAMPLE for name in names],
