@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from poetmodel.bench.measurement import FAILED, circumstances
-from poetmodel.bench.runner import Progress, RunQueue
+from poetmodel.bench.runner import Progress, Recordable, RunQueue
 from poetmodel.bench.store import RecordFile
 
 if TYPE_CHECKING:
@@ -131,19 +131,12 @@ def _answer(out: Connection, measure: Callable[..., Record], *arguments: Any) ->
 # -- runs ------------------------------------------------------------------------------------------
 
 
-class NamedRun(Protocol):
-    """A run with a name, limits and a place in a file of records."""
+class NamedRun(Recordable, Protocol):
+    """A run with a name, and with ``limit_s`` among its fields."""
 
     @property
     def name(self) -> str:
         """What it is called in the records."""
-
-    @property
-    def key(self) -> str:
-        """What identifies it in the records."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return its fields, ``limit_s`` among them."""
 
 
 AnyRun = TypeVar("AnyRun", bound=NamedRun)

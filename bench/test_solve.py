@@ -48,13 +48,15 @@ def test_solve(benchmark: Any, case: Case, keep: Callable[..., None]) -> None:
         limit_s=case.limit_s,
         versions=dict(result.versions),
     )
+    facts = solve_facts(result)
+    del facts["schedule"]
     keep(
         "solve",
         case.name,
         seconds=benchmark.stats.stats.min,
         case=asdict(case),
         model_gap=model_gap(result.statistics),
-        **solve_facts(result),
+        **facts,
     )
     assert result.formulation
     assert not result.violations

@@ -134,7 +134,6 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
         result = _solve(run, start)
         _raise_refusal(run, result)
         facts |= solve_facts(result)
-        facts["schedule"] = None if result.schedule is None else result.to_dict()
     except MethodNotApplicableError as error:
         facts |= {"status": NOT_APPLICABLE, "reason": str(error)}
     except LicenceError as error:
@@ -153,10 +152,9 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
 
 
 def solve_facts(result: SolveResult) -> Record:
-    """Return what a record says of a solve: how it ended, and the result without its relations."""
+    """Return what a record says of a solve, with the content of a schedule file, or None, apart."""
     document = result.to_dict()
-    for name in ("nodes", "tensors", *RELATIONS):
-        document.pop(name, None)
+    apart = ("nodes", "tensors", *RELATIONS)
     schedule = result.schedule
     counts = None
     if schedule is not None:
@@ -169,10 +167,11 @@ def solve_facts(result: SolveResult) -> Record:
         "status": str(result.status),
         "reason": result.reason,
         "termination": str(result.termination),
-        "result": document,
+        "result": {key: value for key, value in document.items() if key not in apart},
         "counts": counts,
         "statistics": dict(result.statistics),
         "versions": dict(result.versions),
+        "schedule": None if schedule is None else document,
     }
 
 
