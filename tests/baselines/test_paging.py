@@ -13,7 +13,6 @@ from poetmodel.baselines.paging import (
     Gap,
     execute_gaps,
     gaps_of,
-    loads_of,
     lru_paging,
     offload_all,
     within_budget,
@@ -27,11 +26,9 @@ from strategies import graphs
 from worked import comb_graph, even_costs, skip_graph, skip_problem
 
 
-def test_gaps_and_loads_worked_by_hand() -> None:
-    """Only `a` is unused for a stage or more; in the one of `c` it makes the peak."""
-    graph = skip_graph()
-    assert gaps_of(graph) == [Gap(0, 1, 3)]
-    assert loads_of(graph).tolist() == [4, 10, 15, 12]
+def test_gaps_worked_by_hand() -> None:
+    """Only `a` is unused for a stage or more."""
+    assert gaps_of(skip_graph()) == [Gap(0, 1, 3)]
 
 
 def test_a_plan_without_gaps_is_keep_all() -> None:
@@ -49,14 +46,12 @@ def test_a_gap_is_paged_or_recomputed(page: bool) -> None:
     assert ((3, 0) in schedule.R) is not page
 
 
-def test_loads_are_those_of_the_simulator() -> None:
-    """With every gap on storage each stage holds its working set: the peak is the minimum RAM."""
+def test_without_gaps_every_stage_holds_its_working_set() -> None:
+    """With every tensor on storage in every gap the peak is the minimum RAM."""
     for problem in random_instances(40, (3, 8), seed=42, zero_bytes=False):
         graph = problem.graph
         schedule = execute_gaps(problem, dict.fromkeys(gaps_of(graph), True))
         assert simulate(graph, None, schedule).peak_ram_bytes == floor(graph).bytes
-        points = simulate(graph, None, checkpoint_all(graph)).curve
-        assert [point.ram_bytes for point in points] == loads_of(graph).tolist()
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from baseline_checks import valid_or_refused
 from instances import random_instances
-from poetmodel.baselines.paging import execute_gaps, gaps_of, loads_of
+from poetmodel.baselines.paging import execute_gaps, gaps_of
 from poetmodel.baselines.swap_advisor import _GeneticSearch, swap_advisor
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
@@ -52,7 +52,7 @@ def test_finds_the_cheaper_swap(transfer_j: tuple[float, float], swapped: int) -
 def test_plan_that_the_search_starts_from() -> None:
     """The swap planner alone lets the tensor go whose next use is furthest, whatever it costs."""
     problem = _either((10, 1))
-    search = _GeneticSearch(problem, loads_of(problem.graph), 0)
+    search = _GeneticSearch(problem, 0)
     plan = search._repair(np.zeros(len(search.gaps), dtype=bool))
     assert [gap.tensor for gap, out in zip(search.gaps, plan, strict=True) if out] == [0]
 

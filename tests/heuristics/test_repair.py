@@ -106,8 +106,8 @@ def test_without_time_it_gives_up() -> None:
         {"longest_chain": -1},
         {"longest_chain_beside_pages": -1},
         {"choices_per_relief": 0},
-        {"fit_noise": -0.1},
-        {"drop_noise": math.nan},
+        {"fit_noise_ratio": -0.1},
+        {"drop_noise_ratio": math.nan},
     ],
 )
 def test_parameters_out_of_range_are_refused(wrong: dict[str, float]) -> None:

@@ -6,20 +6,21 @@ import math
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from poetmodel.baselines.paging import (
     StorageSpace,
     execute_gaps,
     gaps_of,
-    loads_of,
     within_budget,
 )
 from poetmodel.errors import MethodNotApplicableError
+from poetmodel.graph import checkpoint_all_profile
 from poetmodel.schedule import simulate
 from poetmodel.time_limit import check_time_limit
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from poetmodel.baselines.paging import Gap
@@ -75,7 +76,9 @@ class _Capuchin:
         self.around: dict[int, list[Gap]] = {}
         for gap in self.gaps:
             self.around.setdefault(gap.tensor, []).append(gap)
-        self.excess: NDArray[np.int64] = loads_of(graph) - problem.usable_ram_bytes
+        self.excess: NDArray[np.int64] = (
+            np.array(checkpoint_all_profile(graph)) - problem.usable_ram_bytes
+        )
         """What each stage is above the budget by the plan so far, shape (stages,) [B]."""
         self.pages: dict[Gap, bool] = {}
         """The plan: gaps out of RAM, true where the tensor is swapped."""

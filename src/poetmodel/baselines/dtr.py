@@ -374,11 +374,11 @@ class _Paging(_Liveness):
             for p in self.graph.inputs_of[self.graph.node_of[u]]
             if p in self.away
         }
-        return self.scores.neighbourhood_cost(i) + sum(self.page_in_cost(p) for p in read)
+        return self.scores.neighbourhood_cost(i) + sum(self.page_in_cost[p] for p in read)
 
     def _transfer_cost(self, i: int) -> float:
         """Return the cost of paging tensor `i` out and in, infinite without space for it."""
         if not self.storage.takes(i):
             return math.inf
-        page_out = 0.0 if i in self.storage.stored else self.page_out_cost(i)
-        return self.page_in_cost(i) + page_out
+        page_out = 0.0 if i in self.storage.stored else self.page_out_cost[i]
+        return self.page_in_cost[i] + page_out

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from poetmodel.baselines.engine import FORWARD, StagedExecution
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.problem import DeadlineCounts, Quantity
@@ -20,9 +18,7 @@ from poetmodel.schedule import simulate
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from numpy.typing import NDArray
+    from collections.abc import Mapping, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
@@ -115,18 +111,18 @@ class StorageSpace:
             self.left_bytes -= self.sizes[i]
 
 
-def transfer_costs(problem: Problem) -> tuple[Callable[[int], float], Callable[[int], float]]:
-    """Return what a page-in and a page-out of a tensor cost: energy, or time if that is minimized.
+def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
+    """Return what page-in and page-out of each tensor cost: energy, or time if that is minimized.
 
     Time in the deadline's meaning: none where it counts compute only.
     """
     if problem.minimize != Quantity.TIME:
         energy = problem.energy.coefficients
-        return energy.page_in.__getitem__, energy.page_out.__getitem__
+        return energy.page_in, energy.page_out
     if problem.deadline_counts == DeadlineCounts.COMPUTE:
-        return lambda _: 0.0, lambda _: 0.0
-    table = problem.table
-    return lambda i: table.page_in_time_s[i], lambda i: table.page_out_time_s[i]
+        nothing = (0.0,) * len(problem.graph.tensors)
+        return nothing, nothing
+    return problem.table.page_in_time_s, problem.table.page_out_time_s
 
 
 class _LeastRecentlyUsed(StagedExecution):
@@ -174,21 +170,6 @@ def gaps_of(graph: Graph) -> list[Gap]:
         ends = (graph.node_of[i], *users)
         found.extend(Gap(i, a, b) for a, b in pairwise(ends) if b > a + 1)
     return found
-
-
-def loads_of(graph: Graph) -> NDArray[np.int64]:
-    """Return for each stage what RAM holds while its node is computed and no gap is used.
-
-    Returns
-    -------
-    ndarray of int64, shape (n_nodes,) [B]
-        The working set of the node and all tensors in a gap. A tensor that is out of RAM in a gap
-        takes its bytes off the stages ``before + 1`` to ``after - 1``.
-    """
-    load = np.array(graph.step_bytes, dtype=np.int64)
-    for gap in gaps_of(graph):
-        load[gap.before + 1 : gap.after] += graph.tensor_bytes[gap.tensor]
-    return load
 
 
 def execute_gaps(problem: Problem, pages: Mapping[Gap, bool]) -> Schedule:

@@ -9,17 +9,15 @@ import numpy as np
 from poetmodel.baselines.paging import (
     execute_gaps,
     gaps_of,
-    loads_of,
     transfer_costs,
     within_budget,
 )
 from poetmodel.errors import MethodNotApplicableError
+from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile
 from poetmodel.problem import Quantity
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from poetmodel.baselines.paging import Gap
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
@@ -72,22 +70,21 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     ----------
     Huang, Jin, Li: SwapAdvisor. ASPLOS 2020, section 4, doi 10.1145/3373376.3378530.
     """
-    load = loads_of(problem.graph)
-    if (load <= problem.usable_ram_bytes).all():
+    if checkpoint_all_peak_bytes(problem.graph) <= problem.usable_ram_bytes:
         return execute_gaps(problem, {})
     if not problem.can_page:
         msg = "it swaps tensors, and the problem allows no paging"
         raise MethodNotApplicableError(msg)
-    chosen = _GeneticSearch(problem, load, seed).run()
+    chosen = _GeneticSearch(problem, seed).run()
     return within_budget(problem, execute_gaps(problem, dict.fromkeys(chosen, True)))
 
 
 class _GeneticSearch:
-    def __init__(self, problem: Problem, load: NDArray[np.int64], seed: int) -> None:
+    def __init__(self, problem: Problem, seed: int) -> None:
         graph = problem.graph
         self.problem = problem
         self.random = np.random.default_rng(seed)
-        self.excess = load - problem.usable_ram_bytes
+        self.excess = np.array(checkpoint_all_profile(graph)) - problem.usable_ram_bytes
         crowded = np.concatenate(([0], np.cumsum(self.excess > 0)))
         self.gaps = sorted(
             (
@@ -101,26 +98,26 @@ class _GeneticSearch:
         self.first = np.array([gap.before + 1 for gap in self.gaps], dtype=np.int64)
         self.end = np.array([gap.after for gap in self.gaps], dtype=np.int64)
         self.sizes = np.array([graph.tensor_bytes[i] for i in tensors], dtype=np.int64)
-        stages = np.arange(len(load))
-        across = (self.first[:, None] <= stages) & (stages < self.end[:, None])
-        self.relief = across * self.sizes[:, None]
+        stages = np.arange(len(graph.nodes))
+        self.across = (self.first[:, None] <= stages) & (stages < self.end[:, None])
+        self.relief = self.across * self.sizes[:, None]
         """Bytes that each gap takes off each stage, shape (gaps, stages)."""
-        self.across = across
         self._price(tensors)
 
     def _price(self, tensors: list[int]) -> None:
         problem = self.problem
         cost_in, cost_out = transfer_costs(problem)
         if problem.minimize == Quantity.WRITES:
-            cost_in, cost_out = (lambda _: 0.0), problem.graph.tensor_bytes.__getitem__
+            writes = problem.objective.coefficients
+            cost_in, cost_out = writes.page_in, writes.page_out
         on_aux = [problem.graph.nodes[problem.graph.node_of[i]].on_aux for i in tensors]
-        self.cost_in = np.array([cost_in(i) for i in tensors])
+        self.cost_in = np.array([cost_in[i] for i in tensors])
         self.tensor = np.unique(tensors, return_inverse=True)[1]
         self.cost_out = np.zeros(self.tensor.max(initial=-1) + 1)
         self.written = np.zeros(len(self.cost_out), dtype=np.int64)
         for place, (i, free) in enumerate(zip(tensors, on_aux, strict=True)):
             if not free:
-                self.cost_out[self.tensor[place]] = cost_out(i)
+                self.cost_out[self.tensor[place]] = cost_out[i]
                 self.written[self.tensor[place]] = self.sizes[place]
         self.costliest_first = np.argsort(-self.cost_in, kind="stable")
 

@@ -37,10 +37,10 @@ class NeighbourhoodParams:
     paged, or only be recomputed."""
     most_destroyed: int = 12
     """Most restorations destroyed at once, at least 1."""
-    accepted_rise: float = 2e-3
+    accepted_rise_ratio: float = 2e-3
     """By how much the next partial schedule of a trajectory may be worse than the one before,
     relatively, at least 0."""
-    accepted_distance: float = 1e-2
+    accepted_distance_ratio: float = 1e-2
     """By how much it may be worse than the best of the trajectory, relatively, at least 0; a
     trajectory that is farther from the best of all is behind."""
     idle_iterations: int = 100
@@ -52,7 +52,9 @@ class NeighbourhoodParams:
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "most_destroyed", "penalty_factor")
-        require_at_least(self, 0, "accepted_rise", "accepted_distance", "idle_iterations")
+        require_at_least(
+            self, 0, "accepted_rise_ratio", "accepted_distance_ratio", "idle_iterations"
+        )
 
 
 @dataclass(slots=True)
@@ -75,14 +77,14 @@ class _Trajectory:
             if found > 0:
                 return False
             found, current, best = score.value, self.current.value, self.best.value
-        rise, distance = params.accepted_rise, params.accepted_distance
+        rise, distance = params.accepted_rise_ratio, params.accepted_distance_ratio
         return found <= current * (1 + rise) and found <= best * (1 + distance)
 
     def is_behind(self, best: Score, params: NeighbourhoodParams) -> bool:
         """Return whether it has found nothing near the best of all."""
         if best.excess > 0 or self.best.excess > 0:
             return self.best.excess > best.excess
-        return self.best.value > best.value * (1 + params.accepted_distance)
+        return self.best.value > best.value * (1 + params.accepted_distance_ratio)
 
 
 class LargeNeighbourhoodSearch:

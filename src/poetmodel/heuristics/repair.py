@@ -39,15 +39,15 @@ class RepairParams:
     choices_per_relief: int = 20
     """One in so many of the tensors that could leave RAM leaves it before all are looked at again;
     at least 1."""
-    fit_noise: float = 1.0
+    fit_noise_ratio: float = 1.0
     """By how much a price may rise at random while room is made, relatively, at least 0."""
-    drop_noise: float = 0.5
+    drop_noise_ratio: float = 0.5
     """The same while restorations are dropped."""
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "choices_per_relief")
         require_at_least(self, 0, "longest_chain", "longest_chain_beside_pages")
-        require_at_least(self, 0, "fit_noise", "drop_noise")
+        require_at_least(self, 0, "fit_noise_ratio", "drop_noise_ratio")
 
 
 def require_at_least(params: object, least: float, *names: str) -> None:
@@ -145,7 +145,7 @@ class Repair:
             plan = self._plan(i, need, chain) if need and partial.sizes[i] else None
             if plan is None:
                 continue
-            price = self._noisy(plan.price, params.fit_noise)
+            price = self._noisy(plan.price, params.fit_noise_ratio)
             relief = partial.sizes[i] * (count[need] - count[first])
             found.append((-relief / price if price > 0 else float("-inf"), i, plan))
         return [plan for _, _, plan in sorted(found)]
@@ -246,7 +246,7 @@ class Repair:
             price = prices.page_in[item]
             if self.partial.page_ins[item] == 1:
                 price += prices.page_out[item]
-        return -self._noisy(price, self.params.drop_noise)
+        return -self._noisy(price, self.params.drop_noise_ratio)
 
     def _drop(self, restoration: Restoration) -> bool:
         mark = self.partial.mark()
