@@ -162,26 +162,14 @@ def parse_time(value: str | float, *, field: str, whole_s: float | None = None) 
 
 
 def parse_energy(value: str | float, *, field: str, whole_j: float | None = None) -> float:
-    """Turn an energy into joules.
+    """Turn an energy into joules, as `parse_time` turns a time into seconds.
 
     Parameters
     ----------
     value : str or float
         ``2.5J``, ``300mJ``, ``1.2Wh``, ``5mWh``, ``105%``, or joules.
-    field : str
-        What the energy is for; starts the error message.
-    whole_j : float, optional
-        What 100 % stands for [J]; without it a percentage is refused.
-
-    Returns
-    -------
-    float
-        The energy [J], 0 or more.
-
-    Raises
-    ------
-    BudgetError
-        If `value` is not such an energy.
+    field, whole_j
+        As `field` and `whole_s` of `parse_time` [J].
     """
     return _parse_real(value, ENERGY_UNITS, field=field, forms=ENERGY_FORMS, whole=whole_j)
 

@@ -142,7 +142,7 @@ def test_page_in_alone_can_be_the_peak() -> None:
     assert run.peak == MemoryPoint(1, 1, 51)
 
 
-def test_two_output_node_makes_all_its_tensors_anew() -> None:
+def test_two_output_node_makes_all_its_tensors_again() -> None:
     """Recomputed with one old output kept, the old copy counts beside both new ones."""
     norm = Node(
         name="bn",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from instances import random_instance, seeded
 from oracle import optimum
 from poetmodel.errors import InputError
-from poetmodel.result import Status
+from poetmodel.result import Status, Termination
 from poetmodel.schedule.decisions import Choice, find_decisions
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity.alternatives import (
@@ -144,3 +144,20 @@ def test_time_limit_must_be_positive_all_the_same() -> None:
     assert len(find_alternatives(problem, best(problem), 0, time_limit=0.0)) == 2
     with pytest.raises(InputError):
         solve(problem, time_limit=0.0)
+
+
+def test_after_ctrl_c_the_other_alternatives_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted solve is the last one; the others are there without a cost."""
+    from poetmodel.solver.sensitivity import variants
+
+    problem = skip_problem()
+    schedule = best(problem)
+
+    def interrupted(problem: Problem, **options: Any) -> Any:
+        return replace(solve(problem, **options), termination=Termination.INTERRUPTED)
+
+    monkeypatch.setattr(variants, "solve", interrupted)
+    paged, kept = find_alternatives(problem, schedule, 0)
+    assert (paged.forbidden, paged.energy_j, paged.least_j) == (Forbidden.RECOMPUTATION, None, None)
+    assert kept.least_j is not None
+    assert [more.saved_j is None for more in value_of_ram(problem, schedule)] == [False, True]

@@ -20,7 +20,7 @@ from worked import even_costs, skip_graph, skip_problem
 
 
 def test_limits_of_a_graph_worked_out_by_hand() -> None:
-    """Kept it takes 15 B at c, else the floor of 12 B at d; with 13 B a is computed anew: 11 s."""
+    """Kept it takes 15 B at c, else 12 B at d, the minimum; with 13 B a is computed again: 11 s."""
     found = {limit.name: limit for limit in find_limits(skip_problem(deadline="150%"))}
     assert {name: limit.value for name, limit in found.items()} == {
         "keep_all": 15,
@@ -203,3 +203,16 @@ def test_without_a_proof_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("poetmodel.solver.sensitivity.variants.solve", unproved)
     assert {found.state for found in used_limits(result)} == {LimitState.OPEN}
+
+
+def test_after_ctrl_c_the_other_limits_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted solve is the last one; nothing is claimed of the limits after it."""
+    result = solve(priced_problem(ram=10, deadline=7))
+
+    def interrupted(problem: Problem, **options: Any) -> Any:
+        return replace(solve(problem, **options), termination=Termination.INTERRUPTED)
+
+    monkeypatch.setattr(variants, "solve", interrupted)
+    ram, time = used_limits(result)
+    assert (ram.state, ram.without) == (LimitState.AT_LIMIT, 6.0)
+    assert (time.state, time.without) == (LimitState.OPEN, None)
