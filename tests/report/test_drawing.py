@@ -13,7 +13,8 @@ from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
-from poetmodel.report import check_picture, draw, plan_timeline, stage_map
+from poetmodel.report.drawing import check_picture, draw
+from poetmodel.report.pictures import plan_timeline, stage_map
 from poetmodel.report.still import shortened
 from poetmodel.schedule import checkpoint_all
 from worked import even_costs
@@ -21,7 +22,7 @@ from worked import even_costs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poetmodel.report import Grid, Timeline
+    from poetmodel.report.pictures import Grid, Timeline
 
 ODD_NAMES = ("a<b>&amp;", "$x_1$", "tab\there", "\u4e2d", "%d {0}", "x" * 90)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plan_words import PAGED, plan
 from poetmodel.plan import check_plan
-from poetmodel.report import Kind, Timeline, plan_timeline, stage_map
+from poetmodel.report.pictures import Kind, Timeline, plan_timeline, stage_map
 from poetmodel.schedule import Schedule
 from worked import even_costs, skip_graph
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import completion
 from poetmodel.cli.failures import print_warnings
-from poetmodel.cli.options import REQUIRED, OutputOptions, argument, command, how, output
+from poetmodel.cli.options import REQUIRED, OutputOptions, argument, command, group, how, output
 from poetmodel.cli.output import listing, print_json, show
 from poetmodel.cli.progress import progress_bar
 from poetmodel.cli.sweep import WorkersOption, fail_if_failed
@@ -28,7 +27,7 @@ FORMS: Final = (".svg", ".png")
 """Pictures that are drawn."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class FigureOptions:
     """The figure, and how it is made."""
 

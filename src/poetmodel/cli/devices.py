@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.cli import completion
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import device_warnings
-from poetmodel.cli.options import OutputOptions, argument, command
+from poetmodel.cli.options import OutputOptions, argument, command, group
 from poetmodel.cli.output import figures, listing, print_json, show
 from poetmodel.report.presenter import count, row
 from poetmodel.units import format_bytes, format_seconds
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from poetmodel.report.presenter import Fact
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class DeviceArgument:
     """Which device to show."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +14,7 @@ from poetmodel.cli.options import (
     OutputOptions,
     argument,
     command,
+    group,
 )
 from poetmodel.cli.output import listing, print_json, print_text, show
 from poetmodel.report.presenter import Fact, document, plural, room_facts
@@ -31,7 +31,7 @@ SHOWN: Final = 40
 """Most tensors that the table shows; JSON has all of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class FileArguments:
     """The two files."""
 

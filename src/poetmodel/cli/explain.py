@@ -17,6 +17,7 @@ from poetmodel.cli.options import (
     SearchOptions,
     argument,
     command,
+    group,
     without,
 )
 from poetmodel.cli.output import figures, listing, print_json, print_text, show
@@ -46,7 +47,7 @@ DEFAULT_GAP: Final = 1e-4
 """Gap tolerance for schedules whose file states none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class Arguments:
     """The file, and one of its tensors."""
 

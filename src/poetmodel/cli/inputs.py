@@ -377,7 +377,7 @@ def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, .
         if path is None:
             continue
         if name == "--plot":
-            from poetmodel.report import check_picture
+            from poetmodel.report.drawing import check_picture
 
             check_picture(path)
         if path in taken:

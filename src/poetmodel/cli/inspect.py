@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import completion
 from poetmodel.cli.inputs import read_graph
-from poetmodel.cli.options import GraphOptions, OutputOptions, argument, command
+from poetmodel.cli.options import GraphOptions, OutputOptions, argument, command, group
 from poetmodel.cli.output import figures, listing, print_json, print_text, show
 from poetmodel.report.presenter import count, row
 from poetmodel.units import format_bytes
@@ -35,7 +34,7 @@ def inspect(source: GraphOptions, output: OutputOptions) -> None:
         show(*tables(graph))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class ModelArgument:
     """Which network to show."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.cli.options import LimitOptions, option
+from poetmodel.cli.options import LimitOptions, group, option
 from poetmodel.errors import InputError
 from poetmodel.job import Job
 from poetmodel.report.presenter import Unit, percent, row
@@ -25,7 +25,7 @@ LIMITS_SHARE: Final = 0.25
 _job = partial(option, rich_help_panel="The whole job")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class JobOptions:
     """A whole job: its samples, its time and its energy."""
 

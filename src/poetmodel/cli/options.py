@@ -1,4 +1,4 @@
-"""The options of commands, in groups: a group is a dataclass, and one parameter of a command."""
+"""The options of commands, in groups: a group is a frozen dataclass, one parameter of a command."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ import inspect
 import math
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_args, get_type_hints
+from functools import cache, partial, wraps
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_type_hints,
+)
 
 import typer
 from typer.models import OptionInfo
@@ -24,6 +34,8 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
+
+_Group = TypeVar("_Group")
 
 REQUIRED: Final = MISSING
 """The default of an option or argument that must be given."""
@@ -61,19 +73,15 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
             if hint is typer.Context:
                 parameters.append(_parameter(name, inspect.Parameter.empty, hint))
             elif name != "return":
-                group, *left_out = get_args(hint) or (hint,)
-                kept = [f for f in fields(group) if f.name not in frozenset().union(*left_out)]
-                groups[name] = (group, [f.name for f in kept])
-                kinds = get_type_hints(group)
-                parameters += [
-                    _parameter(f.name, f.default, Annotated[kinds[f.name], f.metadata["typer"]])
-                    for f in kept
-                ]
+                options, *left_out = get_args(hint) or (hint,)
+                kept = [p for p in _options(options) if p.name not in frozenset().union(*left_out)]
+                groups[name] = (options, [parameter.name for parameter in kept])
+                parameters += kept
 
         @wraps(function)
         def run(**given: Any) -> None:
-            for name, (group, names) in groups.items():
-                given[name] = group(**{key: given.pop(key) for key in names})
+            for name, (options, names) in groups.items():
+                given[name] = options(**{key: given.pop(key) for key in names})
             function(**given)
 
         parameters.sort(key=_is_option)  # arguments stand first
@@ -82,6 +90,36 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
         return Command(function.__name__, run, f"Example: {example}")
 
     return decorate
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def group(cls: type[_Group]) -> type[_Group]:
+    """Make a class a group of options.
+
+    Every call of the program makes all groups: methods that dataclasses compile would cost it
+    milliseconds.
+    """
+
+    def take(self: object, **given: object) -> None:
+        for one in fields(self):  # type: ignore[arg-type]
+            setattr(self, one.name, given.pop(one.name, one.default))
+        if given:
+            msg = f"{cls.__name__} has no {', '.join(given)}"
+            raise TypeError(msg)
+
+    made = dataclass(init=False, eq=False, repr=False)(cls)
+    made.__init__ = take  # type: ignore[method-assign]
+    return made
+
+
+@cache
+def _options(group: type) -> tuple[inspect.Parameter, ...]:
+    """Return the options of a group as parameters of a command."""
+    kinds = get_type_hints(group)
+    return tuple(
+        _parameter(f.name, f.default, Annotated[kinds[f.name], f.metadata["typer"]])
+        for f in fields(group)
+    )
 
 
 def _parameter(name: str, default: object, hint: object) -> inspect.Parameter:
@@ -199,7 +237,7 @@ _models = completion.one(completion.models)
 _devices = completion.one(completion.devices)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class FileGraphOptions:
     """The graph that a schedule or plan is for, where its file does not say enough."""
 
@@ -232,7 +270,7 @@ class FileGraphOptions:
         return InputShape(batch=self.batch, image=self.image, sequence=self.sequence)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class GraphOptions(FileGraphOptions):
     """The graph of a command: a built-in network, for some size of its input, or a file."""
 
@@ -245,7 +283,7 @@ class GraphOptions(FileGraphOptions):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class CostOptions:
     """The device, and measured costs in place of its estimates."""
 
@@ -265,7 +303,7 @@ class CostOptions:
         return self.device is not None or self.profile is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class LimitOptions:
     """The limits of a step, what is minimized, and which decisions are allowed."""
 
@@ -327,7 +365,7 @@ class LimitOptions:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class SearchOptions:
     """How to find a schedule."""
 
@@ -363,7 +401,7 @@ class SearchOptions:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class OutputOptions:
     """What is printed."""
 

@@ -18,6 +18,7 @@ from poetmodel.cli.options import (
     OutputOptions,
     argument,
     command,
+    group,
     limit,
     output,
     what,
@@ -50,7 +51,7 @@ class PlanFormat(StrEnum):
     BINARY = "binary"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class PlanOptions:
     """The schedule, and the plan that is made of it."""
 
@@ -146,7 +147,8 @@ def _deliver(made: Planned, wanted: PlanOptions, *, json: bool) -> None:
         made.save(wanted.out, wanted.form)
         print_written(wanted.out)
     if wanted.plot is not None:
-        from poetmodel.report import draw, plan_timeline
+        from poetmodel.report.drawing import draw
+        from poetmodel.report.pictures import plan_timeline
 
         draw(plan_timeline(made.graph, made.plan, made.check), wanted.plot)
         print_written(wanted.plot)
@@ -320,7 +322,8 @@ def save_beside(result: SolveResult, *, plan: Path | None, plot: Path | None) ->
         made.save(plan, PlanFormat.JSON)
         yield plan
     if plot is not None:
-        from poetmodel.report import draw, stage_map
+        from poetmodel.report.drawing import draw
+        from poetmodel.report.pictures import stage_map
 
         draw(stage_map(problem.graph, result.schedule), plot)
         yield plot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +15,7 @@ from poetmodel.cli.options import (
     OutputOptions,
     argument,
     command,
+    group,
     output,
     what,
 )
@@ -37,7 +38,7 @@ LABELS: Final = "ABCDEFGH"
 """The labels of the schedules on the page."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class PageOptions:
     """The page, and the schedules on it."""
 
@@ -50,7 +51,7 @@ class PageOptions:
     out: Path = output(REQUIRED, "--out FILE", "The page, *.html.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class SweepOptions:
     """A sweep beside the schedules."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +25,7 @@ from poetmodel.cli.options import (
     OutputOptions,
     SearchOptions,
     command,
+    group,
     output,
 )
 from poetmodel.cli.output import figures, print_json, print_written, show
@@ -46,7 +46,7 @@ TOO_EARLY: Final = "interrupted before a schedule was found"
 """The message of Ctrl-C before there is a schedule."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class FileOptions:
     """The files that are written, if there is a schedule."""
 
@@ -63,7 +63,7 @@ class FileOptions:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class SolveOutputOptions(OutputOptions):
     """What is printed, with the solver's log."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -18,6 +17,7 @@ from poetmodel.cli.options import (
     SearchOptions,
     argument,
     command,
+    group,
     how,
     input_size,
     limit,
@@ -49,7 +49,7 @@ _run = partial(option, rich_help_panel="Run")
 several = completion.several
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class GridOptions:
     """The problems: all combinations of these."""
 
@@ -99,14 +99,14 @@ class GridOptions:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class WorkersOption:
     """How many runs are solved at a time."""
 
     workers: int = _run(1, "--workers", "Worker processes.", min=1, max=MAX_WORKERS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class RunOptions(WorkersOption):
     """How the runs are solved, and what is made of them."""
 

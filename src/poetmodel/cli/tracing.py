@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +17,7 @@ from poetmodel.cli.options import (
     OutputOptions,
     argument,
     command,
+    group,
     option,
     output,
     whole_number,
@@ -40,7 +40,7 @@ _measuring = partial(option, rich_help_panel="How to measure")
 _devices = completion.one(completion.devices)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class CostingOptions:
     """How the costs of a traced step are found."""
 
@@ -144,7 +144,7 @@ def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
 # -- trace -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class TraceOptions:
     """What is traced, and the files that are written."""
 
@@ -229,7 +229,7 @@ def _show(traced: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: b
 # -- profile -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class ProfileOptions:
     """What is measured or estimated, and the file that is written."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +23,7 @@ from poetmodel.cli.options import (
     OutputOptions,
     argument,
     command,
+    group,
 )
 from poetmodel.cli.output import figures, print_json, print_text, show
 from poetmodel.data import as_text, read_bytes
@@ -47,7 +47,7 @@ MAX_VIOLATIONS: Final = 20
 """Most violations that are printed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@group
 class FileArgument:
     """The file."""
 
