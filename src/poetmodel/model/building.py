@@ -154,13 +154,13 @@ def _choose(
     return chosen, chosen is COMPACT and stages == "all"
 
 
-def estimated_terms(problem: Problem, formulation: str) -> int:
-    """Return about how many terms the rows of a model have."""
+def estimated_build_s(problem: Problem, formulation: str) -> float:
+    """Return about how long building and compiling a model takes, by the terms of its rows [s]."""
     graph = problem.graph
     n = len(graph.nodes)
     if formulation == "paper":
         edges = sum(len(inputs) for inputs in graph.inputs_of)
-        return n * n * 6 + edges * n * 6
+        return TERM_S * (n * n * 6 + edges * n * 6)
     events = find_events(problem, range(n), recomputable=recomputable_nodes(problem))
     alive = [0] * (n + 1)
     for i, k in enumerate(graph.node_of):
@@ -176,9 +176,4 @@ def estimated_terms(problem: Problem, formulation: str) -> int:
     for t in range(n):
         crossing += alive[t]
         total += crossing * steps[t]
-    return total
-
-
-def estimated_build_s(problem: Problem, formulation: str) -> float:
-    """Return about how long building and compiling a model takes [s]."""
-    return estimated_terms(problem, formulation) * TERM_S
+    return TERM_S * total

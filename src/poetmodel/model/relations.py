@@ -16,18 +16,24 @@ from poetmodel.model.objective import Decisions
 from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.schedule import Schedule
 
 
+def first_stages(graph: Graph, name: str) -> Sequence[int]:
+    """Return for each node, or tensor, the first stage in which a relation has an entry for it."""
+    if name == "R":
+        return range(len(graph.nodes))
+    return graph.node_of if name == "M_out" else [k + 1 for k in graph.node_of]
+
+
 def triangle(graph: Graph, name: str) -> Iterator[tuple[int, int]]:
     """Yield every (stage, node or tensor) of a relation, in order."""
-    n = len(graph.nodes)
-    firsts = range(n) if name == "R" else graph.node_of
-    shift = 0 if name in ("R", "M_out") else 1
-    return ((t, k) for t in range(n) for k, first in enumerate(firsts) if first + shift <= t)
+    firsts = first_stages(graph, name)
+    stages = range(len(graph.nodes))
+    return ((t, k) for t in stages for k, first in enumerate(firsts) if first <= t)
 
 
 class Relation(Mapping[tuple[int, int], Any]):
@@ -41,6 +47,7 @@ class Relation(Mapping[tuple[int, int], Any]):
         self._name = name
         self._graph = graph
         self._entry = entry
+        self._firsts = first_stages(graph, name)
 
     def __getitem__(self, index: tuple[int, int]) -> Any:
         entry = self._indices(index)
@@ -67,22 +74,15 @@ class Relation(Mapping[tuple[int, int], Any]):
             t, k = map(operator.index, index)
         except TypeError:
             return None
-        n = len(self._graph.nodes)
-        count = n if self._name == "R" else len(self._graph.tensors)
-        if not (0 <= t < n and 0 <= k < count):
-            return None
-        first = k if self._name == "R" else self._graph.node_of[k]
-        fits = first <= t if self._name in ("R", "M_out") else first < t
-        return (t, k) if fits else None
+        if 0 <= k < len(self._firsts) and self._firsts[k] <= t < len(self._graph.nodes):
+            return t, k
+        return None
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return triangle(self._graph, self._name)
 
     def __len__(self) -> int:
-        n = len(self._graph.nodes)
-        firsts = range(n) if self._name == "R" else self._graph.node_of
-        shift = 0 if self._name in ("R", "M_out") else 1
-        return sum(n - first - shift for first in firsts)
+        return sum(len(self._graph.nodes) - first for first in self._firsts)
 
     @property
     def _domain(self) -> str:
