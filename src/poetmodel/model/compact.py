@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pyomo.core as pyo
 
 from poetmodel.model.formulation import Component, Formulation
-from poetmodel.model.linear import ExactLimit, entry, linear, merged, stated_limit
+from poetmodel.model.linear import entry, linear
 from poetmodel.model.memory import MEMORY, assign_memory
-from poetmodel.model.objective import DEADLINE, ENERGY_BUDGET, OBJECTIVE, Decisions
+from poetmodel.model.objective import (
+    DEADLINE,
+    ENERGY_BUDGET,
+    OBJECTIVE,
+    Decisions,
+    add_limit,
+)
+from poetmodel.problem import Quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -194,13 +201,8 @@ def _storage(m: pyo.ConcreteModel) -> None:
         sum(bytes[i] * paged_out[i]) <= aux_bytes
     """
     limit = m.problem.aux_limit_bytes
-    if limit is None:
-        return
-    sizes = m.problem.graph.tensor_bytes
-    terms = merged((sizes[i], m.paged_out[i]) for i in m.paged_out)
-    row = stated_limit(m, "storage", None, ExactLimit(terms, limit))
-    if row is not None:
-        m.storage = pyo.Constraint(expr=row)
+    if limit is not None:
+        add_limit(m, "storage", m.problem.quantity(Quantity.WRITES).coefficients, limit)
 
 
 STORAGE = Component(
