@@ -104,6 +104,7 @@ def test_without_time_it_gives_up() -> None:
     "wrong",
     [
         {"longest_chain": -1},
+        {"longest_chain": 301},
         {"longest_chain_beside_pages": -1},
         {"choices_per_relief": 0},
         {"fit_noise_ratio": -0.1},
@@ -111,8 +112,10 @@ def test_without_time_it_gives_up() -> None:
     ],
 )
 def test_parameters_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    """With the name and the least value."""
-    with pytest.raises(InputError, match=rf"{next(iter(wrong))}: expected at least [01]"):
+    """With the name and the range."""
+    with pytest.raises(
+        InputError, match=rf"{next(iter(wrong))}: expected (at least [01]|0 to 300)"
+    ):
         RepairParams(**wrong)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective
-from poetmodel.heuristics.repair import Repair, require_at_least
+from poetmodel.heuristics.repair import Repair, require_within
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import checkpoint_all
 
@@ -29,7 +29,7 @@ class GreedyParams:
     Raises
     ------
     InputError
-        If a number is below the least that it may be.
+        If a number is out of its range.
     """
 
     penalties: int = 3
@@ -40,7 +40,7 @@ class GreedyParams:
     """Peaks tried by bisection where the least is requested, at least 0."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, 0, "penalties", "largest_penalty_log2", "peaks")
+        require_within(self, 0, "penalties", "largest_penalty_log2", "peaks")
 
 
 def construct(

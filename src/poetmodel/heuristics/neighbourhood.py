@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective, Score
-from poetmodel.heuristics.repair import Repair, RepairParams, require_at_least
+from poetmodel.heuristics.repair import Repair, RepairParams, require_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ class NeighbourhoodParams:
     Raises
     ------
     InputError
-        If a number is below the least that it may be.
+        If a number is out of its range.
     """
 
     repairs: tuple[RepairParams, ...] = (
@@ -51,10 +51,8 @@ class NeighbourhoodParams:
     least 1."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "most_destroyed", "penalty_factor")
-        require_at_least(
-            self, 0, "accepted_rise_ratio", "accepted_distance_ratio", "idle_iterations"
-        )
+        require_within(self, 1, "most_destroyed", "penalty_factor")
+        require_within(self, 0, "accepted_rise_ratio", "accepted_distance_ratio", "idle_iterations")
 
 
 @dataclass(slots=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from poetmodel.problem import Coefficients, Problem
 
 
+_MOST_NESTED: Final = 300
+"""Longest chain of recomputations that calls, which nest two deep for each, can follow."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairParams:
     """Parameters of repair.
@@ -27,14 +32,14 @@ class RepairParams:
     Raises
     ------
     InputError
-        If a number is below the least that it may be.
+        If a number is out of its range.
     """
 
     pages: bool = True
     """Whether tensors may be paged, where the problem lets them."""
-    longest_chain: int = 300
-    """Most recomputations one behind the other that bring a tensor back, at least 0."""
-    longest_chain_beside_pages: int = 300
+    longest_chain: int = _MOST_NESTED
+    """Most recomputations one behind the other that bring a tensor back, 0 to 300."""
+    longest_chain_beside_pages: int = _MOST_NESTED
     """The same where tensors may be paged; a low one prefers pages."""
     choices_per_relief: int = 20
     """One in so many of the tensors that could leave RAM leaves it before all are looked at again;
@@ -45,18 +50,18 @@ class RepairParams:
     """The same while restorations are dropped."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "choices_per_relief")
-        require_at_least(self, 0, "longest_chain", "longest_chain_beside_pages")
-        require_at_least(self, 0, "fit_noise_ratio", "drop_noise_ratio")
+        require_within(self, 1, "choices_per_relief")
+        require_within(self, 0, "longest_chain", "longest_chain_beside_pages", most=_MOST_NESTED)
+        require_within(self, 0, "fit_noise_ratio", "drop_noise_ratio")
 
 
-def require_at_least(params: object, least: float, *names: str) -> None:
-    """Raise `InputError` if a parameter is below the least that it may be."""
-    values = {name: getattr(params, name) for name in names}
+def require_within(params: object, least: float, *names: str, most: float = math.inf) -> None:
+    """Raise `InputError` if parameters are outside of their range."""
+    expected = f"{least:g} to {most:g}" if most < math.inf else f"at least {least:g}"
     faults = [
-        f"{name}: expected at least {least:g}, got {value!r}"
-        for name, value in values.items()
-        if not value >= least
+        f"{name}: expected {expected}, got {getattr(params, name)!r}"
+        for name in names
+        if not least <= getattr(params, name) <= most
     ]
     if faults:
         raise InputError(faults)
@@ -96,7 +101,7 @@ class Repair:
     prices: Coefficients
     limit_bytes: int
     rng: Random | None = None
-    until_s: float = float("inf")
+    until_s: float = math.inf
     params: RepairParams = field(default_factory=RepairParams)
     _paged_only: set[int] = field(default_factory=set)
     """Stages in which nothing is recomputed any more, because it did not fit."""
@@ -147,7 +152,7 @@ class Repair:
                 continue
             price = self._noisy(plan.price, params.fit_noise_ratio)
             relief = partial.sizes[i] * (count[need] - count[first])
-            found.append((-relief / price if price > 0 else float("-inf"), i, plan))
+            found.append((-relief / price if price > 0 else -math.inf, i, plan))
         return [plan for _, _, plan in sorted(found)]
 
     def _plan(self, i: int, t: int, chain: int) -> _Plan | None:
