@@ -60,27 +60,13 @@ class RowGeneration:
         """Whether the best answer of the solve that runs breaks rows that are not enforced."""
 
     def run(self) -> bool:
-        """Run until nothing is left to do, or no time; return whether nothing is feasible."""
-        session = self.session
-        try:
-            with time_limit(session.request.remaining_s() + GRACE_S):
-                if session.request.threads == 1:
-                    return self._generate()
-                with PrimalWorker(session) as self.worker:
-                    self.primal.is_waited_for = self.worker.runs.is_set
-                    infeasible = self._generate()
-        except TimeLimitError:
-            session.stopped = session.stopped or Termination.TIME_LIMIT
-            infeasible = False
-        except TooLargeError:
-            session.stopped = session.stopped or Termination.STALLED
-            infeasible = False
-        if self.worker is not None:
-            self.worker.check()
-        return infeasible
+        """Solve, disaggregate, search, separate, refine, until nothing is left to do.
 
-    def _generate(self) -> bool:
-        """Solve, disaggregate, search, separate, refine; return whether nothing is feasible."""
+        Returns
+        -------
+        bool
+            Whether it is proved that there is no schedule.
+        """
         session = self.session
         relaxation = self._linear_phase()
         if relaxation is None:
@@ -109,6 +95,32 @@ class RowGeneration:
         session = self.session
         nothing = session.bounds.incumbent is None and session.stopped is None
         return nothing and math.isinf(session.bounds.ceiling)
+
+    def run_within_limits(self) -> bool:
+        """Run, with the primal worker if there is a thread for it; end where no time is left.
+
+        Returns
+        -------
+        bool
+            Whether it is proved that there is no schedule.
+        """
+        session = self.session
+        try:
+            with time_limit(session.request.remaining_s() + GRACE_S):
+                if session.request.threads == 1:
+                    return self.run()
+                with PrimalWorker(session) as self.worker:
+                    self.primal.is_waited_for = self.worker.runs.is_set
+                    infeasible = self.run()
+        except TimeLimitError:
+            session.stopped = session.stopped or Termination.TIME_LIMIT
+            infeasible = False
+        except TooLargeError:
+            session.stopped = session.stopped or Termination.STALLED
+            infeasible = False
+        if self.worker is not None:
+            self.worker.check()
+        return infeasible
 
     # -- one round -------------------------------------------------------------------------------
 

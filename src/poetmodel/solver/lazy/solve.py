@@ -89,7 +89,7 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
         worst = max(range(len(loads)), key=loads.__getitem__)
         first = Grouping(len(loads)).add([worst])
     generation = RowGeneration(session, first)
-    infeasible = run_interruptibly(generation.run, session.stop)
+    infeasible = run_interruptibly(generation.run_within_limits, session.stop)
     if infeasible:
         reason = _proved_infeasible(session.problem)
     else:
