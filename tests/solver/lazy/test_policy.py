@@ -99,6 +99,32 @@ def test_the_gap_says_when_recompute_memory_cuts_are_stated(
     assert not policy.restores_instead_of_steps()
 
 
+def test_a_solve_without_an_answer_is_given_more_time_and_less_to_prove() -> None:
+    """Half the step, not below the least; twice the slice."""
+    policy = policy_of(10.0, 2.0)
+    policy.params = LazyParams(least_target_step_ratio=0.05)
+    slice_s = policy.slice_s
+    policy.ran_out_of_time()
+    assert (policy.slice_s, policy.step_ratio) == (2 * slice_s, 1 / 16)
+    policy.ran_out_of_time()
+    assert (policy.slice_s, policy.step_ratio) == (4 * slice_s, 0.05)
+    policy.kept_all_rows()
+    assert policy.slice_s == 8 * slice_s
+
+
+@pytest.mark.parametrize(
+    ("bound", "to_target", "expected"),
+    [(2.0, True, 0.4), (2.0, False, 0.75), (9.75, False, 1.0), (9.75, True, 0.4)],
+)
+def test_near_the_end_a_solve_may_take_all_the_time(
+    bound: float, expected: float, *, to_target: bool
+) -> None:
+    """With a wide gap some is left to search for schedules; less for a part of the gap."""
+    policy = policy_of(10.0, bound)
+    assert policy.solve_time_s(1e6, to_target=to_target) == pytest.approx(expected * 1e6)
+    assert policy.solve_time_s(0.0, to_target=to_target) == LazyParams().first_slice_s
+
+
 def test_a_solve_is_left_whose_own_gap_is_small_beside_the_whole() -> None:
     """With 1 % open in all, 0.2 % is no longer small."""
     wide, narrow = policy_of(10.0, 5.0), policy_of(10.0, 9.9)

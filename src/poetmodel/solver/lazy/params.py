@@ -79,9 +79,18 @@ class LazyParams:
     relaxations would not be solved in their time."""
 
     # -- integer relaxations -----------------------------------------------------------------------
+    first_slice_s: float = 5.0
+    """Least time of an integer solve; each that ends by its time doubles it."""
+    wide_gap_time_ratio: float = 0.75
+    """Most of the time left for one integer solve with a wide gap; the primal heuristic has the
+    rest. Near the end a solve may take all of it: one that is cut short begins anew."""
     target_step_ratio: float = 1 / 8
     """Part of a wide gap that an integer solve is to prove away, after new rows, above 0; 1 for all
     of it. Below a cutoff near the bound a solver fixes more columns."""
+    least_target_step_ratio: float = 1 / 32
+    """Least such part, above 0, after solves that end by their time."""
+    target_time_ratio: float = 0.4
+    """Most of the time left for a solve that is to prove a part of the gap away."""
     leave_gap_ratio: float = 0.003
     """Gap of a running solve up to which it is left if its best answer breaks rows: more rows raise
     the bound sooner than its last nodes do."""
@@ -147,7 +156,9 @@ class LazyParams:
 
 
 _KNOWN: Final = {"cuts": CUT_FAMILIES, "heuristics": HEURISTICS}
-_POSITIVE: Final = frozenset({"idle_turns_per_column", "worker_update_s", "target_step_ratio"})
+_POSITIVE: Final = frozenset(
+    ("idle_turns_per_column", "worker_update_s", "target_step_ratio", "least_target_step_ratio")
+)
 
 
 def _most(name: str) -> float:

@@ -18,12 +18,15 @@ class Policy:
     problem: Problem
     bounds: BoundTracker
     params: LazyParams
+    slice_s: float = field(init=False)
+    """Least time of the next integer solve [s]."""
     step_ratio: float = field(init=False)
     """Part of the gap that the next solve is to prove away; 1 for all of it."""
     bound_before_rows: float = float("-inf")
     """The bound when rows were last added."""
 
     def __post_init__(self) -> None:
+        self.slice_s = self.params.first_slice_s
         self.step_ratio = self.params.target_step_ratio
 
     def is_wide(self) -> bool:
@@ -53,6 +56,23 @@ class Policy:
             self.step_ratio = 1.0
         elif nodes is not None and nodes <= 1:
             self.step_ratio *= 2
+
+    def ran_out_of_time(self) -> None:
+        """Give the next solve more time, and a nearer target."""
+        self.slice_s *= 2
+        self.step_ratio = max(self.params.least_target_step_ratio, self.step_ratio / 2)
+
+    def kept_all_rows(self) -> None:
+        """Give the next solve of the same relaxation more time: its answer was no better."""
+        self.slice_s *= 2
+
+    def solve_time_s(self, remaining_s: float, *, to_target: bool) -> float:
+        """Return the most time for an integer solve [s]."""
+        params = self.params
+        ratio = params.wide_gap_time_ratio if self.is_wide() else 1.0
+        if to_target:
+            ratio = params.target_time_ratio
+        return max(self.slice_s, remaining_s * ratio)
 
     def leaves(self, open_ratio: float) -> bool:
         """Return whether a solve with this gap of its own, whose answer breaks rows, is left."""

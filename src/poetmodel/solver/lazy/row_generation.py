@@ -85,7 +85,9 @@ class RowGeneration:
                     return self._nothing_is_feasible()
                 rose = session.bounds.lower > before[0]
                 self.policy.target_ruled_out(rose=rose, nodes=raw.nodes)
-            elif raw.x is not None:
+            elif raw.x is None:
+                self.policy.ran_out_of_time()
+            else:
                 proved = raw.status == SolverStatus.OPTIMAL
                 relaxation = self._follow(relaxation, raw.x, proved=proved, before=before)
         return False
@@ -152,9 +154,11 @@ class RowGeneration:
         if session.bounds.lower > 0 and gap < 1:
             targets["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
         self._breaks_rows = False
+        remaining_s = session.request.remaining_s()
         return solve_counted(
             session,
             relaxation.cut_form(),
+            most_s=self.policy.solve_time_s(remaining_s, to_target=target is not None),
             targets=targets,
             start=session.start_point(relaxation) if target is None else None,
             watch=lambda progress: self._watch(relaxation, progress),
@@ -205,6 +209,7 @@ class RowGeneration:
         if tighter is not None:  # only the solver's tolerance let the answer through
             relaxation.form = tighter
             return relaxation
+        self.policy.kept_all_rows()
         known = (session.bounds.lower, session.bounds.incumbent)
         if final and known == before and not session.done():
             # Solved to its end and nothing moved: the rest is below the solver's tolerances.
