@@ -12,7 +12,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import floor
 from poetmodel.graph.catalogue import load_model
-from poetmodel.heuristics.greedy import construct, offload_all, trivial
+from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.problem import Problem
 from poetmodel.result import Status
 from poetmodel.schedule import checkpoint_all, verify
@@ -60,7 +60,7 @@ def test_it_does_without_what_is_not_allowed(limits: dict[str, bool], energy_j: 
 def test_nothing_is_returned_where_nothing_is_allowed() -> None:
     """What is infeasible has no greedy schedule."""
     assert construct(skip_problem(recompute=False, paging=False)) is None
-    assert offload_all(skip_problem(paging=False)) is None
+    assert page_everything(skip_problem(paging=False)) is None
 
 
 def test_all_kept_is_returned_where_it_fits() -> None:
@@ -74,7 +74,7 @@ def test_all_kept_is_returned_where_it_fits() -> None:
 def test_everything_paged_has_the_least_peak() -> None:
     """At the floor of 12 bytes every tensor goes out, and comes back at each use."""
     problem = skip_problem(ram=12)
-    schedule = offload_all(problem)
+    schedule = page_everything(problem)
     assert schedule is not None
     assert verify(problem, schedule).simulation.peak_ram_bytes == floor(skip_graph()).bytes
     assert not verify(problem, schedule).violations
@@ -130,7 +130,7 @@ def test_with_paging_and_no_limits_one_is_always_found(at_floor: bool) -> None:
             minimize=problem.minimize,
             recompute=problem.recompute,
         )
-        schedule, everything = construct(stated), offload_all(stated)
+        schedule, everything = construct(stated), page_everything(stated)
         assert schedule is not None
         assert everything is not None
         value(stated, schedule)

@@ -9,7 +9,7 @@ import pytest
 
 from instances import random_instances, seeded
 from poetmodel.graph import floor
-from poetmodel.heuristics.greedy import construct, offload_all
+from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.problem import Coefficients, DeadlineCounts, Quantity, weighted
 from poetmodel.schedule import Schedule, simulate
 from worked import skip_problem
@@ -30,7 +30,7 @@ def test_a_sum_over_decisions_is_what_the_simulator_adds_up(minimize: str, count
     for problem in random_instances(100, (3, 8), seed=17, minimize=minimize):
         stated = replace(problem, deadline_counts=counts)
         unpaged = replace(stated, paging=False)
-        for schedule in (construct(stated), construct(unpaged), offload_all(stated)):
+        for schedule in (construct(stated), construct(unpaged), page_everything(stated)):
             if schedule is None:
                 continue
             simulation = simulate(

@@ -71,7 +71,7 @@ def construct(
     return None if greedy.best is None else greedy.best.schedule()
 
 
-def offload_all(problem: Problem) -> Schedule | None:
+def page_everything(problem: Problem) -> Schedule | None:
     """Return the schedule that pages everything out at once and in at each use, if that is allowed.
 
     Every stage then holds its own working set only: valid at the floor, found in no time.

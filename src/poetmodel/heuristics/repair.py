@@ -67,7 +67,7 @@ def require_within(params: object, least: float, *names: str, most: float = math
         raise InputError(faults)
 
 
-class _Plan(NamedTuple):
+class _Recovery(NamedTuple):
     """A way to bring a tensor back."""
 
     price: float
@@ -105,7 +105,7 @@ class Repair:
     params: RepairParams = field(default_factory=RepairParams)
     _paged_only: set[int] = field(default_factory=set)
     """Stages in which nothing is recomputed any more, because it did not fit."""
-    _known: dict[tuple[int, int], _Plan | None] = field(default_factory=dict)
+    _known: dict[tuple[int, int], _Recovery | None] = field(default_factory=dict)
 
     # -- making room -----------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class Repair:
                         self.partial.add(restoration)
         return False
 
-    def _relieving(self, stage: int, crowded: np.ndarray) -> list[_Plan]:
+    def _relieving(self, stage: int, crowded: np.ndarray) -> list[_Recovery]:
         """Return what relieves a stage, the most for its price first."""
         self._known.clear()
         partial, params = self.partial, self.params
@@ -147,28 +147,28 @@ class Repair:
             check_time_limit()
             across = (gap for gap in gaps if gap[0] <= stage < gap[1])
             first, need = next(across, (0, 0))
-            plan = self._plan(i, need, chain) if need and partial.sizes[i] else None
-            if plan is None:
+            recovery = self._recovery(i, need, chain) if need and partial.sizes[i] else None
+            if recovery is None:
                 continue
-            price = self._noisy(plan.price, params.fit_noise_ratio)
+            price = self._noisy(recovery.price, params.fit_noise_ratio)
             relief = partial.sizes[i] * (count[need] - count[first])
-            found.append((-relief / price if price > 0 else -math.inf, i, plan))
-        return [plan for _, _, plan in sorted(found)]
+            found.append((-relief / price if price > 0 else -math.inf, i, recovery))
+        return [recovery for _, _, recovery in sorted(found)]
 
-    def _plan(self, i: int, t: int, chain: int) -> _Plan | None:
+    def _recovery(self, i: int, t: int, chain: int) -> _Recovery | None:
         """Return the cheapest way to have tensor `i` in stage `t` again, None if there is none."""
         if (i, t) not in self._known:
-            self._known[i, t] = self._plan_anew(i, t, chain)
+            self._known[i, t] = self._cheapest(i, t, chain)
         return self._known[i, t]
 
-    def _plan_anew(self, i: int, t: int, chain: int) -> _Plan | None:
+    def _cheapest(self, i: int, t: int, chain: int) -> _Recovery | None:
         problem, partial, prices = self.problem, self.partial, self.prices
         k = problem.graph.node_of[i]
-        best: _Plan | None = None
+        best: _Recovery | None = None
         page = Restoration(t, i, recompute=False)
         if self._can_page and self._has_storage(page):
             price = prices.page_in[i] + (0.0 if partial.page_ins[i] else prices.page_out[i])
-            best = _Plan(price, (page,))
+            best = _Recovery(price, (page,))
         if not chain or t in self._paged_only or not problem.may_recompute(k):
             return best
         total = prices.compute[k]
@@ -176,14 +176,14 @@ class Repair:
         for p in problem.graph.inputs_of[k]:
             if partial.is_available(p, t) or self._has_room(p, t):
                 continue
-            plan = self._plan(p, t, chain - 1)
-            if plan is None or (best is not None and total + plan.price >= best.price):
+            recovery = self._recovery(p, t, chain - 1)
+            if recovery is None or (best is not None and total + recovery.price >= best.price):
                 return best
-            total += plan.price
-            parts += plan.restorations
+            total += recovery.price
+            parts += recovery.restorations
         if best is None or total < best.price:
             again = Restoration(t, k, recompute=True)
-            best = _Plan(total, tuple(dict.fromkeys((*parts, again))))
+            best = _Recovery(total, tuple(dict.fromkeys((*parts, again))))
         return best
 
     def _has_room(self, i: int, t: int) -> bool:

@@ -47,7 +47,7 @@ class _Graph(Strict):
     resident_bytes: dict[str, Index]
 
 
-class _Plan(Strict):
+class _StepPlan(Strict):
     mode: Literal["blocking", "dma"]
     device: str | None = None
     instructions: Index
@@ -119,7 +119,7 @@ class _Step(Strict):
     budget_bytes: Annotated[int, Field(ge=1)]
     keep_all_bytes: Index
     reserved_bytes: Index
-    plan: _Plan
+    plan: _StepPlan
     compile_s: Finite
     certificate: _Certificate | None
     result: dict[str, Any]

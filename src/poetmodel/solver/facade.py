@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError, TimeLimitError, TooLargeError
-from poetmodel.heuristics.greedy import construct, offload_all, trivial
+from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.problem import Problem, Surrogate
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
@@ -346,7 +346,7 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
 def _first(problem: Problem, request: Request, given: Candidate | None) -> Candidate | None:
     """Return the schedule to begin from, the given one or what is quickly found."""
     best = _better(given, _greedy(problem, request))
-    return accepted(problem, offload_all(problem)) if best is None else best
+    return accepted(problem, page_everything(problem)) if best is None else best
 
 
 def _greedy(problem: Problem, request: Request) -> Candidate | None:

@@ -139,7 +139,7 @@ def _with_loss(
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
     """Return a module from flat inputs to the loss; it holds the user's modules, not copies."""
 
-    class Step(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
             self.add_module(BODY, model)
@@ -154,7 +154,7 @@ def _with_loss(
                 output = model(**given[0]) if by_name else model(*given)
                 return loss_in(name, output if loss_fn is None else loss_fn(output, inputs[-1]))
 
-    stepped = Step()
+    stepped = FlatModule()
     assigned = AssignedBuffers(stepped, name=name)
     return stepped, assigned
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from poetmodel.heuristics.greedy import offload_all
+from poetmodel.heuristics.greedy import page_everything
 from poetmodel.schedule import Schedule
 from poetmodel.solver.lazy.bounds import BoundTracker
 from poetmodel.solver.outcome import verify_schedule
@@ -22,7 +22,7 @@ def test_only_what_is_better_counts() -> None:
     bounds = BoundTracker(problem, 0.0)
     assert [bounds.raise_to(bound) for bound in (0.25, 0.5, 0.3, 0.5)] == [True, True, False, False]
     assert bounds.lower == 0.5
-    best, paged = verify_schedule(problem, RECOMPUTED), offload_all(problem)
+    best, paged = verify_schedule(problem, RECOMPUTED), page_everything(problem)
     assert paged is not None
     assert bounds.replace_incumbent(verify_schedule(problem, paged))
     assert bounds.replace_incumbent(best)

@@ -10,7 +10,7 @@ import pytest
 
 from instances import seeded
 from lazy_rounds import CLOSE, no_rows, random_rows, run_rounds, scarce_problem, solved
-from poetmodel.heuristics.greedy import construct, offload_all
+from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.heuristics.partial_schedule import Restoration
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem.infeasibility import obstacle
@@ -175,7 +175,7 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair() -> None:
 def test_the_best_schedule_is_improved_locally() -> None:
     """The search goes on from what the session holds, here everything paged."""
     problem = comb_problem(6, 9)
-    everything = offload_all(problem)
+    everything = page_everything(problem)
     assert everything is not None
     session = session_of(problem)
     assert session.offer(everything)
@@ -184,14 +184,14 @@ def test_the_best_schedule_is_improved_locally() -> None:
     search = PrimalHeuristic(session, Grouping(12))
     search.improve()
     assert session.bounds.incumbent.value < before
-    assert search.idle_turns_per_column > LazyParams().idle_turns_per_column
+    assert search.idle_iterations_per_column > LazyParams().idle_iterations_per_column
 
 
 @pytest.mark.parametrize("turns", [0, 50])
 def test_a_local_search_ends_when_something_better_waits(turns: int) -> None:
     """After any number of turns; what it has found by then is offered."""
     problem = comb_problem(6, 9)
-    everything = offload_all(problem)
+    everything = page_everything(problem)
     assert everything is not None
     session = session_of(problem)
     assert session.offer(everything)
@@ -204,7 +204,7 @@ def test_a_local_search_ends_when_something_better_waits(turns: int) -> None:
         return asked > turns
 
     search = PrimalHeuristic(session, Grouping(12), is_waited_for=waits)
-    search.idle_turns_per_column = session.columns = 1_000
+    search.idle_iterations_per_column = session.columns = 1_000
     search.improve()
     assert asked == turns + 1
     assert session.bounds.incumbent is not before

@@ -19,7 +19,7 @@ import pytest
 from instances import seeded
 from lazy_rounds import CLOSE, random_rows, run_rounds, scarce_problem, solved
 from poetmodel.errors import BackendError
-from poetmodel.heuristics.greedy import offload_all
+from poetmodel.heuristics.greedy import page_everything
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
@@ -60,7 +60,7 @@ def comb_problem(teeth: int = 14, ram: int = 13) -> Problem:
 
 def everything_paged(problem: Problem) -> Candidate:
     """Return a schedule that is far from the best."""
-    schedule = offload_all(problem)
+    schedule = page_everything(problem)
     assert schedule is not None
     return verify_schedule(problem, schedule)
 

@@ -16,7 +16,7 @@ from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStat
 from poetmodel.device import Costs
 from poetmodel.errors import BackendError
 from poetmodel.graph import Graph, operation
-from poetmodel.heuristics.greedy import construct, offload_all
+from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
@@ -362,7 +362,7 @@ def test_a_search_beside_the_proof_changes_no_value(
 
     monkeypatch.setattr(primal_worker, "_start", noted)
     problem = comb_problem(14, 13, 5.0)
-    paged = verify_schedule(problem, offload_all(problem))
+    paged = verify_schedule(problem, page_everything(problem))
     outcome = solved(problem, start=paged, threads=2, params=params)
     assert outcome.termination == Termination.PROVED
     assert value_of(outcome) == pytest.approx(77.0)
@@ -472,7 +472,7 @@ def test_a_callback_stops_the_rounds_anywhere(calls: int, threads: int) -> None:
 def test_ctrl_c_keeps_the_best_schedule_so_far() -> None:
     """A signal in the middle of the rounds ends them; the rounds' own schedule is returned."""
     problem = comb_problem(14, 13, 5.0)
-    everything = offload_all(problem)  # dear, so that the rounds find better ones
+    everything = page_everything(problem)  # dear, so that the rounds find better ones
     assert everything is not None
     start = verify_schedule(problem, everything)
     found: list[float] = []

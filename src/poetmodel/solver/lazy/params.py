@@ -103,12 +103,12 @@ class LazyParams:
     # -- primal heuristic --------------------------------------------------------------------------
     used_part_ratio: float = 0.01
     """Least value at which a fractional answer counts as using a decision."""
-    idle_turns_per_column: float = 0.01
-    """Turns without gain after which the first local search ends, for each column of the largest
-    relaxation, above 0. The next has twice as many after one that found something, else half as
-    many, but never fewer than the first."""
-    turns_per_offer: int = 100
-    """After how many turns of a local search what it has found goes to the verifier."""
+    idle_iterations_per_column: float = 0.01
+    """Iterations without gain after which the first local search ends, for each column of the
+    largest relaxation, above 0. The next has twice as many after one that found something, else
+    half as many, but never fewer than the first."""
+    iterations_per_offer: int = 100
+    """After how many iterations of a local search what it has found goes to the verifier."""
     search_most_s: float = 10.0
     """Longest local search, and longest restricted relaxation, after one answer."""
     restricted_s: float = 2.0
@@ -157,7 +157,12 @@ class LazyParams:
 
 _KNOWN: Final = {"cuts": CUT_FAMILIES, "heuristics": HEURISTICS}
 _POSITIVE: Final = frozenset(
-    ("idle_turns_per_column", "worker_update_s", "target_step_ratio", "least_target_step_ratio")
+    (
+        "idle_iterations_per_column",
+        "worker_update_s",
+        "target_step_ratio",
+        "least_target_step_ratio",
+    )
 )
 
 

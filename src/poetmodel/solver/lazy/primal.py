@@ -64,7 +64,7 @@ class PrimalHeuristic:
     is_waited_for: Callable[[], bool] = lambda: False
     """Whether something better than a local search waits: it ends then."""
     neighbourhood: LargeNeighbourhoodSearch = field(init=False)
-    idle_turns_per_column: float = field(init=False)
+    idle_iterations_per_column: float = field(init=False)
     """Turns without gain after which the next local search ends, for each column."""
     restricted_s: float = field(init=False)
     """Time for the next restricted relaxation [s]."""
@@ -77,7 +77,7 @@ class PrimalHeuristic:
 
     def __post_init__(self) -> None:
         request, params = self.session.request, self.session.params
-        self.idle_turns_per_column = params.idle_turns_per_column
+        self.idle_iterations_per_column = params.idle_iterations_per_column
         self.restricted_s = params.restricted_s
         self.neighbourhood = LargeNeighbourhoodSearch(self.session.problem, seed=request.seed)
         self.neighbourhood.until_s = request.started_s + request.time_limit_s
@@ -124,19 +124,19 @@ class PrimalHeuristic:
             before = Score(0.0, best.value)
             neighbourhood.consider(restorations_of(best.schedule))
         until_s = self._until_s(params.search_most_s)
-        turns = idle = 0
-        most = max(1, int(self.idle_turns_per_column * session.columns))
+        iterations = idle = 0
+        most = max(1, int(self.idle_iterations_per_column * session.columns))
         while idle < most and not (session.done() or self.is_waited_for()):
             idle = 0 if neighbourhood.iterate() else idle + 1
-            turns += 1
-            if turns % params.turns_per_offer == 0:
+            iterations += 1
+            if iterations % params.iterations_per_offer == 0:
                 self._offer()
             if session.request.elapsed_s() > until_s:
                 break
         self._offer()
         factor = 2.0 if neighbourhood.best < before else 0.5
-        self.idle_turns_per_column = max(
-            params.idle_turns_per_column, factor * self.idle_turns_per_column
+        self.idle_iterations_per_column = max(
+            params.idle_iterations_per_column, factor * self.idle_iterations_per_column
         )
 
     def _until_s(self, most_s: float) -> float:

@@ -73,7 +73,7 @@ class IntervalSeparator:
 
     def separate(self, x: NDArray[np.float64], least: float) -> list[Cut]:
         """Return cuts that a point violates by more than `least`, the most violated first."""
-        point = _Point(self.relaxation, x)
+        point = _FractionalPoint(self.relaxation, x)
         cuts: dict[tuple[tuple[int, float], ...], Cut] = {}
         for found in point.violations(least)[: 2 * self.most]:
             for cut in self.state(point.origin(found)):
@@ -147,7 +147,7 @@ class _Violation(NamedTuple):
     """A recomputed reader, or None for a first computation."""
 
 
-class _Point:
+class _FractionalPoint:
     """A fractional point, with the sums that intervals are looked up in."""
 
     def __init__(self, relaxation: Relaxation, x: NDArray[np.float64]) -> None:

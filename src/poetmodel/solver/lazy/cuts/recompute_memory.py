@@ -153,7 +153,7 @@ class RecomputeMemorySeparator:
 
         With each come those that the point would violate if it recomputed the node elsewhere.
         """
-        point = _Point(self, x)
+        point = _StayPoint(self, x)
         found: list[tuple[float, Cut]] = []
         columns = self.relaxation.recomputed
         wanted = {}
@@ -173,7 +173,7 @@ class RecomputeMemorySeparator:
         return [cut for _, cut in found[: self.most]]
 
     def _worst(
-        self, point: _Point, group: int, k: int, more: float, least: float
+        self, point: _StayPoint, group: int, k: int, more: float, least: float
     ) -> tuple[float, Cut] | None:
         """Return the most violated cut of a recomputation, with `more` of it than at the point."""
         check_time_limit()
@@ -284,7 +284,7 @@ class RecomputeMemorySeparator:
         return sum(self.sizes[i] for i in tensors)
 
 
-class _Point:
+class _StayPoint:
     """What stays in RAM at a point."""
 
     def __init__(self, separator: RecomputeMemorySeparator, x: NDArray[Any]) -> None:
