@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.device.room import DeviceRoom
+from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import (
     NoScheduleError,
     shown,
@@ -336,7 +336,7 @@ class SolveResult:
             "overhead_bound_j": self.overhead_bound_j,
             "gap": self.gap,
             "peak_ram_bytes": simulation.peak_ram_bytes,
-            **({} if self.room is None else self.room.to_dict()),
+            **({} if self.room is None else room_figures(self.room)),
             "compute_s": simulation.compute_s,
             "transfer_s": simulation.transfer_s,
             "makespan_s": simulation.makespan_s,

@@ -32,7 +32,7 @@ def test_peak_and_resident_bytes_count_together(
     found = room(ram=ram, peak=peak, resident=resident)
     assert found.fits is fits
     assert (found.warning() is None) is fits
-    assert found.to_dict() == {
+    assert room_figures(found) == {
         "resident_bytes": resident,
         "device_ram_bytes": ram,
         "fits_device": fits,

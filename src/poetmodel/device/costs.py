@@ -9,14 +9,11 @@ from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import (
-    CostError,
-    shown,
-)
+from poetmodel.errors import CostError, listed, shown
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from poetmodel.device.hardware import Device
@@ -38,7 +35,6 @@ class Cost:
 
 
 FREE = Cost(0.0, 0.0)
-"""Nothing at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +121,20 @@ class Costs:
 
     @classmethod
     def load(cls, path: str | Path, *, device: Device | None = None) -> Costs:
-        """Read a profile; see `poetmodel.device.io.load_profile`."""
+        """Read a profile, a CSV file of measured costs.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+        device : Device, optional
+            The device it was measured on. Where it has no storage, the page columns are not used.
+
+        Raises
+        ------
+        CostError
+            If the file cannot be read; with every fault found in it, each with its line.
+        """
         from poetmodel.device.io import load_profile
 
         return load_profile(path, device=device)
@@ -289,33 +298,19 @@ def _is_amount(value: object) -> bool:
 
 
 def _mismatch(costs: Costs, graph: Graph) -> Iterator[str]:
-    nodes = [node.name for node in graph.nodes]
-    tensors = [tensor.name for tensor in graph.tensors]
-    missing = [name for name in nodes if name not in costs.compute]
-    if missing:
-        yield (
-            f"no compute costs for {_some(missing)} of graph {graph.name!r}; "
-            "every node needs a row with the compute columns"
-        )
-    extra = [name for name in costs.compute if name not in graph.node_index]
-    if extra:
-        yield f"compute costs for {_some(extra)}, which graph {graph.name!r} does not have"
-    if costs.pages is None:
-        return
-    missing = [name for name in tensors if name not in costs.pages]
-    if missing:
-        yield (
-            f"no page costs for {_some(missing)} of graph {graph.name!r}; "
-            "every tensor needs a row with the page columns"
-        )
-    extra = [name for name in costs.pages if name not in graph.tensor_index]
-    if extra:
-        yield f"page costs for {_some(extra)}, which graph {graph.name!r} does not have"
-
-
-def _some(names: Iterable[str]) -> str:
-    words = [shown(name) for name in names]
-    if len(words) > _MAX_NAMED:
-        words[_MAX_NAMED:] = [f"{len(words) - _MAX_NAMED} more"]
-        return f"{', '.join(words[:-1])} and {words[-1]}"
-    return ", ".join(words)
+    compared: list[tuple[str, str, Mapping[str, object], Mapping[str, int]]] = [
+        ("compute", "node", costs.compute, graph.node_index)
+    ]
+    if costs.pages is not None:
+        compared.append(("page", "tensor", costs.pages, graph.tensor_index))
+    for kind, owner, given, wanted in compared:
+        missing = [shown(name) for name in wanted if name not in given]
+        if missing:
+            yield (
+                f"no {kind} costs for {listed(missing, most=_MAX_NAMED)} of graph {graph.name!r}; "
+                f"every {owner} needs a row with the {kind} columns"
+            )
+        extra = [shown(name) for name in given if name not in wanted]
+        if extra:
+            names = listed(extra, most=_MAX_NAMED)
+            yield f"{kind} costs for {names}, which graph {graph.name!r} does not have"

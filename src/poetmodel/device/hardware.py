@@ -5,24 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from poetmodel.errors import (
-    DeviceError,
-    shown,
-)
-from poetmodel.units import (
-    MAX_BYTES,
-    brief,
-    format_bytes,
-)
+from poetmodel.errors import DeviceError, shown
+from poetmodel.units import MAX_BYTES, brief, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-MAX_NUMBER: Final = sys.float_info.max
-"""Largest number that a figure of a device may be."""
 
 
 class StorageMode(StrEnum):
@@ -121,7 +111,13 @@ class Device:
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Device:
-        """Read a shipped device or a ``*.toml`` file; see `poetmodel.device.io.load_device`."""
+        """Read a shipped device, by its short name, or a ``*.toml`` file.
+
+        Raises
+        ------
+        DeviceError
+            If there is no such device or file; with every fault found in the file.
+        """
         from poetmodel.device.io import load_device
 
         return load_device(name_or_path)
@@ -172,6 +168,6 @@ def _bytes_fault(where: str, value: object, *, least: int) -> Iterator[str]:
 def _number_fault(where: str, value: object, *, positive: bool = False) -> Iterator[str]:
     good = isinstance(value, int | float) and not isinstance(value, bool)
     # Compared, not asked for isfinite, which no integer beyond the floats survives.
-    if not good or not 0 <= value <= MAX_NUMBER or (positive and value == 0):  # type: ignore[operator]
+    if not good or not 0 <= value <= sys.float_info.max or (positive and value == 0):  # type: ignore[operator]
         bound = "> 0" if positive else ">= 0"
         yield f"{where}: expected a finite number {bound}, got {shown(value)}"

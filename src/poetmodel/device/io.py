@@ -55,23 +55,7 @@ def device_names() -> tuple[str, ...]:
 
 
 def load_device(name_or_path: str | Path) -> Device:
-    """Read a shipped device or a ``*.toml`` file.
-
-    Parameters
-    ----------
-    name_or_path : str or Path
-        A name of `device_names`, or the path of a file.
-
-    Returns
-    -------
-    Device
-        With its `key`: the name or path as given.
-
-    Raises
-    ------
-    DeviceError
-        If there is no such device or file; with every fault found in the file.
-    """
+    """Do what `Device.load` does; the device's `key` is the name or path as given."""
     key = str(name_or_path)
     names = device_names()
     if key in names:
@@ -87,8 +71,7 @@ def load_device(name_or_path: str | Path) -> Device:
 
 
 def _is_path(key: str) -> bool:
-    separators = {os.sep, os.altsep} - {None}
-    if key.endswith(_SUFFIX) or any(separator in key for separator in separators if separator):
+    if key.endswith(_SUFFIX) or os.sep in key or (os.altsep and os.altsep in key):
         return True
     try:
         return Path(key).is_file()
@@ -121,8 +104,7 @@ def _parse(text: str) -> dict[str, Any]:
 
 def _device(document: dict[str, Any], *, key: str) -> Device:
     faults: list[str] = _unknown_keys(document, (*_DEVICE_KEYS, *_TABLES), "")
-    compute = _table(document, "compute", "compute", faults)
-    faults += _unknown_keys(compute, _COMPUTE_KEYS, "[compute] ")
+    compute = _table(document, "compute", "compute", _COMPUTE_KEYS, faults)
     figures = {name: document[name] for name in _DEVICE_KEYS if name in document}
     figures |= {name: document.get(name) for name in ("name", "ram_bytes")}
     storage = _storage(document, faults) if "storage" in document else None
@@ -144,26 +126,26 @@ def _device(document: dict[str, Any], *, key: str) -> Device:
 
 
 def _storage(document: dict[str, Any], faults: list[str]) -> Storage:
-    storage = _table(document, "storage", "storage", faults)
-    faults += _unknown_keys(storage, _STORAGE_KEYS, "[storage] ")
+    storage = _table(document, "storage", "storage", _STORAGE_KEYS, faults)
     ways = {}
     for name in ("page_in", "page_out"):
-        where = f"storage.{name}"
-        way = _table(storage, name, where, faults)
-        faults += _unknown_keys(way, _TRANSFER_KEYS, f"[{where}] ")
+        way = _table(storage, name, f"storage.{name}", _TRANSFER_KEYS, faults)
         ways[name] = Transfer(**{key: way.get(key) for key in _TRANSFER_KEYS})  # type: ignore[arg-type]
     mode = storage.get("mode")
     known = {str(member): member for member in StorageMode}
     return Storage(mode=known.get(mode, mode) if isinstance(mode, str) else mode, **ways)  # type: ignore[arg-type]
 
 
-def _table(owner: Mapping[str, Any], key: str, where: str, faults: list[str]) -> dict[str, Any]:
+def _table(
+    owner: Mapping[str, Any], key: str, where: str, known: tuple[str, ...], faults: list[str]
+) -> dict[str, Any]:
     """Return a table of the file; one that is missing is empty, and its keys are then missed."""
     table = owner.get(key, {})
-    if isinstance(table, dict):
-        return table
-    faults.append(f"[{where}]: expected a table, got {shown(table)}")
-    return {}
+    if not isinstance(table, dict):
+        faults.append(f"[{where}]: expected a table, got {shown(table)}")
+        return {}
+    faults += _unknown_keys(table, known, f"[{where}] ")
+    return table
 
 
 def _unknown_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> list[str]:
@@ -171,26 +153,7 @@ def _unknown_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) 
 
 
 def load_profile(path: str | Path, *, device: Device | None = None) -> Costs:
-    """Read a profile.
-
-    Parameters
-    ----------
-    path : str or Path
-        The CSV file.
-    device : Device, optional
-        The device it was measured on; it gives RAM, storage and idle power. Where it has no
-        storage, the page columns are not used.
-
-    Returns
-    -------
-    Costs
-        By name; whether they fit a graph shows when they are used with one.
-
-    Raises
-    ------
-    CostError
-        If the file cannot be read; with every fault found in it, each with its line.
-    """
+    """Do what `Costs.load` does; whether the costs fit a graph shows when used with one."""
     with raised_as(CostError):
         text = read_text(path)
     reader = _ProfileReader(text)
@@ -201,13 +164,7 @@ def load_profile(path: str | Path, *, device: Device | None = None) -> Costs:
 
 
 def save_profile(costs: Costs, path: str | Path) -> None:
-    """Write a profile; `load_profile` gives the same costs back.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written; nothing is then changed.
-    """
+    """Write a profile; `load_profile` gives the same costs back."""
     pages = costs.pages or {}
     lines = [",".join(COLUMNS)]
     for name in dict.fromkeys((*costs.compute, *pages)):
@@ -298,18 +255,13 @@ class _ProfileReader:
         if given and empty:
             self.faults.append(f"{where}: {given[0]} is given, but not {', '.join(empty)}")
         faults = [
-            f"{where}: {column}: expected a finite number >= 0, got {shown(row[column].strip())}"
+            f"{where}: {column}: expected a finite number >= 0, got {shown(cell)}"
             for column in given
-            if not _is_amount(row[column].strip())
+            if _NUMBER.fullmatch(cell := row[column].strip()) is None
+            or not 0 <= float(cell) < math.inf
         ]
         self.faults += faults
         return [] if faults or empty else [float(row[column]) for column in columns]
-
-
-def _is_amount(cell: str) -> bool:
-    if _NUMBER.fullmatch(cell) is None:
-        return False
-    return 0 <= float(cell) < math.inf
 
 
 def _header_faults(columns: list[str], line: int) -> Iterator[str]:

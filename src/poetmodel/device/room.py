@@ -52,7 +52,7 @@ class DeviceRoom:
 
     def remark(self) -> str:
         """Return in words whether the step fits, what it needs, and which part is too much."""
-        return f"fits; {self._needs()}" if self.fits else f"does not fit; {self._needs()}"
+        return f"{'fits' if self.fits else 'does not fit'}; {self._needs()}"
 
     def warning(self) -> str | None:
         """Return a sentence where the step does not fit, else None."""
@@ -77,11 +77,9 @@ class DeviceRoom:
             return f"{needs}; the resident bytes alone are too much"
         return f"{needs}; together they are too much"
 
-    def to_dict(self) -> dict[str, int | bool]:
-        """Return the figures that files and JSON state."""
-        return dict(zip(ROOM, (self.resident_bytes, self.ram_bytes, self.fits), strict=True))
-
 
 def room_figures(room: DeviceRoom | None) -> dict[str, int | bool | None]:
     """Return the figures that files and JSON state, None without a device."""
-    return dict.fromkeys(ROOM) if room is None else dict(room.to_dict())
+    if room is None:
+        return dict.fromkeys(ROOM)
+    return dict(zip(ROOM, (room.resident_bytes, room.ram_bytes, room.fits), strict=True))

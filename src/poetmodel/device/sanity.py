@@ -41,18 +41,6 @@ _POWER: Final = _Range(1e-6, 1e3, "W", "watts")
 def sanity_warnings(device: Device) -> tuple[str, ...]:
     """Return what looks wrong in a device, each a sentence with its figures.
 
-    Parameters
-    ----------
-    device : Device
-        The device.
-
-    Returns
-    -------
-    tuple of str
-        Empty where nothing does.
-
-    Notes
-    -----
     Three things are looked at: whether the power stated and the one implied
     (``flops_per_s / flops_per_j``) differ by more than a factor of 2; whether storage is faster
     than RAM, where the RAM bandwidth is given; whether a figure is so small or large that it was

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from poetmodel.device.room import DeviceRoom
 from poetmodel.graph.catalogue import OWN_SHAPE, InputShape
-from poetmodel.schedule import RELATIONS, Schedule, device_room
+from poetmodel.schedule import RELATIONS, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poetmodel.device import Costs
-    from poetmodel.device.room import DeviceRoom
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.problem import Problem
@@ -66,7 +66,8 @@ class VerifiedSchedule:
     @property
     def room(self) -> DeviceRoom | None:
         """What the schedule takes of the device's RAM; None without a device."""
-        return device_room(self.problem, self.verdict)
+        device, peak_bytes = self.problem.costs.device, self.simulation.peak_ram_bytes
+        return DeviceRoom.of(device, self.problem.graph, peak_bytes)
 
     @property
     def budget_bytes(self) -> int | None:

@@ -11,7 +11,7 @@ from poetmodel.schedule.relations import (
     storage_entries,
 )
 from poetmodel.schedule.simulation import MemoryPoint, Simulation, simulate
-from poetmodel.schedule.verification import Verdict, check_identity, device_room, verify
+from poetmodel.schedule.verification import Verdict, check_identity, verify
 
 __all__ = [
     "RELATIONS",
@@ -22,7 +22,6 @@ __all__ = [
     "Verdict",
     "check_identity",
     "checkpoint_all",
-    "device_room",
     "paged_at_once",
     "rows_of_pairs",
     "rows_of_spans",

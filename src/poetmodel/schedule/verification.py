@@ -103,12 +103,6 @@ def verify(
     return Verdict(simulation=simulation, violations=tuple(violations))
 
 
-def device_room(problem: Problem, verdict: Verdict) -> DeviceRoom | None:
-    """Return what a schedule takes of the RAM of its problem's device; None without a device."""
-    peak_bytes = verdict.simulation.peak_ram_bytes
-    return DeviceRoom.of(problem.costs.device, problem.graph, peak_bytes)
-
-
 def check_identity(graph: Graph, schedule: Schedule) -> None:
     """Raise `ScheduleError` if the schedule names another graph than this one."""
     if schedule.identity is not None:
