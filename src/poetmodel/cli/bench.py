@@ -58,8 +58,7 @@ def bench(wanted: FigureOptions, runs: WorkersOption, output: OutputOptions) -> 
 
     limit_s, name = wanted.time_limit, wanted.name
     if limit_s is not None and not math.isfinite(limit_s):
-        msg = f"--time-limit: expected a number of seconds above 0, got {limit_s}"
-        raise InputError(msg)
+        raise InputError(f"--time-limit: expected a number of seconds above 0, got {limit_s}")
     figure = figures.figure(name)
     folder = FOLDER / name if wanted.out is None else wanted.out
     figure_runs = figure.runs(quick=wanted.quick, time_limit_s=limit_s)

@@ -109,13 +109,7 @@ def _backends() -> Iterator[Finding]:
 
 
 def _try_out(name: str) -> str:
-    """Solve a small model with a back end; return a remark on its licence.
-
-    Raises
-    ------
-    BackendError
-        If it does not solve a small model.
-    """
+    """Solve a small model with a back end; return a remark on its licence."""
     from poetmodel.backends.registry import LICENCE_SIZE, refusal, try_out
 
     try_out(name)

@@ -129,13 +129,7 @@ def _doubts(stated: VerifiedSchedule) -> Iterator[str]:
 def give_account(
     stated: VerifiedSchedule, tensor: str | None, *, time_limit: float, threads: int
 ) -> Account:
-    """Explain one tensor, or the most expensive ones and the value of more RAM.
-
-    Raises
-    ------
-    InputError
-        If the graph has no such tensor.
-    """
+    """Explain one tensor, or the most expensive ones and the value of more RAM."""
     from poetmodel.schedule.decisions import find_decisions, steps_at_limit
     from poetmodel.solver.sensitivity.alternatives import find_alternatives, value_of_ram
 
@@ -188,8 +182,7 @@ def _number(stated: VerifiedSchedule, name: str) -> int:
 
         near = get_close_matches(name, index, n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        msg = f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor{hint}"
-        raise InputError(msg)
+        raise InputError(f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor{hint}")
     return index[name]
 
 

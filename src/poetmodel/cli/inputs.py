@@ -46,24 +46,18 @@ class NamedGraph:
 
 
 def read_graph(given: GraphOptions) -> Graph:
-    """Return the graph of a MODEL argument or a ``--graph`` option.
-
-    Raises
-    ------
-    InputError
-        If both or neither are given, or the graph cannot be read.
-    """
+    """Return the graph of a MODEL argument or a ``--graph`` option."""
     if given.model is not None and given.graph is not None:
-        msg = f"MODEL {given.model!r} and --graph {given.graph!r} exclude each other: give only one"
-        raise InputError(msg)
+        raise InputError(
+            f"MODEL {given.model!r} and --graph {given.graph!r} exclude each other: give only one"
+        )
     if given.graph is not None:
         return load_file(given.graph, given.shape)
     if given.model is None:
-        msg = (
+        raise InputError(
             "no graph: give a MODEL such as resnet18-cifar ('poetmodel models' lists them) or "
             "--graph FILE"
         )
-        raise InputError(msg)
     return read_model_or_file(given.model, given.shape)
 
 
@@ -80,18 +74,14 @@ def graph_of(
         What the file says about its graph.
     source : str or Path
         The file.
-
-    Raises
-    ------
-    InputError
-        If no graph is given and no built-in network is the graph of the file.
     """
     name, shape = given.graph, given.shape
     if name is None:
         if identity is None or identity.name not in model_names():
             known = "" if identity is None else f", {identity.name!r}"
-            msg = f"no graph: give --graph FILE|MODEL, the graph that {source} is for{known}"
-            raise InputError(msg)
+            raise InputError(
+                f"no graph: give --graph FILE|MODEL, the graph that {source} is for{known}"
+            )
         name = identity.name
         if not shape.given:
             found = find_model(name, identity.sha256)
@@ -112,13 +102,7 @@ def _of_other_sizes(identity: GraphIdentity, source: str | Path) -> str:
 
 
 def graph_of_code(given: FileGraphOptions, data: bytes, *, source: str | Path) -> Graph:
-    """Return the graph of a binary plan: the given one, or the built-in one of its fingerprint.
-
-    Raises
-    ------
-    InputError
-        If no graph is given and no built-in network has the fingerprint.
-    """
+    """Return the graph of a binary plan: the given one, or the built-in one of its fingerprint."""
     if given.graph is not None:
         return read_model_or_file(given.graph, given.shape)
     from poetmodel.plan.binary import stored_fingerprint
@@ -131,11 +115,10 @@ def graph_of_code(given: FileGraphOptions, data: bytes, *, source: str | Path) -
             continue
         if made.sha256.startswith(sha256):
             return made
-    msg = (
+    raise InputError(
         f"no graph: {source} is for no built-in network (sha256 {sha256}...); give --graph "
         "FILE|MODEL, or its sizes with --batch, --image or --sequence"
     )
-    raise InputError(msg)
 
 
 def check_names(identity: GraphIdentity | None, graph: Graph) -> None:
@@ -153,8 +136,9 @@ def check_names(identity: GraphIdentity | None, graph: Graph) -> None:
         else:
             k = next(k for k, name in enumerate(found) if name != wanted[k])
             difference = f"entry {k}: expected {wanted[k]!r}, got {found[k]!r}"
-        msg = f"{key}: {difference}; the list must name the {key} of graph {graph.name!r} in order"
-        raise ScheduleError(msg)
+        raise ScheduleError(
+            f"{key}: {difference}; the list must name the {key} of graph {graph.name!r} in order"
+        )
 
 
 # -- devices and costs -------------------------------------------------------------------------
@@ -187,11 +171,6 @@ def read_costs(graph: Graph, given: CostOptions, *, named: str | None = None) ->
         Device and profile.
     named : str, optional
         The device where none is given.
-
-    Raises
-    ------
-    InputError
-        If there is neither, or one of them cannot be read.
     """
     from poetmodel.device import Costs
 
@@ -201,22 +180,15 @@ def read_costs(graph: Graph, given: CostOptions, *, named: str | None = None) ->
 
         return load_profile(given.profile, device=device)
     if device is None:
-        msg = (
+        raise InputError(
             "no costs: give --device NAME|FILE ('poetmodel devices' lists the names) or "
             "--profile FILE"
         )
-        raise InputError(msg)
     return Costs.estimate(graph, device)
 
 
 def costs_of_file(named: str | None, graph: Graph, given: CostOptions) -> tuple[Costs, list[str]]:
-    """Return the costs for a file that may name a device, and a note where its device is taken.
-
-    Raises
-    ------
-    InputError
-        If there are none, or they cannot be read.
-    """
+    """Return the costs for a file that may name a device, and a note where its device is taken."""
     known = known_device(named)
     notes = []
     if known is not None and not given.any:
@@ -260,11 +232,6 @@ def verify_document(
     given : CostOptions
         Costs. Without any they are those of the device that the file names, if it can be found;
         otherwise times and energies are not checked.
-
-    Raises
-    ------
-    ScheduleError
-        If the file belongs to another graph.
     """
     from poetmodel.planner import verify
     from poetmodel.report.subject import VerifiedSchedule, in_graph
@@ -312,15 +279,7 @@ def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | Non
 
 
 def read_valid(path: Path, given: FileGraphOptions, costing: CostOptions) -> VerifiedSchedule:
-    """Read a schedule file with its problem and its costs, and verify the schedule.
-
-    Raises
-    ------
-    InputError
-        If the graph or the costs are missing.
-    ScheduleError
-        If the file cannot be read or is for another graph, or the verifier rejects its schedule.
-    """
+    """Read a schedule file with its problem and its costs, and verify the schedule."""
     from poetmodel.planner import verify
     from poetmodel.problem import Problem
     from poetmodel.report.subject import VerifiedSchedule
@@ -364,11 +323,6 @@ def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, .
         Options and their files; that of ``--plot`` must be a known kind of picture.
     inputs : tuple of str
         The files that the command reads.
-
-    Raises
-    ------
-    InputError
-        If a folder is missing or read-only, or a file is an input or named twice.
     """
     from poetmodel.data import check_writable
 
@@ -381,11 +335,11 @@ def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, .
 
             check_picture(path)
         if path in taken:
-            msg = f"{name} {path}: {taken[path]} already names this file; give another name"
-            raise InputError(msg)
+            raise InputError(
+                f"{name} {path}: {taken[path]} already names this file; give another name"
+            )
         for read in inputs:
             if read is not None and path.exists() and Path(read).exists() and path.samefile(read):
-                msg = f"{name} {path}: this is an input file; give another name"
-                raise InputError(msg)
+                raise InputError(f"{name} {path}: this is an input file; give another name")
         check_writable(path)
         taken[path] = name

@@ -46,13 +46,7 @@ class JobOptions:
     )
 
     def read(self, limits: LimitOptions) -> Job | None:
-        """Return the job, if there is one.
-
-        Raises
-        ------
-        InputError
-            If samples are missing, or two options state the same limit.
-        """
+        """Return the job, if there is one."""
         faults = []
         if self.samples is None and (self.within is not None or self.battery is not None):
             faults.append(

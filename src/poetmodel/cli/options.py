@@ -104,8 +104,7 @@ def group(cls: type[_Group]) -> type[_Group]:
         for one in fields(self):  # type: ignore[arg-type]
             setattr(self, one.name, given.pop(one.name, one.default))
         if given:
-            msg = f"{cls.__name__} has no {', '.join(given)}"
-            raise TypeError(msg)
+            raise TypeError(f"{cls.__name__} has no {', '.join(given)}")
 
     made = dataclass(init=False, eq=False, repr=False)(cls)
     made.__init__ = take  # type: ignore[method-assign]
@@ -180,8 +179,7 @@ def number(wanted: str, *, positive: bool) -> Callable[[str | float], float]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or value < 0 or (positive and value == 0):
-            msg = f"expected {wanted}, got {str(text)!r}"
-            raise typer.BadParameter(msg)
+            raise typer.BadParameter(f"expected {wanted}, got {str(text)!r}")
         return value
 
     return parse
@@ -197,8 +195,7 @@ def whole_number(most: int | None = None) -> Callable[[str | int], int]:
             value = 0
         if value < 1 or (most is not None and value > most):
             to = "" if most is None else f" to {most}"
-            msg = f"expected a whole number from 1{to}, got {str(text)!r}"
-            raise typer.BadParameter(msg)
+            raise typer.BadParameter(f"expected a whole number from 1{to}, got {str(text)!r}")
         return value
 
     return parse

@@ -91,8 +91,7 @@ def plan(
     from poetmodel.schedule.io import load_document
 
     if wanted.form == PlanFormat.BINARY and wanted.out is None:
-        msg = "--format binary: give --out FILE for the bytes"
-        raise InputError(msg)
+        raise InputError("--format binary: give --out FILE for the bytes")
     path = wanted.schedule
     inputs = (str(path), source.graph, costing.device, costing.profile)
     check_outputs(("--out", wanted.out), ("--plot", wanted.plot), inputs=inputs)
@@ -134,11 +133,10 @@ def _budget(document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | N
         count_parameters=stated is not None and stated.count_parameters,
     )
     if problem.usable_ram_bytes < 1:
-        msg = (
+        raise BudgetError(
             f"ram: {problem.ram_budget_bytes:,} B leave no RAM for tensors: "
             f"{graph.total_resident_bytes:,} bytes are resident"
         )
-        raise BudgetError(msg)
     return problem.usable_ram_bytes
 
 
@@ -216,13 +214,7 @@ class Planned:
         ram_budget_bytes: int | None,
         aux_bytes: int | None,
     ) -> Planned:
-        """Plan a schedule, and verify the plan.
-
-        Raises
-        ------
-        PlanError
-            If the schedule breaks a rule of execution.
-        """
+        """Plan a schedule, and verify the plan."""
         from poetmodel.plan import check_plan
         from poetmodel.planner import make_plan
 
@@ -294,13 +286,7 @@ def mode_notes(device: Device | None, deadline_counts: str | None) -> list[str]:
 
 
 def save_beside(result: SolveResult, *, plan: Path | None, plot: Path | None) -> Iterator[Path]:
-    """Write the plan and the map of a solve; yield each file that was written.
-
-    Raises
-    ------
-    VerificationError
-        If the verifier rejects the plan.
-    """
+    """Write the plan and the map of a solve; yield each file that was written."""
     problem = result.problem
     if result.schedule is None:
         return

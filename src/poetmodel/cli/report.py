@@ -73,8 +73,7 @@ def report(
 
     paths = page.schedules
     if len(paths) > len(LABELS):
-        msg = f"SCHEDULE: expected at most {len(LABELS)} files, got {len(paths)}"
-        raise InputError(msg)
+        raise InputError(f"SCHEDULE: expected at most {len(LABELS)} files, got {len(paths)}")
     check_report(page.out)
     inputs = (*map(str, paths), source.graph, costing.device, costing.profile)
     check_outputs(("--out", page.out), inputs=inputs)
@@ -104,13 +103,7 @@ def _facts(found: dict[str, Any]) -> Iterator[Fact]:
 def read_subjects(
     paths: Sequence[Path], source: FileGraphOptions, costing: CostOptions
 ) -> list[Subject]:
-    """Read and verify schedule files, and compiled steps, which hold their own graph.
-
-    Raises
-    ------
-    InputError
-        If there is no graph, a file cannot be read, or belongs to another graph.
-    """
+    """Read and verify schedule files, and compiled steps, which hold their own graph."""
     from poetmodel.data import read_text
     from poetmodel.report.step_file import parse_step, step_subject
     from poetmodel.schedule.io import load_document
@@ -128,8 +121,9 @@ def read_subjects(
             brought = known[path].graph
             given = NamedGraph(graph=brought, name=brought.name) if given is None else given
             if brought.sha256 != given.graph.sha256:
-                msg = f"{path}: the step has another graph than {given.graph.name!r} of this report"
-                raise ScheduleError(msg)
+                raise ScheduleError(
+                    f"{path}: the step has another graph than {given.graph.name!r} of this report"
+                )
     if given is None:
         first = load_document(paths[0])
         given = graph_of(source, first.schedule.identity, source=paths[0])
@@ -140,13 +134,7 @@ def read_subjects(
 
 
 def _read_subject(path: Path, given: NamedGraph, costing: CostOptions, *, label: str) -> Subject:
-    """Read and verify a schedule file, and plan its schedule if that is possible.
-
-    Raises
-    ------
-    ScheduleError
-        If the file cannot be read, or belongs to another graph.
-    """
+    """Read and verify a schedule file, and plan its schedule if that is possible."""
     from poetmodel.data import read_text
     from poetmodel.report.subject import Sources, Subject, VerifiedSchedule
     from poetmodel.schedule.io import parse_document
@@ -194,21 +182,15 @@ def _planned(found: VerifiedSchedule) -> tuple[Planned | None, list[str]]:
 
 
 def read_sweep(folder: Path) -> tuple[list[Row], list[Row]]:
-    """Return the runs in the folder of a sweep, and their Pareto front.
-
-    Raises
-    ------
-    InputError
-        If the folder has no records.
-    """
+    """Return the runs in the folder of a sweep, and their Pareto front."""
     from poetmodel.bench import tables
     from poetmodel.bench.store import RECORDS, Store
 
     if not (folder / RECORDS).is_file():
-        msg = f"--sweep {folder}: expected a folder that 'poetmodel sweep' wrote, with {RECORDS}"
-        raise InputError(msg)
+        raise InputError(
+            f"--sweep {folder}: expected a folder that 'poetmodel sweep' wrote, with {RECORDS}"
+        )
     found = tables.rows(Store(folder).records())
     if not found:
-        msg = f"--sweep {folder}: {RECORDS} holds no runs"
-        raise InputError(msg)
+        raise InputError(f"--sweep {folder}: {RECORDS} holds no runs")
     return found, tables.pareto(found)

@@ -124,11 +124,10 @@ def solve(
 
 def _large_enough(graph: Graph) -> Graph:
     if len(graph.nodes) < MIN_NODES:
-        msg = (
+        raise InputError(
             f"graph {graph.name!r} has 1 node: nothing to keep, recompute or page; "
             f"solve needs at least {MIN_NODES}"
         )
-        raise InputError(msg)
     return graph
 
 

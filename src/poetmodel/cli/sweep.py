@@ -223,8 +223,7 @@ def _warn(found: Sequence[Row]) -> None:
 def _names(text: str, option: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        msg = f"{option}: expected names with commas between them, got {text!r}"
-        raise InputError(msg)
+        raise InputError(f"{option}: expected names with commas between them, got {text!r}")
     return names
 
 
@@ -235,8 +234,7 @@ def _sizes(text: str | None, option: str) -> list[int | None]:
     try:
         return [input_size(name) for name in _names(text, option)]
     except typer.BadParameter as error:
-        msg = f"{option}: {error}"
-        raise InputError(msg) from None
+        raise InputError(f"{option}: {error}") from None
 
 
 def _backend(name: str) -> str:
@@ -244,8 +242,7 @@ def _backend(name: str) -> str:
         return BackendName(name).value
     except ValueError:
         known = ", ".join(BackendName)
-        msg = f"--backends: expected some of {known}, got {name!r}"
-        raise InputError(msg) from None
+        raise InputError(f"--backends: expected some of {known}, got {name!r}") from None
 
 
 def _deliver(found: Sequence[Row], front: Sequence[Row], *, json: bool, pareto: bool) -> None:

@@ -79,10 +79,9 @@ class CostingOptions:
     def check(self) -> None:
         """Raise if costs would be both estimated and measured, or a device cannot be read."""
         if self.device is not None and self.power_from is not None:
-            msg = (
+            raise InputError(
                 "--device estimates all costs and --power-from is for measured ones: give only one"
             )
-            raise InputError(msg)
         read_device(self.power_from)
 
     def trace(self, target: str) -> Trace:
@@ -114,8 +113,7 @@ class CostingOptions:
 
         board = read_device(self.device)
         if board is None:
-            msg = "no device"
-            raise InputError(msg)
+            raise InputError("no device")
         note = (
             f"costs: estimated for device {self.device} from FLOP and bytes; nothing was measured"
         )
@@ -174,8 +172,7 @@ def trace(costing: CostingOptions, wanted: TraceOptions, output: OutputOptions) 
     read_device(costing.device)
     out, profile_out = wanted.out, wanted.profile_out
     if out is not None and out.suffix != ".json":
-        msg = f"--out {out}: expected a name that ends in .graph.json"
-        raise InputError(msg)
+        raise InputError(f"--out {out}: expected a name that ends in .graph.json")
     if out is not None and profile_out is None:
         profile_out = _beside(out)
     check_outputs(("--out", out))
@@ -255,11 +252,10 @@ def profile(
     from poetmodel.torch.target import is_target
 
     if is_target(what) and sizes.shape.given:
-        msg = (
+        raise InputError(
             f"{what}, {' '.join(sizes.shape.options)}: the function gives the inputs of a step; "
             "leave the option out"
         )
-        raise InputError(msg)
     check_outputs(("--out", out), inputs=(what,))
     if is_target(what):
         traced = costing.trace(what)
@@ -270,11 +266,10 @@ def profile(
         graph = read_model_or_file(what, sizes.shape)
         costs, notes = costing.estimate(graph)
     else:
-        msg = (
+        raise InputError(
             f"{what}: a graph cannot be run; give the MODULE:FUNCTION that it was traced from, or "
             "--device to estimate its costs"
         )
-        raise InputError(msg)
     if out is not None:
         from poetmodel.device.io import save_profile
 

@@ -203,15 +203,7 @@ def _about_plan(
 
 
 def _read_plan(content: bytes, path: Path, source: FileGraphOptions) -> tuple[PlanDocument, Graph]:
-    """Return the plan in the content of a file, and the graph that it is for.
-
-    Raises
-    ------
-    PlanError
-        If it is damaged or belongs to another graph.
-    InputError
-        If it is neither text nor a binary plan, or its graph cannot be found.
-    """
+    """Return the plan in the content of a file, and the graph that it is for."""
     from poetmodel.plan import decode
     from poetmodel.plan.binary import is_coded
     from poetmodel.plan.io import PlanDocument, parse_document

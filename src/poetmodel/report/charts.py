@@ -148,8 +148,7 @@ def _spans_decades(values: Sequence[float]) -> bool:
 def _by_time(subject: Subject) -> dict[str, Any]:
     plan, check = subject.plan, subject.check
     if plan is None or check is None:
-        msg = "the subject has no plan"
-        raise ValueError(msg)
+        raise ValueError("the subject has no plan")
     picture = plan_timeline(subject.graph, plan, check)
     bars = [
         [

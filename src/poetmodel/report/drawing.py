@@ -23,26 +23,18 @@ LIBRARIES: Final[Mapping[str, str]] = {
 
 
 def check_picture(path: str | Path) -> None:
-    """Raise unless a picture of this name can be drawn; nothing is written.
-
-    Raises
-    ------
-    InputError
-        If the name has another ending than those of `LIBRARIES`.
-    MissingExtraError
-        If the library that draws it is not installed.
-    """
+    """Raise unless a picture of this name can be drawn; nothing is written."""
     suffix = Path(path).suffix.lower()
     if suffix not in LIBRARIES:
-        msg = f"{path}: expected a name that ends with {', '.join(LIBRARIES)}, got {shown(suffix)}"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}: expected a name that ends with {', '.join(LIBRARIES)}, got {shown(suffix)}"
+        )
     library = LIBRARIES[suffix]
     if find_spec(library) is None:
-        msg = (
+        raise MissingExtraError(
             f"{path}: drawing {suffix[1:]} needs {library}, which is not installed; "
             'pip install "poetmodel[report]" installs it'
         )
-        raise MissingExtraError(msg)
 
 
 def draw(picture: Timeline | Grid, path: str | Path) -> None:
@@ -55,13 +47,6 @@ def draw(picture: Timeline | Grid, path: str | Path) -> None:
     path : str or Path
         ``*.png``, ``*.svg``, or ``*.html``: one file that needs no network and names what one
         points at.
-
-    Raises
-    ------
-    InputError
-        If the name has another ending, or the file cannot be written.
-    MissingExtraError
-        If the library that draws it is not installed.
     """
     check_picture(path)
     suffix = Path(path).suffix.lower()

@@ -39,20 +39,13 @@ MOST_TENSORS: Final = 12
 
 
 def check_report(path: str | Path) -> None:
-    """Raise unless a report can be made.
-
-    Raises
-    ------
-    MissingExtraError
-        If a library that draws it is not installed.
-    """
+    """Raise unless a report can be made."""
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
-        msg = (
+        raise MissingExtraError(
             f"{path}: a report needs {' and '.join(missing)}, not installed here; "
             'pip install "poetmodel[report]" installs them'
         )
-        raise MissingExtraError(msg)
 
 
 def report_facts(
@@ -139,15 +132,7 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
 def write_report(
     path: str | Path, subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = ()
 ) -> int:
-    """Write a report; return its size [B].
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written; nothing is then changed.
-    MissingExtraError
-        If a library that draws it is not installed.
-    """
+    """Write a report; return its size [B]."""
     check_report(path)
     content = report_page(subjects, cells=cells, front=front).encode("utf-8", "replace")
     write_bytes(path, content)

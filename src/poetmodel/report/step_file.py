@@ -154,11 +154,6 @@ def step_subject(values: dict[str, Any], *, source: str, label: str = "A") -> Su
     -------
     Subject
         Its schedule, verified with the graph and the costs of the step.
-
-    Raises
-    ------
-    InputError
-        If the values are not those of a step.
     """
     try:
         step = _Step.model_validate(values)
@@ -176,8 +171,7 @@ def _subject(step: _Step, sources: Sources, label: str) -> Subject:
     check_identity(graph, document.schedule)
     stated = document.problem
     if stated is None:
-        msg = "result.problem: missing"
-        raise InputError(msg)
+        raise InputError("result.problem: missing")
     device = Device.load(document.device) if document.device in device_names() else None
     problem = stated.problem(graph, _costs(step.scheduled.costs, graph, device))
     usable = problem.usable_ram_bytes
@@ -234,5 +228,6 @@ def _costs(found: _Costs, graph: Graph, device: Device | None) -> Costs:
     except InputError:
         raise
     except ValueError:
-        msg = "scheduled.costs: expected a figure for each node and tensor of scheduled.graph"
-        raise InputError(msg) from None
+        raise InputError(
+            "scheduled.costs: expected a figure for each node and tensor of scheduled.graph"
+        ) from None
