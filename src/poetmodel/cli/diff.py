@@ -5,17 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid
-from poetmodel.cli.options import (
-    REQUIRED,
-    CostOptions,
-    FileGraphOptions,
-    OutputOptions,
-    argument,
-    command,
-    group,
-)
 from poetmodel.cli.output import listing, print_json, print_text, show
 from poetmodel.report.presenter import Fact, document, plural, room_facts
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -31,20 +23,20 @@ SHOWN: Final = 40
 """Most tensors that the table shows; JSON has all of them."""
 
 
-@group
+@options.group
 class FileArguments:
     """The two files."""
 
-    a: Path = argument(REQUIRED, "A", "A schedule file.")
-    b: Path = argument(REQUIRED, "B", "Another schedule file of the same graph.")
+    a: Path = options.argument(options.REQUIRED, "A", "A schedule file.")
+    b: Path = options.argument(options.REQUIRED, "B", "Another schedule file of the same graph.")
 
 
-@command("poetmodel diff mlp.json mlp.json --graph mlp")
+@options.command("poetmodel diff mlp.json mlp.json --graph mlp")
 def diff(
     files: FileArguments,
-    source: FileGraphOptions,
-    costing: CostOptions,
-    output: OutputOptions,
+    source: options.FileGraphOptions,
+    costing: options.CostOptions,
+    output: options.OutputOptions,
 ) -> None:
     """Compare two schedules of one graph, made for other budgets or devices or by other methods."""
     from poetmodel.schedule.decisions import find_decisions

@@ -7,19 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid
-from poetmodel.cli.options import (
-    REQUIRED,
-    CostOptions,
-    FileGraphOptions,
-    OutputOptions,
-    SearchOptions,
-    argument,
-    command,
-    group,
-    without,
-)
 from poetmodel.cli.output import figures, listing, print_json, print_text, show
 from poetmodel.device.room import room_figures
 from poetmodel.errors import InputError
@@ -47,12 +37,14 @@ DEFAULT_GAP: Final = 1e-4
 """Gap tolerance for schedules whose file states none."""
 
 
-@group
+@options.group
 class Arguments:
     """The file, and one of its tensors."""
 
-    schedule: Path = argument(REQUIRED, "SCHEDULE", "A schedule file, *.schedule.json.")
-    tensor: str | None = argument(None, "TENSOR", "Explain this tensor alone, in full.")
+    schedule: Path = options.argument(
+        options.REQUIRED, "SCHEDULE", "A schedule file, *.schedule.json."
+    )
+    tensor: str | None = options.argument(None, "TENSOR", "Explain this tensor alone, in full.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +87,15 @@ class Account:
         return f"{'-' if energy_j < 0 else '+'}{format_joules(abs(energy_j))}"
 
 
-@command("poetmodel explain mlp.json --graph mlp")
+@options.command("poetmodel explain mlp.json --graph mlp")
 def explain(
     given: Arguments,
-    source: FileGraphOptions,
-    costing: CostOptions,
-    search: Annotated[SearchOptions, without("method", "formulation", "backend", "gap")],
-    output: OutputOptions,
+    source: options.FileGraphOptions,
+    costing: options.CostOptions,
+    search: Annotated[
+        options.SearchOptions, options.without("method", "formulation", "backend", "gap")
+    ],
+    output: options.OutputOptions,
 ) -> None:
     """Explain what a schedule decided for its tensors, and the cost of alternatives."""
     stated = read_valid(given.schedule, source, costing)

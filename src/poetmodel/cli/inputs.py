@@ -66,14 +66,7 @@ def graph_of(
 ) -> NamedGraph:
     """Return the graph of a schedule or plan: the given one, or else the built-in one of its name.
 
-    Parameters
-    ----------
-    given : FileGraphOptions
-        The graph and the sizes, as far as they are given.
-    identity : GraphIdentity
-        What the file says about its graph.
-    source : str or Path
-        The file.
+    `identity` is what the file `source` says about its graph.
     """
     name, shape = given.graph, given.shape
     if name is None:
@@ -163,14 +156,7 @@ def device_warnings(device: Device) -> tuple[str, ...]:
 def read_costs(graph: Graph, given: CostOptions, *, named: str | None = None) -> Costs:
     """Return the measured costs of a profile, or else the estimates of a device.
 
-    Parameters
-    ----------
-    graph : Graph
-        The graph.
-    given : CostOptions
-        Device and profile.
-    named : str, optional
-        The device where none is given.
+    `named` is the device where none is given.
     """
     from poetmodel.device import Costs
 
@@ -190,10 +176,10 @@ def read_costs(graph: Graph, given: CostOptions, *, named: str | None = None) ->
 def costs_of_file(named: str | None, graph: Graph, given: CostOptions) -> tuple[Costs, list[str]]:
     """Return the costs for a file that may name a device, and a note where its device is taken."""
     known = known_device(named)
-    notes = []
-    if known is not None and not given.any:
-        notes.append(f"costs are the estimates of device {known}, which the file names")
-    return read_costs(graph, given, named=known), notes
+    costs = read_costs(graph, given, named=known)
+    if known is None or given.any:
+        return costs, []
+    return costs, [f"costs are the estimates of device {known}, which the file names"]
 
 
 def costs_to_verify(
@@ -223,15 +209,8 @@ def verify_document(
 ) -> VerifiedSchedule:
     """Verify a schedule file against the problem and the figures that it states.
 
-    Parameters
-    ----------
-    document : ScheduleDocument
-        The file.
-    graph : Graph
-        The graph that it is for.
-    given : CostOptions
-        Costs. Without any they are those of the device that the file names, if it can be found;
-        otherwise times and energies are not checked.
+    Without given costs they are those of the device that the file names, if it can be found;
+    otherwise times and energies are not checked.
     """
     from poetmodel.planner import verify
     from poetmodel.report.subject import VerifiedSchedule, in_graph
@@ -265,11 +244,7 @@ def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | Non
     if costs is None:
         nothing, pages = [0.0] * len(graph.nodes), [(0.0, 0.0)] * len(graph.tensors)
         costs = Costs.from_arrays(
-            graph,
-            compute_time_s=nothing,
-            compute_energy_j=nothing,
-            page_in=pages,
-            page_out=pages,
+            graph, compute_time_s=nothing, compute_energy_j=nothing, page_in=pages, page_out=pages
         )
         if stated is not None:
             stated = stated.model_copy(update={"deadline_s": None, "energy_budget_j": None})
@@ -317,12 +292,7 @@ def read_valid(path: Path, given: FileGraphOptions, costing: CostOptions) -> Ver
 def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, ...] = ()) -> None:
     """Raise unless the files of options can be written, and are neither inputs nor the same.
 
-    Parameters
-    ----------
-    *outputs : (str, Path or None)
-        Options and their files; that of ``--plot`` must be a known kind of picture.
-    inputs : tuple of str
-        The files that the command reads.
+    That of ``--plot`` must be a known kind of picture.
     """
     from poetmodel.data import check_writable
 

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings
 from poetmodel.cli.inputs import read_costs, read_graph
-from poetmodel.cli.options import (
-    CostOptions,
-    GraphOptions,
-    LimitOptions,
-    OutputOptions,
-    SearchOptions,
-    command,
-    without,
-)
 from poetmodel.cli.output import figures, print_json, print_text, show
 from poetmodel.problem import Quantity
 from poetmodel.report.presenter import Unit, percent, row
@@ -45,13 +37,13 @@ WORDS: Final = {
 """Names of the limits in the table."""
 
 
-@command("poetmodel limits mlp --device mkr1000 --ram 70%")
+@options.command("poetmodel limits mlp --device mkr1000 --ram 70%")
 def limits(
-    source: GraphOptions,
-    costing: CostOptions,
-    limits: Annotated[LimitOptions, without("minimize")],
-    search: Annotated[SearchOptions, without("method", "formulation")],
-    output: OutputOptions,
+    source: options.GraphOptions,
+    costing: options.CostOptions,
+    limits: Annotated[options.LimitOptions, options.without("minimize")],
+    search: Annotated[options.SearchOptions, options.without("method", "formulation")],
+    output: options.OutputOptions,
 ) -> None:
     """Find the smallest RAM, the smallest deadline and the smallest energy."""
     from poetmodel.result import Status

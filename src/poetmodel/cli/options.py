@@ -58,12 +58,7 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
 
     The parameters of the function are groups of options, which the command line takes one by one.
     ``Annotated[Group, without("field")]`` leaves options out: their fields keep the defaults. A
-    parameter ``context`` gets typer's context.
-
-    Parameters
-    ----------
-    example : str
-        A call of the command, for the end of its help.
+    parameter ``context`` gets typer's context. The help ends with the example, a call.
     """
 
     def decorate(function: Callable[..., None]) -> Command:
@@ -139,16 +134,8 @@ def without(*names: str) -> frozenset[str]:
 def option(default: object, spelling: str, text: str, **more: Any) -> Any:
     """Return the field of a group that is an option.
 
-    Parameters
-    ----------
-    default : object
-        Its value where it is not given.
-    spelling : str
-        The option, and what it takes: ``--ram SIZE``.
-    text : str
-        Its help.
-    **more : object
-        What `typer.Option` takes beside these.
+    `spelling` is the option, and what it takes: ``--ram SIZE``. `text` is its help, and `more` what
+    `typer.Option` takes beside these.
     """
     name, _, metavar = spelling.partition(" ")
     information = typer.Option(name, metavar=metavar or None, help=text, **more)

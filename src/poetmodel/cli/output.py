@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.report.presenter import escaped, rows
@@ -62,13 +63,8 @@ def print_written(path: Path) -> None:
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
     """Return a console that prints names as they are: no markup, no highlighting.
 
-    Parameters
-    ----------
-    stderr : bool
-        Where it prints.
-    width : int, optional
-        Its columns. Default: those of the terminal or of the environment variable ``COLUMNS``; a
-        pipe or file has no edge.
+    Its default width is that of the terminal or of the environment variable ``COLUMNS``; a pipe or
+    file has no edge.
     """
     from rich.console import Console
 
@@ -83,17 +79,14 @@ def print_json(document: dict[str, Any] | list[dict[str, Any]]) -> None:
 
     It is ASCII, so that no setting of a terminal or pipe can break it.
     """
+    compact = partial(json.dumps, allow_nan=False)
     if isinstance(document, dict):
-        lines = [f"{json.dumps(key)}: {_compact(value)}" for key, value in document.items()]
+        lines = [f"{compact(key)}: {compact(value)}" for key, value in document.items()]
         opening, closing = "{", "}"
     else:
-        lines = [_compact(entry) for entry in document]
+        lines = list(map(compact, document))
         opening, closing = "[", "]"
     sys.stdout.write(opening + ",\n ".join(lines) + closing + "\n")
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, allow_nan=False)
 
 
 def print_text(*lines: str) -> None:
@@ -184,14 +177,12 @@ def _shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
 
     All columns that are wider than a common width are cut down to it.
     """
-    if sum(most) <= room:
-        return list(most)
-    low, high = 0, max(most, default=0)
-    while low < high:  # the largest common width with which all of them fit
-        middle = (low + high + 1) // 2
-        taken = sum(max(a, min(b, middle)) for a, b in zip(least, most, strict=True))
-        low, high = (middle, high) if taken <= room else (low, middle - 1)
-    return [max(a, min(b, low)) for a, b in zip(least, most, strict=True)]
+    widths = list(most)
+    for common in reversed(range(max(most, default=0))):
+        if sum(widths) <= room:
+            break
+        widths = [max(a, min(b, common)) for a, b in zip(least, most, strict=True)]
+    return widths
 
 
 def figures(title: str, facts: Iterable[Fact]) -> Table:
@@ -226,18 +217,8 @@ def listing(
 ) -> Table:
     """Make a table with heads.
 
-    Parameters
-    ----------
-    title : str
-        Stands above it.
-    heads : sequence of str
-        One per column.
-    lines : iterable of sequence of str
-        The cells.
-    left : int
-        How many columns, from the first, hold words; the others hold numbers.
-    whole_names : bool
-        Whether the first column must stay on one line, so that it can be copied.
+    The first `left` columns hold words; the others hold numbers. With `whole_names` the first one
+    stays on one line, so that it can be copied.
     """
     from rich import box
     from rich.table import Table
@@ -268,14 +249,7 @@ def _cell(text: str) -> str:
 def printable(text: str, *, most: int = MOST_SENTENCE, most_of_a_word: int = MOST_NAME) -> str:
     """Return a text for people: control characters spelled out, endless names and lists cut.
 
-    Parameters
-    ----------
-    text : str
-        May hold names from files.
-    most : int
-        Most characters that stay; the middle of a longer text is left out.
-    most_of_a_word : int
-        The same for each word.
+    Of a text, and of each word, that is longer than so many characters the middle is left out.
 
     Examples
     --------

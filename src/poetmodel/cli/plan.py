@@ -9,20 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
+from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings, print_warnings
 from poetmodel.cli.inputs import MEASURED_COSTS, check_outputs, costs_of_file, graph_of
-from poetmodel.cli.options import (
-    REQUIRED,
-    CostOptions,
-    FileGraphOptions,
-    OutputOptions,
-    argument,
-    command,
-    group,
-    limit,
-    output,
-    what,
-)
 from poetmodel.cli.output import figures, print_json, print_text, print_written, show
 from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
@@ -51,40 +40,42 @@ class PlanFormat(StrEnum):
     BINARY = "binary"
 
 
-@group
+@options.group
 class PlanOptions:
     """The schedule, and the plan that is made of it."""
 
-    schedule: Path = argument(REQUIRED, "SCHEDULE", "A schedule file, *.schedule.json.")
-    mode: StorageMode | None = what(
+    schedule: Path = options.argument(
+        options.REQUIRED, "SCHEDULE", "A schedule file, *.schedule.json."
+    )
+    mode: StorageMode | None = options.what(
         None,
         "--mode",
         "How transfers run. Default: the device's; else dma for an overlap schedule, else "
         "blocking.",
     )
-    ram: str | None = limit(
+    ram: str | None = options.limit(
         None,
         "--ram SIZE",
         "RAM budget: 256KiB, 1.5MB, or 50% of the keep-all peak. Default: the budget "
         "of the schedule.",
     )
-    out: Path | None = output(None, "--out FILE", "Write the plan.")
-    form: PlanFormat = output(
+    out: Path | None = options.output(None, "--out FILE", "Write the plan.")
+    form: PlanFormat = options.output(
         PlanFormat.JSON,
         "--format",
         "json is a plan file, text a listing for people, binary a few hundred bytes for a device.",
     )
-    plot: Path | None = output(
+    plot: Path | None = options.output(
         None, "--plot FILE", "Draw core, bus and RAM over time: *.png, *.svg or *.html."
     )
 
 
-@command("poetmodel plan mlp.json --graph mlp --format text")
+@options.command("poetmodel plan mlp.json --graph mlp --format text")
 def plan(
-    source: FileGraphOptions,
-    costing: CostOptions,
+    source: options.FileGraphOptions,
+    costing: options.CostOptions,
     wanted: PlanOptions,
-    output: OutputOptions,
+    output: options.OutputOptions,
 ) -> None:
     """Make the program that a device runs, from a schedule file."""
     from poetmodel.schedule import check_identity
@@ -100,18 +91,21 @@ def plan(
     try:
         check_identity(graph, document.schedule)
         costs, notes = costs_of_file(document.device, graph, costing)
-        notes = [note + MEASURED_COSTS for note in notes]
         budget = _budget(document, graph, costs, wanted.ram)
-        counts = None if document.problem is None else document.problem.deadline_counts
-        if wanted.mode is None:
-            notes += mode_notes(costs.device, counts)
-        print_warnings(notes)
-        made = plan_document(
-            document,
+        stated = document.problem
+        mode, doubts = default_mode(
+            costs.device, None if stated is None else stated.deadline_counts
+        )
+        print_warnings(
+            [*(note + MEASURED_COSTS for note in notes), *(doubts if wanted.mode is None else ())]
+        )
+        made = Planned.of(
             graph,
             costs,
-            mode=wanted.mode or default_mode(costs.device, counts),
+            document.schedule,
+            mode=wanted.mode or mode,
             ram_budget_bytes=budget,
+            aux_bytes=None if stated is None else stated.aux_bytes,
         )
     except (ScheduleError, PlanError) as error:
         raise error.within(str(path)) from None
@@ -246,39 +240,17 @@ class Planned:
             self.plan.save(path, self.check)
 
 
-def plan_document(
-    document: ScheduleDocument,
-    graph: Graph,
-    costs: Costs,
-    *,
-    mode: StorageMode,
-    ram_budget_bytes: int | None,
-) -> Planned:
-    """Plan the schedule of a file; PlanError if it breaks a rule of execution."""
-    stated = document.problem
-    return Planned.of(
-        graph,
-        costs,
-        document.schedule,
-        mode=mode,
-        ram_budget_bytes=ram_budget_bytes,
-        aux_bytes=None if stated is None else stated.aux_bytes,
-    )
-
-
-def default_mode(device: Device | None, deadline_counts: str | None) -> StorageMode:
-    """Return the storage mode of a device; without one, the mode that the deadline implies."""
-    if device is not None and device.storage is not None:
-        return device.storage.mode
-    return StorageMode.DMA if deadline_counts == DeadlineCounts.OVERLAP else StorageMode.BLOCKING
-
-
-def mode_notes(device: Device | None, deadline_counts: str | None) -> list[str]:
-    """Return notes on a plan whose mode was not chosen."""
-    blocking = default_mode(device, deadline_counts) == StorageMode.BLOCKING
-    if device is None or not blocking or deadline_counts != DeadlineCounts.OVERLAP:
-        return []
-    return [
+def default_mode(
+    device: Device | None, deadline_counts: str | None
+) -> tuple[StorageMode, list[str]]:
+    """Return the storage mode of a device, else the one that the deadline implies, and doubts."""
+    overlap = deadline_counts == DeadlineCounts.OVERLAP
+    if device is None or device.storage is None:
+        return StorageMode.DMA if overlap else StorageMode.BLOCKING, []
+    mode = device.storage.mode
+    if mode == StorageMode.DMA or not overlap:
+        return mode, []
+    return mode, [
         "the time of this schedule lets transfers overlap computation, but the core of "
         f"{device.key or device.name} waits for each transfer, and so does the plan; 'poetmodel "
         "plan --mode dma' makes one with overlap"
@@ -293,13 +265,13 @@ def save_beside(result: SolveResult, *, plan: Path | None, plot: Path | None) ->
     if plan is not None and result.violations:
         print_warnings([f"{plan} was not written: the schedule breaks a rule of execution"])
     elif plan is not None:
-        device, counts = problem.costs.device, problem.deadline_counts
-        print_warnings(mode_notes(device, counts))
+        mode, doubts = default_mode(problem.costs.device, problem.deadline_counts)
+        print_warnings(doubts)
         made = Planned.of(
             problem.graph,
             problem.costs,
             result.schedule,
-            mode=default_mode(device, counts),
+            mode=mode,
             ram_budget_bytes=problem.usable_ram_bytes,
             aux_bytes=problem.aux_limit_bytes,
         )

@@ -40,11 +40,9 @@ class LiveLine:
         latest = self._latest
         if latest is None:
             return f"solving, {seconds}"
-        parts = [f"{self._problem.objective.label} {self._amount(latest.incumbent)}"]
-        parts.append(f"bound {self._amount(latest.bound)}")
-        if latest.gap is not None:
-            parts.append(f"gap {latest.gap:.2%}")
-        return "  ".join([*parts, seconds])
+        incumbent = f"{self._problem.objective.label} {self._amount(latest.incumbent)}"
+        gap = "" if latest.gap is None else f"gap {latest.gap:.2%}  "
+        return f"{incumbent}  bound {self._amount(latest.bound)}  {gap}{seconds}"
 
     def __rich__(self) -> Text:
         """Return what rich draws."""
@@ -63,33 +61,15 @@ class LiveLine:
 
 @contextmanager
 def live_line(problem: Problem, *, wanted: bool) -> Iterator[OnProgress | None]:
-    """Show the live line on stderr while the body runs, if stderr is a terminal.
-
-    Parameters
-    ----------
-    problem : Problem
-        What is being solved.
-    wanted : bool
-        Whether to show it at all.
-
-    Yields
-    ------
-    callable or None
-        A callback for the progress of the solve.
-    """
+    """Show the live line while the body runs, if it is wanted and stderr is a terminal."""
     if is_quiet() or not (wanted and sys.stderr.isatty()):
         yield None
         return
     from rich.live import Live
 
     line = LiveLine(problem)
-    with Live(
-        line,
-        console=console(stderr=True),
-        transient=True,
-        redirect_stdout=False,
-        refresh_per_second=5,
-    ):
+    target = console(stderr=True)
+    with Live(line, console=target, transient=True, redirect_stdout=False, refresh_per_second=5):
         yield line.update
 
 

@@ -6,21 +6,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import NamedGraph, check_outputs, graph_of, verify_document
-from poetmodel.cli.options import (
-    REQUIRED,
-    CostOptions,
-    FileGraphOptions,
-    OutputOptions,
-    argument,
-    command,
-    group,
-    output,
-    what,
-)
 from poetmodel.cli.output import figures, print_json, print_written, show
-from poetmodel.cli.plan import default_mode, mode_notes, plan_document
+from poetmodel.cli.plan import Planned, default_mode
 from poetmodel.errors import InputError, PlanError, ScheduleError
 from poetmodel.graph.catalogue import read_model_or_file
 from poetmodel.report.presenter import row
@@ -30,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.bench.tables import Row
-    from poetmodel.cli.plan import Planned
     from poetmodel.report.presenter import Fact
     from poetmodel.report.subject import Subject, VerifiedSchedule
 
@@ -38,35 +27,35 @@ LABELS: Final = "ABCDEFGH"
 """The labels of the schedules on the page."""
 
 
-@group
+@options.group
 class PageOptions:
     """The page, and the schedules on it."""
 
-    schedules: list[Path] = argument(
-        REQUIRED,
+    schedules: list[Path] = options.argument(
+        options.REQUIRED,
         "SCHEDULE...",
         "Schedule files, *.schedule.json, of one graph, shown side by side. A file from "
         "step.report('step.json') of a compiled PyTorch step holds its own graph.",
     )
-    out: Path = output(REQUIRED, "--out FILE", "The page, *.html.")
+    out: Path = options.output(options.REQUIRED, "--out FILE", "The page, *.html.")
 
 
-@group
+@options.group
 class SweepOptions:
     """A sweep beside the schedules."""
 
-    sweep: Path | None = what(
+    sweep: Path | None = options.what(
         None, "--sweep DIR", "Folder of a sweep, for the chart of energy against RAM."
     )
 
 
-@command("poetmodel report mlp.json --graph mlp --out report.html")
+@options.command("poetmodel report mlp.json --graph mlp --out report.html")
 def report(
     page: PageOptions,
-    source: FileGraphOptions,
-    costing: CostOptions,
+    source: options.FileGraphOptions,
+    costing: options.CostOptions,
     beside: SweepOptions,
-    output: OutputOptions,
+    output: options.OutputOptions,
 ) -> None:
     """Write one HTML page with verdict, charts and decisions of schedules; it needs no network."""
     from poetmodel.report.page import check_report, report_facts, write_report
@@ -101,7 +90,7 @@ def _facts(found: dict[str, Any]) -> Iterator[Fact]:
 
 
 def read_subjects(
-    paths: Sequence[Path], source: FileGraphOptions, costing: CostOptions
+    paths: Sequence[Path], source: options.FileGraphOptions, costing: options.CostOptions
 ) -> list[Subject]:
     """Read and verify schedule files, and compiled steps, which hold their own graph."""
     from poetmodel.data import read_text
@@ -133,7 +122,9 @@ def read_subjects(
     ]
 
 
-def _read_subject(path: Path, given: NamedGraph, costing: CostOptions, *, label: str) -> Subject:
+def _read_subject(
+    path: Path, given: NamedGraph, costing: options.CostOptions, *, label: str
+) -> Subject:
     """Read and verify a schedule file, and plan its schedule if that is possible."""
     from poetmodel.data import read_text
     from poetmodel.report.subject import Sources, Subject, VerifiedSchedule
@@ -166,19 +157,20 @@ def _planned(found: VerifiedSchedule) -> tuple[Planned | None, list[str]]:
     costs, stated = found.costs, found.document.problem
     if costs is None or found.simulation.violations:
         return None, []
-    counts = None if stated is None else stated.deadline_counts
+    mode, doubts = default_mode(costs.device, None if stated is None else stated.deadline_counts)
     budget = found.budget_bytes
     try:
-        made = plan_document(
-            found.document,
+        made = Planned.of(
             found.graph,
             costs,
-            mode=default_mode(costs.device, counts),
+            found.document.schedule,
+            mode=mode,
             ram_budget_bytes=budget if budget is None or budget > 0 else None,
+            aux_bytes=None if stated is None else stated.aux_bytes,
         )
     except PlanError as error:
         return None, [f"there is no plan: {error}"]
-    return made, mode_notes(costs.device, counts)
+    return made, doubts
 
 
 def read_sweep(folder: Path) -> tuple[list[Row], list[Row]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from poetmodel.baselines.registry import DEFAULT
+from poetmodel.cli import options
 from poetmodel.cli.failures import (
     ExitStatus,
     print_faults,
@@ -18,16 +19,6 @@ from poetmodel.cli.failures import (
 )
 from poetmodel.cli.inputs import check_outputs, device_warnings, read_costs, read_graph
 from poetmodel.cli.job import JobOptions, Reply, answer
-from poetmodel.cli.options import (
-    CostOptions,
-    GraphOptions,
-    LimitOptions,
-    OutputOptions,
-    SearchOptions,
-    command,
-    group,
-    output,
-)
 from poetmodel.cli.output import figures, print_json, print_written, show
 from poetmodel.cli.plan import save_beside
 from poetmodel.cli.progress import live_line
@@ -46,38 +37,38 @@ TOO_EARLY: Final = "interrupted before a schedule was found"
 """The message of Ctrl-C before there is a schedule."""
 
 
-@group
+@options.group
 class FileOptions:
     """The files that are written, if there is a schedule."""
 
-    out: Path | None = output(
+    out: Path | None = options.output(
         None, "--out FILE", "Write the schedule to this file, *.schedule.json."
     )
-    plan: Path | None = output(
+    plan: Path | None = options.output(
         None, "--plan FILE", "Write the program that the device runs, *.plan.json."
     )
-    plot: Path | None = output(
+    plot: Path | None = options.output(
         None,
         "--plot FILE",
         "Draw what is computed, kept and moved in each stage: *.png, *.svg or *.html.",
     )
 
 
-@group
-class SolveOutputOptions(OutputOptions):
+@options.group
+class SolveOutputOptions(options.OutputOptions):
     """What is printed, with the solver's log."""
 
-    verbose: bool = output(False, "--verbose", "Print the solver's log on stderr.")
+    verbose: bool = options.output(False, "--verbose", "Print the solver's log on stderr.")
 
 
-@command("poetmodel solve mlp --device mkr1000 --ram 70% --out mlp.json")
+@options.command("poetmodel solve mlp --device mkr1000 --ram 70% --out mlp.json")
 def solve(
     context: typer.Context,
-    source: GraphOptions,
-    costing: CostOptions,
-    limits: LimitOptions,
+    source: options.GraphOptions,
+    costing: options.CostOptions,
+    limits: options.LimitOptions,
     whole: JobOptions,
-    search: SearchOptions,
+    search: options.SearchOptions,
     files: FileOptions,
     output: SolveOutputOptions,
 ) -> None:
@@ -131,7 +122,7 @@ def _large_enough(graph: Graph) -> Graph:
     return graph
 
 
-def _run(problem: Problem, search: SearchOptions, *, shown: bool) -> SolveResult:
+def _run(problem: Problem, search: options.SearchOptions, *, shown: bool) -> SolveResult:
     """Return the result of the method, also where it does not apply or is interrupted."""
     try:
         with live_line(problem, wanted=shown) as on_progress:

@@ -44,14 +44,8 @@ STOPPED: Final = {
 def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table:
     """Make the table of a result that has a schedule.
 
-    Parameters
-    ----------
-    result : SolveResult
-        The result.
-    total_s : float
-        Time from the call of the command until now [s].
-    read_s : float
-        The part of it that loaded the program and read graph, device and limits [s].
+    `total_s` is the time from the call of the command until now [s], and `read_s` the part of it
+    that loaded the program and read graph, device and limits [s].
     """
     schedule, simulation = result.require_schedule(), result.simulation
     problem = result.problem

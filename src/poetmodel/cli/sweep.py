@@ -8,24 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from poetmodel.cli import completion
+from poetmodel.cli import completion, options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_warnings
-from poetmodel.cli.options import (
-    REQUIRED,
-    BackendName,
-    OutputOptions,
-    SearchOptions,
-    argument,
-    command,
-    group,
-    how,
-    input_size,
-    limit,
-    option,
-    output,
-    what,
-    without,
-)
 from poetmodel.cli.output import listing, print_json, show
 from poetmodel.cli.progress import progress_bar
 from poetmodel.errors import InputError, listed
@@ -44,43 +28,45 @@ if TYPE_CHECKING:
 MAX_WORKERS: Final = 256
 """Most processes that can be requested."""
 
-_methods = partial(option, rich_help_panel="Methods", show_default=False)
-_run = partial(option, rich_help_panel="Run")
+_methods = partial(options.option, rich_help_panel="Methods", show_default=False)
+_run = partial(options.option, rich_help_panel="Run")
 several = completion.several
 
 
-@group
+@options.group
 class GridOptions:
     """The problems: all combinations of these."""
 
-    models: list[str] = argument(
-        REQUIRED,
+    models: list[str] = options.argument(
+        options.REQUIRED,
         "MODELS...",
         "Built-in networks, or graph files.",
         autocompletion=completion.one(completion.models),
     )
-    batch: str | None = what(None, "--batch N,...", "Batch sizes, for built-in networks.")
-    image: str | None = what(None, "--image N,...", "Sides of square images in pixels.")
-    sequence: str | None = what(None, "--sequence N,...", "Tokens of a sample.")
-    devices: str = what(
-        REQUIRED,
+    batch: str | None = options.what(None, "--batch N,...", "Batch sizes, for built-in networks.")
+    image: str | None = options.what(None, "--image N,...", "Sides of square images in pixels.")
+    sequence: str | None = options.what(None, "--sequence N,...", "Tokens of a sample.")
+    devices: str = options.what(
+        options.REQUIRED,
         "--devices NAME,...",
         "Devices, by name or file.",
         autocompletion=several(completion.devices),
     )
-    ram: str = limit(REQUIRED, "--ram SIZE,...", "RAM budgets, such as 20%,30%,256KiB.")
-    out: Path = output(
-        REQUIRED,
+    ram: str = options.limit(
+        options.REQUIRED, "--ram SIZE,...", "RAM budgets, such as 20%,30%,256KiB."
+    )
+    out: Path = options.output(
+        options.REQUIRED,
         "--out DIR",
         "Folder of the records. Runs that are recorded there are not repeated.",
     )
-    deadline: str = limit(
+    deadline: str = options.limit(
         "none",
         "--deadline TIME,...",
         "Deadlines, such as none,110%. Default: none.",
         show_default=False,
     )
-    deadline_counts: DeadlineCounts | None = limit(
+    deadline_counts: DeadlineCounts | None = options.limit(
         None,
         "--deadline-counts MODE",
         "Which time the deadline limits: compute, serial, overlap.",
@@ -99,18 +85,18 @@ class GridOptions:
     )
 
 
-@group
+@options.group
 class WorkersOption:
     """How many runs are solved at a time."""
 
     workers: int = _run(1, "--workers", "Worker processes.", min=1, max=MAX_WORKERS)
 
 
-@group
+@options.group
 class RunOptions(WorkersOption):
     """How the runs are solved, and what is made of them."""
 
-    seed: int = how(0, "--seed", "Seed of the solves.", min=0)
+    seed: int = options.how(0, "--seed", "Seed of the solves.", min=0)
     scheduler: str | None = _run(
         None, "--scheduler tcp://HOST:PORT", "Dask scheduler in place of local processes."
     )
@@ -119,25 +105,25 @@ class RunOptions(WorkersOption):
         "--cold",
         "Do not start solves from the schedule of the next smaller budget.",
     )
-    pareto: bool = output(
+    pareto: bool = options.output(
         False,
         "--pareto",
         "Write and show the Pareto front of energy, RAM and time, with what is proven.",
     )
-    parquet: bool = output(
+    parquet: bool = options.output(
         False, "--parquet", "Also write cells.parquet; needs pandas and pyarrow."
     )
-    plot: Path | None = output(
+    plot: Path | None = options.output(
         None, "--plot FILE", "Draw overhead against RAM: .svg, .png or .pdf."
     )
 
 
-@command("poetmodel sweep mlp --devices rpi4b --ram 70%,90% --out sweep")
+@options.command("poetmodel sweep mlp --devices rpi4b --ram 70%,90% --out sweep")
 def sweep(
     problems: GridOptions,
-    search: Annotated[SearchOptions, without("method", "formulation", "backend")],
+    search: Annotated[options.SearchOptions, options.without("method", "formulation", "backend")],
     runs: RunOptions,
-    output: OutputOptions,
+    output: options.OutputOptions,
 ) -> None:
     """Solve every combination of models, devices, limits and methods, and record each."""
     from poetmodel import bench
@@ -232,16 +218,16 @@ def _sizes(text: str | None, option: str) -> list[int | None]:
     if text is None:
         return [None]
     try:
-        return [input_size(name) for name in _names(text, option)]
+        return [options.input_size(name) for name in _names(text, option)]
     except typer.BadParameter as error:
         raise InputError(f"{option}: {error}") from None
 
 
 def _backend(name: str) -> str:
     try:
-        return BackendName(name).value
+        return options.BackendName(name).value
     except ValueError:
-        known = ", ".join(BackendName)
+        known = ", ".join(options.BackendName)
         raise InputError(f"--backends: expected some of {known}, got {name!r}") from None
 
 

@@ -8,21 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from poetmodel.cli import completion, inspect
+from poetmodel.cli import completion, inspect, options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
-from poetmodel.cli.options import (
-    REQUIRED,
-    FileGraphOptions,
-    OutputOptions,
-    argument,
-    command,
-    group,
-    option,
-    output,
-    whole_number,
-    without,
-)
 from poetmodel.cli.output import figures, print_json, print_text, print_written, show
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import read_model_or_file
@@ -36,18 +24,18 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.torch.tracing import Trace
 
-_measuring = partial(option, rich_help_panel="How to measure")
+_measuring = partial(options.option, rich_help_panel="How to measure")
 _devices = completion.one(completion.devices)
 
 
-@group
+@options.group
 class CostingOptions:
     """How the costs of a traced step are found."""
 
-    name: str | None = option(
+    name: str | None = options.option(
         None, "--name NAME", "Name of the graph. Default: the class of the model."
     )
-    device: str | None = option(
+    device: str | None = options.option(
         None,
         "--device NAME|FILE",
         "Do not measure: estimate the costs on this device from FLOP and bytes.",
@@ -67,13 +55,13 @@ class CostingOptions:
         5,
         "--repeats N",
         "Number of timed steps; the least time counts.",
-        parser=whole_number(),
+        parser=options.whole_number(),
     )
     threads: int | None = _measuring(
         None,
         "--threads N",
         "Compute threads. Default: as PyTorch is set.",
-        parser=whole_number(),
+        parser=options.whole_number(),
     )
 
     def check(self) -> None:
@@ -142,22 +130,22 @@ def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
 # -- trace -------------------------------------------------------------------------------------
 
 
-@group
+@options.group
 class TraceOptions:
     """What is traced, and the files that are written."""
 
-    target: str = argument(
-        REQUIRED,
+    target: str = options.argument(
+        options.REQUIRED,
         "MODULE:FUNCTION",
         "A function without arguments that returns (model, loss_fn, inputs), with the target "
         "as the last input. MODULE may be path/file.py.",
     )
-    out: Path | None = output(
+    out: Path | None = options.output(
         None,
         "--out FILE",
         "Write the graph file, *.graph.json, and its costs next to it, *.profile.csv.",
     )
-    profile_out: Path | None = output(
+    profile_out: Path | None = options.output(
         None,
         "--profile-out FILE",
         "Write the costs, *.csv: measured on this host, or estimated for --device. "
@@ -165,8 +153,8 @@ class TraceOptions:
     )
 
 
-@command("poetmodel trace train:step --out net.graph.json")
-def trace(costing: CostingOptions, wanted: TraceOptions, output: OutputOptions) -> None:
+@options.command("poetmodel trace train:step --out net.graph.json")
+def trace(costing: CostingOptions, wanted: TraceOptions, output: options.OutputOptions) -> None:
     """Capture a training step of a PyTorch module: forward pass, loss and backward pass."""
     costing.check()
     read_device(costing.device)
@@ -226,25 +214,25 @@ def _show(traced: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: b
 # -- profile -----------------------------------------------------------------------------------
 
 
-@group
+@options.group
 class ProfileOptions:
     """What is measured or estimated, and the file that is written."""
 
-    what: str = argument(
-        REQUIRED,
+    what: str = options.argument(
+        options.REQUIRED,
         "MODULE:FUNCTION|GRAPH",
         "As for 'poetmodel trace'; with --device also a graph file or a built-in network.",
         autocompletion=completion.one(completion.models),
     )
-    out: Path | None = output(None, "--out FILE", "Write the profile, *.csv.")
+    out: Path | None = options.output(None, "--out FILE", "Write the profile, *.csv.")
 
 
-@command("poetmodel profile mlp --device mkr1000 --out mlp.csv")
+@options.command("poetmodel profile mlp --device mkr1000 --out mlp.csv")
 def profile(
-    sizes: Annotated[FileGraphOptions, without("graph")],
+    sizes: Annotated[options.FileGraphOptions, options.without("graph")],
     costing: CostingOptions,
     wanted: ProfileOptions,
-    output: OutputOptions,
+    output: options.OutputOptions,
 ) -> None:
     """Measure a training step on this host: time per operation, page times, energies."""
     costing.check()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
+from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_room_warnings, print_warnings
 from poetmodel.cli.inputs import (
     check_names,
@@ -15,15 +16,6 @@ from poetmodel.cli.inputs import (
     graph_of,
     graph_of_code,
     verify_document,
-)
-from poetmodel.cli.options import (
-    REQUIRED,
-    CostOptions,
-    FileGraphOptions,
-    OutputOptions,
-    argument,
-    command,
-    group,
 )
 from poetmodel.cli.output import figures, print_json, print_text, show
 from poetmodel.data import as_text, read_bytes
@@ -47,23 +39,23 @@ MAX_VIOLATIONS: Final = 20
 """Most violations that are printed."""
 
 
-@group
+@options.group
 class FileArgument:
     """The file."""
 
-    schedule: Path = argument(
-        REQUIRED,
+    schedule: Path = options.argument(
+        options.REQUIRED,
         "SCHEDULE|PLAN",
         "A schedule file, *.schedule.json, or a plan, *.plan.json or binary.",
     )
 
 
-@command("poetmodel verify mlp.json --graph mlp")
+@options.command("poetmodel verify mlp.json --graph mlp")
 def verify(
     given: FileArgument,
-    source: FileGraphOptions,
-    costing: CostOptions,
-    output: OutputOptions,
+    source: options.FileGraphOptions,
+    costing: options.CostOptions,
+    output: options.OutputOptions,
 ) -> None:
     """Simulate a schedule or a plan; check rules of execution, limits, and its stated figures."""
     content = read_bytes(given.schedule)
@@ -104,7 +96,7 @@ def _verdict(
 
 
 def _about_schedule(
-    content: bytes, path: Path, source: FileGraphOptions, costing: CostOptions
+    content: bytes, path: Path, source: options.FileGraphOptions, costing: options.CostOptions
 ) -> tuple[list[Fact], str, DeviceRoom | None]:
     """Return the facts about a schedule, the title of their table, and the RAM of the device."""
     from poetmodel.schedule.io import parse_document
@@ -175,7 +167,7 @@ def is_plan(content: bytes) -> bool:
 
 
 def _about_plan(
-    content: bytes, path: Path, source: FileGraphOptions, costing: CostOptions
+    content: bytes, path: Path, source: options.FileGraphOptions, costing: options.CostOptions
 ) -> tuple[list[Fact], str, DeviceRoom | None]:
     """Return the facts about a plan, the title of their table, and the RAM of the device."""
     from poetmodel.plan import check_plan
@@ -202,7 +194,9 @@ def _about_plan(
     return facts, f"Plan for {graph.name}", room
 
 
-def _read_plan(content: bytes, path: Path, source: FileGraphOptions) -> tuple[PlanDocument, Graph]:
+def _read_plan(
+    content: bytes, path: Path, source: options.FileGraphOptions
+) -> tuple[PlanDocument, Graph]:
     """Return the plan in the content of a file, and the graph that it is for."""
     from poetmodel.plan import decode
     from poetmodel.plan.binary import is_coded

@@ -19,10 +19,10 @@ from poetmodel.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from poetmodel.graph import Graph
+    from poetmodel.plan import Plan, PlanCheck
     from poetmodel.report.subject import Subject
 
-    Run = list[int]
-    """Column, first row, last row, and which label."""
 
 KINDS: Final = tuple(Kind)
 DARK: Final[Mapping[Kind, str]] = {
@@ -62,12 +62,9 @@ def kinds() -> list[dict[str, str]]:
 def stage_chart(subject: Subject) -> dict[str, Any]:
     """Return the map of a schedule, stages by nodes (POET, ICML 2022, figure 2).
 
-    Returns
-    -------
-    dict
-        ``columns``: names of the nodes. ``labels``: what a cell may hold: its kind as an index of
-        `KINDS`, whether it is marked as paged out, and words with bytes. ``runs``: column, first
-        row, last row and label of cells below each other that say the same.
+    ``columns``: names of the nodes. ``labels``: what a cell may hold: its kind as an index of
+    `KINDS`, whether it is marked as paged out, and words with bytes. ``runs``: column, first row,
+    last row and label of cells below each other that say the same.
     """
     graph = subject.graph
     labels: dict[tuple[int, bool, str], int] = {}
@@ -80,7 +77,7 @@ def stage_chart(subject: Subject) -> dict[str, Any]:
         )
         key = (KINDS.index(colour_of(actions)), Kind.PAGED_OUT in actions, words)
         cells.setdefault(k, []).append((t, labels.setdefault(key, len(labels))))
-    runs: list[Run] = []
+    runs: list[list[int]] = []
     for column, found in sorted(cells.items()):
         for t, label in found:
             last = runs[-1] if runs else None
@@ -97,7 +94,9 @@ def stage_chart(subject: Subject) -> dict[str, Any]:
 
 def ram_chart(subject: Subject) -> dict[str, Any]:
     """Return core, bus and RAM over the time of the plan; without a plan, RAM step by step."""
-    return _by_step(subject) if subject.plan is None else _by_time(subject)
+    if subject.plan is None or subject.check is None:
+        return _by_step(subject)
+    return _by_time(subject.graph, subject.plan, subject.check)
 
 
 def front_chart(
@@ -105,11 +104,8 @@ def front_chart(
 ) -> dict[str, Any]:
     """Return a sweep as energy overhead against peak RAM, a line per method.
 
-    Parameters
-    ----------
-    rows, front : sequence of mapping
-        All runs of one model, device and deadline, and those that no other one beats, as
-        ``poetmodel sweep --json --pareto`` prints them.
+    `rows` are all runs of one model, device and deadline, and `front` those that no other one
+    beats, as ``poetmodel sweep --json --pareto`` prints them.
     """
     held = [row for row in rows if row["energy_j"] is not None and row["baseline_energy_j"]]
     scale, unit = size_unit(max((row["peak_ram_bytes"] for row in held), default=0))
@@ -145,27 +141,18 @@ def _spans_decades(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) > DECADES * min(values)
 
 
-def _by_time(subject: Subject) -> dict[str, Any]:
-    plan, check = subject.plan, subject.check
-    if plan is None or check is None:
-        raise ValueError("the subject has no plan")
-    picture = plan_timeline(subject.graph, plan, check)
-    bars = [
-        [
-            place,
-            KINDS.index(bar.kind),
-            _short(bar.start),
-            _short(bar.end - bar.start),
-            escaped(bar.details),
-        ]
-        for place, lane in enumerate(picture.lanes)
-        for bar in lane.bars
-    ]
+def _by_time(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
+    picture = plan_timeline(graph, plan, check)
+    bars: list[list[Any]] = []
+    for place, lane in enumerate(picture.lanes):
+        for bar in lane.bars:
+            start, length = _short(bar.start), _short(bar.end - bar.start)
+            bars.append([place, KINDS.index(bar.kind), start, length, escaped(bar.details)])
     points = _corners(picture.curve.points)
     position = check.peak_position or 0
     moment = check.moments[position]
     step = plan.program[position]
-    known = subject.graph.nodes if step.op == "compute" else subject.graph.tensors
+    known = graph.nodes if step.op == "compute" else graph.tensors
     last = points[-1][0] or 1.0
     factor = last / (check.makespan_s or 1.0)
     scale, unit = size_unit(max(check.peak_ram_bytes, plan.ram_budget_bytes or 0))
@@ -177,12 +164,7 @@ def _by_time(subject: Subject) -> dict[str, Any]:
         "time": picture.time_name.partition("[")[2].rstrip("]"),
         "x_name": picture.time_name,
         "texts": None,
-        **_curve(
-            points,
-            limit=picture.curve.limit,
-            limit_name=picture.curve.limit_name,
-            unit=unit,
-        ),
+        **_curve(points, picture.curve.limit, picture.curve.limit_name, unit),
         "peak": {
             "x": _short(moment.issued_s * factor),
             "y": _short(check.peak_ram_bytes / scale),
@@ -213,9 +195,9 @@ def _by_step(subject: Subject) -> dict[str, Any]:
         "texts": texts,
         **_curve(
             points or [(0.0, 0.0)],
-            limit=None if budget is None else budget / scale,
-            limit_name="" if budget is None else f"budget {format_bytes(budget)}",
-            unit=unit,
+            None if budget is None else budget / scale,
+            "" if budget is None else f"budget {format_bytes(budget)}",
+            unit,
         ),
         "peak": {
             "x": x,
@@ -228,7 +210,7 @@ def _by_step(subject: Subject) -> dict[str, Any]:
 
 
 def _curve(
-    points: Sequence[tuple[float, float]], *, limit: float | None, limit_name: str, unit: str
+    points: Sequence[tuple[float, float]], limit: float | None, limit_name: str, unit: str
 ) -> dict[str, Any]:
     highest = max([y for _, y in points] + [limit or 0.0])
     return {

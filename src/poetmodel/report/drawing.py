@@ -38,15 +38,9 @@ def check_picture(path: str | Path) -> None:
 
 
 def draw(picture: Timeline | Grid, path: str | Path) -> None:
-    """Draw a picture into a file; its ending says how.
+    """Draw a picture into a file; its ending, .png, .svg or .html, says how.
 
-    Parameters
-    ----------
-    picture : Timeline or Grid
-        What to draw.
-    path : str or Path
-        ``*.png``, ``*.svg``, or ``*.html``: one file that needs no network and names what one
-        points at.
+    HTML is one file that needs no network and names what one points at.
     """
     check_picture(path)
     suffix = Path(path).suffix.lower()

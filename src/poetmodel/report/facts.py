@@ -33,18 +33,10 @@ _PACKAGES: Final = {"highs": ("highspy",), "scip": ("pyscipopt",), "gurobi": ("g
 
 
 def facts(subject: Subject) -> dict[str, Any]:
-    """Return all facts of a report about one schedule.
+    """Return all facts of a report about one schedule, plain values in SI units.
 
-    Parameters
-    ----------
-    subject : Subject
-        The verified schedule.
-
-    Returns
-    -------
-    dict
-        Plain values in SI units. Energies and times are None without costs. Figures are the
-        simulator's; bounds are those that the file states.
+    Energies and times are None without costs. Figures are the simulator's; bounds are those that
+    the file states.
     """
     simulation, timed = subject.simulation, subject.costs is not None
     return {
@@ -216,17 +208,8 @@ def _versions(subject: Subject) -> dict[str, str]:
 def commands(subject: Subject) -> Iterator[str]:
     """Yield the commands that solve the problem of a schedule again and verify the schedule.
 
-    For a compiled PyTorch step they are lines of Python.
-
-    Parameters
-    ----------
-    subject : Subject
-        The schedule. Without a stated problem or without costs it can only be verified.
-
-    Yields
-    ------
-    str
-        A line for a POSIX shell. Limits are written out with all digits.
+    They are lines for a POSIX shell, limits with all digits; for a compiled PyTorch step, lines of
+    Python. Without a stated problem or without costs a schedule can only be verified.
     """
     if subject.step is not None:
         yield f"step = {subject.step['call']}\nprint(step.verify().summary())"

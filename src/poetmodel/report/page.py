@@ -53,17 +53,8 @@ def report_facts(
 ) -> dict[str, Any]:
     """Return every figure of a report as plain values.
 
-    Parameters
-    ----------
-    subjects : sequence of Subject
-        The schedules, all of one graph.
-    cells, front : sequence of mapping
-        The runs of a sweep and its Pareto front, if there is one.
-
-    Returns
-    -------
-    dict
-        ``graph``, ``schedules``, ``sweep``: the facts that the page shows.
+    The schedules are all of one graph; `cells` and `front` are the runs of a sweep and its Pareto
+    front, if there is one.
     """
     return {
         "graph": graph_facts(subjects[0].graph),
@@ -75,17 +66,8 @@ def report_facts(
 def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = ()) -> str:
     """Return a report as the text of an HTML file; the same input gives the same text.
 
-    Parameters
-    ----------
-    subjects : sequence of Subject
-        The schedules, all of one graph, in the order in which they stand side by side.
-    cells, front : sequence of mapping
-        The runs of a sweep and its Pareto front, if there is one.
-
-    Returns
-    -------
-    str
-        The page. It holds everything it needs, and its own policy forbids it to load more.
+    The page holds everything it needs, and its own policy forbids it to load more. The schedules
+    stand side by side in the order given.
     """
     import jinja2
 
@@ -132,7 +114,7 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
 def write_report(
     path: str | Path, subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = ()
 ) -> int:
-    """Write a report; return its size [B]."""
+    """Write a report, whole or not at all; return its size [B]."""
     check_report(path)
     content = report_page(subjects, cells=cells, front=front).encode("utf-8", "replace")
     write_bytes(path, content)

@@ -139,21 +139,9 @@ def parse_step(text: str) -> dict[str, Any] | None:
 
 
 def step_subject(values: dict[str, Any], *, source: str, label: str = "A") -> Subject:
-    """Verify and plan the schedule of a compiled step.
+    """Verify and plan the schedule of a compiled step, with the graph and the costs of the step.
 
-    Parameters
-    ----------
-    values : dict
-        What ``step.report()`` returns, or JSON of it.
-    source : str
-        Names the step on the page and in errors.
-    label : str
-        One letter that stands for it.
-
-    Returns
-    -------
-    Subject
-        Its schedule, verified with the graph and the costs of the step.
+    `values` is what ``step.report()`` returns; `source` names the step on the page and in errors.
     """
     try:
         step = _Step.model_validate(values)

@@ -29,15 +29,7 @@ HATCHED: Final = {Kind.STALL: "////"}
 
 
 def image(picture: Timeline | Grid, form: str) -> bytes:
-    """Return a picture as the content of a file.
-
-    Parameters
-    ----------
-    picture : Timeline or Grid
-        What to draw.
-    form : {'png', 'svg'}
-        Which kind of file. The same picture gives the same bytes.
-    """
+    """Return a picture as the content of a file, png or svg; the same one gives the same bytes."""
     import matplotlib as mpl
 
     settings: Any = {
