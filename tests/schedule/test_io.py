@@ -251,6 +251,18 @@ def test_many_faults_are_counted(bare: dict[str, Any]) -> None:
     assert raised.value.faults[-1] == "x.json: and 980 faults more"
 
 
+def test_another_kind_of_file_is_named_first(tmp_path: Path) -> None:
+    """Of all that is wrong with a graph file of many nodes, its format says the most."""
+    path = tmp_path / "chain.graph.json"
+    Graph(name="many", nodes=tuple(operation(f"n{k}", output_bytes=1) for k in range(30))).save(
+        path
+    )
+    with pytest.raises(ScheduleError) as raised:
+        load_document(path)
+    wanted = "format: expected 'poetmodel-schedule', got 'poetmodel-graph'"
+    assert raised.value.faults[0] == f"{path}: {wanted}"
+
+
 @pytest.mark.parametrize("status", ["infeasible", "unknown"])
 def test_file_without_a_schedule_says_so(full: dict[str, Any], status: str) -> None:
     """Where nothing was found there are no relations, and nothing to load."""

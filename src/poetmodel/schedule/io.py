@@ -105,6 +105,8 @@ class ObjectiveEntry(Strict):
 class GraphFile(Strict):
     """A file about one graph, with the names of its nodes and tensors."""
 
+    format: str
+    """Named by each kind of file; first, since another kind of file has many more faults."""
     version: FormatVersion
     graph: GraphEntry
     device: str | None = None
