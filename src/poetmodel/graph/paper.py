@@ -13,17 +13,197 @@ one.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import GraphError
-from poetmodel.graph.paper_network import Network, PaperLayer, training_graph
+from poetmodel.graph.structure import Graph, Phase, operation
+from poetmodel.graph.zoo.declaration import require_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from poetmodel.graph.structure import Graph
+ELEMENT_BYTES: Final = 4
+"""Size of one element on every device of the published code [B]."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaperLayer:
+    """One forward operator with the figures that the published rules give it."""
+
+    name: str
+    op: str
+    shape: tuple[int, ...]
+    flops: int
+    parameters: int
+    inputs: tuple[str, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements of its output."""
+        return prod(self.shape)
+
+
+class Network:
+    """A forward pass that grows one operator at a time: each method adds one and returns it."""
+
+    def __init__(self, *shape: int) -> None:
+        self.layers: list[PaperLayer] = []
+        self.input = self._append("input", "input", (), shape)
+        """The layer that stands for the sample; it costs nothing to make again."""
+
+    def conv2d(
+        self,
+        name: str,
+        x: PaperLayer,
+        channels: int,
+        *,
+        kernel: int,
+        stride: int = 1,
+        padding: int = 0,
+    ) -> PaperLayer:
+        """Add a square convolution with bias.
+
+        Its FLOP are ``2 kernel^2 * elements(x) * channels + elements(out)``: the input is counted
+        where the output belongs, so a stride of 2 counts four times.
+        """
+        batch, features, height, width = x.shape
+        height, width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
+        shape = (batch, channels, height, width)
+        weights = features * channels * kernel**2
+        flops = 2 * kernel**2 * x.elements * channels + prod(shape)
+        return self._append(name, "conv2d", (x,), shape, flops, parameters=weights + channels)
+
+    def batch_norm(self, name: str, x: PaperLayer) -> PaperLayer:
+        """Add a batch normalisation: 2 FLOP per element, 4 parameters per channel."""
+        return self._append(
+            name, "batch_norm", (x,), x.shape, 2 * x.elements, parameters=4 * x.shape[1]
+        )
+
+    def relu(self, name: str, x: PaperLayer) -> PaperLayer:
+        """Add a rectifier: 1 FLOP per element."""
+        return self._append(name, "relu", (x,), x.shape, x.elements)
+
+    def dropout(self, name: str, x: PaperLayer) -> PaperLayer:
+        """Add a dropout: 1 FLOP per element, and no mask."""
+        return self._append(name, "dropout", (x,), x.shape, x.elements)
+
+    def pool(self, name: str, x: PaperLayer, *, op: str, window: int, stride: int) -> PaperLayer:
+        """Add a maximum or average pooling without padding: ``2 window^2`` FLOP per output."""
+        batch, channels, *sides = x.shape
+        shape = (batch, channels, *((side - window) // stride + 1 for side in sides))
+        return self._append(name, op, (x,), shape, 2 * window**2 * prod(shape))
+
+    def flatten(self, name: str, x: PaperLayer) -> PaperLayer:
+        """Add a flattening, which costs 1 FLOP and a new tensor per element."""
+        return self._append(name, "flatten", (x,), (x.shape[0], prod(x.shape[1:])), x.elements)
+
+    def linear(self, name: str, x: PaperLayer, features: int, *, relu: bool = False) -> PaperLayer:
+        """Add a fully connected layer with bias, and fuse a rectifier into it if requested.
+
+        Its FLOP are ``2 * parameters + features``: those of one row, however many rows `x` has.
+        The rectifier is counted for every row.
+        """
+        rows, width = x.shape
+        parameters = (width + 1) * features
+        flops = 2 * parameters + features + (rows * features if relu else 0)
+        op = "linear_relu" if relu else "linear"
+        return self._append(name, op, (x,), (rows, features), flops, parameters=parameters)
+
+    def add(self, name: str, x: PaperLayer, y: PaperLayer) -> PaperLayer:
+        """Add an elementwise sum, shaped like its first input."""
+        return self._append(name, "add", (x, y), x.shape, x.elements)
+
+    def query_key_value(
+        self, name: str, x: PaperLayer, *, heads: int, head_width: int
+    ) -> PaperLayer:
+        """Add the three projections of an attention as one operator, 1 FLOP per MAC."""
+        rows, width = x.shape
+        weights = 3 * width * head_width * heads
+        shape = (3 * rows, head_width, heads)
+        return self._append(name, "qkv", (x,), shape, rows * weights, parameters=weights)
+
+    def attention_scores(self, name: str, qkv: PaperLayer) -> PaperLayer:
+        """Add the scores of an attention: 1 FLOP per MAC and 2 per element for mask and dropout."""
+        rows, head_width, heads = qkv.shape[0] // 3, *qkv.shape[1:]
+        shape = (rows, rows, heads)
+        flops = rows * rows * head_width * heads + 2 * prod(shape)
+        return self._append(name, "attention_scores", (qkv,), shape, flops)
+
+    def attention_context(self, name: str, scores: PaperLayer, *, head_width: int) -> PaperLayer:
+        """Add scores times values: 2 FLOP per MAC, and the values are not among its inputs."""
+        rows, _, heads = scores.shape
+        flops = 2 * scores.elements * head_width
+        return self._append(name, "attention_context", (scores,), (rows, head_width * heads), flops)
+
+    def cross_entropy(self, name: str, x: PaperLayer, classes: int) -> PaperLayer:
+        """Add the loss: a vector over the classes, ``classes`` FLOP per element of its input."""
+        return self._append(name, "cross_entropy", (x,), (classes,), x.elements * classes)
+
+    def _append(
+        self,
+        name: str,
+        op: str,
+        inputs: tuple[PaperLayer, ...],
+        shape: tuple[int, ...],
+        flops: int = 0,
+        *,
+        parameters: int = 0,
+    ) -> PaperLayer:
+        if min(shape) < 1:
+            msg = f"{name}: expected every side of its output to be at least 1, got shape {shape}"
+            raise GraphError(msg)
+        read = tuple(layer.name for layer in inputs)
+        layer = PaperLayer(name, op, shape, flops, parameters, read)
+        self.layers.append(layer)
+        return layer
+
+
+def _training_graph(network: Network, name: str, *, batch_size: int = 1) -> Graph:
+    """Return a network, which ends in its loss, with the published code's backward pass behind it.
+
+    Walking back from the last layer but one, the gradient node of each layer reads the layer, the
+    one after it in the list, and the gradient before it (for the first: the loss itself). Its
+    tensor has the shape of the layer after it, and it costs twice the FLOP of the layer itself.
+    Branches are not followed: the backward pass is one chain, whatever the network.
+    """
+    layers = network.layers
+    phases = {"input": Phase.INPUT, "cross_entropy": Phase.LOSS}
+    nodes = [
+        operation(
+            layer.name,
+            output_bytes=layer.elements * ELEMENT_BYTES,
+            op=layer.op,
+            phase=phases.get(layer.op, Phase.FORWARD).value,
+            inputs=layer.inputs,
+            flops=layer.flops,
+        )
+        for layer in layers
+    ]
+    upstream = layers[-1].name
+    for layer, after in zip(layers[-2::-1], layers[:0:-1], strict=True):
+        node = operation(
+            f"grad.{layer.name}",
+            output_bytes=after.elements * ELEMENT_BYTES,
+            op="gradient",
+            phase=Phase.BACKWARD.value,
+            inputs=tuple(dict.fromkeys((layer.name, after.name, upstream))),
+            flops=2 * layer.flops,
+        )
+        nodes.append(node)
+        upstream = node.name
+    parameters = sum(layer.parameters for layer in layers)
+    weights_bytes = parameters * ELEMENT_BYTES
+    return Graph(
+        name=name,
+        nodes=tuple(nodes),
+        batch_size=batch_size,
+        resident_bytes={"parameters": weights_bytes, "gradients": weights_bytes},
+        parameters=parameters,
+    )
+
 
 _VGG16: Final = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 """Channels of the convolutions between two poolings."""
@@ -42,31 +222,26 @@ _LINEAR_WIDTHS: Final = (10, 120, 100, 200, 10, 10)
 
 def linear(*, batch_size: int = 1) -> Graph:
     """Return the published toy network: six fully connected layers on 784 inputs; 27 nodes."""
-    _require_counts(batch_size=batch_size)
-    network = Network((batch_size, 784))
+    require_counts(batch_size=batch_size)
+    network = Network(batch_size, 784)
     x = network.input
     for k, features in enumerate(_LINEAR_WIDTHS, 1):
         x = network.linear(f"fc{k}", x, features)
         x = network.relu(f"relu{k}", x)
     network.cross_entropy("loss", x, 10)
-    return training_graph(network, name="paper/linear", batch_size=batch_size)
+    return _training_graph(network, "paper/linear", batch_size=batch_size)
 
 
 def vgg16(*, batch_size: int = 1, image_size: int = 224, classes: int = 1000) -> Graph:
     """Return VGG-16 without batch normalisation, as the published code has it; 81 nodes.
 
-    Parameters
-    ----------
-    image_size : int
-        Height and width of the images, a multiple of 32.
-    classes : int
-        Outputs of the classifier.
+    The images are square, and their side is a multiple of 32.
     """
-    _require_counts(batch_size=batch_size, image_size=image_size, classes=classes)
+    require_counts(batch_size=batch_size, image_size=image_size, classes=classes)
     if image_size % 32:
         msg = f"image_size: expected a multiple of 32, got {image_size}"
         raise GraphError(msg)
-    network = Network((batch_size, 3, image_size, image_size))
+    network = Network(batch_size, 3, image_size, image_size)
     x = network.input
     for stage, channels in enumerate(_VGG16, 1):
         for k, width in enumerate(channels, 1):
@@ -80,7 +255,7 @@ def vgg16(*, batch_size: int = 1, image_size: int = 224, classes: int = 1000) ->
         x = network.dropout(f"dropout{k}", x)
     x = network.linear("fc3", x, classes)
     network.cross_entropy("loss", x, classes)
-    return training_graph(network, name="paper/vgg16", batch_size=batch_size)
+    return _training_graph(network, "paper/vgg16", batch_size=batch_size)
 
 
 def vgg16_cifar(*, batch_size: int = 1) -> Graph:
@@ -95,17 +270,14 @@ def resnet18(*, batch_size: int = 1) -> Graph:
     A block adds its own first rectifier to its second normalisation; its input goes nowhere else.
     """
     network, x = _imagenet_stem(batch_size)
-    for stage, (channels, blocks) in enumerate(_RESNET18, 1):
-        for block in range(1, blocks + 1):
-            stride = 2 if stage > 1 and block == 1 else 1
-            at = f"block{stage}_{block}"
-            y = _conv_bn_relu(network, at, 1, x, channels, kernel=3, stride=stride)
-            x = network.conv2d(f"{at}.conv2", y, channels, kernel=3, padding=1)
-            x = network.batch_norm(f"{at}.bn2", x)
-            x = network.add(f"{at}.add", y, x)
-            x = network.relu(f"{at}.relu2", x)
+    for at, channels, stride in _blocks(_RESNET18):
+        y = _conv_bn_relu(network, at, 1, x, channels, kernel=3, stride=stride)
+        x = network.conv2d(f"{at}.conv2", y, channels, kernel=3, padding=1)
+        x = network.batch_norm(f"{at}.bn2", x)
+        x = network.add(f"{at}.add", y, x)
+        x = network.relu(f"{at}.relu2", x)
     _resnet_head(network, x, window=7, classes=1000)
-    return training_graph(network, name="paper/resnet18", batch_size=batch_size)
+    return _training_graph(network, "paper/resnet18", batch_size=batch_size)
 
 
 def resnet50(*, batch_size: int = 1) -> Graph:
@@ -114,18 +286,15 @@ def resnet50(*, batch_size: int = 1) -> Graph:
     A block adds its first rectifier, a quarter as wide, to its last normalisation.
     """
     network, x = _imagenet_stem(batch_size)
-    for stage, (channels, blocks) in enumerate(_RESNET50, 1):
-        for block in range(1, blocks + 1):
-            stride = 2 if stage > 1 and block == 1 else 1
-            at = f"block{stage}_{block}"
-            y = _conv_bn_relu(network, at, 1, x, channels, kernel=1, stride=stride)
-            x = _conv_bn_relu(network, at, 2, y, channels, kernel=3)
-            x = network.conv2d(f"{at}.conv3", x, 4 * channels, kernel=1)
-            x = network.batch_norm(f"{at}.bn3", x)
-            x = network.add(f"{at}.add", x, y)
-            x = network.relu(f"{at}.relu3", x)
+    for at, channels, stride in _blocks(_RESNET50):
+        y = _conv_bn_relu(network, at, 1, x, channels, kernel=1, stride=stride)
+        x = _conv_bn_relu(network, at, 2, y, channels, kernel=3)
+        x = network.conv2d(f"{at}.conv3", x, 4 * channels, kernel=1)
+        x = network.batch_norm(f"{at}.bn3", x)
+        x = network.add(f"{at}.add", x, y)
+        x = network.relu(f"{at}.relu3", x)
     _resnet_head(network, x, window=7, classes=1000)
-    return training_graph(network, name="paper/resnet50", batch_size=batch_size)
+    return _training_graph(network, "paper/resnet50", batch_size=batch_size)
 
 
 def resnet18_cifar(*, batch_size: int = 1) -> Graph:
@@ -134,22 +303,19 @@ def resnet18_cifar(*, batch_size: int = 1) -> Graph:
     Six blocks of 16, 32 and 64 channels; each has a 3 x 3 convolution with normalisation on its
     shortcut, also where the shape does not change, and a rectifier before the sum.
     """
-    _require_counts(batch_size=batch_size)
-    network = Network((batch_size, 3, 32, 32))
+    require_counts(batch_size=batch_size)
+    network = Network(batch_size, 3, 32, 32)
     x = network.conv2d("conv", network.input, 16, kernel=3, padding=1)
     x = network.batch_norm("bn", x)
-    for stage, (channels, blocks) in enumerate(_RESNET18_CIFAR, 1):
-        for block in range(1, blocks + 1):
-            stride = 2 if stage > 1 and block == 1 else 1
-            at = f"block{stage}_{block}"
-            y = _conv_bn_relu(network, at, 1, x, channels, kernel=3, stride=stride)
-            y = _conv_bn_relu(network, at, 2, y, channels, kernel=3)
-            x = network.conv2d(f"{at}.conv3", x, channels, kernel=3, stride=stride, padding=1)
-            x = network.batch_norm(f"{at}.bn3", x)
-            x = network.add(f"{at}.add", y, x)
-            x = network.relu(f"{at}.relu3", x)
+    for at, channels, stride in _blocks(_RESNET18_CIFAR):
+        y = _conv_bn_relu(network, at, 1, x, channels, kernel=3, stride=stride)
+        y = _conv_bn_relu(network, at, 2, y, channels, kernel=3)
+        x = network.conv2d(f"{at}.conv3", x, channels, kernel=3, stride=stride, padding=1)
+        x = network.batch_norm(f"{at}.bn3", x)
+        x = network.add(f"{at}.add", y, x)
+        x = network.relu(f"{at}.relu3", x)
     _resnet_head(network, x, window=8, classes=10)
-    return training_graph(network, name="paper/resnet18-cifar", batch_size=batch_size)
+    return _training_graph(network, "paper/resnet18-cifar", batch_size=batch_size)
 
 
 def bert(
@@ -162,31 +328,14 @@ def bert(
 ) -> Graph:
     """Return the published BERT without embeddings or head: ``16 blocks + 3`` nodes.
 
-    Parameters
-    ----------
-    blocks : int
-        Transformer blocks.
-    seq_len : int
-        Tokens of the one sample, and the number of classes of the loss.
-    hidden : int
-        Width of the residual stream.
-    heads, head_width : int
-        Attention heads and the width of each.
-
-    Notes
-    -----
-    The second residual of a block starts at the attention's output projection, not at the sum
-    behind it. There is no softmax and no layer normalisation. The published code gives this model
-    no batch size: it is one sample.
+    The loss has as many classes as there are tokens. The second residual of a block starts at the
+    attention's output projection, not at the sum behind it. There is no softmax and no layer
+    normalisation. The published code gives this model no batch size: it is one sample.
     """
-    _require_counts(
-        blocks=blocks,
-        seq_len=seq_len,
-        hidden=hidden,
-        heads=heads,
-        head_width=head_width,
+    require_counts(
+        blocks=blocks, seq_len=seq_len, hidden=hidden, heads=heads, head_width=head_width
     )
-    network = Network((seq_len, hidden))
+    network = Network(seq_len, hidden)
     x = network.input
     for block in range(1, blocks + 1):
         at = f"block{block}"
@@ -200,7 +349,7 @@ def bert(
         x = network.add(f"{at}.add2", projection, y)
     network.cross_entropy("loss", x, seq_len)
     name = "paper/bert" if blocks == _BERT_BLOCKS else f"paper/bert-{blocks}"
-    return training_graph(network, name=name)
+    return _training_graph(network, name)
 
 
 def transformer(*, seq_len: int = 512) -> Graph:
@@ -208,9 +357,16 @@ def transformer(*, seq_len: int = 512) -> Graph:
     return replace(bert(blocks=1, seq_len=seq_len), name="paper/transformer")
 
 
+def _blocks(stages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, int, int]]:
+    """Yield name, channels and stride of each residual block; a later stage halves the image."""
+    for stage, (channels, blocks) in enumerate(stages, 1):
+        for block in range(1, blocks + 1):
+            yield f"block{stage}_{block}", channels, 2 if stage > 1 and block == 1 else 1
+
+
 def _imagenet_stem(batch_size: int) -> tuple[Network, PaperLayer]:
-    _require_counts(batch_size=batch_size)
-    network = Network((batch_size, 3, 224, 224))
+    require_counts(batch_size=batch_size)
+    network = Network(batch_size, 3, 224, 224)
     x = network.conv2d("conv", network.input, 64, kernel=7, stride=2, padding=3)
     x = network.batch_norm("bn", x)
     return network, network.pool("pool", x, op="max_pool", window=3, stride=2)
@@ -232,16 +388,6 @@ def _resnet_head(network: Network, x: PaperLayer, *, window: int, classes: int) 
     x = network.flatten("flatten", x)
     x = network.linear("fc", x, classes)
     network.cross_entropy("loss", x, classes)
-
-
-def _require_counts(**counts: object) -> None:
-    faults = [
-        f"{name}: expected an integer from 1, got {value!r}"
-        for name, value in counts.items()
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1
-    ]
-    if faults:
-        raise GraphError(faults)
 
 
 MODELS: Final[Mapping[str, Callable[..., Graph]]] = MappingProxyType(

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from poetmodel.graph.zoo.declaration import Value
 
 _HEADS: Final = ("classification", "mlm")
-_TOKEN_TYPES: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,24 +116,15 @@ def transformer(
     dropout, **options
         As of `bert_base`.
     """
-    require_counts(
-        seq_len=seq_len,
-        classes=classes,
-        blocks=blocks,
-        hidden=hidden,
-        heads=heads,
-        feedforward=feedforward,
-        vocabulary=vocabulary,
-    )
-    sizes = _Sizes(
-        blocks=blocks,
-        hidden=hidden,
-        heads=heads,
-        feedforward=feedforward,
-        vocabulary=vocabulary,
-        positions=seq_len,
-        dropout=dropout,
-    )
+    counts = {
+        "blocks": blocks,
+        "hidden": hidden,
+        "heads": heads,
+        "feedforward": feedforward,
+        "vocabulary": vocabulary,
+    }
+    require_counts(seq_len=seq_len, classes=classes, **counts)
+    sizes = _Sizes(**counts, positions=seq_len, dropout=dropout)
     tape = Tape("transformer", **options)
     return _pool_and_classify(tape, _encoder(tape, seq_len, sizes), classes, sizes)
 
@@ -150,22 +140,13 @@ def _encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
     tables = (
         ("token", (tape.batch_size, seq_len), sizes.vocabulary),
         ("position", (seq_len,), sizes.positions),
-        ("token_type", (tape.batch_size, seq_len), _TOKEN_TYPES),
+        ("token_type", (tape.batch_size, seq_len), 2),
     )
     terms = []
     for kind, shape, rows in tables:
-        ids = tape.indices(f"{kind}_ids", *shape)
-        terms.append(
-            tape.record(
-                embedding(
-                    f"embeddings.{kind}",
-                    ids,
-                    rows=rows,
-                    features=sizes.hidden,
-                    item_bytes=tape.item_bytes,
-                )
-            )
-        )
+        ids, name = tape.indices(f"{kind}_ids", *shape), f"embeddings.{kind}"
+        table = embedding(name, ids, rows=rows, features=sizes.hidden, item_bytes=tape.item_bytes)
+        terms.append(tape.record(table))
     x = tape.record(add("embeddings.add", *terms))
     x = tape.record(layer_norm("embeddings.norm", x))
     x = drop(tape, "embeddings.dropout", x, rate=sizes.dropout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph.zoo import operators
@@ -91,7 +92,26 @@ def vgg16(
     K. Simonyan, A. Zisserman, "Very deep convolutional networks for large-scale image
     recognition", ICLR 2015, table 1, arXiv:1409.1556.
     """
-    return _vgg("vgg16", image_size, classes, batch_norm=batch_norm, rate=dropout, **options)
+    require_counts(image_size=image_size, classes=classes)
+    tape = Tape("vgg16", **options)
+    x = image(tape, image_size)
+    for stage, (channels, convolutions) in enumerate(_VGG_STAGES, start=1):
+        for number in range(1, convolutions + 1):
+            here = f"{stage}_{number}"
+            convolution = operators.conv2d(
+                f"conv{here}", x, channels=channels, kernel=3, padding=1, bias=True
+            )
+            x = tape.record(convolution)
+            if batch_norm:
+                x = tape.record(operators.batch_norm(f"bn{here}", x))
+            x = activate(tape, f"relu{here}", x)
+        x = tape.record(max_pool(f"pool{stage}", x, kernel=2))
+    x = x.flatten()
+    for number in (6, 7):
+        x = tape.record(linear(f"fc{number}", x, features=4096))
+        x = activate(tape, f"relu{number}", x)
+        x = drop(tape, f"drop{number}", x, rate=dropout)
+    return classify(tape, "fc8", x, classes=classes)
 
 
 def vgg16_cifar(
@@ -102,49 +122,15 @@ def vgg16_cifar(
     dropout: float = 0.5,
     **options: Unpack[TapeOptions],
 ) -> Graph:
-    """Return VGG-16 for CIFAR-10, with the head of the original: 512-4096-4096-`classes`.
+    """Return `vgg16` for CIFAR-10, with the head of the original: 512-4096-4096-`classes`.
 
     The five poolings leave one pixel of 512 channels from an image of 32, so 33,638,218
     parameters with 10 classes. (Some variants elsewhere have a single linear layer as their head.)
-
-    Parameters
-    ----------
-    image_size, classes, batch_norm, dropout, **options
-        As of `vgg16`.
     """
-    return _vgg("vgg16-cifar", image_size, classes, batch_norm=batch_norm, rate=dropout, **options)
-
-
-def _vgg(
-    name: str,
-    image_size: int,
-    classes: int,
-    *,
-    batch_norm: bool,
-    rate: float,
-    **options: Unpack[TapeOptions],
-) -> Graph:
-    require_counts(image_size=image_size, classes=classes)
-    tape = Tape(name, **options)
-    x = image(tape, image_size)
-    for stage, (channels, convolutions) in enumerate(_VGG_STAGES, start=1):
-        for number in range(1, convolutions + 1):
-            here = f"{stage}_{number}"
-            x = tape.record(
-                operators.conv2d(
-                    f"conv{here}", x, channels=channels, kernel=3, padding=1, bias=True
-                )
-            )
-            if batch_norm:
-                x = tape.record(operators.batch_norm(f"bn{here}", x))
-            x = activate(tape, f"relu{here}", x)
-        x = tape.record(max_pool(f"pool{stage}", x, kernel=2))
-    x = x.flatten()
-    for number in (6, 7):
-        x = tape.record(linear(f"fc{number}", x, features=4096))
-        x = activate(tape, f"relu{number}", x)
-        x = drop(tape, f"drop{number}", x, rate=rate)
-    return classify(tape, "fc8", x, classes=classes)
+    graph = vgg16(
+        image_size=image_size, classes=classes, batch_norm=batch_norm, dropout=dropout, **options
+    )
+    return replace(graph, name="vgg16-cifar")
 
 
 _WIDTHS: Final = (64, 128, 256, 512)
@@ -179,14 +165,9 @@ def resnet18(
 def resnet18_cifar(
     *, image_size: int = 32, classes: int = 10, **options: Unpack[TapeOptions]
 ) -> Graph:
-    """Return ResNet-18 for CIFAR-10: a 3 x 3 first convolution of stride 1 and no max pooling.
+    """Return `resnet18` for CIFAR-10: a 3 x 3 first convolution of stride 1 and no max pooling.
 
     It has 11,173,962 parameters with 10 classes.
-
-    Parameters
-    ----------
-    image_size, classes, **options
-        As of `resnet18`.
     """
     return _resnet(
         "resnet18-cifar", _basic, (2, 2, 2, 2), image_size, classes, small=True, **options
@@ -198,12 +179,7 @@ def resnet50(
 ) -> Graph:
     """Return ResNet-50 with the stride in the 3 x 3 convolutions ("v1.5", as torchvision has it).
 
-    It has 25,557,032 parameters with 1000 classes.
-
-    Parameters
-    ----------
-    image_size, classes, **options
-        As of `resnet18`.
+    It has 25,557,032 parameters with 1000 classes. Its options are those of `resnet18`.
     """
     return _resnet("resnet50", _bottleneck, (3, 4, 6, 3), image_size, classes, **options)
 

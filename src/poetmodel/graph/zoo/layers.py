@@ -26,28 +26,12 @@ def image(tape: Tape, image_size: int, *, channels: int = 3) -> Value:
     return tape.input("input", tape.batch_size, channels, image_size, image_size)
 
 
-def conv_bn(
-    tape: Tape,
-    x: Value,
-    names: tuple[str, str],
-    *,
-    channels: int,
-    kernel: int,
-    stride: int = 1,
-    groups: int = 1,
-) -> Value:
-    """Add a convolution that keeps the size (over the stride), without bias, and its batch norm."""
-    x = tape.record(
-        conv2d(
-            names[0],
-            x,
-            channels=channels,
-            kernel=kernel,
-            stride=stride,
-            padding=kernel // 2,
-            groups=groups,
-        )
-    )
+def conv_bn(tape: Tape, x: Value, names: tuple[str, str], *, kernel: int, **sizes: int) -> Value:
+    """Add a convolution that keeps the size (over the stride), without bias, and its batch norm.
+
+    `sizes` are the other sizes of `conv2d`: `channels`, `stride` and `groups`.
+    """
+    x = tape.record(conv2d(names[0], x, kernel=kernel, padding=kernel // 2, **sizes))
     return tape.record(batch_norm(names[1], x))
 
 
@@ -57,23 +41,13 @@ def activate(tape: Tape, name: str, x: Value, kind: str = "relu") -> Value:
 
 
 def drop(tape: Tape, name: str, x: Value, *, rate: float) -> Value:
-    """Add the two nodes of dropout, or none where nothing is dropped.
-
-    Raises
-    ------
-    InputError
-        If the rate is not a share below 1.
-    """
-    if not _is_rate(rate):
+    """Add the two nodes of dropout, or none where nothing is dropped."""
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
         msg = f"dropout: expected a number from 0 to below 1, got {rate!r}"
         raise InputError(msg)
     if rate == 0:
         return x
     return tape.record(dropout(name, x, tape.record(dropout_mask(f"{name}.mask", x))))
-
-
-def _is_rate(rate: object) -> bool:
-    return isinstance(rate, int | float) and not isinstance(rate, bool) and 0 <= rate < 1
 
 
 def classify(tape: Tape, name: str, x: Value, *, classes: int) -> Graph:

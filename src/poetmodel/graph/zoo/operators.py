@@ -9,7 +9,6 @@ operators: `Value.flatten` and `Value.view` cost nothing and add no node.
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
@@ -235,14 +234,8 @@ def max_pool(
     y = x.made(name, *x.shape[:2], *grid)
     place_bytes = 1 if kernel**2 <= 2**8 else INDEX_BYTES
     places = y.made(f"{name}.indices", *y.shape, item_bytes=place_bytes)
-    return Declaration(
-        name=name,
-        op="max_pool",
-        inputs=(x,),
-        outputs=(y, places),
-        other_flops=(kernel**2 - 1) * y.size,
-        gradients=(Gradient(part="input", of=x, saved=(places,), flops=y.size),),
-    )
+    forward = (kernel**2 - 1) * y.size
+    return _unary("max_pool", x, y, places, flops=forward, gradient_flops=y.size, saved=(places,))
 
 
 def avg_pool(
@@ -250,17 +243,15 @@ def avg_pool(
 ) -> Declaration:
     """Declare average pooling; its backward reads only the arriving gradient."""
     grid = window_grid(name, x, kernel=kernel, stride=stride or kernel, padding=padding)
-    return _average("avg_pool", x, x.made(name, *x.shape[:2], *grid), window=kernel**2)
+    y = x.made(name, *x.shape[:2], *grid)
+    work = kernel**2 * y.size
+    return _unary("avg_pool", x, y, flops=work, gradient_flops=work)
 
 
 def global_avg_pool(name: str, x: Value) -> Declaration:
     """Declare the average of each channel; its backward reads only the arriving gradient."""
     y = x.made(name, *x.shape[:2])
-    return _average("global_avg_pool", x, y, window=x.size // y.size)
-
-
-def _average(op: str, x: Value, y: Value, *, window: int) -> Declaration:
-    return _unary(op, x, y, flops=window * y.size, gradient_flops=window * y.size)
+    return _unary("global_avg_pool", x, y, flops=x.size, gradient_flops=x.size)
 
 
 def select(name: str, x: Value) -> Declaration:
@@ -273,15 +264,13 @@ def select(name: str, x: Value) -> Declaration:
     return _unary("select", x, x.made(name, batch, features), flops=0, gradient_flops=0)
 
 
-_ACTIVATIONS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
-    {
-        "relu": (1, 1),
-        "relu6": (2, 2),
-        "tanh": (1, 3),
-        # x / 2 * (1 + erf(x / sqrt 2)); backward: Phi(x) 4, x * phi(x) 5, sum and product 2
-        "gelu": (5, 11),
-    }
-)
+_ACTIVATIONS: Final[Mapping[str, tuple[int, int]]] = {
+    "relu": (1, 1),
+    "relu6": (2, 2),
+    "tanh": (1, 3),
+    # x / 2 * (1 + erf(x / sqrt 2)); backward: Phi(x) 4, x * phi(x) 5, sum and product 2
+    "gelu": (5, 11),
+}
 """FLOP per element, forward and backward."""
 
 
@@ -405,18 +394,17 @@ def cross_entropy(name: str, logits: Value, labels: Value) -> Declaration:
 def _unary(
     op: str,
     x: Value,
-    y: Value,
-    *,
+    *outputs: Value,
     flops: int,
     gradient_flops: int,
     saved: tuple[Value, ...] = (),
 ) -> Declaration:
-    """Declare an operator of one input, one result and no weights."""
+    """Declare an operator of one input and no weights; its first output is the result."""
     return Declaration(
-        name=y.name,
+        name=outputs[0].name,
         op=op,
         inputs=(x,),
-        outputs=(y,),
+        outputs=outputs,
         other_flops=flops,
         gradients=(Gradient(part="input", of=x, saved=saved, flops=gradient_flops),),
     )

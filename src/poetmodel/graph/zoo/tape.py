@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
 from poetmodel.errors import InputError
@@ -21,7 +20,7 @@ from poetmodel.graph.zoo.declaration import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class TapeOptions(TypedDict, total=False):
@@ -42,17 +41,7 @@ class TapeOptions(TypedDict, total=False):
 class Tape:
     """Record operators in execution order, then add their backward pass.
 
-    Parameters
-    ----------
-    name : str
-        Of the graph.
-    batch_size, dtype, fused_backward, optimizer, input_on_aux
-        As the keys of `TapeOptions`.
-
-    Raises
-    ------
-    InputError
-        With every setting that is not accepted.
+    Its options are the keys of `TapeOptions`; one that is not accepted raises `InputError`.
 
     Examples
     --------
@@ -90,18 +79,16 @@ class Tape:
         self._recorded: list[Declaration] = []
         self._weights: dict[str, Weight] = {}
 
-    def input(self, name: str, *shape: int) -> Value:
-        """Add a node that brings samples.
+    def indices(self, name: str, *shape: int) -> Value:
+        """Add a node that brings labels or token ids; as `input`."""
+        return self.input(name, *shape, item_bytes=INDEX_BYTES)
+
+    def input(self, name: str, *shape: int, item_bytes: int | None = None) -> Value:
+        """Add a node that brings samples, of the tape's element type by default.
 
         It is not recomputable: a sample comes once. To have it again, keep it or page it.
         """
-        return self._input(name, shape, self.item_bytes)
-
-    def indices(self, name: str, *shape: int) -> Value:
-        """Add a node that brings labels or token ids; as `input`."""
-        return self._input(name, shape, INDEX_BYTES)
-
-    def _input(self, name: str, shape: tuple[int, ...], item_bytes: int) -> Value:
+        item_bytes = item_bytes or self.item_bytes
         value = Value(name=name, shape=shape, item_bytes=item_bytes, differentiable=False)
         self._nodes.append(
             Node(
@@ -116,18 +103,7 @@ class Tape:
         return value
 
     def record(self, declaration: Declaration) -> Value:
-        """Add the forward node of an operator.
-
-        Returns
-        -------
-        Value
-            The operator's result.
-
-        Raises
-        ------
-        InputError
-            If operators share a weight but not its shape.
-        """
+        """Add the forward node of an operator and return its result."""
         for weight in declaration.weights:
             if self._weights.setdefault(weight.name, weight) != weight:
                 msg = f"{declaration.name}: the weight {weight.name!r} is shared in two shapes"
@@ -140,20 +116,7 @@ class Tape:
     def differentiate(self, loss: Declaration) -> Graph:
         """Record the loss, add the backward pass in reverse order, and return the graph.
 
-        Parameters
-        ----------
-        loss : Declaration
-            What is differentiated; its own gradient is 1 and no tensor.
-
-        Returns
-        -------
-        Graph
-            Forward pass, loss, backward pass and, with an optimizer, the update.
-
-        Raises
-        ------
-        InputError
-            If `loss` does not declare a loss.
+        With an optimizer it ends in the update.
         """
         if loss.phase is not Phase.LOSS:
             msg = f"{loss.name}: expected a loss, got phase {loss.phase.value!r}"
@@ -166,13 +129,9 @@ class Tape:
         state_bytes = 0
         if self._optimizer is not None:
             state_bytes = OPTIMIZERS[self._optimizer].state_bytes * parameters
+            read, item_bytes = backward.weight_gradients, self.item_bytes
             nodes.append(
-                update_node(
-                    self._optimizer,
-                    backward.weight_gradients,
-                    parameters=parameters,
-                    item_bytes=self.item_bytes,
-                )
+                update_node(self._optimizer, read, parameters=parameters, item_bytes=item_bytes)
             )
         return Graph(
             name=self.name,
@@ -216,19 +175,10 @@ def _require_known(setting: str, value: str, accepted: Mapping[str, object]) -> 
 
 
 class BackwardPass:
-    """Gradient nodes of recorded operators.
+    """Gradient nodes of the operators of a forward pass, one per gradient, or `fused`.
 
-    Parameters
-    ----------
-    recorded : sequence of Declaration
-        The forward pass in execution order; the loss is the one of phase ``loss``.
-    fused : bool
-        One node per operator in place of one per gradient.
-    updated : bool
-        Whether an update reads the weight gradients, so that each needs a tensor to wait for.
+    Where an update reads the weight gradients (`updated`), each has a tensor to wait for.
 
-    Notes
-    -----
     A weight gradient is written to the resident buffer, so its node outputs 0 bytes and computing
     it twice does no harm. The gradients of a weight that several operators share are added there;
     twice would be wrong, and such nodes are not recomputable.
@@ -238,7 +188,6 @@ class BackwardPass:
 
     def __init__(self, recorded: Sequence[Declaration], *, fused: bool, updated: bool) -> None:
         self.nodes: list[Node] = []
-        """The nodes, in execution order."""
         self.weight_gradients: list[str] = []
         """The 0-byte tensors that stand for weight gradients."""
         self._fused = fused
@@ -256,18 +205,11 @@ class BackwardPass:
                 self._contribute(value, gradient)
         elif declaration.phase is not Phase.LOSS:
             return
-        for parts in self._groups(declaration):
-            self._add(declaration, parts, gradient)
-
-    def _groups(self, declaration: Declaration) -> Iterator[tuple[Gradient, ...]]:
-        """Yield the wanted parts of an operator's backward, one group per node."""
         wanted = tuple(
             part for part in declaration.gradients if part.of is None or part.of.differentiable
         )
-        if not self._fused:
-            yield from ((part,) for part in wanted)
-        elif wanted:
-            yield wanted
+        for parts in [wanted] if self._fused and wanted else [(part,) for part in wanted]:
+            self._add(declaration, parts, gradient)
 
     def _add(
         self, declaration: Declaration, parts: tuple[Gradient, ...], gradient: Value | None
@@ -280,6 +222,7 @@ class BackwardPass:
             read = {gradient.name: gradient} | read
         outputs = self._outputs(declaration, parts, name)
         writes_weights = any(part.of is None for part in parts)
+        shares = any(self._uses[weight.name] > 1 for weight in declaration.weights)
         self.nodes.append(
             Node(
                 name=name,
@@ -290,7 +233,7 @@ class BackwardPass:
                 workspace_bytes=max(part.workspace_bytes for part in parts),
                 flops=sum(part.flops for part in parts)
                 - (declaration.shared_flops if len(parts) > 1 else 0),
-                recomputable=not (writes_weights and self._shares(declaration)),
+                recomputable=not (writes_weights and shares),
                 bytes_moved=sum(value.bytes for value in read.values())
                 + sum(tensor.bytes for tensor in outputs)
                 + sum(part.weight_bytes_moved for part in parts),
@@ -312,9 +255,6 @@ class BackwardPass:
                 outputs.append(Tensor(name=name, bytes=part.of.bytes))
                 self._contribute(part.of, replace(part.of, name=name))
         return tuple(outputs)
-
-    def _shares(self, declaration: Declaration) -> bool:
-        return any(self._uses[weight.name] > 1 for weight in declaration.weights)
 
     def _contribute(self, value: Value, gradient: Value) -> None:
         if value.differentiable:
@@ -350,15 +290,12 @@ class UpdateRule:
     """State that stays from step to step, in single precision [B]."""
 
 
-OPTIMIZERS: Final[Mapping[str, UpdateRule]] = MappingProxyType(
-    {
-        # Scale the gradient and subtract it.
-        "sgd": UpdateRule(flops=2, state_bytes=0),
-        # Both moments 3 and 4; root, add epsilon, divide, scale, subtract 5.
-        "adam": UpdateRule(flops=12, state_bytes=2 * FLOAT_BYTES),
-    }
-)
-"""The update rules by name."""
+OPTIMIZERS: Final[Mapping[str, UpdateRule]] = {
+    # Scale the gradient and subtract it.
+    "sgd": UpdateRule(flops=2, state_bytes=0),
+    # Both moments 3 and 4; root, add epsilon, divide, scale, subtract 5.
+    "adam": UpdateRule(flops=12, state_bytes=2 * FLOAT_BYTES),
+}
 
 
 def update_node(
@@ -366,26 +303,10 @@ def update_node(
 ) -> Node:
     """Return the node that updates all weights at the end of the step.
 
-    Parameters
-    ----------
-    optimizer : str
-        A key of `OPTIMIZERS`.
-    weight_gradients : sequence of str
-        The 0-byte tensors that say that the gradient of a layer's weights is in its buffer.
-    parameters : int
-        Number of trainable parameters.
-    item_bytes : int
-        Size of a parameter [B].
-
-    Returns
-    -------
-    Node
-        Its output is 0 bytes: weights and state are resident.
-
-    Notes
-    -----
-    It is the last node and not recomputable, so no operator can be recomputed with weights that
-    are new already, and none is updated twice. One node per layer would allow both.
+    It reads the 0-byte tensors that say that the gradient of a layer's weights is in its buffer,
+    and its output is 0 bytes: weights and state are resident. It is the last node and not
+    recomputable, so no operator can be recomputed with weights that are new already, and none is
+    updated twice. One node per layer would allow both.
     """
     rule = OPTIMIZERS[optimizer]
     return Node(
