@@ -21,25 +21,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Costs": "poetmodel.device",
-    "Device": "poetmodel.device",
-    "Graph": "poetmodel.graph",
-    "Node": "poetmodel.graph",
-    "Plan": "poetmodel.plan",
-    "PlanCheck": "poetmodel.plan",
-    "Problem": "poetmodel.problem",
-    "Schedule": "poetmodel.schedule",
-    "Simulation": "poetmodel.schedule",
-    "SolveResult": "poetmodel.result",
-    "Tensor": "poetmodel.graph",
-    "build": "poetmodel.model",
-    "check_plan": "poetmodel.plan",
-    "operation": "poetmodel.graph",
-    "simulate": "poetmodel.schedule",
-    "solve": "poetmodel.solver",
-    "verify": "poetmodel.planner",
+_NAMES = {
+    "poetmodel.device": ("Costs", "Device"),
+    "poetmodel.graph": ("Graph", "Node", "Tensor", "operation"),
+    "poetmodel.model": ("build",),
+    "poetmodel.plan": ("Plan", "PlanCheck", "check_plan"),
+    "poetmodel.planner": ("verify",),
+    "poetmodel.problem": ("Problem",),
+    "poetmodel.result": ("SolveResult",),
+    "poetmodel.schedule": ("Schedule", "Simulation", "simulate"),
+    "poetmodel.solver": ("solve",),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Costs",

@@ -22,20 +22,7 @@ _KINDS: Final = ("graphs", "devices")
 def shipped(kind: str) -> Path:
     """Return the folder of shipped files of one kind.
 
-    Parameters
-    ----------
-    kind : {'graphs', 'devices'}
-        Which files.
-
-    Returns
-    -------
-    Path
-        Inside the installed package, or in the checkout of an editable install.
-
-    Raises
-    ------
-    InputError
-        If the installation lacks them.
+    It lies inside the installed package, or in the checkout of an editable install.
     """
     package = Path(str(files("poetmodel")))
     for folder in (package / "_data" / kind, package.parents[1] / kind):
@@ -46,26 +33,11 @@ def shipped(kind: str) -> Path:
 
 
 def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) -> bytes:
-    """Return the content of a file.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-    limit_bytes : int
-        Largest file that is read [B].
-    begin : int
-        Where to begin in the file [B].
-
-    Raises
-    ------
-    InputError
-        If the file is missing, a folder, unreadable or too large.
-    """
+    """Return the content of a file from `begin` [B] on; at most `limit_bytes` are accepted."""
     path = Path(path)
     try:
         with path.open("rb") as stream:
-            if begin:
+            if begin:  # a pipe cannot be sought
                 stream.seek(begin)
             content = stream.read(limit_bytes + 1)
     except FileNotFoundError:
@@ -87,31 +59,12 @@ def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) ->
 
 
 def read_text(path: str | Path, *, limit_bytes: int = 2**30) -> str:
-    """Return the text of a UTF-8 file.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-    limit_bytes : int
-        Largest file that is read [B].
-
-    Raises
-    ------
-    InputError
-        If the file is missing, a folder, unreadable, too large, or not UTF-8 text.
-    """
+    """Return the text of a UTF-8 file of at most so many bytes."""
     return as_text(read_bytes(path, limit_bytes=limit_bytes), source=str(path))
 
 
 def as_text(content: bytes, *, source: str) -> str:
-    """Return the text that UTF-8 bytes spell; `source` names them in errors.
-
-    Raises
-    ------
-    InputError
-        If they are not UTF-8.
-    """
+    """Return the text that UTF-8 bytes spell; `source` names them in errors."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -128,20 +81,8 @@ class _Object(dict[str, Any]):
 def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -> object:
     """Return the JSON value in a text; NaN and infinities become floats, which no key accepts.
 
-    Parameters
-    ----------
-    text : str
-        Content of a file.
-    expected : str
-        The format that it should have, for messages.
-    repeated : list of str, optional
-        Takes a fault for every key that comes twice in one object; without it they are raised.
-
-    Raises
-    ------
-    InputError
-        If the text is no JSON, cut off, nested too deeply, or holds a number that is too long to be
-        read; and for repeated keys, see there.
+    `expected` names the format in messages. `repeated` takes a fault for every key that comes twice
+    in one object; without it they are raised.
     """
     if not text.strip():
         msg = f"expected a {expected} file (a JSON object), got an empty file"
@@ -219,13 +160,7 @@ def unknown_key(key: object, known: Iterable[str]) -> str:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise unless a file could be written at `path`; touches nothing that exists.
-
-    Raises
-    ------
-    InputError
-        If the folder is missing or read-only, or `path` is a folder.
-    """
+    """Raise unless a file could be written at `path`; touches nothing that exists."""
     path = _target(path)
     if not _is_special(path):
         _temporary(path).unlink()
@@ -235,12 +170,6 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a file in one step: readers see the old content or the new, never a part.
 
     A link is followed, not replaced; a device or pipe (``/dev/stdout``) is written to as it is.
-
-    Raises
-    ------
-    InputError
-        If the folder is missing or read-only, the disk is full, `path` is a folder, or `text` has
-        characters that UTF-8 cannot hold.
     """
     try:
         content = text.encode("utf-8")
@@ -252,19 +181,21 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file in one step, as `write_text` does.
-
-    Raises
-    ------
-    InputError
-        If the folder is missing or read-only, the disk is full, or `path` is a folder.
-    """
+    """Write a file in one step, as `write_text` does."""
     path = _target(path)
     try:
         if _is_special(path):
             path.write_bytes(content)
-        else:
-            _replace(path, content)
+            return
+        draft = _temporary(path)
+        try:
+            with draft.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
         msg = f"{path}: cannot be written ({error.strerror or error})"
         raise InputError(msg) from error
@@ -285,18 +216,6 @@ def _target(path: str | Path) -> Path:
 
 def _is_special(path: Path) -> bool:
     return path.exists() and not path.is_file()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    draft = _temporary(path)
-    try:
-        with draft.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _temporary(path: Path) -> Path:

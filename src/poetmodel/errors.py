@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from poetmodel.result import SolveResult
 
-
 _SHOWN_CHARACTERS: Final = 60
 _SHOWN_INTEGER: Final = 10**20
 
@@ -125,13 +124,7 @@ class ModelError(InputError):
 
 
 def check_docstrings() -> None:
-    """Raise where the interpreter strips docstrings, without which Pyomo cannot be imported.
-
-    Raises
-    ------
-    ModelError
-        If Python runs with ``-OO`` or ``PYTHONOPTIMIZE=2``.
-    """
+    """Raise where the interpreter strips docstrings, without which Pyomo cannot be imported."""
     if sys.flags.optimize > 1:
         msg = (
             "Python strips docstrings here (-OO or PYTHONOPTIMIZE=2), and Pyomo cannot be imported "

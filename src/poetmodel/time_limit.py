@@ -38,26 +38,14 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def check_time_limit() -> None:
-    """Raise if the time is over. It takes a fraction of a microsecond.
-
-    Raises
-    ------
-    TimeLimitError
-        If the innermost `time_limit`, or one around it, has passed.
-    """
+    """Raise `TimeLimitError` if the time is over. It takes a fraction of a microsecond."""
     end_s = _END_S.get()
     if end_s is not None and time.monotonic() > end_s:
         raise TimeLimitError("the time limit has passed")
 
 
 def watched(items: Sequence[T]) -> Iterator[T]:
-    """Iterate over many items as quickly as without a limit; see `check_time_limit`.
-
-    Raises
-    ------
-    TimeLimitError
-        While iterating, within some ten thousand items after the limit has passed.
-    """
+    """Iterate as quickly as without a limit, which is looked at every `CHUNK` items."""
     return chain.from_iterable(_chunks(items))
 
 

@@ -11,16 +11,15 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational, Real
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from poetmodel.errors import BudgetError, shown
-
-BRIEF_CHARACTERS: Final = 150
-"""Most characters of what `brief` says of an object."""
+from poetmodel.errors import BudgetError, raised_as, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+BRIEF_CHARACTERS: Final = 150
+"""Most characters of what `brief` says of an object."""
 
 MAX_BYTES: Final = 2**53
 """Largest size that is accepted [B]: the largest run of integers a float holds exactly."""
@@ -30,14 +29,8 @@ _MAX_REAL: Final = 10**30
 
 SIZE_UNITS: Final[Mapping[str, int]] = {
     "B": 1,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
+    **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", 1)},
+    **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)},
 }
 TIME_UNITS: Final[Mapping[str, Fraction]] = {
     "us": Fraction(1, 10**6),
@@ -88,90 +81,52 @@ _LONG_S: Final = 7200
 _MEDIUM_S: Final = 120
 """From here on a time is shown in minutes [s]."""
 
-SIZE_FORMS: Final = "a size such as 1230000, 256KiB, 1.5MB or 50%"
-TIME_FORMS: Final = "a time such as 1.5s, 20ms, 10min, 6h or 110%"
-ENERGY_FORMS: Final = "an energy such as 2.5J, 300mJ, 1.2Wh or 105%"
+
+class _Kind(NamedTuple):
+    """A kind of quantity: how people write it, and the factors of its units."""
+
+    forms: str
+    units: Mapping[str, int] | Mapping[str, Fraction]
+
+
+_SIZE: Final = _Kind("a size such as 1230000, 256KiB, 1.5MB or 50%", SIZE_UNITS)
+_TIME: Final = _Kind("a time such as 1.5s, 20ms, 10min, 6h or 110%", TIME_UNITS)
+_ENERGY: Final = _Kind("an energy such as 2.5J, 300mJ, 1.2Wh or 105%", ENERGY_UNITS)
 
 
 def parse_size(value: str | int, *, field: str, whole_bytes: int | None = None) -> int:
-    """Turn a size into bytes.
+    """Turn a size into bytes, rounded down: ``256KiB`` (1024), ``32kB`` (1000), ``50%``, bytes.
 
-    Parameters
-    ----------
-    value : str or int
-        ``1230000``, ``1230000B``, ``256KiB`` (1024), ``32kB`` (1000), ``50%``, or bytes.
-    field : str
-        What the size is for; starts the error message.
-    whole_bytes : int, optional
-        What 100 % stands for [B]; without it a percentage is refused.
-
-    Returns
-    -------
-    int
-        The size, rounded down [B], 0 or more.
-
-    Raises
-    ------
-    BudgetError
-        If `value` is not such a size.
+    `field` is what the size is for and starts the error message; `whole_bytes` is what 100 %
+    stands for [B], without which a percentage is refused.
     """
-    unit = None
-    if isinstance(value, str):
-        size, unit = _split(value, field=field, forms=SIZE_FORMS)
-    else:
-        size = _plain(value, field=field, forms=SIZE_FORMS)
-    if unit == "%":
-        size *= _whole(whole_bytes, field=field, forms=SIZE_FORMS) / 100
-    elif unit is not None:
-        size *= _factor(unit, SIZE_UNITS, value=str(value), field=field, forms=SIZE_FORMS)
-    elif size.denominator != 1:
-        msg = (
-            f"{field}: expected {SIZE_FORMS}; without a unit {shown(value)} is bytes and must be a "
-            f"whole number (for a fraction of the checkpoint-all peak write {_percent(size)})"
-        )
-        raise BudgetError(msg)
-    if size > MAX_BYTES:
-        msg = f"{field}: expected at most 2^53 bytes, got {shown(value)}"
-        raise BudgetError(msg)
-    return int(size)
+    with raised_as(BudgetError, field):
+        size, unit = _read(value, _SIZE)
+        if unit == "%":
+            size *= _whole(whole_bytes, _SIZE) / 100
+        elif unit is not None:
+            size *= _factor(unit, str(value), _SIZE)
+        elif size.denominator != 1:
+            msg = (
+                f"expected {_SIZE.forms}; without a unit {shown(value)} is bytes and must be a "
+                f"whole number (for a fraction of the checkpoint-all peak write "
+                f"{float(size * 100):g}%)"
+            )
+            raise BudgetError(msg)
+        if size > MAX_BYTES:
+            msg = f"expected at most 2^53 bytes, got {shown(value)}"
+            raise BudgetError(msg)
+        return int(size)
 
 
 def parse_time(value: str | float, *, field: str, whole_s: float | None = None) -> float:
-    """Turn a time into seconds.
-
-    Parameters
-    ----------
-    value : str or float
-        ``1.5s``, ``20ms``, ``3us``, ``10min``, ``6h``, ``110%``, or seconds.
-    field : str
-        What the time is for; starts the error message.
-    whole_s : float, optional
-        What 100 % stands for [s]; without it a percentage is refused.
-
-    Returns
-    -------
-    float
-        The time [s], 0 or more.
-
-    Raises
-    ------
-    BudgetError
-        If `value` is not such a time.
-    """
-    return _parse_real(value, TIME_UNITS, field=field, forms=TIME_FORMS, whole=whole_s)
+    """Turn a time into seconds: ``20ms``, ``10min``, ``110%`` of `whole_s`, or seconds."""
+    return _parse_real(value, _TIME, field=field, whole=whole_s)
 
 
 def parse_energy(value: str | float, *, field: str, whole_j: float | None = None) -> float:
-    """Turn an energy into joules, as `parse_time` turns a time into seconds.
-
-    Parameters
-    ----------
-    value : str or float
-        ``2.5J``, ``300mJ``, ``1.2Wh``, ``5mWh``, ``105%``, or joules.
-    field, whole_j
-        As `field` and `whole_s` of `parse_time` [J].
-    """
-    return _parse_real(value, ENERGY_UNITS, field=field, forms=ENERGY_FORMS, whole=whole_j)
+    """Turn an energy into joules: ``300mJ``, ``1.2Wh``, ``105%`` of `whole_j`, or joules."""
+    return _parse_real(value, _ENERGY, field=field, whole=whole_j)
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -221,73 +176,55 @@ def _engineering(value: float, unit: str) -> str:
     return f"{value / 1e-9:.3g} n{unit}" if value else f"0 {unit}"
 
 
-def _parse_real(
-    value: str | float,
-    units: Mapping[str, Fraction],
-    *,
-    field: str,
-    forms: str,
-    whole: float | None,
-) -> float:
-    if not isinstance(value, str):
-        return _finite(_plain(value, field=field, forms=forms), value, field=field)
-    number, unit = _split(value, field=field, forms=forms)
-    if unit is None:
-        msg = f"{field}: expected {forms}; {shown(value.strip())} has no unit"
-        raise BudgetError(msg)
-    if unit == "%":
-        # One multiplication, so that 100 % is exactly the whole.
-        ratio = _finite(number / 100, value, field=field)
-        return ratio * float(_whole(whole, field=field, forms=forms))
-    factor = _factor(unit, units, value=value, field=field, forms=forms)
-    return _finite(number * factor, value, field=field)
+def _parse_real(value: str | float, kind: _Kind, *, field: str, whole: float | None) -> float:
+    with raised_as(BudgetError, field):
+        number, unit = _read(value, kind)
+        if unit == "%":
+            # One multiplication, so that 100 % is exactly the whole.
+            return _finite(number / 100, value) * float(_whole(whole, kind))
+        if isinstance(value, str):
+            if unit is None:
+                msg = f"expected {kind.forms}; {shown(value.strip())} has no unit"
+                raise BudgetError(msg)
+            number *= _factor(unit, value, kind)
+        return _finite(number, value)
 
 
-def _finite(number: Fraction, value: object, *, field: str) -> float:
+def _finite(number: Fraction, value: object) -> float:
     if number > _MAX_REAL:
-        msg = f"{field}: expected at most 1e30, got {shown(value)}"
+        msg = f"expected at most 1e30, got {shown(value)}"
         raise BudgetError(msg)
     return float(number)
 
 
-def _split(value: str, *, field: str, forms: str) -> tuple[Fraction, str | None]:
-    match = _QUANTITY.fullmatch(value)
-    if match is None:
-        msg = f"{field}: expected {forms}, got {shown(value)}"
+def _read(value: object, kind: _Kind) -> tuple[Fraction, str | None]:
+    """Return the number and the unit of what a person gave; a plain number has no unit."""
+    if isinstance(value, str):
+        match = _QUANTITY.fullmatch(value)
+        if match is not None:
+            mantissa, exponent, unit = match.groups()
+            return Fraction(mantissa) * Fraction(10) ** int(exponent or 0), unit
+    elif isinstance(value, Real | Decimal) and not isinstance(value, bool):
+        number = value if isinstance(value, Rational) else float(value)
+        if (isinstance(number, Rational) or math.isfinite(number)) and number >= 0:
+            return Fraction(number), None
+        msg = f"expected {kind.forms}, finite and not negative, got {shown(value)}"
         raise BudgetError(msg)
-    mantissa, exponent, unit = match.groups()
-    return Fraction(mantissa) * Fraction(10) ** int(exponent or 0), unit
+    msg = f"expected {kind.forms}, got {shown(value)}"
+    raise BudgetError(msg)
 
 
-def _plain(value: object, *, field: str, forms: str) -> Fraction:
-    if isinstance(value, bool) or not isinstance(value, Real | Decimal):
-        msg = f"{field}: expected {forms}, got {shown(value)}"
-        raise BudgetError(msg)
-    number = value if isinstance(value, Rational) else float(value)
-    if (isinstance(number, float) and not math.isfinite(number)) or number < 0:
-        msg = f"{field}: expected {forms}, finite and not negative, got {shown(value)}"
-        raise BudgetError(msg)
-    return Fraction(number)
-
-
-def _factor(
-    unit: str,
-    units: Mapping[str, int] | Mapping[str, Fraction],
-    *,
-    value: str,
-    field: str,
-    forms: str,
-) -> Fraction:
-    if unit not in units:
+def _factor(unit: str, value: str, kind: _Kind) -> Fraction:
+    if unit not in kind.units:
         number = value.strip().removesuffix(unit).strip()
-        meant = [_example(number, name) for name in _meant(unit, units)]
+        meant = [_example(number, name) for name in _meant(unit, kind.units)]
         guess = f"; did you mean {' or '.join(meant)}?" if meant else ""
         msg = (
-            f"{field}: expected {forms}; {shown(value.strip())} has the unit {shown(unit)}, "
-            f"which is none of {', '.join(units)}{guess}"
+            f"expected {kind.forms}; {shown(value.strip())} has the unit {shown(unit)}, "
+            f"which is none of {', '.join(kind.units)}{guess}"
         )
         raise BudgetError(msg)
-    return Fraction(units[unit])
+    return Fraction(kind.units[unit])
 
 
 def _meant(unit: str, units: Mapping[str, object]) -> list[str]:
@@ -305,16 +242,12 @@ def _example(number: str, unit: str) -> str:
     return f"{number}{unit} ({unit}: {SIZE_UNITS[unit]:,} B)"
 
 
-def _whole(whole: float | None, *, field: str, forms: str) -> Fraction:
+def _whole(whole: float | None, kind: _Kind) -> Fraction:
     if whole is None:
-        known = forms.replace(" or ", ", not ")
-        msg = f"{field}: a percentage has no meaning here; expected {known}"
+        known = kind.forms.replace(" or ", ", not ")
+        msg = f"a percentage has no meaning here; expected {known}"
         raise BudgetError(msg)
     return Fraction(whole)
-
-
-def _percent(number: Fraction) -> str:
-    return f"{float(number * 100):g}%"
 
 
 def brief(subject: object, *facts: str) -> str:

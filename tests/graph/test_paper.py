@@ -215,10 +215,16 @@ def test_batch_scales_images_but_not_linear_layers() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: paper.bert(blocks=0), "blocks: expected an integer from 1, got 0"),
-        (lambda: paper.vgg16(batch_size=True), "batch_size: expected an integer from 1, got True"),
+        (lambda: paper.bert(blocks=0), "blocks: expected a whole number from 1 to 1000000, got 0"),
+        (
+            lambda: paper.vgg16(batch_size=True),
+            "batch_size: expected a whole number from 1 to 1000000, got True",
+        ),
         (lambda: paper.vgg16(image_size=100), "image_size: expected a multiple of 32, got 100"),
-        (lambda: paper.linear(batch_size=1.5), "batch_size: expected an integer from 1, got 1.5"),
+        (
+            lambda: paper.linear(batch_size=1.5),
+            "batch_size: expected a whole number from 1 to 1000000, got 1.5",
+        ),
     ],
 )
 def test_wrong_sizes_are_refused(make: object, words: str) -> None:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.data import shipped
@@ -21,28 +20,25 @@ if TYPE_CHECKING:
 SUFFIX: Final = ".graph.json"
 """What the name of a graph file ends with."""
 
-_DESCRIPTIONS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "mlp": "LeNet-300-100 on 28 x 28 images",
-        "vgg16": "VGG-16 on ImageNet, 224 x 224",
-        "vgg16-cifar": "VGG-16 on CIFAR-10, 32 x 32",
-        "resnet18": "ResNet-18 on ImageNet, 224 x 224",
-        "resnet18-cifar": "ResNet-18 on CIFAR-10, 32 x 32",
-        "resnet50": "ResNet-50 on ImageNet, 224 x 224",
-        "mobilenetv2": "MobileNetV2 on ImageNet, 224 x 224",
-        "bert-base": "BERT-base, 12 blocks, 128 tokens, classification head",
-        "transformer": "BERT of one block, 128 tokens, classification head",
-        "paper/vgg16": "VGG-16 on ImageNet, as in the published POET code",
-        "paper/vgg16-cifar": "VGG-16 on CIFAR-10, as in the published POET code",
-        "paper/resnet18": "ResNet-18 on ImageNet, as in the published POET code",
-        "paper/resnet18-cifar": "ResNet-18 on CIFAR-10 (6 blocks), as in the published POET code",
-        "paper/resnet50": "ResNet-50 on ImageNet, as in the published POET code",
-        "paper/bert": "BERT, 12 blocks, 512 tokens, as in the published POET code",
-        "paper/transformer": "BERT of one block, 512 tokens, as in the published POET code",
-        "paper/linear": "six fully connected layers, as in the published POET code",
-    }
-)
-
+_DESCRIPTIONS: Final[Mapping[str, str]] = {
+    "mlp": "LeNet-300-100 on 28 x 28 images",
+    "vgg16": "VGG-16 on ImageNet, 224 x 224",
+    "vgg16-cifar": "VGG-16 on CIFAR-10, 32 x 32",
+    "resnet18": "ResNet-18 on ImageNet, 224 x 224",
+    "resnet18-cifar": "ResNet-18 on CIFAR-10, 32 x 32",
+    "resnet50": "ResNet-50 on ImageNet, 224 x 224",
+    "mobilenetv2": "MobileNetV2 on ImageNet, 224 x 224",
+    "bert-base": "BERT-base, 12 blocks, 128 tokens, classification head",
+    "transformer": "BERT of one block, 128 tokens, classification head",
+    "paper/vgg16": "VGG-16 on ImageNet, as in the published POET code",
+    "paper/vgg16-cifar": "VGG-16 on CIFAR-10, as in the published POET code",
+    "paper/resnet18": "ResNet-18 on ImageNet, as in the published POET code",
+    "paper/resnet18-cifar": "ResNet-18 on CIFAR-10 (6 blocks), as in the published POET code",
+    "paper/resnet50": "ResNet-50 on ImageNet, as in the published POET code",
+    "paper/bert": "BERT, 12 blocks, 512 tokens, as in the published POET code",
+    "paper/transformer": "BERT of one block, 512 tokens, as in the published POET code",
+    "paper/linear": "six fully connected layers, as in the published POET code",
+}
 
 _PUBLISHED: Final = "paper/"
 """What the names of the published graphs begin with; those have fixed sizes."""
@@ -86,9 +82,7 @@ class InputShape:
         return tuple(word for name, size in self.given.items() for word in (f"--{name}", f"{size}"))
 
 
-_ARGUMENTS: Final[Mapping[str, str]] = MappingProxyType(
-    {"batch": "batch_size", "image": "image_size", "sequence": "seq_len"}
-)
+_ARGUMENTS: Final = {"batch": "batch_size", "image": "image_size", "sequence": "seq_len"}
 """What the functions of the zoo call the sizes of an `InputShape`."""
 OWN_SHAPE: Final = InputShape()
 """The sizes that networks have by themselves."""
@@ -111,11 +105,6 @@ def model_names() -> tuple[str, ...]:
 def describe_model(name: str) -> str:
     """Return what a shipped model is, in one line.
 
-    Raises
-    ------
-    GraphError
-        If there is no such model; the message names similar ones.
-
     Examples
     --------
     >>> describe_model("resnet18-cifar")
@@ -126,28 +115,7 @@ def describe_model(name: str) -> str:
 
 
 def load_model(name: str, shape: InputShape = OWN_SHAPE) -> Graph:
-    """Read a shipped model, or make one of the zoo with other sizes.
-
-    Parameters
-    ----------
-    name : str
-        One of `model_names`.
-    shape : InputShape
-        Batch size, image size and sequence length.
-
-    Returns
-    -------
-    Graph
-        As its file under ``graphs/`` has it, where the sizes are its own.
-
-    Raises
-    ------
-    GraphError
-        If there is no such model (the message names similar ones), it has no such size, or one is
-        out of range.
-    InputError
-        If the installation lacks the file, or the file is damaged.
-    """
+    """Read a shipped model from ``graphs/``, or make one of the zoo with other sizes."""
     from poetmodel.graph.structure import Graph
 
     _require_known(name)
@@ -169,13 +137,7 @@ def _looks_like_file(name: str) -> bool:
 
 
 def load_file(path: str, shape: InputShape = OWN_SHAPE) -> Graph:
-    """Read a graph file, which has no other sizes than its own.
-
-    Raises
-    ------
-    InputError
-        If other sizes are requested, or the file cannot be read.
-    """
+    """Read a graph file, which has no other sizes than its own."""
     from poetmodel.graph.structure import Graph
 
     if shape.given:
@@ -211,15 +173,7 @@ def _make(name: str, shape: InputShape) -> Graph:
 
 
 def find_model(name: str, sha256: str) -> tuple[Graph, InputShape] | None:
-    """Return the shipped model that has this fingerprint, of its own or of a usual batch size.
-
-    Parameters
-    ----------
-    name : str
-        Name of the graph. Other names are no shipped model's.
-    sha256 : str
-        Fingerprint of the graph.
-    """
+    """Return the shipped model that has this fingerprint, of its own or of a usual batch size."""
     if name not in _DESCRIPTIONS:
         return None
     batches: tuple[int | None, ...] = (None,)

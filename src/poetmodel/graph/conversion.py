@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import GraphError, shown
 from poetmodel.graph.io import FORMAT, VERSION, graph_from_dict, graph_to_dict
+from poetmodel.graph.validation import cycle_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Iterator, Mapping
 
     import networkx
 
     from poetmodel.graph.structure import Graph
 
-_PLAIN_GRAPH: Final = {"name": "graph"}
 _PLAIN_NODE: Final = {"op": "op", "phase": "forward"}
 """What a digraph of a user's own need not say."""
 
@@ -31,15 +31,7 @@ _PLAIN_NODE: Final = {"op": "op", "phase": "forward"}
 def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
     """Return the graph as a `networkx.DiGraph`; `from_networkx` gives the same graph back.
 
-    Parameters
-    ----------
-    graph : Graph
-        The graph.
-
-    Returns
-    -------
-    networkx.DiGraph
-        Nodes in execution order, keyed by name.
+    Its nodes are keyed by name and come in execution order.
 
     Examples
     --------
@@ -112,7 +104,13 @@ def from_networkx(digraph: networkx.DiGraph[Any]) -> Graph:
     if faults:
         raise GraphError(faults)
     own = {key: value for key, value in digraph.graph.items() if value != ""}
-    document = {"format": FORMAT, "version": VERSION, **_PLAIN_GRAPH, **_plain(own), "nodes": nodes}
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": "graph",
+        **_plain(own),
+        "nodes": nodes,
+    }
     return graph_from_dict(document, source="digraph")
 
 
@@ -124,14 +122,9 @@ def _execution_order(digraph: networkx.DiGraph[Any]) -> list[Hashable]:
         missing = next(key for key in digraph if key not in given)
         msg = f"digraph: node {shown(missing)} has no index, but others do; give all or none"
         raise GraphError(msg)
-    try:
-        cycle = nx.find_cycle(digraph)
-    except nx.NetworkXNoCycle:
-        pass
-    else:
-        path = " -> ".join(str(key) for key in (*(key for key, _ in cycle), cycle[0][0]))
-        msg = f"digraph: the graph has a cycle: {path}"
-        raise GraphError(msg)
+    cycles = [f"digraph: {fault}" for fault in cycle_fault(digraph, str)]
+    if cycles:
+        raise GraphError(cycles)
     if not given:
         added = {key: position for position, key in enumerate(digraph)}
         return list(nx.lexicographical_topological_sort(digraph, key=added.__getitem__))
@@ -205,14 +198,10 @@ def _edge_tensors(
     return read, faults
 
 
-def _disagreement(name: str, inputs: list[object], read: list[object]) -> list[str]:
-    """Return a fault where the inputs of a node are not what its edges say."""
+def _disagreement(name: str, inputs: list[object], read: list[object]) -> Iterator[str]:
+    """Yield the first input of a node that no edge brings, and the first that it lacks."""
     where = f"digraph: node {shown(name)}: inputs"
-    extra = [item for item in inputs if item not in read]
-    missing = [item for item in read if item not in inputs]
-    faults = []
-    if extra:
-        faults.append(f"{where} name {shown(extra[0])}, but no edge brings it; add the edge")
-    if missing:
-        faults.append(f"{where} lack {shown(missing[0])}, which an edge brings; add it to them")
-    return faults
+    for item in [item for item in inputs if item not in read][:1]:
+        yield f"{where} name {shown(item)}, but no edge brings it; add the edge"
+    for item in [item for item in read if item not in inputs][:1]:
+        yield f"{where} lack {shown(item)}, which an edge brings; add it to them"

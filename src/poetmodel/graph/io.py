@@ -39,24 +39,7 @@ _NODE_DEFAULTS: Final[Mapping[str, Any]] = {
 
 
 def load_graph(path: str | Path) -> Graph:
-    """Read a ``*.graph.json`` file.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-
-    Returns
-    -------
-    Graph
-        What it describes.
-
-    Raises
-    ------
-    GraphError
-        If the file is missing or is no such file; with every fault found in it, each with its
-        place.
-    """
+    """Do what `Graph.load` does."""
     with raised_as(GraphError):
         text = read_text(path)
     repeated: list[str] = []
@@ -66,13 +49,7 @@ def load_graph(path: str | Path) -> Graph:
 
 
 def save_graph(graph: Graph, path: str | Path) -> None:
-    """Write a ``*.graph.json`` file: one node per line, defaults left out.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written; nothing is then changed.
-    """
+    """Do what `Graph.save` does: one node per line, defaults left out."""
     document = graph_to_dict(graph)
     nodes = document.pop("nodes")
     head = [f"{_compact(key)}: {_compact(value)}" for key, value in document.items()]
@@ -81,19 +58,9 @@ def save_graph(graph: Graph, path: str | Path) -> None:
 
 
 def graph_to_dict(graph: Graph, *, defaults: bool = False) -> dict[str, Any]:
-    """Return the graph as a file holds it.
+    """Return the graph as a file holds it, with or without the keys that have their `defaults`.
 
-    Parameters
-    ----------
-    graph : Graph
-        The graph.
-    defaults : bool
-        Whether to write keys that have their default value.
-
-    Returns
-    -------
-    dict
-        Made of what JSON knows only; nothing in it is shared with the graph.
+    It is made of what JSON knows only, and nothing in it is shared with the graph.
     """
     document: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": graph.name}
     document |= _settings(graph, _GRAPH_DEFAULTS, defaults=defaults)
@@ -123,7 +90,7 @@ def node_to_dict(node: Node, *, defaults: bool = False) -> dict[str, Any]:
     }
     if not isinstance(outputs, tuple):
         item["outputs"] = _alien(outputs)
-    elif len(outputs) == 1 and _is_own(outputs[0], node):
+    elif len(outputs) == 1 and isinstance(outputs[0], Tensor) and outputs[0].name == node.name:
         item["output_bytes"] = outputs[0].bytes
     else:
         item["outputs"] = [
@@ -131,10 +98,6 @@ def node_to_dict(node: Node, *, defaults: bool = False) -> dict[str, Any]:
             for each in outputs
         ]
     return item | _settings(node, _NODE_DEFAULTS, defaults=defaults)
-
-
-def _is_own(output: object, node: Node) -> bool:
-    return isinstance(output, Tensor) and output.name == node.name
 
 
 def _alien(value: object) -> object:
@@ -155,26 +118,9 @@ def _settings(owner: object, standard: Mapping[str, Any], *, defaults: bool) -> 
 def graph_from_dict(
     document: object, *, source: str = "graph", faults: Iterable[str] = ()
 ) -> Graph:
-    """Make a graph from what a file holds.
+    """Make a graph from what a file holds, as `graph_to_dict` returns it.
 
-    Parameters
-    ----------
-    document : object
-        As `graph_to_dict` returns it.
-    source : str
-        Where it comes from; starts every message.
-    faults : iterable of str
-        Faults that are known already.
-
-    Returns
-    -------
-    Graph
-        The graph.
-
-    Raises
-    ------
-    GraphError
-        With every fault found, each with its place.
+    `source` starts every message; `faults` are those that are known already.
     """
     from poetmodel.graph.validation import graph_faults
 

@@ -37,12 +37,9 @@ def floor(graph: Graph) -> Floor:
 
 
 def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
-    """Return the RAM in use at each node's computation when every tensor is kept to its last use.
+    """Return the RAM in use at each node when every tensor is kept to its last use [B].
 
-    Returns
-    -------
-    tuple of int, one per node [B]
-        Live tensors, outputs and workspace of the step.
+    It is that of live tensors, outputs and workspace of the step.
     """
     return _kept_to_last_use(graph, range(len(graph.nodes)))
 
@@ -70,20 +67,12 @@ def checkpoint_all_peak_bytes(graph: Graph) -> int:
 
 
 def inference_profile(graph: Graph) -> dict[int, int] | None:
-    """Return the RAM in use at each step of the forward pass alone, as inference runs it.
+    """Return the RAM in use at each node of the forward pass alone, as inference runs it [B].
 
-    Returns
-    -------
-    dict of int to int, or None
-        By node: live tensors, outputs and workspace of its step, where each tensor is freed after
-        its last use in the forward pass [B]. None where the phases do not tell the forward pass
-        from the rest of the training step: there is no ``forward`` node, or nothing but ``input``
-        and ``forward`` nodes.
-
-    Notes
-    -----
-    The forward pass is every ``forward`` node and all that these read, directly or not. Labels,
-    which only the loss reads, are no part of it.
+    Each tensor is freed after its last use in the forward pass, which is every ``forward`` node and
+    all that these read, directly or not: labels, which only the loss reads, are no part of it. None
+    where the phases do not tell the forward pass from the rest of the training step: there is no
+    ``forward`` node, or nothing but ``input`` and ``forward`` nodes.
     """
     forward = {k for k, node in enumerate(graph.nodes) if node.phase == Phase.FORWARD}
     if not forward or all(node.phase in (Phase.INPUT, Phase.FORWARD) for node in graph.nodes):
@@ -101,20 +90,9 @@ def articulation_points(graph: Graph, *, phases: Collection[str] | None = None) 
     """Return the nodes across which nothing else is carried.
 
     Node `k` is one when no tensor made before it is read after it: its outputs alone are enough to
-    go on from there. Segmenting methods cut at them (Chen et al., 2016, section 4).
-
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    phases : collection of str, optional
-        Consider only nodes of these phases and only what they read; ``{"input", "forward"}`` gives
-        the cut points of the network itself, which its backward pass would hide.
-
-    Returns
-    -------
-    tuple of int
-        Node indices, ascending.
+    go on from there. Segmenting methods cut at them (Chen et al., 2016, section 4). With `phases`
+    only nodes of these and what they read count; ``{"input", "forward"}`` gives the cut points of
+    the network itself, which its backward pass would hide.
     """
     chosen = [k for k, node in enumerate(graph.nodes) if phases is None or node.phase in phases]
     place = {k: position for position, k in enumerate(chosen)}

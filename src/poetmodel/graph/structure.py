@@ -239,13 +239,20 @@ class Graph:
 
     @classmethod
     def load(cls, path: str | Path) -> Graph:
-        """Read a ``*.graph.json`` file; see `poetmodel.graph.io.load_graph`."""
+        """Read a ``*.graph.json`` file.
+
+        Raises
+        ------
+        GraphError
+            If the file is missing or is no such file; with every fault found in it, each with its
+            place.
+        """
         from poetmodel.graph.io import load_graph
 
         return load_graph(path)
 
     def save(self, path: str | Path) -> None:
-        """Write a ``*.graph.json`` file; see `poetmodel.graph.io.save_graph`."""
+        """Write a ``*.graph.json`` file; where it cannot be written, nothing is changed."""
         from poetmodel.graph.io import save_graph
 
         save_graph(self, path)

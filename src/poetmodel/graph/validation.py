@@ -12,8 +12,7 @@ from poetmodel.units import MAX_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-MAX_FLOPS: Final = 10**18
-"""Most FLOP that one operation may have."""
+    import networkx
 
 
 class _Rule(NamedTuple):
@@ -35,7 +34,7 @@ def _whole(least: int, most: int, expected: str) -> _Rule:
 
 _NAME: Final = _Rule(lambda value: isinstance(value, str) and value != "", "a non-empty string")
 _SIZE: Final = _whole(0, MAX_BYTES, "a whole number of bytes from 0 to 2^53")
-_COUNT: Final = _whole(0, MAX_FLOPS, "an integer from 0 to 10^18")
+_COUNT: Final = _whole(0, 10**18, "an integer from 0 to 10^18")
 _FLAG: Final = _Rule(lambda value: isinstance(value, bool), "true or false")
 _OBJECT: Final = _Rule(lambda value: isinstance(value, dict), "an object")
 _PHASE: Final = _Rule(
@@ -108,11 +107,9 @@ def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tupl
             continue
         value = item.get(key)
         if not rule.accepts(value):
-            got = (
-                f"[{', '.join(map(shown, value))}]"
-                if key == "inputs" and isinstance(value, list)
-                else shown(value)
-            )
+            got = shown(value)
+            if rule is _NAMES and isinstance(value, list):
+                got = f"[{', '.join(map(shown, value))}]"
             yield (key,), f"expected {rule.expected}, got {got}"
         elif rule is _NAME and not _is_utf8(str(value)):
             yield (key,), f"expected characters that UTF-8 can hold, got {shown(value)}"
@@ -158,7 +155,10 @@ def _order_faults(nodes: Sequence[Any], outputs: Sequence[tuple[str, ...] | None
             elif None not in outputs:
                 yield f"{_place(nodes, k)}.inputs: no node makes a tensor {shown(name)}"
     if any(made >= read for made, read in edges):
-        yield from _cycle_fault(nodes, edges)
+        import networkx as nx
+
+        found = cycle_fault(nx.DiGraph(edges), lambda k: nodes[k].get("name"))
+        yield from (f"nodes: {fault}" for fault in found)
 
 
 def _repeated_names(
@@ -182,15 +182,16 @@ def _repeated_names(
             maker.setdefault(name, k)
 
 
-def _cycle_fault(nodes: Sequence[Any], edges: Sequence[tuple[int, int]]) -> Iterator[str]:
+def cycle_fault(digraph: networkx.DiGraph[Any], name: Callable[[Any], object]) -> Iterator[str]:
+    """Yield a cycle of a digraph, where it has one, by the names of its keys."""
     import networkx as nx
 
     try:
-        cycle = nx.find_cycle(nx.DiGraph(edges))
+        cycle = nx.find_cycle(digraph)
     except nx.NetworkXNoCycle:
         return
-    path = " -> ".join(str(nodes[k].get("name")) for k in (*(k for k, _ in cycle), cycle[0][0]))
-    yield f"nodes: the graph has a cycle: {path}"
+    path = " -> ".join(str(name(key)) for key in (*(key for key, _ in cycle), cycle[0][0]))
+    yield f"the graph has a cycle: {path}"
 
 
 def _output_names(node: Any) -> tuple[str, ...] | None:
