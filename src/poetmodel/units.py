@@ -204,12 +204,12 @@ def _read(value: object, kind: _Kind) -> tuple[Fraction, str | None]:
         if match is not None:
             mantissa, exponent, unit = match.groups()
             return Fraction(mantissa) * Fraction(10) ** int(exponent or 0), unit
-    elif isinstance(value, Real | Decimal) and not isinstance(value, bool):
+    elif not isinstance(value, bool) and isinstance(value, Real | Decimal):
         number = value if isinstance(value, Rational) else float(value)
-        if (isinstance(number, Rational) or math.isfinite(number)) and number >= 0:
-            return Fraction(number), None
-        msg = f"expected {kind.forms}, finite and not negative, got {shown(value)}"
-        raise BudgetError(msg)
+        if (isinstance(number, float) and not math.isfinite(number)) or number < 0:
+            msg = f"expected {kind.forms}, finite and not negative, got {shown(value)}"
+            raise BudgetError(msg)
+        return Fraction(number), None
     msg = f"expected {kind.forms}, got {shown(value)}"
     raise BudgetError(msg)
 

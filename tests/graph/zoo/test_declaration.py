@@ -48,7 +48,7 @@ def test_weight_size() -> None:
 def test_counts_that_are_none_are_refused(bad: object) -> None:
     """Whatever is no whole number from 1 to a million is named with its value."""
     with pytest.raises(InputError, match="image_size: expected a whole number from 1 to 1000000"):
-        require_counts(image_size=bad)  # type: ignore[arg-type]
+        require_counts(image_size=bad)
 
 
 def test_counts_report_all_faults_at_once() -> None:

@@ -81,7 +81,7 @@ class Value(Array):
         return Value(name=name, shape=shape, item_bytes=item_bytes or self.item_bytes)
 
 
-def require_counts(**counts: int) -> None:
+def require_counts(**counts: object) -> None:
     """Raise with every option of a model that is no whole number from 1 to a million."""
     faults = [
         f"{name}: expected a whole number from 1 to {_LARGEST_COUNT}, got {count!r}"

@@ -31,7 +31,8 @@ def conv_bn(tape: Tape, x: Value, names: tuple[str, str], *, kernel: int, **size
 
     `sizes` are the other sizes of `conv2d`: `channels`, `stride` and `groups`.
     """
-    x = tape.record(conv2d(names[0], x, kernel=kernel, padding=kernel // 2, **sizes))
+    convolution = conv2d(names[0], x, kernel=kernel, padding=kernel // 2, bias=False, **sizes)
+    x = tape.record(convolution)
     return tape.record(batch_norm(names[1], x))
 
 
@@ -42,7 +43,8 @@ def activate(tape: Tape, name: str, x: Value, kind: str = "relu") -> Value:
 
 def drop(tape: Tape, name: str, x: Value, *, rate: float) -> Value:
     """Add the two nodes of dropout, or none where nothing is dropped."""
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+    given: object = rate
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1:
         msg = f"dropout: expected a number from 0 to below 1, got {rate!r}"
         raise InputError(msg)
     if rate == 0:
