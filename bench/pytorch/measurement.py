@@ -219,7 +219,7 @@ def compiled(
     found, result = step.compiled, step.result
     return TrainingMethod(
         run=step,
-        written_bytes=lambda: found.runner.traffic.written_bytes,
+        written_bytes=lambda: found.runner.traffic[0],
         details={
             "status": str(result.status),
             "reason": result.reason,

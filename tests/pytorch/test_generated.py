@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from eager_steps import differing  # noqa: E402
 from poetmodel.plan import Instruction, Op, Plan  # noqa: E402
 from poetmodel.torch import trace  # noqa: E402
-from poetmodel.torch.generated import generate  # noqa: E402
+from poetmodel.torch.generated import Generated  # noqa: E402
 from poetmodel.torch.runtime import Runner  # noqa: E402
 from random_programs import random_plan  # noqa: E402
 from small_networks import ARCHITECTURES  # noqa: E402
@@ -70,14 +70,14 @@ def test_the_source_is_straight_down() -> None:
     traced = trace(*residual(), measure_workspace=False)
     plan = random_plan(traced.graph, Random(0), "blocking", page=0.0, drop=0.0)  # noqa: S311
     numbers = range(len(traced.parts.storages))
-    generated = generate(traced, plan.program, numbers)
+    generated = Generated(traced, plan.program, numbers)
     lines = generated.source.splitlines()
     assert lines[0] == "def step(arguments, emit, pages):"
     assert all(line.startswith("    ") and line[4] != " " for line in lines[1:])
     frees = [step.index for step in plan.program if step.op == Op.FREE]
     freed = [line.strip() for line in lines if line.strip().startswith("del t")]
     assert freed == [f"del t{index}" for index in frees]
-    names = [emission.result.name for emission in generated.held]
+    names = [emission.result.name for emission in generated.held.values()]
     assert names.count("loss") == 1
     assert "mutation of 1.bn.running_mean" in names
     assert "get_state" not in generated.source
@@ -90,7 +90,7 @@ def test_random_operations_keep_their_state_only_where_needed() -> None:
     once = [Instruction(Op.COMPUTE, k) for k in range(len(traced.graph.nodes))]
     twice = [*once[: dropout + 1], once[dropout], *once[dropout + 1 :]]
     numbers = range(len(traced.parts.storages))
-    source = generate(traced, tuple(twice), numbers).source
+    source = Generated(traced, tuple(twice), numbers).source
     assert source.count(f"g{dropout} = get_state()") == 1
     assert source.count(f"set_state(g{dropout})") == 1
     assert source.count("set_state(now)") == 1

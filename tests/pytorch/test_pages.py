@@ -57,7 +57,7 @@ def test_pages_come_back(file: PageFile) -> None:
         file.read(index, bytes_of(held))
         assert torch.equal(tensor, again)
         assert tensor.stride() == again.stride() == (1, 5)
-    assert file.traffic.written_bytes == file.traffic.read_bytes == 20 * 1007
+    assert file.written_bytes == file.read_bytes == 20 * 1007
     assert file.path.stat().st_size == size == file.bytes == ALIGNMENT_BYTES + 20000
     file.check()
 

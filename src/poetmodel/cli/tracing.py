@@ -78,8 +78,7 @@ class CostingOptions:
         from poetmodel.torch.target import load_step
 
         with redirect_stdout(sys.stderr):
-            step = load_step(target)
-            return trace(step.model, step.loss_fn, step.inputs, name=self.name)
+            return trace(*load_step(target), name=self.name)
 
     def measure(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:
         """Measure a trace on this host, and return notes; its output goes to stderr."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -61,14 +62,10 @@ class ResultDifference:
 
 
 def check_agreement(compiled: Compiled) -> None:
-    """Run eager PyTorch twice and a compiled step once, and see that all give the same.
+    """Run eager PyTorch twice and a compiled step once on the inputs of the capture, and compare.
 
-    They run on the inputs that the step was captured with.
-
-    Raises
-    ------
-    CaptureError
-        If loss or gradients differ by more than the rounding of sums in another order.
+    Raises `CaptureError` if loss or gradients differ by more than the rounding of sums in another
+    order.
 
     Notes
     -----
@@ -237,12 +234,6 @@ class State:
         self._clear_gradients()
         return found, torch.get_rng_state()
 
-    def make_gradients(self) -> None:
-        """Give gradients of zeros to all that are trained."""
-        for tensor in self.targets.values():
-            if tensor.requires_grad and tensor.is_leaf:
-                tensor.grad = torch.zeros_like(tensor)
-
     def _clear_gradients(self) -> None:
         for tensor in self.targets.values():
             tensor.grad = None
@@ -260,16 +251,13 @@ def differences(
     }
     for name in sorted(expected.keys() | found.keys()):
         one, other = expected.get(name), found.get(name)
-        if one is None or other is None or one.shape != other.shape:
-            yield ResultDifference(name=name, largest=None, op=ops.get(name, ""))
-        elif not _same(one, other):
+        largest = None
+        if one is not None and other is not None and one.shape == other.shape:
+            # NaN counts as equal to NaN.
+            if torch.equal(one, other) or ((one == other) | (one.isnan() & other.isnan())).all():
+                continue
             largest = float((one.double() - other.double()).abs().max())
-            yield ResultDifference(name=name, largest=largest, op=ops.get(name, ""))
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors are equal; NaN counts as equal to NaN."""
-    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+        yield ResultDifference(name=name, largest=largest, op=ops.get(name, ""))
 
 
 # -- the certificate ---------------------------------------------------------------------------
@@ -388,26 +376,20 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     """
     state = State(compiled, inputs)
 
-    def eager() -> torch.Tensor:
-        return eager_step(compiled, inputs)
-
-    def ours() -> torch.Tensor:
-        return compiled.runner(inputs)
-
-    def accumulating() -> torch.Tensor:
-        return compiled.runner(inputs, waits=False)
-
+    eager = partial(eager_step, compiled, inputs)
+    ours = partial(compiled.runner, inputs)
+    accumulating = partial(compiled.runner, inputs, waits=False)
     with state.kept():
         expected, expected_random = state.results(eager)
-        traffic = compiled.runner.traffic
-        before = (traffic.written_bytes, traffic.read_bytes)
+        before = compiled.runner.traffic
         found, found_random = state.results(ours)
-        traffic = compiled.runner.traffic
-        moved = (traffic.written_bytes - before[0], traffic.read_bytes - before[1])
+        written, read = map(operator.sub, compiled.runner.traffic, before)
         apart = tuple(differences(compiled, expected, found))
         count = len(expected.keys() | found.keys())
         del expected, found
-        state.make_gradients()
+        for tensor in state.targets.values():
+            if tensor.requires_grad and tensor.is_leaf:
+                tensor.grad = torch.zeros_like(tensor)
         storage = state.again(lambda: storage_peak_bytes(accumulating, state.tensors()))
         heap = state.again(lambda: heap_peak_bytes(accumulating))
         eager_heap = state.again(lambda: heap_peak_bytes(eager))
@@ -428,8 +410,8 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         second_gradients_bytes=(
             compiled.trace.graph.resident_bytes.get("gradients", 0) if compiled.runner.waits else 0
         ),
-        written_bytes=moved[0],
-        read_bytes=moved[1],
+        written_bytes=written,
+        read_bytes=read,
         plan_written_bytes=compiled.check.written_bytes,
         plan_read_bytes=compiled.check.read_bytes,
         time_s=min(ours_s for _, ours_s in times),

@@ -16,8 +16,8 @@ from poetmodel.errors import InputError
 from poetmodel.graph.io import graph_to_dict
 from poetmodel.torch.comparison import certify
 from poetmodel.torch.errors import CaptureError, enough_memory
-from poetmodel.torch.inputs import check_inputs, unflatten
-from poetmodel.torch.preparation import Compiled, Dynamic, Options, prepare
+from poetmodel.torch.inputs import input_faults, refuse, unflatten
+from poetmodel.torch.preparation import Compiled, Options, prepare
 from poetmodel.torch.profiling import Profile
 
 if TYPE_CHECKING:
@@ -145,8 +145,6 @@ class Step:
         self._current = self._compile(inputs)
         self._certificates: dict[int, Certificate] = {}
 
-    # -- running -----------------------------------------------------------------------------
-
     def __call__(self, *inputs: Any, **named: Any) -> torch.Tensor:
         """Run one step: fill ``.grad`` (accumulating), update buffers, return the loss.
 
@@ -184,9 +182,9 @@ class Step:
             raise CaptureError(msg)
         known = self._known(inputs)
         if known is None:
-            if self._options.dynamic == Dynamic.ERROR:
+            if self._options.dynamic == "error":
                 flat = self._current.trace.joint.flat_inputs(inputs)
-                check_inputs(name, inputs)
+                refuse(name, input_faults(inputs))
                 told = "; ".join(self._current.guards.differences(flat))
                 msg = f"{name}: {told}; compile again, or with dynamic='retrace'"
                 raise CaptureError(msg)
@@ -206,8 +204,6 @@ class Step:
             if compiled.guards.hold(flat):
                 return compiled, flat
         return None
-
-    # -- what it is ----------------------------------------------------------------------------
 
     @property
     def compiled(self) -> Compiled:
@@ -307,8 +303,6 @@ class Step:
             "file; copy or save the model (state_dict()), and compile a step of the copy"
         )
         raise TypeError(msg)
-
-    # -- compiling -----------------------------------------------------------------------------
 
     def _compile(self, inputs: Sequence[Any]) -> Compiled:
         first = self._compiled[0] if self._compiled else None

@@ -38,10 +38,7 @@ class PageError(PoetModelError, OSError):
 def require_torch() -> str:
     """Return the version of the installed PyTorch.
 
-    Raises
-    ------
-    BackendUnavailableError
-        If PyTorch is missing or older than `LEAST`.
+    Raises `BackendUnavailableError` if it is missing or older than `LEAST`.
     """
     from packaging.version import Version
 
@@ -125,7 +122,11 @@ def _reason(error: BaseException, where: str) -> str:
         )
     if _is_memory(error):
         return f"there is not enough memory{where}; {_MEMORY_ADVICE}"
-    if _is_compiled(error):
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(
+        code.co_name == "compile_wrapper" or any(mark in code.co_filename for mark in _COMPILED)
+        for code in codes
+    ):
         return (
             f"a function that is called{where} is compiled (torch.compile), and its operations "
             "cannot be captured; give the function that it was made of"
@@ -169,33 +170,20 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
-def _is_compiled(error: BaseException) -> bool:
-    """Return whether something was raised in what ``torch.compile`` made of a function."""
-    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return any(
-        code.co_name == "compile_wrapper" or any(mark in code.co_filename for mark in _COMPILED)
-        for code in codes
-    )
-
-
 def user_place(error: BaseException) -> str | None:
     """Return the innermost line that belongs neither to PyTorch nor to this package."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        path = frame.f_code.co_filename
-        if path.startswith("<") or "torchinductor" in path or _is_foreign(path):
-            continue
-        text = linecache.getline(path, line).strip()
-        return f"{path}:{line}" + (f" ({text})" if text else "")
-    return None
-
-
-def _is_foreign(path: str) -> bool:
-    """Return whether a file is one of PyTorch, of this package or of the standard library."""
     folders = [Path(__file__).parents[1]]
     torch = sys.modules.get("torch")
     if torch is not None and torch.__file__ is not None:
         folders.append(Path(torch.__file__).parent)
-    file = Path(path)
     library = Path(os.__file__).parent
-    standard = file.is_relative_to(library) and "site-packages" not in file.parts
-    return standard or any(file.is_relative_to(folder) for folder in folders)
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        path = frame.f_code.co_filename
+        file = Path(path)
+        standard = file.is_relative_to(library) and "site-packages" not in file.parts
+        ours = standard or any(file.is_relative_to(folder) for folder in folders)
+        if ours or path.startswith("<") or "torchinductor" in path:
+            continue
+        text = linecache.getline(path, line).strip()
+        return f"{path}:{line}" + (f" ({text})" if text else "")
+    return None

@@ -4,65 +4,39 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from poetmodel.plan import Op
+from poetmodel.plan import Op, Program
 from poetmodel.torch.interpreter import kernel_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from poetmodel.plan import Program
     from poetmodel.torch.pages import Pages
     from poetmodel.torch.tracing import Trace
-    from poetmodel.torch.units import Emission, Reading, Unit
+    from poetmodel.torch.units import Reading, Unit
 
     Emit = Callable[[int, torch.Tensor], None]
     Function = Callable[[Sequence[Any], Emit, Pages | None], Sequence[torch.Tensor]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """A compiled program."""
-
-    source: str
-    function: Function
-    """Takes the values of the arguments, what is called with each gradient, and the pages; returns
-    the results of `held`."""
-    held: tuple[Emission, ...]
-    """What it returns: the loss, and the new values of buffers."""
-
-
-def generate(trace: Trace, program: Program, numbers: Sequence[int]) -> Generated:
-    """Turn a program into Python, and compile it.
+    """A program as Python, compiled.
 
     It is a valid plan of the graph that has the storages `numbers` for tensors; all other storages
     are kept as long as anything reads them. Operations that draw random numbers and are recomputed
     do so from the state that they began with the first time.
     """
-    writer = _Writer(trace, program, numbers)
-    source = "\n".join(writer.lines())
-    code = compile(source, f"<poetmodel step of {trace.graph.name}>", "exec")
-    exec(code, writer.constants)  # noqa: S102 - the source is made here, of nothing but numbers
-    return Generated(
-        source=source, function=writer.constants["step"], held=tuple(writer.held.values())
-    )
-
-
-class _Writer:
-    """Writes the program line by line."""
 
     def __init__(self, trace: Trace, program: Program, numbers: Sequence[int]) -> None:
         self.parts = trace.parts
+        counts = [len(storage.layouts) for storage in trace.parts.storages]
         self.names = [
-            tuple(f"t{k}_{place}" for place in range(len(storage.layouts)))
-            if len(storage.layouts) > 1
-            else (f"t{k}",)
-            for k, storage in enumerate(trace.parts.storages)
+            tuple(f"t{k}_{place}" for place in range(count)) if count > 1 else (f"t{k}",)
+            for k, count in enumerate(counts)
         ]
         """Names of the tensors in each storage."""
         self.arguments = {a.node: f"a{k}" for k, a in enumerate(trace.joint.arguments)}
@@ -79,19 +53,18 @@ class _Writer:
         for number, emission in enumerate(trace.parts.emissions):
             self.emissions.setdefault(emission.after, []).append(number)
         self.held = {k: e for k, e in enumerate(trace.parts.emissions) if e.held}
+        """What the function returns, by number: the loss, and the new values of buffers."""
         self.count = Counter(step.index for step in program if step.op == Op.COMPUTE)
         self.computed: set[int] = set()
         self.dead = self._dead()
+        body = "\n    ".join(self._lines())
+        self.source = f"def step(arguments, emit, pages):\n    {body}"
+        code = compile(self.source, f"<poetmodel step of {trace.graph.name}>", "exec")
+        exec(code, self.constants)  # noqa: S102 - the source is made here, of nothing but numbers
+        self.function: Function = self.constants["step"]
+        """Takes the values of the arguments, what is called with each gradient, and the pages."""
 
-    # -- lines -------------------------------------------------------------------------------
-
-    def lines(self) -> Iterator[str]:
-        """Yield the source."""
-        yield "def step(arguments, emit, pages):"
-        for line in self._body():
-            yield f"    {line}"
-
-    def _body(self) -> Iterator[str]:
+    def _lines(self) -> Iterator[str]:
         if self.arguments:
             yield f"({', '.join(self.arguments.values())},) = arguments"
         for place, (op, index) in enumerate(self.program):
@@ -175,8 +148,6 @@ class _Writer:
         for number, place in last.items():
             dead.setdefault(place, []).extend(self.names[number])
         return dead
-
-    # -- expressions -------------------------------------------------------------------------
 
     def _views(self, reads: Reading) -> Iterator[str]:
         for view in reads.views:

@@ -70,7 +70,6 @@ class InputSpec:
     """
 
     kind: InputKind
-    """Where it comes from."""
     node: fx.Node
     """Its placeholder (for a constant: the node that fetches it)."""
     target: str
@@ -86,7 +85,6 @@ class OutputSpec:
     """An output of the graph: a value that the step hands out."""
 
     kind: OutputKind
-    """What it is for."""
     node: fx.Node
     """The node whose value it is; may be a view, or the node of an input."""
     target: InputSpec | None
@@ -170,10 +168,7 @@ class Joint:
     def flat_inputs(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return the inputs of a step as a flat tuple.
 
-        Raises
-        ------
-        CaptureError
-            If they are not nested as those that it was captured with.
+        Raises `CaptureError` if they are not nested as those that it was captured with.
         """
         flat, spec = flatten(inputs)
         if spec == self.input_spec:
@@ -182,25 +177,15 @@ class Joint:
         if one != other:
             msg = f"{self.name}: expected {one} inputs (the target last), got {other}"
         else:
-            told = f"expected inputs nested as {_nesting(self.input_spec)}, got {_nesting(spec)}"
-            msg = f"{self.name}: {told}"
+            nests = [unflatten([_Star()] * s.num_leaves, s) for s in (self.input_spec, spec)]
+            msg = f"{self.name}: expected inputs nested as {nests[0]!r}, got {nests[1]!r}"
         raise CaptureError(msg)
 
     def value(self, argument: InputSpec, inputs: Sequence[Any] | None = None) -> torch.Tensor:
-        """Return what an argument stands for now.
+        """Return what an argument stands for now: of flat inputs, or those of the capture.
 
-        Parameters
-        ----------
-        argument : InputSpec
-            One of `arguments`.
-        inputs : sequence, optional
-            Flat inputs of the step; by default those that it was captured with.
-
-        Returns
-        -------
-        torch.Tensor
-            The parameter or buffer itself, the input, the constant, or ones for a tangent. An input
-            that is a number and no tensor is itself; the graph holds it as it was at the capture.
+        The parameter or buffer itself, the input, the constant, or ones for a tangent. An input
+        that is a number and no tensor is itself; the graph holds it as it was at the capture.
         """
         if argument.kind is InputKind.USER_INPUT:
             chosen = self.inputs if inputs is None else inputs
@@ -219,11 +204,6 @@ class Joint:
 class _Star:
     def __repr__(self) -> str:
         return "*"
-
-
-def _nesting(spec: Any) -> str:
-    """Return how inputs are nested, with a star for each leaf."""
-    return repr(unflatten([_Star()] * spec.num_leaves, spec))
 
 
 # -- from the descriptors of AOTAutograd -------------------------------------------------------

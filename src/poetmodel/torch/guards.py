@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph_signature import BODY, InputKind, OutputKind
+from poetmodel.torch.graph_signature import InputKind, Joint, OutputKind, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from poetmodel.torch.graph_signature import Joint
-
 _SETTINGS: Final = (bool, int, float, str, NoneType, tuple)
 """Types of the attributes of PyTorch's modules that say what a module computes."""
+_HOOKS: Final = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +54,17 @@ class Guards:
     def __init__(self, joint: Joint) -> None:
         self._joint = joint
         named = tuple(joint.module.named_modules())
-        self._names = tuple(_shown_name(name) for name, _ in named)
+        self._names = tuple(shown_path(path) or "the model" for path, _ in named)
         # As long as these are held, no other module can have the identity of one of them.
         self._modules = tuple(module for _, module in named)
         self._identities = tuple(map(id, self._modules))
-        settings = tuple(
+        self._settings = tuple(
             (module.__dict__, key, f"{name}.{key}")
             for name, module in zip(self._names, self._modules, strict=True)
             if type(module).__module__.partition(".")[0] == "torch"
             for key, value in module.__dict__.items()
             if isinstance(value, _SETTINGS) and key != "training" and not key.startswith("_")
         )
-        self._settings = tuple((state, key) for state, key, _ in settings)
-        self._setting_names = tuple(told for _, _, told in settings)
         changed = {r.target for r in joint.results if r.kind is not OutputKind.LOSS}
         inputs = [argument for argument in joint.of(InputKind.USER_INPUT) if argument in changed]
         self._written = tuple(argument.position or 0 for argument in inputs)
@@ -96,8 +96,6 @@ class Guards:
                 yield f"{argument.name} was {_shown(form)} and is {_shown(other)}"
         yield from _untied(self._shared, before.same, now.same)
         yield from self._module_differences(now)
-        if before.autocast != now.autocast:
-            yield "autocast is on around the step: use it inside of the model and the loss"
 
     def _module_differences(self, now: Assumptions) -> Iterator[str]:
         before = self.compiled
@@ -107,10 +105,12 @@ class Guards:
         for name, hooks, others in zip(self._names, before.hooks, now.hooks, strict=True):
             if hooks != others:
                 yield f"hooks of {name} came or went"
-        settings = zip(self._setting_names, before.settings, now.settings, strict=True)
-        for name, value, other in settings:
+        settings = zip(self._settings, before.settings, now.settings, strict=True)
+        for (_, _, name), value, other in settings:
             if value != other:
                 yield f"{name} was {value!r} and is {other!r}"
+        if before.autocast != now.autocast:
+            yield "autocast is on around the step: use it inside of the model and the loss"
 
     def _assumptions(self, inputs: Sequence[Any]) -> Assumptions:
         """Return what a step on some flat inputs depends on, as things are now."""
@@ -133,18 +133,8 @@ class Guards:
             inputs=tuple(map(_form, inputs)),
             modules=identities,
             training=tuple([state["training"] for state in states]),
-            hooks=tuple(
-                [
-                    (
-                        *state["_forward_hooks"],
-                        *state["_forward_pre_hooks"],
-                        *state["_backward_hooks"],
-                        *state["_backward_pre_hooks"],
-                    )
-                    for state in states
-                ]
-            ),
-            settings=tuple([state.get(key) for state, key in self._settings]),
+            hooks=tuple([tuple(chain(*map(state.get, _HOOKS))) for state in states]),
+            settings=tuple([state.get(key) for state, key, _ in self._settings]),
             tensors=tuple(map(_form, values)),
             same=tuple([first.setdefault(found, k) for k, found in enumerate(shared)]),
             autocast=torch.is_autocast_enabled("cpu"),
@@ -177,6 +167,10 @@ def refuse_inputs(inputs: Iterable[Any]) -> None:
             raise CaptureError(_hooks_told("step", [f"inputs[{place}]"]))
 
 
+_SHOWN: Final = 5
+"""Most parameters that a message names."""
+
+
 def _is_hooked(tensor: torch.Tensor | None) -> bool:
     """Return whether PyTorch would run a hook when a tensor gets its gradient."""
     return tensor is not None and bool(
@@ -194,10 +188,6 @@ def _hooks_told(name: str, parameters: Sequence[str]) -> str:
         "register_post_accumulate_grad_hook); remove them, and do what they do with .grad after "
         "the step"
     )
-
-
-_SHOWN: Final = 5
-"""Most parameters that a message names."""
 
 
 # -- words and forms ---------------------------------------------------------------------------
@@ -219,10 +209,6 @@ def _shown(form: Any) -> str:
     shape, dtype, stride, device, trained = form
     named = f"{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)}"
     return f"{named} on {device}" + (", requiring a gradient" if trained else "")
-
-
-def _shown_name(path: str) -> str:
-    return "the model" if path == BODY else path.removeprefix(f"{BODY}.")
 
 
 def _replaced(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> str:

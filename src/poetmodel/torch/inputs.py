@@ -163,16 +163,6 @@ def loss_in(name: str, output: Any) -> Any:
 # -- what they must be -------------------------------------------------------------------------
 
 
-def check_step(name: str, model: torch.nn.Module, loss_fn: object, inputs: Sequence[Any]) -> None:
-    """Raise `CaptureError` if what is to be captured cannot be, as far as shows before a run."""
-    refuse(name, _step_faults(model, loss_fn, inputs))
-
-
-def check_inputs(name: str, inputs: object) -> None:
-    """Raise `CaptureError` if inputs are no tuple of something that a step can take."""
-    refuse(name, _input_faults(inputs))
-
-
 def refuse(name: str, faults: Iterable[str]) -> None:
     """Raise `CaptureError` with the first of some faults of a step."""
     for fault in faults:
@@ -180,7 +170,8 @@ def refuse(name: str, faults: Iterable[str]) -> None:
         raise CaptureError(msg)
 
 
-def _step_faults(model: torch.nn.Module, loss_fn: object, inputs: Sequence[Any]) -> Iterator[str]:
+def step_faults(model: torch.nn.Module, loss_fn: object, inputs: Sequence[Any]) -> Iterator[str]:
+    """Yield why a step cannot be captured, as far as shows before a run."""
     if not torch.is_grad_enabled():
         yield "gradients are off (torch.no_grad): capture a training step outside of it"
     if not isinstance(model, torch.nn.Module):
@@ -191,7 +182,7 @@ def _step_faults(model: torch.nn.Module, loss_fn: object, inputs: Sequence[Any])
         yield f"loss_fn: expected a function or None, got {shown(loss_fn)}"
     if _is_compiled(loss_fn):
         yield "loss_fn is compiled (torch.compile); give the function that it was made of"
-    yield from _input_faults(inputs)
+    yield from input_faults(inputs)
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         if torch.nn.parameter.is_lazy(tensor):
             yield (
@@ -237,7 +228,8 @@ def _is_compiled(function: object) -> bool:
     return made_of and not getattr(function, "_torchdynamo_disable", False)
 
 
-def _input_faults(inputs: object) -> Iterator[str]:
+def input_faults(inputs: object) -> Iterator[str]:
+    """Yield why inputs are no tuple of what a step can take."""
     if not isinstance(inputs, tuple | list):
         yield (
             "inputs: expected a tuple such as (x, y), the target last, "

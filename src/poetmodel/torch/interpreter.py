@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 import tempfile
@@ -11,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from contextlib import contextmanager
 from functools import cache
 from itertools import accumulate
+from operator import getitem, itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -19,12 +19,11 @@ from torch.autograd.profiler import profile, record_function
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poetmodel.torch.graph_signature import InputKind
+from poetmodel.torch.graph_signature import InputKind, Joint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from poetmodel.torch.graph_signature import Joint
     from poetmodel.torch.units import Units
 
     Execute = Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]
@@ -96,8 +95,6 @@ def _dropout(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tensor after dropout, and which elements were kept.
 
-    Notes
-    -----
     A capture has the dropout of accelerators, whose mask is boolean: a quarter of the bytes that
     eager saves on the processor. It multiplies by the mask and by ``1 / (1 - p)`` one after the
     other, where eager's multiplies by their product, rounded to the type of the tensor; and it
@@ -118,8 +115,6 @@ def _dropout(
 def _dropout_backward(p: float | None) -> Callable[..., torch.Tensor]:
     """Return the backward of dropout: the gradient times what the input was multiplied by.
 
-    Notes
-    -----
     PyTorch's kernel mixes types and makes three tensors; to convert first and to multiply in place
     makes one, and takes a third of the time.
     """
@@ -141,7 +136,7 @@ def _dropped_ratio(node: fx.Node) -> float | None:
     dropout = torch.ops.aten.native_dropout.default
     for mask in node.all_input_nodes:
         for source in mask.all_input_nodes:
-            if mask.target is operator.getitem and source.target is dropout:
+            if mask.target is getitem and source.target is dropout:
                 ratio: Any = source.args[1]
                 return float(ratio)
     return None
@@ -164,18 +159,10 @@ _NOTICE: Final = b"USDT:"
 def workspace_bytes(joint: Joint, parts: Units) -> tuple[int, ...]:
     """Measure the workspace of each unit, with the memory events of PyTorch's profiler.
 
-    The step runs twice, first to fill the caches of libraries.
-
-    Returns
-    -------
-    tuple of int, one per unit [B]
-        The highest total of allocations during the operation, less its outputs; 0 on the ``meta``
-        device, where nothing is computed.
-
-    Notes
-    -----
-    Only memory that goes through PyTorch's allocator is seen; that includes the scratchpads of
-    oneDNN convolutions, which are the largest.
+    It is the highest total of allocations during the operation, less its outputs [B]; 0 on the
+    ``meta`` device, where nothing is computed. The step runs twice, first to fill the caches of
+    libraries. Only memory that goes through PyTorch's allocator is seen; that includes the
+    scratchpads of oneDNN convolutions, which are the largest.
     """
     if any(joint.value(a).is_meta for a in joint.of(InputKind.PARAMETER)):
         return (0,) * len(parts.units)
@@ -196,12 +183,10 @@ def workspace_bytes(joint: Joint, parts: Units) -> tuple[int, ...]:
 def heap_peak_bytes(work: Callable[[], object]) -> int:
     """Measure the highest total of what PyTorch allocates while something runs [B].
 
-    Notes
-    -----
     By the memory events of PyTorch's profiler: tensors and workspaces, less what is freed. What was
     there before does not count.
     """
-    return _highest(size for _, size in _changes(_events(work)))
+    return _highest(_changes(_events(work)))
 
 
 def _peaks(events: Sequence[Any]) -> dict[int, int]:
@@ -211,10 +196,10 @@ def _peaks(events: Sequence[Any]) -> dict[int, int]:
     for event in events:
         if event.name().startswith(_MARK):
             begin, length = event.start_ns(), event.duration_ns()
-            first = bisect_left(changes, begin, key=_moment)
-            last = bisect_right(changes, begin + length, key=_moment)
+            first = bisect_left(changes, begin, key=itemgetter(0))
+            last = bisect_right(changes, begin + length, key=itemgetter(0))
             number = int(event.name().removeprefix(_MARK))
-            peaks[number] = _highest(size for _, size in changes[first:last])
+            peaks[number] = _highest(changes[first:last])
     return peaks
 
 
@@ -229,16 +214,12 @@ def _events(work: Callable[[], object]) -> Sequence[Any]:
 def _changes(events: Iterable[Any]) -> list[tuple[int, int]]:
     """Return when memory was taken and given back [ns], and how much [B], in order."""
     found = [(event.start_ns(), event.nbytes()) for event in events if event.name() == _MEMORY]
-    return sorted(found, key=_moment)
+    return sorted(found, key=itemgetter(0))
 
 
-def _moment(change: tuple[int, int]) -> int:
-    return change[0]
-
-
-def _highest(sizes: Iterable[int]) -> int:
-    """Return the highest running sum, 0 or more."""
-    return max(accumulate(sizes, initial=0))
+def _highest(changes: Iterable[tuple[int, int]]) -> int:
+    """Return the highest running sum of sizes, 0 or more."""
+    return max(accumulate((size for _, size in changes), initial=0))
 
 
 @contextmanager

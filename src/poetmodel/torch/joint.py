@@ -29,7 +29,7 @@ from poetmodel.torch.graph_signature import (
     output_specs,
     shown_path,
 )
-from poetmodel.torch.inputs import check_step, flatten, loss_in, refuse, takes_keywords, unflatten
+from poetmodel.torch.inputs import flatten, loss_in, refuse, step_faults, takes_keywords, unflatten
 from poetmodel.torch.interpreter import tensors_in
 from poetmodel.torch.module_state import AssignedBuffers, Attributes, Draws
 
@@ -71,7 +71,7 @@ def capture(
         If the step cannot be captured: says which operation, where, and what to do.
     """
     name = name or type(model).__name__
-    check_step(name, model, loss_fn, inputs)
+    refuse(name, step_faults(model, loss_fn, inputs))
     flat, spec = flatten(inputs)
     stepped, assigned = _with_loss(
         name,
@@ -97,12 +97,14 @@ def capture(
             onednn(enabled=mkldnn and not has_lstm),
             native_operators(),
         ):
-            with _annotated(stepped, trail, draws.check):
-                graph_module = _export(stepped, tuple(flat), mkldnn=mkldnn)
-            if assigned.learn():
+            while True:
+                context = TracingContext(fake_mode(mkldnn=mkldnn))
+                recorded = _annotated(stepped, trail, draws.check)
+                with recorded, ExitStack() as stack, tracing(context):
+                    exported = aot_export_joint_with_descriptors(stack, stepped, tuple(flat))
+                if not assigned.learn():
+                    break
                 attributes.put_back()
-                with _annotated(stepped, trail, draws.check):
-                    graph_module = _export(stepped, tuple(flat), mkldnn=mkldnn)
             draws.check()
     finally:
         assigned.at_start = None
@@ -115,6 +117,7 @@ def capture(
             name,
             ", ".join(shown_path(f"{path}.{key}") for path, key in stale),
         )
+    graph_module = exported.graph_module
     arguments = tuple(input_specs(name, graph_module))
     joint = Joint(
         name=name,
@@ -157,15 +160,6 @@ def _with_loss(
     stepped = FlatModule()
     assigned = AssignedBuffers(stepped, name=name)
     return stepped, assigned
-
-
-def _export(stepped: torch.nn.Module, inputs: tuple[Any, ...], *, mkldnn: bool) -> fx.GraphModule:
-    """Call PyTorch's capture."""
-    context = TracingContext(fake_mode(mkldnn=mkldnn))
-    with ExitStack() as stack, tracing(context):
-        exported = aot_export_joint_with_descriptors(stack, stepped, inputs)
-        graph_module: fx.GraphModule = exported.graph_module
-    return graph_module
 
 
 @contextmanager

@@ -337,9 +337,7 @@ def _content(value: Any) -> Any:
 def _same(one: Any, other: Any) -> bool:
     """Return whether two contents are the very same objects, in the same order."""
     if isinstance(one, dict):
-        return list(map(id, one)) == list(map(id, other)) and _same(
-            list(one.values()), list(other.values())
-        )
+        one, other = (*one, *one.values()), (*other, *other.values())
     return list(map(id, one)) == list(map(id, other))
 
 

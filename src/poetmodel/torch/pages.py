@@ -7,7 +7,6 @@ import os
 import tempfile
 import weakref
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,35 +28,13 @@ ALIGNMENT_BYTES: Final = 4096
 
 _WORD_BYTES: Final = 8
 _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
-
-
 _ADVICE: Final = "the next step makes a new one"
 
 
-@dataclass(slots=True)
-class Traffic:
-    """What was moved."""
-
-    written_bytes: int = 0
-    """Bytes paged out [B]."""
-    read_bytes: int = 0
-    """Bytes paged in [B]."""
-
-
 class PageFile:
-    """One file in the user's folder, of its full size from the beginning.
+    """One file in the user's folder, of its full size from the beginning; one page per storage.
 
-    Parameters
-    ----------
-    folder : str or Path
-        Where it lies; made if it is not there. The file is removed by `close`, or with the object.
-    storages : iterable of TensorStorage
-        What is paged, one page each.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be made, or the disk has no room for it.
+    The folder is made if it is not there. The file is removed by `close`, or with the object.
 
     Notes
     -----
@@ -73,7 +50,7 @@ class PageFile:
         for index, storage in self.storages.items():
             self.offsets[index] = -(-self.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             self.bytes = self.offsets[index] + storage.bytes
-        self.traffic = Traffic()
+        self.written_bytes = self.read_bytes = 0
         self._sums: dict[int, int] = {}
         self._folder = folder
         self._closed = self._lost = False
@@ -94,7 +71,13 @@ class PageFile:
             msg = f"{self.path}: the step was closed, and its page file removed; compile again"
             raise PageError(msg)
         if self._lost or self._process != os.getpid():
-            self._renew()
+            self._lost = True
+            self._remove()
+            try:
+                self._make()
+            except InputError as error:
+                raise PageError(str(error)) from None
+            self._lost = False
         try:
             there = self.path.stat()
         except OSError as error:
@@ -127,21 +110,12 @@ class PageFile:
             )
             raise InputError(msg) from None
 
-    def _renew(self) -> None:
-        self._lost = True
-        self._remove()
-        try:
-            self._make()
-        except InputError as error:
-            raise PageError(str(error)) from None
-        self._lost = False
-
     def write(self, index: int, memory: memoryview) -> None:
         """Write a page, and return when the medium has it."""
         self._sums[index] = checksum(memory)
         with self._told(index, "could not be written"):
             write_page(self._descriptor, memory, self.offsets[index])
-        self.traffic.written_bytes += len(memory)
+        self.written_bytes += len(memory)
 
     def read(self, index: int, memory: memoryview) -> None:
         """Read a page, and check that it is what was written."""
@@ -161,7 +135,7 @@ class PageFile:
                 "something changed the file, or the medium is failing"
             )
             raise PageError(msg)
-        self.traffic.read_bytes += size
+        self.read_bytes += size
 
     @contextmanager
     def _told(self, index: int, fault: str) -> Iterator[None]:
@@ -217,10 +191,13 @@ def _remove(descriptor: int, path: Path, process: int) -> None:
 
 
 class Pages:
-    """What a program pages with: transfers that the calling thread makes itself."""
+    """What a program pages with: the calling thread, or that of an executor in the same order."""
 
-    def __init__(self, file: PageFile) -> None:
+    def __init__(self, file: PageFile, executor: ThreadPoolExecutor | None = None) -> None:
         self._file = file
+        self._executor = executor
+        self._under_way: dict[int, Future[None]] = {}
+        self._started: list[Future[None]] = []
 
     def out(self, index: int, tensor: torch.Tensor) -> None:
         """Start to write the storage behind a tensor."""
@@ -234,29 +211,8 @@ class Pages:
 
     def wait(self, index: int) -> None:
         """Return when the transfer of a storage is done; raise what stopped it."""
-
-    def finish(self) -> None:
-        """Wait for all transfers; raise what stopped the first one that failed."""
-
-    def abandon(self) -> None:
-        """Drop the transfers that did not begin, and wait for the one under way."""
-
-    def _start(self, move: Any, index: int, storage: torch.UntypedStorage) -> None:
-        move(index, bytes_of(storage))
-
-
-class BackgroundPages(Pages):
-    """Transfers that one thread makes in the order in which they are started."""
-
-    def __init__(self, file: PageFile, executor: ThreadPoolExecutor) -> None:
-        super().__init__(file)
-        self._executor = executor
-        self._under_way: dict[int, Future[None]] = {}
-        self._started: list[Future[None]] = []
-
-    def wait(self, index: int) -> None:
-        """Return when the transfer of a storage is done; raise what stopped it."""
-        self._under_way.pop(index).result()
+        if self._executor is not None:
+            self._under_way.pop(index).result()
 
     def finish(self) -> None:
         """Wait for all transfers; raise what stopped the first one that failed."""
@@ -270,6 +226,9 @@ class BackgroundPages(Pages):
                 future.exception()
 
     def _start(self, move: Any, index: int, storage: torch.UntypedStorage) -> None:
+        if self._executor is None:
+            move(index, bytes_of(storage))
+            return
         future = self._executor.submit(_move, move, index, [storage])
         self._under_way[index] = future
         self._started.append(future)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import tempfile
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -14,14 +13,14 @@ import torch
 
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, CostError, InputError, VerificationError, shown
-from poetmodel.plan import check_plan
+from poetmodel.plan import Plan, PlanCheck, check_plan
 from poetmodel.planner import make_plan
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.solver import solve
 from poetmodel.torch.comparison import check_agreement
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.guards import Guards, refuse_inputs, refuse_surroundings
-from poetmodel.torch.inputs import check_inputs, flatten
+from poetmodel.torch.inputs import flatten, input_faults, refuse
 from poetmodel.torch.pages import make_folder
 from poetmodel.torch.profiling import Profile, measure
 from poetmodel.torch.runtime import Runner
@@ -40,17 +39,7 @@ from poetmodel.units import parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from poetmodel.plan import Plan, PlanCheck
     from poetmodel.result import SolveResult
-
-
-class Dynamic(StrEnum):
-    """What a step does with inputs unlike those that it was compiled for."""
-
-    ERROR = "error"
-    """Say what differs."""
-    RETRACE = "retrace"
-    """Compile for them too, and keep both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +64,7 @@ class Options:
         faults = []
         storage: Any = self.storage
         profile: Any = self.profile
-        if self.dynamic not in tuple(Dynamic):
+        if self.dynamic not in ("error", "retrace"):
             faults.append(f"dynamic: expected error or retrace, got {shown(self.dynamic)}")
         if not isinstance(storage, str | Path | None) or storage == "":
             faults.append(f"storage: expected a folder, got {shown(storage)}")
@@ -87,12 +76,6 @@ class Options:
             faults.append("give a device or a profile, not both")
         if faults:
             raise InputError(faults)
-
-    def objective(self, costs: Costs) -> str:
-        """Return what is minimized: as asked for, else energy with costs of a device, else time."""
-        if self.minimize is not None:
-            return self.minimize
-        return Quantity.TIME if costs.device is None else Quantity.ENERGY
 
     @property
     def pages(self) -> bool:
@@ -154,7 +137,7 @@ def prepare(
     """
     begin = perf_counter()
     _check_host(model)
-    check_inputs(type(model).__name__, inputs)
+    refuse(type(model).__name__, input_faults(inputs))
     refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
     traced = trace(model, loss_fn, inputs)
     guards = Guards(traced.joint)
@@ -234,11 +217,10 @@ def _costs(traced: Trace, options: Options) -> tuple[Costs, tuple[str, ...]]:
             device = Device.load(device)
         costs = Costs.estimate(traced.graph, device)
         return costs, (f"costs: estimated for {costs.source}",)
-    if options.pages and options.storage is not None:
-        make_folder(options.storage)
-        found = measure(traced, folder=options.storage)
-    else:
-        found = measure(traced, folder=tempfile.gettempdir())
+    folder = options.storage if options.pages else None
+    if folder is not None:
+        make_folder(folder)
+    found = measure(traced, folder=folder or tempfile.gettempdir())
     return found.costs, found.notes
 
 
@@ -249,7 +231,9 @@ def _planned(
     usable = budget - coarse.reserved_bytes
     if usable <= 0:
         raise BudgetError(_too_little(traced, coarse, budget))
-    overlaps = options.background_io
+    overlaps, minimize = options.background_io, options.minimize
+    if minimize is None:
+        minimize = Quantity.TIME if costs.device is None else Quantity.ENERGY
     problem = Problem(
         coarse.graph,
         costs,
@@ -258,7 +242,7 @@ def _planned(
         deadline_counts=DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL,
         recompute=options.recompute,
         paging=options.pages,
-        minimize=options.objective(costs),
+        minimize=minimize,
     )
     result = solve(problem, time_limit=options.time_limit, gap=options.gap)
     if result.schedule is None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from poetmodel.device import Costs
+from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, shown
-from poetmodel.torch.graph_signature import InputKind
+from poetmodel.torch.graph_signature import InputKind, Joint
 from poetmodel.torch.interpreter import call, replay
 from poetmodel.torch.pages import checksum, read_page, write_page
 from poetmodel.torch.tracing import Trace
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from poetmodel.device import Device
-    from poetmodel.torch.graph_signature import Joint
     from poetmodel.torch.units import Units
 
 
@@ -142,17 +140,11 @@ def _check(trace: object, repeats: object, threads: object) -> None:
 def unit_times_s(
     joint: Joint, parts: Units, *, repeats: int = 5, threads: int = 1
 ) -> tuple[float, ...]:
-    """Measure the time of each unit, the least of several whole steps after one that is not timed.
+    """Measure the time of each unit with the views of its inputs, the least of several steps [s].
 
-    Returns
-    -------
-    tuple of float, one per unit [s]
-        The operation and the views that it makes again of its inputs.
-
-    Notes
-    -----
     Whole steps are repeated, not single operations: an operation that runs again and again on the
-    same inputs finds them in the cache, which it does not in a training step. The least is taken
+    same inputs finds them in the cache, which it does not in a training step. The first step is not
+    timed. The least is taken
     because whatever else the machine does only adds. With one thread its processor time is taken,
     which does not run while other programs have the core; with more, the time of the wall clock.
     """
@@ -197,9 +189,7 @@ class TransferTime:
     """The time of one direction: latency plus bytes over rate."""
 
     latency_s: float
-    """Time of an empty page [s]."""
     bytes_per_s: float
-    """Rate after that [B/s]."""
 
     def time_s(self, size_bytes: int) -> float:
         """Return the time of a page [s]."""
@@ -211,13 +201,10 @@ class Paging:
     """What a folder takes to page."""
 
     page_in: TransferTime
-    """Storage to RAM."""
     page_out: TransferTime
-    """RAM to storage."""
     cold: bool
     """Whether reads came from the medium; False where the cache could not be emptied."""
     folder: str
-    """Where it was measured."""
 
 
 def measure_paging(
@@ -225,13 +212,6 @@ def measure_paging(
 ) -> Paging:
     """Measure page-out and page-in in a folder, for pages of two or more sizes.
 
-    Raises
-    ------
-    InputError
-        If no file of the largest size can be written in the folder.
-
-    Notes
-    -----
     A page-out is ``pwrite`` and ``fdatasync``, so that it ends when the medium has the bytes, and
     the copy in the file cache is dropped after it (``POSIX_FADV_DONTNEED``); a page-in then reads
     from the medium. Both take the checksum of the page, as steps do. The median is taken, and not
@@ -322,14 +302,11 @@ RAPL: Final = Path("/sys/class/powercap")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """Power while computing and while paging."""
+    """Power while computing and while paging [W]."""
 
     compute_w: float
-    """While computing [W]."""
     page_in_w: float
-    """While reading pages [W]."""
     page_out_w: float
-    """While writing pages [W]."""
     source: str
     """Where the figures come from, for people."""
 
@@ -367,11 +344,7 @@ def power_of(device: Device) -> Power:
 def measured_power(work: Callable[[], None], *, folder: Path = RAPL) -> Power | None:
     """Measure the power of the processor during some typical work, by its energy counters (RAPL).
 
-    Returns
-    -------
-    Power or None
-        The same power for computing and paging, of all packages together, idle power included;
-        None where no counter can be read.
+    It is that of all packages together, idle power included; None where no counter can be read.
     """
     before = _counters(folder)
     if not before:

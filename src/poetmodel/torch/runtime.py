@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from poetmodel.plan import Op
-from poetmodel.torch.generated import generate
+from poetmodel.plan import Op, Plan
+from poetmodel.torch.generated import Generated
 from poetmodel.torch.graph_signature import InputKind
-from poetmodel.torch.pages import BackgroundPages, PageFile, Pages, Traffic
+from poetmodel.torch.pages import PageFile, Pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from poetmodel.plan import Plan
     from poetmodel.torch.tracing import Trace
 
 
@@ -45,7 +44,7 @@ class Runner:
         rollback: bool = True,
     ) -> None:
         self.trace = trace
-        self.generated = generate(trace, plan.program, numbers)
+        self.generated = Generated(trace, plan.program, numbers)
         self.file: PageFile | None = None
         self.executor: ThreadPoolExecutor | None = None
         paged = sorted({numbers[i] for op, i in plan.program if op == Op.PAGE_OUT})
@@ -59,7 +58,7 @@ class Runner:
         places = {argument.node: place for place, argument in enumerate(joint.arguments)}
         self._places = _gradient_places(trace, places)
         """Where gradients go, by the number of their emission, in the order they come."""
-        targets = [emission.result.target for emission in self.generated.held]
+        targets = [emission.result.target for emission in self.generated.held.values()]
         self._loss = targets.index(None)
         self._changed = [places[target.node] for target in targets if target is not None]
         """Places of the arguments that get new values at the end of a step."""
@@ -71,9 +70,9 @@ class Runner:
         """Arguments that are the same in each step; None for others."""
 
     @property
-    def traffic(self) -> Traffic:
-        """What all steps so far have moved."""
-        return Traffic() if self.file is None else self.file.traffic
+    def traffic(self) -> tuple[int, int]:
+        """What all steps so far have written and read [B]."""
+        return (0, 0) if self.file is None else (self.file.written_bytes, self.file.read_bytes)
 
     def _start_thread(self) -> None:
         """Start the thread that moves pages; a forked process has none of its parent's."""
@@ -91,11 +90,8 @@ class Runner:
     def __call__(self, inputs: Sequence[Any], *, waits: bool | None = None) -> torch.Tensor:
         """Run one step on flat inputs; return the loss. `waits` goes before the field.
 
-        Raises
-        ------
-        PageError
-            If a page is lost; parameters, gradients, buffers and the state of the random generator
-            are as before the step.
+        Raises `PageError` if a page is lost; parameters, gradients, buffers and the state of the
+        random generator are as before the step then.
         """
         values = self._values(inputs)
         gradients = Gradients(self._places, values, waits=self.waits if waits is None else waits)
@@ -145,11 +141,9 @@ class Runner:
         if self.file is None:
             return None
         self.file.check()
-        if self.executor is None:
-            return Pages(self.file)
-        if self._process != os.getpid():
+        if self.executor is not None and self._process != os.getpid():
             self._start_thread()
-        return BackgroundPages(self.file, self.executor)
+        return Pages(self.file, self.executor)
 
 
 def _end(executor: ThreadPoolExecutor, process: int, *, wait: bool = False) -> None:
@@ -163,14 +157,12 @@ class Place:
     """Where the gradient of one emission goes."""
 
     argument: int
-    """Place of the argument that it is the gradient of."""
     key: int
     """The same for all gradients of one weight, which has several if it is used by several names;
     they are summed before anything else, as PyTorch does."""
     single: bool
-    """Whether it is the only one of its weight."""
+    """Whether it is the only one of its key."""
     last: bool
-    """Whether it is the last one."""
     alone: bool
     """Whether nobody else reads the memory that it lies in."""
 
@@ -200,8 +192,9 @@ class Gradients:
         if place.key in self._sums:
             self._sums[place.key].add_(value)
         else:
-            own = place.alone and _lies_alike(value, target)
-            self._sums[place.key] = value if own else _copy(value, target)
+            if not (place.alone and _lies_alike(value, target)):
+                value = torch.empty_like(target, requires_grad=False).copy_(value)
+            self._sums[place.key] = value
         if place.last and at_once:
             target.grad.add_(self._sums.pop(place.key))
 
@@ -254,7 +247,3 @@ def _lies_alike(value: torch.Tensor, target: torch.Tensor) -> bool:
     """Return whether a gradient fills its memory, in the order of its weight."""
     whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
     return bool(whole and value.stride() == target.stride())
-
-
-def _copy(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(target, requires_grad=False).copy_(value)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.errors import RAISED, require_torch, user_place
@@ -27,14 +26,8 @@ FORM: Final = (
 
 _PARTS: Final = 3
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedStep:
-    """What a target returns."""
-
-    model: torch.nn.Module
-    loss_fn: Callable[..., torch.Tensor] | None
-    inputs: tuple[Any, ...]
+Loaded: TypeAlias = "tuple[torch.nn.Module, Callable[..., torch.Tensor] | None, tuple[Any, ...]]"
+"""Model, loss and inputs."""
 
 
 def is_target(text: str) -> bool:
@@ -49,38 +42,32 @@ def is_target(text: str) -> bool:
     return bool(head and colon and function.isidentifier())
 
 
-def load_step(target: str) -> LoadedStep:
-    """Import a module and call its function.
+def load_step(target: str) -> Loaded:
+    """Import a module, of the current folder too, and call its function.
 
-    Parameters
-    ----------
-    target : str
-        ``module:function`` (modules of the current folder are found too) or
-        ``path/file.py:function``.
-
-    Raises
-    ------
-    InputError
-        If there is no such function, it fails, or it returns something else.
-    BackendUnavailableError
-        If PyTorch is missing or too old.
+    Raises `InputError` if there is no such function, it fails, or it returns something else.
     """
     require_torch()
     if not is_target(target):
         msg = f"{shown(target)}: expected {FORM}"
         raise InputError(msg)
     head, _, name = target.rpartition(":")
-    with _current_folder_first(), _told(target):
-        module = _load_file(Path(head)) if head.endswith(".py") else _load_module(head)
-        function = getattr(module, name, None)
-        if not callable(function):
-            msg = f"{target}: {head} has no function {name!r}"
-            raise InputError(msg)
-        returned = function()
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        with _told(target):
+            module = _load_file(Path(head)) if head.endswith(".py") else _load_module(head)
+            function = getattr(module, name, None)
+            if not callable(function):
+                msg = f"{target}: {head} has no function {name!r}"
+                raise InputError(msg)
+            returned = function()
+    finally:
+        sys.path.remove(folder)
     return _step(target, returned)
 
 
-def _step(target: str, returned: object) -> LoadedStep:
+def _step(target: str, returned: object) -> Loaded:
     if not isinstance(returned, tuple | list) or len(returned) != _PARTS:
         nested = isinstance(returned, tuple | list)
         kind = type(returned).__name__
@@ -94,7 +81,7 @@ def _step(target: str, returned: object) -> LoadedStep:
     if loss_fn is not None and not callable(loss_fn):
         msg = f"{target}: loss_fn: expected a function or None, got {shown(loss_fn)}"
         raise InputError(msg)
-    return LoadedStep(model=model, loss_fn=loss_fn, inputs=tuple(inputs))
+    return model, loss_fn, tuple(inputs)
 
 
 def _load_module(name: str) -> ModuleType:
@@ -135,13 +122,3 @@ def _told(target: str) -> Iterator[None]:
         reason = " ".join(str(error).split())
         msg = f"{target}: failed{where} with {type(error).__name__}: {reason}"
         raise InputError(msg) from error
-
-
-@contextmanager
-def _current_folder_first() -> Iterator[None]:
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.device import Costs
 from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor
 from poetmodel.torch.graph_signature import InputKind, Joint
 from poetmodel.torch.interpreter import storage_key, workspace_bytes
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from poetmodel.device import Costs
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
@@ -32,7 +33,6 @@ class Trace:
     """
 
     joint: Joint
-    """The captured step: the graph of PyTorch and its graph signature."""
     parts: Units
     graph: Graph
 
@@ -110,10 +110,11 @@ def _graph(joint: Joint, parts: Units, workspace: Sequence[int]) -> Graph:
     trained = _distinct(
         tensor for tensor in map(joint.value, joint.of(InputKind.PARAMETER)) if tensor.requires_grad
     )
+    first = next((value for value in joint.inputs if getattr(value, "ndim", 0)), None)
     return Graph(
         name=joint.name,
         nodes=nodes,
-        batch_size=_batch_size(joint),
+        batch_size=1 if first is None else max(1, int(first.shape[0])),
         dtype=str(joint.value(joint.of(InputKind.PARAMETER)[0]).dtype).removeprefix("torch."),
         resident_bytes=_resident_bytes(joint, trained),
         parameters=sum(tensor.numel() for tensor in trained),
@@ -144,11 +145,6 @@ def _distinct(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return tuple({storage_key(tensor): tensor for tensor in tensors}.values())
 
 
-def _batch_size(joint: Joint) -> int:
-    first = next((value for value in joint.inputs if getattr(value, "ndim", 0)), None)
-    return 1 if first is None else max(1, int(first.shape[0]))
-
-
 # -- what is scheduled --------------------------------------------------------------------------
 
 KEPT_SHARES: Final = (0.01, 0.001, 0.0)
@@ -159,7 +155,6 @@ RANDOM_STATE_BYTES: Final = 5056
 """Size of the state of PyTorch's random generator of the processor [B]."""
 
 _RESULTS: Final = "results that wait for the end of the step"
-_RANDOM: Final = "states of the random generator"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +172,7 @@ class Coarse:
 
     @property
     def reserved_bytes(self) -> int:
-        """What is reserved in all [B]."""
+        """The sum of `reserves` [B]."""
         return sum(size for _, size in self.reserves)
 
 
@@ -220,11 +215,8 @@ def least_bytes(trace: Trace) -> int:
 def coarsen(trace: Trace, *, kept_bytes: int) -> Coarse:
     """Leave the smallest tensors of a traced step to be kept always, at most so many bytes.
 
-    Returns
-    -------
-    Coarse
-        Its graph has the same nodes; kept tensors are neither inputs nor outputs of any. What of
-        them an operation makes again when it is recomputed counts as its workspace.
+    The graph has the same nodes; kept tensors are neither inputs nor outputs of any. What of them
+    an operation makes again when it is recomputed counts as its workspace.
     """
     storages = trace.parts.storages
     threshold = _threshold([storage.bytes for storage in storages], kept_bytes)
@@ -241,23 +233,21 @@ def coarsen(trace: Trace, *, kept_bytes: int) -> Coarse:
         reserves=(
             (f"tensors of less than {threshold:,} B, which are always kept,", small),
             (_RESULTS, _held_bytes(trace, threshold)),
-            (_RANDOM, _random_bytes(trace.parts)),
+            ("states of the random generator", _random_bytes(trace.parts)),
         ),
     )
 
 
 def coarse_costs(costs: Costs, graph: Graph) -> Costs:
     """Leave the page costs of kept tensors out."""
-    pages = costs.pages
-    if pages is not None:
-        pages = {tensor.name: pages[tensor.name] for tensor in graph.tensors}
-    return Costs(compute=costs.compute, pages=pages, device=costs.device, source=costs.source)
+    if costs.pages is None:
+        return costs
+    return replace(costs, pages={tensor.name: costs.pages[tensor.name] for tensor in graph.tensors})
 
 
 def _threshold(sizes: list[int], kept_bytes: int) -> int:
     """Return the size from which on tensors are scheduled; equal ones are treated alike [B]."""
-    total = 0
-    threshold = 0
+    total = threshold = 0
     for size in sorted(set(sizes)):
         total += size * sizes.count(size)
         if total > kept_bytes:
@@ -267,12 +257,11 @@ def _threshold(sizes: list[int], kept_bytes: int) -> int:
 
 
 def _without_small(node: Node, names: set[str]) -> Node:
-    outputs = tuple(tensor for tensor in node.outputs if tensor.name in names)
     small = sum(tensor.bytes for tensor in node.outputs if tensor.name not in names)
     return replace(
         node,
         inputs=tuple(name for name in node.inputs if name in names),
-        outputs=outputs,
+        outputs=tuple(tensor for tensor in node.outputs if tensor.name in names),
         workspace_bytes=node.workspace_bytes + small,
     )
 

@@ -21,7 +21,16 @@ from torch.utils.flop_counter import flop_registry
 
 from poetmodel.graph import Phase
 from poetmodel.torch.errors import RAISED, CaptureError
-from poetmodel.torch.graph_signature import ANNOTATION, BODY, InputKind, OutputKind, in_module
+from poetmodel.torch.graph_signature import (
+    ANNOTATION,
+    BODY,
+    InputKind,
+    Joint,
+    OutputKind,
+    OutputSpec,
+    in_module,
+    shown_path,
+)
 from poetmodel.torch.interpreter import call, replay, storage_key, tensors_in
 from poetmodel.torch.joint import LOSS
 
@@ -29,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from torch import fx
-
-    from poetmodel.torch.graph_signature import Joint, OutputSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +64,6 @@ class TensorStorage:
     unit: int
     """The unit that makes it."""
     bytes: int
-    """Size [B]."""
     layouts: tuple[Layout, ...]
     """The outputs of the unit that lie in it, nearly always one."""
 
@@ -91,7 +97,6 @@ class Unit:
     random: bool
     """Whether it draws random numbers: saved and restored state makes it repeatable."""
     flops: int
-    """Floating-point operations."""
     moved_bytes: int
     """Bytes that it reads, parameters too, and writes [B]."""
 
@@ -102,7 +107,6 @@ class Emission:
 
     result: OutputSpec
     reads: Reading
-    """What its value is made of."""
     after: int | None
     """The unit after which it is there; None where it is an argument or a view of one."""
 
@@ -139,10 +143,7 @@ class _Made:
 def find_units(joint: Joint) -> Units:
     """Find the units of a captured step, by running it once on the inputs of the capture.
 
-    Raises
-    ------
-    CaptureError
-        If an operation fails, or returns one of its inputs beside something new.
+    Raises `CaptureError` if an operation fails, or returns an input beside something new.
     """
     made = _observe(joint)
     labels = _labels(joint, made)
@@ -159,15 +160,18 @@ def find_units(joint: Joint) -> Units:
     units = []
     for index, (node, facts) in enumerate(made.items()):
         name, op, phase = labels[node]
-        first, several = len(storages), len(facts.storages) > 1
+        first = len(storages)
         for number, (size, layouts) in enumerate(facts.storages):
             for place, layout in enumerate(layouts):
-                for reader in _standing_for(node, layout.position):
-                    direct[reader] = (len(storages), place)
+                readers = [node]
+                if layout.position is not None:
+                    pick = (operator.getitem, layout.position)
+                    readers = [user for user in node.users if (user.target, *user.args[1:]) == pick]
+                direct.update(dict.fromkeys(readers, (len(storages), place)))
             storages.append(
                 TensorStorage(
                     index=len(storages),
-                    name=f"{name}:{number}" if several else name,
+                    name=f"{name}:{number}" if len(facts.storages) > 1 else name,
                     unit=index,
                     bytes=size,
                     layouts=layouts,
@@ -279,15 +283,6 @@ def is_counted(node: fx.Node) -> bool:
     return getattr(node.target, "overloadpacket", None) in flop_registry
 
 
-def _standing_for(node: fx.Node, position: int | None) -> Iterable[fx.Node]:
-    """Yield the nodes whose value is one output of a node."""
-    if position is None:
-        return (node,)
-    return tuple(
-        user for user in node.users if user.target is operator.getitem and user.args[1] == position
-    )
-
-
 def _sources(
     name: str,
     nodes: Iterable[fx.Node],
@@ -337,7 +332,7 @@ def _labels(joint: Joint, nodes: Iterable[fx.Node]) -> dict[fx.Node, tuple[str, 
             phase = Phase.BACKWARD
         packet = getattr(node.target, "overloadpacket", node.target)
         op = str(getattr(packet, "__name__", packet))
-        module = path.removeprefix(BODY).lstrip(".") if path else LOSS
+        module = shown_path(path) if path else LOSS
         name = f"{module}/{op}" if module else op
         seen[name] += 1
         if seen[name] > 1:
