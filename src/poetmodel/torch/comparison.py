@@ -67,8 +67,6 @@ def check_agreement(compiled: Compiled) -> None:
     Raises `CaptureError` if loss or gradients differ by more than the rounding of sums in another
     order.
 
-    Notes
-    -----
     A capture holds what Python code computed while it ran: the time, a count of calls, a number
     from a generator that PyTorch does not know. Where eager gives other results when it runs again,
     with modules as the first run left them, a captured step would be wrong from its second run on.
@@ -368,8 +366,6 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     Parameters, gradients, buffers, flat inputs and the state of the random generator stay as they
     were.
 
-    Notes
-    -----
     Results are compared with gradients that were None before. Peaks are measured with gradients
     that are there already, so that theirs does not count. Time and memory are those of several
     steps of each kind; the memory that verifying takes is not bounded by the budget.

@@ -35,8 +35,6 @@ def onednn(*, enabled: bool) -> Iterator[None]:
 def fake_mode(*, mkldnn: bool) -> FakeTensorMode:
     """Return a mode whose fake tensors lie in memory as the real ones do, with oneDNN on or off.
 
-    Notes
-    -----
     A fake tensor has the strides that a prediction of the kernel says, and some predictions are
     wrong: the real ``mse_loss_backward`` is contiguous whatever its inputs are. Whoever asks for a
     ``view`` or ``contiguous()`` then gets an answer that holds for the fake tensor alone: a view
@@ -192,8 +190,6 @@ _MAKERS: Final = frozenset((*_FROM_NOTHING, "tril_indices", "triu_indices", "zer
 def _real_constants(func: Any, args: Any, keywords: Any) -> Any:
     """Return what an operation gives if its inputs are constants; None where they are not.
 
-    Notes
-    -----
     Constants in place are constants still; what is written with other values is one no more.
     """
     inputs = tensors_in((args, keywords))

@@ -43,7 +43,6 @@ class InputKind(StrEnum):
     PARAMETER = "parameter"
     """A parameter of the module or of the loss."""
     BUFFER = "buffer"
-    """A buffer, such as the running mean of a batch norm."""
     USER_INPUT = "input"
     """A tensor that the step is called with."""
     TANGENT = "tangent"
@@ -99,8 +98,6 @@ class OutputSpec:
 class Lookup:
     """Finds what lies below a module at some paths, such as ``layers.0.weight``.
 
-    Notes
-    -----
     What is there at the time of the call counts: modules and tensors may be replaced between two
     calls. Modules that several paths go through are fetched once, for speed.
 

@@ -29,9 +29,8 @@ class Assumptions:
     inputs: tuple[Any, ...]
     """Of each flat input its `_form`."""
     modules: tuple[int, ...]
-    """Which objects the modules are."""
+    """Identities of the modules."""
     training: tuple[bool, ...]
-    """Whether each module is in training mode."""
     hooks: tuple[tuple[int, ...], ...]
     """Keys of the hooks of each module: those that there were are part of the program."""
     settings: tuple[Any, ...]

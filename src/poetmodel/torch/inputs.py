@@ -17,8 +17,6 @@ from poetmodel.torch.errors import RAISED, CaptureError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-# -- inputs as flat tuples, and back -----------------------------------------------------------
-
 
 class _Box:
     """A mapping of any type on its way to being flat; two are equal if they have the same keys."""
@@ -121,23 +119,14 @@ def takes_keywords(model: torch.nn.Module, given: Sequence[Any]) -> bool:
     if len(given) != 1 or not isinstance(given[0], Mapping):
         return False
     try:
-        parameters = inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
         return False
-    keys = set(given[0])
-    named = {
-        name
-        for name, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
-    positional = any(
-        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        or parameter.kind is parameter.VAR_POSITIONAL
-        for parameter in parameters.values()
-    )
-    if not positional:
+    keys, kinds = set(given[0]), {parameter.kind for parameter in parameters}
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if kinds <= {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}:
         return True
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    if inspect.Parameter.VAR_KEYWORD in kinds:
         keys &= named
     return bool(keys) and keys <= named and (len(given[0]) > 1 or len(named) > 1)
 

@@ -174,9 +174,6 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-# -- what a captured step must be --------------------------------------------------------------
-
-
 def _faults(joint: Joint) -> Iterator[str]:
     """Yield why a captured step has not one loss, trains nothing, or cannot be replayed."""
     losses = [r.node.meta["val"] for r in joint.results if r.kind is OutputKind.LOSS]
@@ -291,8 +288,6 @@ _NAMES: Final = (
 def native_operators() -> Iterator[None]:
     """Leave operators whole that a capture would decompose otherwise than eager does.
 
-    Notes
-    -----
     While it traces, PyTorch's dispatcher looks for Python kernels of an operator first. Some
     put other operators in place of one: ``upsample_nearest2d`` becomes an index, whose gradient
     lies otherwise in memory, so that sums of it run in another order. The kernels that stay are

@@ -36,8 +36,6 @@ class PageFile:
 
     The folder is made if it is not there. The file is removed by `close`, or with the object.
 
-    Notes
-    -----
     A page-out is ``pwrite`` and ``fdatasync``, after which the copy in the file cache is dropped
     (``POSIX_FADV_DONTNEED``); a page-in drops it too. So a page that is out takes no RAM.
     """
@@ -259,8 +257,6 @@ def bytes_of(storage: torch.UntypedStorage) -> memoryview:
 def checksum(memory: memoryview) -> int:
     """Return a sum that changes with any one word of a page, and when blocks change places.
 
-    Notes
-    -----
     Words of 8 B are summed by blocks of 4 KiB, and the sums with odd weights, all modulo 2^64; that
     takes as long as reading the memory once, a fifth of the time of a CRC.
 

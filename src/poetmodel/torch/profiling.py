@@ -40,7 +40,6 @@ class Profile:
     paging: Paging
     """The fit that page costs come from."""
     power: Power
-    """What energies come from."""
     repeats: int
     """How often everything was measured."""
     threads: int
@@ -354,11 +353,12 @@ def measured_power(work: Callable[[], None], *, folder: Path = RAPL) -> Power | 
     time_s = perf_counter() - begin
     after = _counters(folder)
     energy_uj = 0
-    for package, count in before.items():
-        if package in after:
-            # A counter that reached its largest value begins again at 0.
-            largest = _number(package / "max_energy_range_uj")
-            energy_uj += (after[package] - count) % (2**63 if largest is None else largest + 1)
+    for package in before.keys() & after.keys():
+        # A counter that reached its largest value begins again at 0.
+        largest = _number(package / "max_energy_range_uj")
+        energy_uj += (after[package] - before[package]) % (
+            2**63 if largest is None else largest + 1
+        )
     power_w = energy_uj / 1e6 / time_s
     source = f"RAPL counters: {power_w:.1f} W for {len(before)} package(s), idle power included"
     return _uniform(power_w, source)

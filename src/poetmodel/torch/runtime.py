@@ -160,9 +160,8 @@ class Place:
     key: int
     """The same for all gradients of one weight, which has several if it is used by several names;
     they are summed before anything else, as PyTorch does."""
-    single: bool
-    """Whether it is the only one of its key."""
     last: bool
+    """Whether no other one of its key comes after it."""
     alone: bool
     """Whether nobody else reads the memory that it lies in."""
 
@@ -185,18 +184,15 @@ class Gradients:
         """Take a gradient."""
         place = self._places[number]
         target = self._values[place.argument]
-        at_once = target.grad is not None and not self._waits
-        if place.single and at_once:
+        total = self._sums.pop(place.key, None)
+        if total is not None:
+            value = total.add_(value)
+        if place.last and target.grad is not None and not self._waits:
             target.grad.add_(value)
             return
-        if place.key in self._sums:
-            self._sums[place.key].add_(value)
-        else:
-            if not (place.alone and _lies_alike(value, target)):
-                value = torch.empty_like(target, requires_grad=False).copy_(value)
-            self._sums[place.key] = value
-        if place.last and at_once:
-            target.grad.add_(self._sums.pop(place.key))
+        if total is None and not (place.alone and _lies_alike(value, target)):
+            value = torch.empty_like(target, requires_grad=False).copy_(value)
+        self._sums[place.key] = value
 
     def commit(self) -> None:
         """Hand out what has waited."""
@@ -214,8 +210,7 @@ class Gradients:
 def _gradient_places(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int, Place]:
     """Return the place of each gradient, by the number of its emission, in the order they come."""
     parts = trace.parts
-    readers = [unit.reads for unit in parts.units] + [found.reads for found in parts.emissions]
-    read = Counter(number for reads in readers for number in reads.storages)
+    read = Counter(n for reader in (*parts.units, *parts.emissions) for n in reader.reads.storages)
     targets = {
         number: emission.result.target
         for number, emission in enumerate(parts.emissions)
@@ -229,13 +224,11 @@ def _gradient_places(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int
         return (after is None, after or 0, number)
 
     order = sorted(keys, key=moment)
-    count = Counter(keys.values())
     final = {keys[number]: number for number in order}
     return {
         number: Place(
             argument=arguments[targets[number].node],
             key=keys[number],
-            single=count[keys[number]] == 1,
             last=final[keys[number]] == number,
             alone=[read[i] for i in parts.emissions[number].reads.storages] == [1],
         )

@@ -43,12 +43,7 @@ class Trace:
         The graph frees them after their last reader; whoever runs a plan holds them until the end,
         so a budget has to leave room for them.
         """
-        held = {
-            index
-            for emission in self.parts.emissions
-            if emission.held
-            for index in emission.reads.storages
-        }
+        held = {i for e in self.parts.emissions if e.held for i in e.reads.storages}
         return sum(self.parts.storages[index].bytes for index in held)
 
 
@@ -162,9 +157,8 @@ class Coarse:
     """The training graph that is solved: the nodes of the trace, and its larger tensors."""
 
     graph: Graph
-    """What is scheduled; node ``k`` is unit ``k``."""
     numbers: tuple[int, ...]
-    """For each tensor of `graph` the number of its storage."""
+    """Of each tensor of `graph` the number of its storage; node ``k`` is unit ``k``."""
     threshold_bytes: int
     """Storages of fewer bytes are always kept [B]."""
     reserves: tuple[tuple[str, int], ...]
@@ -226,6 +220,9 @@ def coarsen(trace: Trace, *, kept_bytes: int) -> Coarse:
     if len(numbers) < len(storages):
         graph = replace(graph, nodes=tuple(_without_small(node, names) for node in graph.nodes))
     small = sum(storage.bytes for storage in storages if storage.bytes < threshold)
+    random = sum(unit.random for unit in trace.parts.units)
+    # What recomputations may restore, and the state meanwhile.
+    states_bytes = (random + 1) * RANDOM_STATE_BYTES if random else 0
     return Coarse(
         graph=graph,
         numbers=numbers,
@@ -233,7 +230,7 @@ def coarsen(trace: Trace, *, kept_bytes: int) -> Coarse:
         reserves=(
             (f"tensors of less than {threshold:,} B, which are always kept,", small),
             (_RESULTS, _held_bytes(trace, threshold)),
-            ("states of the random generator", _random_bytes(trace.parts)),
+            ("states of the random generator", states_bytes),
         ),
     )
 
@@ -275,8 +272,7 @@ def _held_bytes(trace: Trace, threshold: int) -> int:
     """
     storages = trace.parts.storages
     places: dict[int, list[int]] = {}
-    random = any(unit.random for unit in trace.parts.units)
-    total = RANDOM_STATE_BYTES if random else 0
+    total = RANDOM_STATE_BYTES if any(unit.random for unit in trace.parts.units) else 0
     for emission in trace.parts.emissions:
         example = emission.result.node.meta["val"]
         size = example.numel() * example.element_size()
@@ -286,9 +282,3 @@ def _held_bytes(trace: Trace, threshold: int) -> int:
         elif all(storages[i].bytes >= threshold for i in emission.reads.storages):
             total += size
     return total + sum(sizes[0] for sizes in places.values() if len(sizes) > 1)
-
-
-def _random_bytes(parts: Units) -> int:
-    """Return the size of the random states that recomputations may need [B]."""
-    random = sum(unit.random for unit in parts.units)
-    return (random + 1) * RANDOM_STATE_BYTES if random else 0

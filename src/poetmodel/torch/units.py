@@ -265,8 +265,6 @@ def _facts(
 def _flops(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any], value: Any) -> int:
     """Return the FLOP of one operation.
 
-    Notes
-    -----
     Convolutions, matrix products and attention as ``torch.utils.flop_counter`` counts them. It
     knows nothing else; any other operation counts one FLOP per element of its largest operand, so
     that devices without a memory bandwidth do not take it for free.
@@ -315,8 +313,6 @@ def _sources(
 def _labels(joint: Joint, nodes: Iterable[fx.Node]) -> dict[fx.Node, tuple[str, str, Phase]]:
     """Return name, operator and phase of some operations of a captured step.
 
-    Notes
-    -----
     A backward operation belongs to the module of the forward operation whose sequence number it
     carries. A sum of gradients carries none of its own: it belongs to the innermost module that
     holds all that it adds.
