@@ -180,30 +180,22 @@ class Step:
                 "one input, as in step(batch)"
             )
             raise CaptureError(msg)
-        known = self._known(inputs)
-        if known is None:
-            if self._options.dynamic == "error":
-                flat = self._current.trace.joint.flat_inputs(inputs)
-                refuse(name, input_faults(inputs))
-                told = "; ".join(self._current.guards.differences(flat))
-                msg = f"{name}: {told}; compile again, or with dynamic='retrace'"
-                raise CaptureError(msg)
-            compiled = self._compile(inputs)
-            known = compiled, compiled.trace.joint.flat_inputs(inputs)
-        self._current = known[0]
-        return known
-
-    def _known(self, inputs: Sequence[Any]) -> tuple[Compiled, tuple[Any, ...]] | None:
-        """Return what was compiled for such inputs, and the inputs flat; what ran last first."""
-        others = (compiled for compiled in self._compiled if compiled is not self._current)
-        for compiled in (self._current, *others):
+        for compiled in (self._current, *self._compiled):
             try:
                 flat = compiled.trace.joint.flat_inputs(inputs)
             except CaptureError:
                 continue
             if compiled.guards.hold(flat):
+                self._current = compiled
                 return compiled, flat
-        return None
+        if self._options.dynamic == "error":
+            flat = self._current.trace.joint.flat_inputs(inputs)
+            refuse(name, input_faults(inputs))
+            told = "; ".join(self._current.guards.differences(flat))
+            msg = f"{name}: {told}; compile again, or with dynamic='retrace'"
+            raise CaptureError(msg)
+        self._current = self._compile(inputs)
+        return self._current, self._current.trace.joint.flat_inputs(inputs)
 
     @property
     def compiled(self) -> Compiled:

@@ -57,7 +57,7 @@ class _RealStrides:
         self._predict = mode.dispatch
         self._mkldnn = mkldnn
         self._depth = 0
-        self._known: dict[Any, Any] = {}
+        self._known: dict[Any, Sequence[Any] | None] = {}
 
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
@@ -131,8 +131,7 @@ class _RealStrides:
                 self._known[key] = _real_forms(func, leaves, spec, mkldnn=self._mkldnn)
         except TypeError:  # an argument that cannot be a part of a key
             return None
-        found: Sequence[Any] | None = self._known[key]
-        return found
+        return self._known[key]
 
 
 def _form(leaf: Any) -> Any:

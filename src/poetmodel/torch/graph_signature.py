@@ -100,13 +100,6 @@ class Lookup:
 
     What is there at the time of the call counts: modules and tensors may be replaced between two
     calls. Modules that several paths go through are fetched once, for speed.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace as Module
-    >>> module = Module(layer=Module(weight=1, bias=2))
-    >>> Lookup(["layer.bias", "layer.weight"])(module)
-    [2, 1]
     """
 
     def __init__(self, paths: Sequence[str]) -> None:

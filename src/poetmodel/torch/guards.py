@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph_signature import InputKind, Joint, OutputKind, shown_path
+from poetmodel.torch.graph_signature import InputKind, Joint, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -64,7 +64,7 @@ class Guards:
             for key, value in module.__dict__.items()
             if isinstance(value, _SETTINGS) and key != "training" and not key.startswith("_")
         )
-        changed = {r.target for r in joint.results if r.kind is not OutputKind.LOSS}
+        changed = {result.target for result in joint.results}
         inputs = [argument for argument in joint.of(InputKind.USER_INPUT) if argument in changed]
         self._written = tuple(argument.position or 0 for argument in inputs)
         self._shared = tuple(argument.name for argument in (*joint.owned, *inputs))
@@ -123,9 +123,9 @@ class Guards:
             values = []
         refuse_surroundings()
         refuse_inputs(inputs)
-        hooked = [k for k, value in enumerate(values) if _is_hooked(value)]
+        hooked = [joint.owned[k].name for k, value in enumerate(values) if _is_hooked(value)]
         if hooked:
-            raise CaptureError(_hooks_told(joint.name, [joint.owned[k].name for k in hooked]))
+            raise CaptureError(_hooks_told(joint.name, hooked))
         first: dict[int, int] = {}
         shared = (*map(id, values), *(id(inputs[place]) for place in self._written))
         return Assumptions(

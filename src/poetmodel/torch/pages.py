@@ -120,7 +120,7 @@ class PageFile:
         name, size = self.storages[index].name, len(memory)
         with self._told(index, "could not be read"):
             done = read_page(self._descriptor, memory, self.offsets[index])
-            _drop(self._descriptor, self.offsets[index], size)
+            os.posix_fadvise(self._descriptor, self.offsets[index], size, os.POSIX_FADV_DONTNEED)
         if done < size:
             msg = (
                 f"{self.path}: tensor {name!r}: only {done:,} of {size:,} B could be "
@@ -152,7 +152,7 @@ def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
     while done < len(memory):
         done += os.pwrite(descriptor, memory[done:], offset + done)
     os.fdatasync(descriptor)
-    _drop(descriptor, offset, len(memory))
+    os.posix_fadvise(descriptor, offset, len(memory), os.POSIX_FADV_DONTNEED)
 
 
 def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
@@ -164,11 +164,6 @@ def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
             break
         done += got
     return done
-
-
-def _drop(descriptor: int, offset: int, size_bytes: int) -> None:
-    """Drop the copy of a page in the file cache."""
-    os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def make_folder(folder: str | Path) -> None:

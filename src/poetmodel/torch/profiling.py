@@ -275,14 +275,7 @@ def _is_cold(descriptor: int) -> bool:
 
 
 def fitted(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> TransferTime:
-    """Fit latency and rate to measured times, by least squares of the relative deviations.
-
-    Examples
-    --------
-    >>> found = fitted([1000, 2000, 4000], [0.002, 0.003, 0.005])
-    >>> round(found.latency_s, 9), round(found.bytes_per_s)
-    (0.001, 1000000)
-    """
+    """Fit latency and rate to measured times, by least squares of the relative deviations."""
     sizes, times = np.asarray(sizes_bytes, float), np.asarray(times_s, float)
     columns = np.stack([1 / times, sizes / times], axis=1)
     (latency_s, slope), *_ = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)
