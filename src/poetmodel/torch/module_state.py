@@ -37,7 +37,9 @@ class Attributes:
         self._classes = [(module, type(module)) for module in self._modules.values()]
         self._tensors = [_Flags(tensor) for tensor in (*model.parameters(), *model.buffers())]
         self._seen = {id(module) for module in self._modules.values()}
-        self._held = [_Held("", "", hooks) for hooks in _global_hooks()]
+        everywhere = vars(torch.nn.modules.module).items()
+        hooks = [value for name, value in everywhere if name.startswith("_global_")]
+        self._held = [_Held("", "", found) for found in hooks if isinstance(found, dict)]
         for path, module in self._modules.items():
             self._held += self._reached(path, module)
         self._first = True
@@ -172,13 +174,6 @@ _OWN: Final = frozenset(vars(torch.nn.Module()))
 """Names of what every module has: parameters, buffers, hooks, submodules, mode."""
 _SWAPPED: Final = ("_parameters", "_buffers")
 """What a capture puts tensors of its own into."""
-
-
-def _global_hooks() -> Iterator[dict[int, Any]]:
-    """Yield the containers of hooks that all modules have."""
-    for name, value in vars(torch.nn.modules.module).items():
-        if name.startswith("_global_") and isinstance(value, dict):
-            yield value
 
 
 def _is_of_a_user(value: Any) -> bool:

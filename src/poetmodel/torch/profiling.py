@@ -303,13 +303,11 @@ class Power:
     """Where the figures come from, for people."""
 
 
-def _uniform(power_w: float, source: str) -> Power:
-    return Power(compute_w=power_w, page_in_w=power_w, page_out_w=power_w, source=source)
-
-
-NOMINAL: Final = _uniform(
-    1.0,
-    "a nominal 1 W (no device was given and no energy counter can be read): energies are "
+NOMINAL: Final = Power(
+    compute_w=1.0,
+    page_in_w=1.0,
+    page_out_w=1.0,
+    source="a nominal 1 W (no device was given and no energy counter can be read): energies are "
     "proportional to times",
 )
 
@@ -354,7 +352,7 @@ def measured_power(work: Callable[[], None], *, folder: Path = RAPL) -> Power | 
         )
     power_w = energy_uj / 1e6 / time_s
     source = f"RAPL counters: {power_w:.1f} W for {len(before)} package(s), idle power included"
-    return _uniform(power_w, source)
+    return Power(compute_w=power_w, page_in_w=power_w, page_out_w=power_w, source=source)
 
 
 def _counters(folder: Path) -> dict[Path, int]:

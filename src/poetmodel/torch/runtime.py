@@ -190,7 +190,10 @@ class Gradients:
         if place.last and target.grad is not None and not self._waits:
             target.grad.add_(value)
             return
-        if total is None and not (place.alone and _lies_alike(value, target)):
+        # A gradient that fills its memory, in the order of its weight, is handed out as it is.
+        whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+        own = place.alone and whole and value.stride() == target.stride()
+        if total is None and not own:
             value = torch.empty_like(target, requires_grad=False).copy_(value)
         self._sums[place.key] = value
 
@@ -210,7 +213,8 @@ class Gradients:
 def _gradient_places(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int, Place]:
     """Return the place of each gradient, by the number of its emission, in the order they come."""
     parts = trace.parts
-    read = Counter(n for reader in (*parts.units, *parts.emissions) for n in reader.reads.storages)
+    readers = [unit.reads for unit in parts.units] + [found.reads for found in parts.emissions]
+    read = Counter(number for reads in readers for number in reads.storages)
     targets = {
         number: emission.result.target
         for number, emission in enumerate(parts.emissions)
@@ -234,9 +238,3 @@ def _gradient_places(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int
         )
         for number in order
     }
-
-
-def _lies_alike(value: torch.Tensor, target: torch.Tensor) -> bool:
-    """Return whether a gradient fills its memory, in the order of its weight."""
-    whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-    return bool(whole and value.stride() == target.stride())
