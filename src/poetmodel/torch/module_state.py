@@ -232,9 +232,9 @@ class AssignedBuffers:
             self.at_start()
         before = self._buffers()
         parameters = self._parameters()
-        for (path, key), buffer in before.items():
-            if (path, key) in self._known:
-                self._set(path, key, buffer.detach().clone())
+        copied = self._known & before.keys()
+        for path, key in copied:
+            self._set(path, key, before[path, key].detach().clone())
         try:
             yield
             self._check_parameters(parameters)
@@ -247,13 +247,12 @@ class AssignedBuffers:
                     continue
                 self._found.add(place)
                 self._check(place, buffer, after.get(place))
-                if place in self._known:
+                if place in copied:
                     with torch.no_grad():
                         buffer.copy_(after[place])
         finally:
-            for (path, key), buffer in before.items():
-                if (path, key) in self._known:
-                    self._set(path, key, buffer)
+            for path, key in copied:
+                self._set(path, key, before[path, key])
 
     def _parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
         """Return all parameters, also of new modules, with how many hooks each has."""
