@@ -15,22 +15,15 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective
 from poetmodel.heuristics.repair import Repair, require_within
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.schedule import checkpoint_all
+from poetmodel.schedule import Schedule, checkpoint_all
 
 if TYPE_CHECKING:
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GreedyParams:
-    """Parameters of the greedy construction.
-
-    Raises
-    ------
-    InputError
-        If a number is out of its range.
-    """
+    """Parameters of the greedy construction; `InputError` if a number is out of its range."""
 
     penalties: int = 3
     """Penalties tried by bisection, at least 0, where the limits alone can be kept."""
@@ -48,14 +41,7 @@ def construct(
 ) -> Schedule | None:
     """Return a schedule made greedily that keeps every limit, or None if none was found.
 
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule.
-    most_s : float
-        Time after which it returns what it has [s].
-    params : GreedyParams, optional
-        What it depends on beside.
+    After `most_s` it returns what it has [s].
 
     Notes
     -----

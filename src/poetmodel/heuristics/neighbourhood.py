@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighbourhoodParams:
-    """Parameters of the large neighbourhood search.
-
-    Raises
-    ------
-    InputError
-        If a number is out of its range.
-    """
+    """Parameters of the large neighbourhood search; `InputError` if one is out of its range."""
 
     repairs: tuple[RepairParams, ...] = (
         RepairParams(longest_chain_beside_pages=6),
@@ -86,23 +80,7 @@ class _Trajectory:
 
 
 class LargeNeighbourhoodSearch:
-    """A search for schedules.
-
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule.
-    seed : int
-        Seed of everything random: with it and no time limit, the course is determined.
-    params : NeighbourhoodParams
-        What it depends on beside.
-
-    Attributes
-    ----------
-    best : Score
-        That of the best partial schedule so far; `WORST` before the first.
-    until_s : float
-        When to give up, on the monotonic clock [s].
+    """A search for schedules; with a seed and no time limit, the course is determined.
 
     Notes
     -----
@@ -131,7 +109,9 @@ class LargeNeighbourhoodSearch:
         self.objective = PenalizedObjective(problem)
         self.rng = Random(seed)  # noqa: S311 - nothing secret about it
         self.best = WORST
+        """Score of the best partial schedule so far."""
         self.until_s = math.inf
+        """When to give up, on the monotonic clock [s]."""
         both = problem.can_page and any(map(problem.may_recompute, range(len(problem.graph.nodes))))
         self._trajectories = [
             _Trajectory(PartialSchedule(problem.graph), repair)
@@ -150,12 +130,9 @@ class LargeNeighbourhoodSearch:
         return PartialSchedule(self.problem.graph, self._best_restorations).schedule()
 
     def consider(self, restorations: Iterable[Restoration]) -> bool:
-        """Repair the partial schedule of some restorations, and go on from it if it is the best.
+        """Repair the partial schedule of some restorations; if it is the best, go on from it.
 
-        Returns
-        -------
-        bool
-            Whether it is.
+        Returns whether it is.
         """
         first, *others = self._trajectories
         partial, current = first.partial, first.current
@@ -238,10 +215,7 @@ class LargeNeighbourhoodSearch:
     def _accept(self, trajectory: _Trajectory, score: Score) -> bool:
         """Go on from a repaired partial schedule, or take it back if it is not worth it.
 
-        Returns
-        -------
-        bool
-            Whether it is the best so far.
+        Returns whether it is the best so far.
         """
         partial, better = trajectory.partial, score < self.best
         trajectory.idle += 1

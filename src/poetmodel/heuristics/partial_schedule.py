@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
-from poetmodel.schedule import GraphIdentity, paged_at_once, rows_of_spans
+from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once, rows_of_spans
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.graph import Graph
-    from poetmodel.schedule import Schedule
 
 
 class Restoration(NamedTuple):
@@ -44,31 +43,16 @@ def restorations_of(schedule: Schedule) -> list[Restoration]:
 
 
 class PartialSchedule:
-    """A set of restorations with the RAM that it needs.
-
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    restorations : iterable of Restoration, optional
-        What to begin with; without any it is checkpoint-all.
-
-    Attributes
-    ----------
-    row_bytes : ndarray of int64, shape (stages,)
-        RAM at the last step of each stage, ``(t, t)`` [B].
-    extra_bytes : ndarray of int64, shape (stages,)
-        What the highest step of a stage needs beyond that, as `peaks` last found it [B].
-    recomputed, paged_in : list of set
-        For each stage the nodes recomputed and the tensors paged in.
-    """
+    """A set of restorations with the RAM that it needs; without any it is checkpoint-all."""
 
     def __init__(self, graph: Graph, restorations: Iterable[Restoration] = ()) -> None:
         self.graph = graph
         self.sizes = graph.tensor_bytes
         n = len(graph.nodes)
         self.recomputed: list[set[int]] = [set() for _ in range(n)]
+        """For each stage the nodes recomputed."""
         self.paged_in: list[set[int]] = [set() for _ in range(n)]
+        """For each stage the tensors paged in."""
         self.page_ins = [0] * len(self.sizes)
         """How often each tensor is paged in."""
         self.written_bytes = 0
@@ -80,7 +64,9 @@ class PartialSchedule:
         self._sources = [[k] for k in graph.node_of]
         self._own = [frozenset((k, *graph.users_of[i])) for i, k in enumerate(graph.node_of)]
         self.row_bytes: NDArray[np.int64] = np.array(graph.step_bytes, dtype=np.int64)
+        """RAM at the last step of each stage, ``(t, t)`` [B]."""
         self.extra_bytes: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
+        """What the highest step of a stage needs beyond that, as `peaks` last found it [B]."""
         self._dirty: set[int] = set()
         self._log: list[tuple[Restoration, bool]] = []
         for restoration in restorations:
@@ -93,22 +79,10 @@ class PartialSchedule:
 
     @classmethod
     def of(cls, graph: Graph, schedule: Schedule) -> Self:
-        """Return what a schedule brings back, less what serves nothing.
+        """Return what a valid schedule brings back, less what serves nothing.
 
-        Parameters
-        ----------
-        graph : Graph
-            The training graph.
-        schedule : Schedule
-            A valid schedule.
+        The result is valid too, with no more energy, time, writes or RAM at any step.
 
-        Returns
-        -------
-        PartialSchedule
-            Its schedule is valid too, with no more energy, time, writes or RAM at any step.
-
-        Notes
-        -----
         Goes backwards from the last stage, so that what serves only something useless is useless
         too. A recomputation also goes if all that it serves is in RAM as its stage begins.
         """

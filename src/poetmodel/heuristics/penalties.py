@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from poetmodel.problem import weighted
+from poetmodel.problem import Coefficients, Problem, weighted
 
 if TYPE_CHECKING:
     from poetmodel.heuristics.partial_schedule import PartialSchedule
-    from poetmodel.problem import Coefficients, Problem
 
 _TIE: Final = 1e-4
 """Weight of energy beside another objective, so that it decides between equals."""
@@ -41,25 +40,19 @@ WORST: Final = Score(float("inf"), float("inf"))
 
 
 class PenalizedObjective:
-    """What a problem asks of a partial schedule that fits into RAM.
-
-    Attributes
-    ----------
-    objective : Coefficients
-        The minimized quantity; for RAM nothing.
-    limits : list of (Coefficients, float)
-        Limited quantities beyond what every schedule pays, and how much of each there may be.
-    """
+    """What a problem asks of a partial schedule that fits into RAM."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         objective, energy = problem.objective, problem.energy
         self.objective = _free_originals(problem, objective.coefficients)
+        """The minimized quantity; for RAM nothing."""
         greedy = [(self.objective, 1 / (objective.baseline or objective.whole or 1.0))]
         if objective != energy:
             tie = _free_originals(problem, energy.coefficients)
             greedy.append((tie, _TIE / (energy.baseline or 1.0)))
         self.limits: list[tuple[Coefficients, float]] = []
+        """Limited quantities beyond what every schedule pays, and how much of each there may be."""
         penalty = [(self.objective, 0.0)]
         for limit in problem.linear_limits:
             prices = _free_originals(problem, limit.coefficients)
@@ -70,11 +63,8 @@ class PenalizedObjective:
     def prices(self, penalty: float) -> Coefficients:
         """Return what to be greedy about: the objective, and as much of the limits as is asked.
 
-        Parameters
-        ----------
-        penalty : float
-            How much the use of all that the limits leave counts, beside the whole of the objective
-            (the baseline, for energy); infinite to leave the objective out.
+        `penalty` is how much the use of all that the limits leave counts, beside the whole of the
+        objective (the baseline, for energy); infinite to leave the objective out.
         """
         if not self.limits or penalty == 0:
             return self._greedy

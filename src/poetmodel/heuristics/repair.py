@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from poetmodel.errors import InputError
-from poetmodel.heuristics.partial_schedule import Restoration
+from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from poetmodel.heuristics.partial_schedule import PartialSchedule
     from poetmodel.problem import Coefficients, Problem
 
 
@@ -27,13 +26,7 @@ _MOST_NESTED: Final = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairParams:
-    """Parameters of repair.
-
-    Raises
-    ------
-    InputError
-        If a number is out of its range.
-    """
+    """Parameters of repair; `InputError` if a number is out of its range."""
 
     pages: bool = True
     """Whether tensors may be paged, where the problem lets them."""
@@ -76,32 +69,18 @@ class _Recovery(NamedTuple):
 
 @dataclass(slots=True)
 class Repair:
-    """Changes a partial schedule greedily.
-
-    Parameters
-    ----------
-    problem : Problem
-        What may be done.
-    partial : PartialSchedule
-        What is changed.
-    prices : Coefficients
-        What to be greedy about.
-    limit_bytes : int
-        RAM that every step keeps within.
-    rng : Random, optional
-        Source of noise on the prices; none without.
-    until_s : float
-        When to give up, on the monotonic clock [s].
-    params : RepairParams
-        What it depends on beside.
-    """
+    """Changes a partial schedule greedily."""
 
     problem: Problem
     partial: PartialSchedule
     prices: Coefficients
+    """What to be greedy about."""
     limit_bytes: int
+    """RAM that every step keeps within [B]."""
     rng: Random | None = None
+    """Source of noise on the prices; none without."""
     until_s: float = math.inf
+    """When to give up, on the monotonic clock [s]."""
     params: RepairParams = field(default_factory=RepairParams)
     _paged_only: set[int] = field(default_factory=set)
     """Stages in which nothing is recomputed any more, because it did not fit."""
@@ -114,12 +93,8 @@ class Repair:
 
         The fullest stage is relieved first, by the tensors across it that free most bytes in
         stages that are too full for what it costs to bring them back at their next need. Where
-        nothing is left across it, its recomputations become page-ins.
-
-        Returns
-        -------
-        bool
-            Whether every step fits.
+        nothing is left across it, its recomputations become page-ins. Returns whether every step
+        fits.
         """
         while time.monotonic() < self.until_s:
             check_time_limit()

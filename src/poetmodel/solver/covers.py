@@ -11,7 +11,7 @@ from poetmodel.model.objective import WRITES_ROW
 from poetmodel.problem import DEADLINE_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -34,27 +34,14 @@ def limit_rows(form: StandardForm) -> list[int]:
 
 
 def with_covers(
-    form: StandardForm, x: NDArray[np.float64], rows: Iterable[int], *, rejected: bool = False
+    form: StandardForm, x: NDArray[np.float64], rows: Sequence[int], *, rejected: bool = False
 ) -> StandardForm | None:
-    """Return a form that also excludes a 0/1 point wherever it exceeds a row.
+    """Return a form that also excludes a 0/1 point wherever it exceeds a row; None if nowhere.
 
-    Parameters
-    ----------
-    form : StandardForm
-        What was solved.
-    x : ndarray of float64, shape (n_columns,)
-        A point that the solver calls feasible, binaries rounded.
-    rows : iterable of int
-        Rows ``sum of coefficient * column <= limit`` to look at. Columns with positive coefficients
-        are 0 or 1 in every solution that matters, those with negative ones have an upper bound.
-    rejected : bool
-        Whether the point is known to exceed a limit: rounding errors of a sum then count as excess
-        where no row is exceeded by more.
-
-    Returns
-    -------
-    StandardForm or None
-        None if the point exceeds none of these rows.
+    The rows are ``sum of coefficient * column <= limit``. Columns with positive coefficients are 0
+    or 1 in every solution that matters, those with negative ones have an upper bound. If the point
+    is `rejected`, it is known to exceed a limit: rounding errors of a sum then count as excess
+    where no row is exceeded by more.
 
     Notes
     -----
@@ -68,11 +55,12 @@ def with_covers(
     ----------
     E. Balas, Facets of the knapsack polytope, Mathematical Programming 8, 1975.
     """
-    rows = list(rows)
-    found = [cut for row in rows if (cut := _cover(form, x, row, EXCEEDED)) is not None]
-    if rejected and not found:
-        found = [cut for row in rows if (cut := _cover(form, x, row, -EXCEEDED)) is not None]
-    if not found:
+    found = []
+    for allowance in (EXCEEDED, -EXCEEDED) if rejected else (EXCEEDED,):
+        found = [cut for row in rows if (cut := _cover(form, x, row, allowance)) is not None]
+        if found:
+            break
+    else:
         return None
     index = np.concatenate([columns for columns, _ in found])
     ends = np.cumsum([0, *(columns.size for columns, _ in found)])

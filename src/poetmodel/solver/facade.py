@@ -9,8 +9,8 @@ from poetmodel.errors import InputError, TimeLimitError, TooLargeError
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.problem import Problem, Surrogate
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.result import Termination
-from poetmodel.schedule import check_identity
+from poetmodel.result import SolveResult, Termination
+from poetmodel.schedule import Schedule, check_identity
 from poetmodel.solver.collection import rare_collections
 from poetmodel.solver.outcome import Candidate, Outcome, accepted, finish, is_closed, is_tight
 from poetmodel.solver.overlap import solve_overlapping
@@ -21,9 +21,8 @@ from poetmodel.units import format_seconds
 if TYPE_CHECKING:
     import pyomo.environ as pyo
 
-    from poetmodel.result import SolveResult
-    from poetmodel.schedule import Schedule
     from poetmodel.solver.request import OnProgress
+
 
 DEFAULT: Final = "lazy"
 """The formulation by which a problem is solved unless another is requested."""
@@ -153,13 +152,7 @@ class _Task:
 
     @classmethod
     def of(cls, given: Problem | pyo.ConcreteModel, formulation: str | None) -> _Task:
-        """Return what the arguments of `solve` say.
-
-        Raises
-        ------
-        InputError
-            If the formulation is not known, does not fit, or is not that of the model.
-        """
+        """Return what the arguments of `solve` say."""
         if isinstance(given, Problem):
             name = formulation or DEFAULT
             _check_formulation(given, name)
@@ -186,27 +179,22 @@ class _Task:
         return bool(self.model.exact) and states_problem(self.model)
 
     def attempt(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
-        """Begin with what is quickly found, then solve.
-
-        Parameters
-        ----------
-        problem : Problem
-            That of the task, or a surrogate of it.
-        request : Request
-            Solver and limits.
-        start : Schedule or None
-            A schedule to begin from.
-        """
+        """Begin with what is quickly found, then solve the problem or a surrogate of it."""
         best: Candidate | None = None
         try:
             with time_limit(request.remaining_s() + GRACE_S):
-                best = _first(problem, request, accepted(problem, start))
+                best = _better(accepted(problem, start), _greedy(problem, request))
+                best = best or accepted(problem, page_everything(problem))
             solve = self._solve_in_units if self.exact else self._solve_once
             outcome = self._settle(problem, request, best) or solve(problem, request, best)
         except KeyboardInterrupt:
             outcome = Outcome(termination=Termination.INTERRUPTED)
         except TimeLimitError:
-            reason = _too_late(problem, request)
+            reason = (
+                f"no schedule of the {len(problem.graph.nodes):,} nodes was made within the time "
+                f"limit of {format_seconds(request.time_limit_s)}; raise the limit, or coarsen the "
+                "graph"
+            )
             outcome = Outcome(termination=Termination.TIME_LIMIT, reason=reason)
         except TooLargeError as error:
             known = best if self.model is None else None
@@ -300,13 +288,6 @@ def _is_resolved(problem: Problem, value: float) -> bool:
     return PARAMS.least_units <= value / problem.objective.unit <= PARAMS.most_units
 
 
-def _too_late(problem: Problem, request: Request) -> str:
-    return (
-        f"no schedule of the {len(problem.graph.nodes):,} nodes was made within the time limit of "
-        f"{format_seconds(request.time_limit_s)}; raise the limit, or coarsen the graph"
-    )
-
-
 def _never_behind(request: Request, found: Candidate, bound: float) -> Request:
     """Return a request whose progress is never behind what is known already."""
 
@@ -341,12 +322,6 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
         raise InputError(msg)
     if formulation == "paper":
         check_fits(problem)
-
-
-def _first(problem: Problem, request: Request, given: Candidate | None) -> Candidate | None:
-    """Return the schedule to begin from, the given one or what is quickly found."""
-    best = _better(given, _greedy(problem, request))
-    return accepted(problem, page_everything(problem)) if best is None else best
 
 
 def _greedy(problem: Problem, request: Request) -> Candidate | None:

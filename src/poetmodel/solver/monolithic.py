@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,7 @@ from pyomo.common.log import LoggingIntercept
 from pyomo.core import Objective, minimize
 
 from poetmodel.backends.compiler import compile_model, load_values
-from poetmodel.backends.protocol import Limits, SolverStatus
+from poetmodel.backends.protocol import BackendProgress, Limits, RawSolution, SolverStatus
 from poetmodel.backends.registry import backend
 from poetmodel.backends.worker import run_interruptibly
 from poetmodel.errors import TimeLimitError, VerificationError
@@ -27,7 +28,7 @@ from poetmodel.model.compact import COMPACT
 from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, add_limit, minimized
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
-from poetmodel.problem import DEADLINE_ROWS
+from poetmodel.problem import DEADLINE_ROWS, Coefficients, Problem
 from poetmodel.problem.infeasibility import limits_in_words
 from poetmodel.result import OwnObjective, Termination
 from poetmodel.solver.covers import limit_rows, with_covers
@@ -39,7 +40,7 @@ from poetmodel.solver.outcome import (
     safe_bound,
     verify_schedule,
 )
-from poetmodel.solver.request import GRACE_S
+from poetmodel.solver.request import GRACE_S, Request
 from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
@@ -48,11 +49,8 @@ if TYPE_CHECKING:
     import pyomo.environ as pyo
     from numpy.typing import NDArray
 
-    from poetmodel.backends.protocol import BackendProgress, RawSolution
     from poetmodel.backends.standard_form import StandardForm
-    from poetmodel.problem import Coefficients, Problem
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.request import Request
 
 TERMINATIONS: Final[Mapping[SolverStatus, Termination]] = {
     SolverStatus.OPTIMAL: Termination.PROVED,
@@ -109,26 +107,13 @@ def solve_model(
     trimmed: bool,
     begun_s: float | None = None,
 ) -> Outcome:
-    """Solve a model and verify what comes out.
+    """Solve a model from `build`, perhaps extended, and verify what comes out.
 
-    Parameters
-    ----------
-    model : ConcreteModel
-        From `build`, perhaps extended.
-    request : Request
-        Solver and limits.
-    start : Candidate or None
-        A valid schedule to begin from; returned if nothing better is found and the model admits it.
-    trimmed : bool
-        Whether entries that nothing needs may be dropped from the solution; not under a user's own
-        constraints.
-    begun_s : float, optional
-        When building began, on the monotonic clock; by default now [s].
+    A valid schedule to begin from is returned if nothing better is found and the model admits it.
+    `trimmed` says whether entries that nothing needs may be dropped from the solution; not under a
+    user's own constraints. Building began at `begun_s`, on the monotonic clock, or now [s].
 
-    Raises
-    ------
-    VerificationError
-        If the verifier rejects the solution of a formulation that claims to be exact.
+    Raises `VerificationError` if the verifier rejects the solution of an exact formulation.
     """
     begun_s = time.monotonic() if begun_s is None else begun_s
     # Whether a start satisfies a user's own constraints is only known of a compiled model.
@@ -206,15 +191,16 @@ class _ModelSolve:
         """Solve from a start, which is the answer if it is the best and satisfies the model."""
         form = self.form
         values = None if start is None else start_values(self.model, form, start.schedule)
-        known: float | None = None
-        if values is not None and not np.isnan(values).any() and form.violation(values) <= ACCEPTED:
-            known = form.value(values)
         raw, candidate = self._search(values)
         value, bound = (None, None) if raw is None else (raw.objective, raw.bound)
-        if (start is not None and known is not None) and (
-            candidate is None or (self.trimmed and start.value < candidate.value)
+        if (
+            start is not None
+            and values is not None
+            and (candidate is None or (self.trimmed and start.value < candidate.value))
+            and not np.isnan(values).any()
+            and form.violation(values) <= ACCEPTED
         ):
-            candidate, value = start, known
+            candidate, value = start, form.value(values)
         if candidate is not None:
             candidate = replace(candidate, own=self._own(value, bound))
         return self._conclude(raw, candidate)
@@ -269,13 +255,8 @@ class _ModelSolve:
             log=self.log.append,
         )
         stop = threading.Event()
-
-        def solve() -> RawSolution:
-            return solver.solve(
-                self.form, limits, start=values, on_progress=self._report, stop=stop
-            )
-
-        return run_interruptibly(solve, stop)
+        solve = partial(solver.solve, self.form, limits, start=values)
+        return run_interruptibly(partial(solve, on_progress=self._report, stop=stop), stop)
 
     def _report(self, progress: BackendProgress) -> bool | None:
         incumbent = None
@@ -387,15 +368,9 @@ def _cut_short(raw: RawSolution) -> RawSolution:
 
 @contextmanager
 def restated(model: pyo.ConcreteModel, problem: Problem) -> Iterator[None]:
-    """Let a model of a problem state one of its surrogates, other units or fewer bytes for a while.
+    """Let a model of a problem state one of its surrogates for a while.
 
-    Parameters
-    ----------
-    model : ConcreteModel
-        From `build`; its rows hold for the relaxation.
-    problem : Problem
-        The model's own problem, or a surrogate of it, perhaps measured by a known schedule or with
-        fewer bytes than one has.
+    The surrogate may be measured by a known schedule, or have fewer bytes than one has.
     """
     before, objective = model.problem, problem.objective
     with ExitStack() as undo:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel import __version__
 from poetmodel.errors import BackendError
 from poetmodel.planner import verify
-from poetmodel.problem import Quantity
-from poetmodel.result import SolveResult, Status, Termination, relative_gap
+from poetmodel.problem import Problem, Quantity
+from poetmodel.result import OwnObjective, SolveResult, Status, Termination, relative_gap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from poetmodel.problem import Problem
-    from poetmodel.result import OwnObjective
     from poetmodel.schedule import Schedule, Simulation
     from poetmodel.solver.request import Request
 
@@ -138,11 +136,8 @@ def is_closed(problem: Problem, value: float, bound: float, gap: float) -> bool:
 def reported_bound(problem: Problem, candidate: Candidate, bound: float) -> float:
     """Return the bound to report for a candidate: never above its value.
 
-    Raises
-    ------
-    BackendError
-        If the bound is above the value by more than rounding errors: then one of them is wrong, and
-        nothing can be claimed.
+    Raises `BackendError` if it is above the value by more than rounding errors: then one of them is
+    wrong, and nothing can be claimed.
     """
     bound = max(bound, problem.objective.least)
     if is_tight(problem, candidate.value, bound):

@@ -12,20 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError, TimeLimitError
-from poetmodel.problem import Quantity, Surrogate
-from poetmodel.result import Termination
+from poetmodel.problem import Problem, Quantity, Surrogate
+from poetmodel.result import OwnObjective, Termination
 from poetmodel.solver.outcome import Candidate, Outcome, is_closed, verify_schedule
-from poetmodel.solver.request import GRACE_S
+from poetmodel.solver.request import GRACE_S, Request, SolveProgress
 from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poetmodel.problem import Problem
-    from poetmodel.result import OwnObjective
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.request import Request, SolveProgress
 
     Attempt = Callable[[Problem, Request, Schedule | None], Outcome]
 
@@ -70,24 +67,9 @@ def solve_overlapping(
 ) -> Outcome:
     """Solve a problem whose transfers run beside the computing.
 
-    Parameters
-    ----------
-    problem : Problem
-        In the meaning ``overlap``.
-    request : Request
-        Solver and limits.
-    attempt : callable
-        Solves a surrogate within a request, from a start.
-    start : Schedule or None
-        A schedule to begin from.
-    params : OverlapParams
-        Which surrogates to solve.
-
-    Returns
-    -------
-    Outcome
-        The best schedule whose plan keeps every limit, verified with its plan, and a bound on
-        all of them. Infeasible only where the relaxation is.
+    `attempt` solves a surrogate within a request, from a start. The outcome has the best schedule
+    whose plan keeps every limit, verified with its plan, and a bound on all of them. It is
+    infeasible only where the relaxation is.
     """
     return _ShareSearch(problem, request, attempt, start, params).run()
 
@@ -201,16 +183,14 @@ class _ShareSearch:
         return True
 
     def _done(self) -> bool:
-        if self.request.remaining_s() <= 0 or self._interrupted():
+        interrupted = any(one.termination == Termination.INTERRUPTED for _, one in self.solved)
+        if interrupted or self.request.remaining_s() <= 0:
             return True
         if self.best is None:
             return False
         if self.best.own is not None:
             return self.best.own.gap <= self.request.gap
         return is_closed(self.problem, self.best.value, self.bound, self.request.gap)
-
-    def _interrupted(self) -> bool:
-        return any(outcome.termination == Termination.INTERRUPTED for _, outcome in self.solved)
 
     def _report(self, share: float) -> Callable[[SolveProgress], bool | None]:
         """Return what watches a surrogate's solve: it reports what holds for the problem."""
@@ -228,13 +208,14 @@ class _ShareSearch:
         if not self.solved:
             return Outcome(termination=Termination.STALLED, candidate=self.best)
         outcomes = [outcome for _, outcome in self.solved]
-        if self._interrupted():
+        ended = {outcome.termination for outcome in outcomes}
+        if Termination.INTERRUPTED in ended:
             termination = Termination.INTERRUPTED
         elif self.request.remaining_s() <= 0:
             termination = Termination.TIME_LIMIT
         elif self.best is not None and self._done():
             termination = Termination.PROVED
-        elif any(outcome.termination == Termination.TIME_LIMIT for outcome in outcomes):
+        elif Termination.TIME_LIMIT in ended:
             termination = Termination.TIME_LIMIT
         else:
             termination = Termination.STALLED

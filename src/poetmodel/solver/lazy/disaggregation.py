@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import add
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.schedule import (
-    GraphIdentity,
-    paged_at_once,
-    rows_of_pairs,
-    rows_of_spans,
-)
+from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once, rows_of_pairs, rows_of_spans
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
@@ -19,7 +16,6 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.model.aggregated import Grouping
     from poetmodel.model.events import Events
-    from poetmodel.schedule import Schedule
 
 ROUNDING: Final = 1e-7
 """How far above a limit that a solver computed a row must be to count as broken, relatively."""
@@ -66,8 +62,7 @@ class Disaggregation:
         """Return the bytes of every stage row ``(t, t)``."""
         graph = self.graph
         sizes = graph.tensor_bytes
-        n = len(graph.nodes)
-        change = [0] * (n + 1)
+        change = [0] * (len(graph.nodes) + 1)
         for i, begin, end in self.spans:
             # A tensor at the beginning of stage t + 1 crosses the end of stage t.
             change[begin - 1] += sizes[i]
@@ -77,13 +72,7 @@ class Disaggregation:
                 if begin - 1 <= q < end:
                     change[q] -= sizes[i]
                     change[q + 1] += sizes[i]
-        loads = []
-        crossing = 0
-        for t, node in enumerate(graph.nodes):
-            crossing += change[t]
-            own = sum(sizes[i] for i in graph.inputs_of[t])
-            loads.append(crossing + own + node.output_bytes + node.workspace_bytes)
-        return loads
+        return list(map(add, accumulate(change), graph.step_bytes))
 
     def step_loads(self) -> Iterator[tuple[int, int, int]]:
         """Yield (stage, step, bytes) of every step before its stage's own that does something."""
@@ -101,7 +90,7 @@ class Disaggregation:
 
     def _held(self, stages: list[int]) -> dict[int, tuple[set[int], set[int]]]:
         """Return for each of some stages what is in RAM when it begins, and when the next does."""
-        wanted = sorted({*stages, *(t + 1 for t in stages)})
+        wanted = {*stages, *(t + 1 for t in stages)}
         begins: dict[int, list[int]] = {}
         ends: dict[int, list[int]] = {}
         for i, begin, end in self.spans:
@@ -109,13 +98,11 @@ class Disaggregation:
             ends.setdefault(end + 1, []).append(i)
         found: dict[int, set[int]] = {}
         present: set[int] = set()
-        following = 0
         for t in range(len(self.graph.nodes) + 1):
             present.difference_update(ends.get(t, ()))
             present.update(begins.get(t, ()))
-            if following < len(wanted) and wanted[following] == t:
+            if t in wanted:
                 found[t] = set(present)
-                following += 1
         return {t: (found[t], found[t + 1]) for t in stages}
 
     def _stage_steps(
@@ -139,7 +126,7 @@ class Disaggregation:
                 else:
                     total += sizes[i] * copies
             if k in computed:
-                total += graph.nodes[k].output_bytes + graph.nodes[k].workspace_bytes
+                total += graph.output_bytes[k] + graph.nodes[k].workspace_bytes
             yield t, k, total
 
 

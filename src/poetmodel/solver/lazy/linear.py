@@ -110,12 +110,7 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
     """
     graph, grouping, events = relaxation.problem.graph, relaxation.grouping, relaxation.events
     sizes, group_of = graph.tensor_bytes, grouping.group_of
-    n = len(graph.nodes)
-    change = np.zeros(n + 1)
-    own = np.zeros(n)
-    for t, node in enumerate(graph.nodes):
-        own[t] = node.output_bytes + node.workspace_bytes
-        own[t] += sum(sizes[i] for i in graph.inputs_of[t])
+    change = np.zeros(len(graph.nodes) + 1)
     sure = relaxation.model.events.kept
     for i, k in enumerate(graph.node_of):
         if not sizes[i] or not graph.users_of[i]:
@@ -129,32 +124,27 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
         for j in graph.users_of[i]:
             readers.setdefault(group_of[j], []).append(j)
         held = _Span(change, sizes[i])
-        last = max(readers.get(begin, [k]))
-        held.add(k, last, 1.0)
-        after = last
+        after = max(readers.get(begin, [k]))
+        held.add(k, after, 1.0)
         level = keeps[0] if keeps else 0.0
         for a, event in enumerate(events.events[i]):
             held.add(after, grouping.last_stage[event - 1], level)
-            entry = level
-            brought = _brought(relaxation, x, event, i, k)
-            leave = keeps[a + 1] if a + 1 < len(keeps) else 0.0
             first_stage, last_stage = grouping.first_stage[event], grouping.last_stage[event]
             here = readers.get(event)
             if here:
-                held.add(first_stage - 1, here[0], entry)
-                held.add(here[0], here[-1], min(1.0, entry + brought))
+                held.add(first_stage - 1, here[0], level)
+                brought = _brought(relaxation, x, event, i, k)
+                held.add(here[0], here[-1], min(1.0, level + brought))
                 after = here[-1]
             else:
-                held.add(first_stage - 1, last_stage, entry)
+                held.add(first_stage - 1, last_stage, level)
                 after = last_stage
-            level = leave
-        for q in graph.users_of[i]:
-            # A tensor that the stage reads counts among its own, not among those that cross it.
+            level = keeps[a + 1] if a + 1 < len(keeps) else 0.0
+        for q in (*graph.users_of[i], k):
+            # A tensor of the stage's own step is not among those that cross it.
             change[q] -= held.at(q)
             change[q + 1] += held.at(q)
-        change[k] -= held.at(k)
-        change[k + 1] += held.at(k)
-    return own + np.cumsum(change)[:n]
+    return np.array(graph.step_bytes, dtype=np.float64) + np.cumsum(change)[:-1]
 
 
 class _Span:
@@ -178,9 +168,5 @@ class _Span:
 
 
 def _brought(relaxation: Relaxation, x: NDArray[np.float64], group: int, i: int, k: int) -> float:
-    total = 0.0
-    for columns, index in ((relaxation.paged_in, i), (relaxation.recomputed, k)):
-        column = columns.get((group, index))
-        if column is not None:
-            total += float(x[column])
-    return total
+    ways = (relaxation.paged_in.get((group, i)), relaxation.recomputed.get((group, k)))
+    return float(sum(x[column] for column in ways if column is not None))

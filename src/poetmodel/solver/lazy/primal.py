@@ -9,7 +9,7 @@ from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.partial_schedule import Restoration, restorations_of
 from poetmodel.heuristics.penalties import Score
 from poetmodel.solver.lazy.disaggregation import broken_stages, broken_steps
-from poetmodel.solver.lazy.relaxation import AllowedDecisions
+from poetmodel.solver.lazy.relaxation import AllowedDecisions, Relaxation, UsedDecisions
 from poetmodel.solver.lazy.symmetry import solve_counted
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.model.aggregated import Grouping
-    from poetmodel.solver.lazy.relaxation import Relaxation, UsedDecisions
     from poetmodel.solver.lazy.session import Session
 
 

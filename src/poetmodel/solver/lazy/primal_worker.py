@@ -25,16 +25,14 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 from poetmodel.errors import BackendError
 from poetmodel.model.aggregated import Grouping
 from poetmodel.solver.collection import rare_collections
-from poetmodel.solver.lazy.primal import PrimalHeuristic
+from poetmodel.solver.lazy.primal import PrimalHeuristic, RelaxedAnswer
 from poetmodel.solver.lazy.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
     from typing import NoReturn
 
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.lazy.primal import RelaxedAnswer
     from poetmodel.solver.request import SolveProgress
 
 LAST_LINES: Final = 5
@@ -88,20 +86,8 @@ class PrimalWorker:
     """The primal heuristic in a process of its own, as the proof sees it.
 
     A context: some time after it is entered the process is started, and when it is left the process
-    is no more.
+    is no more. Schedules that the process finds are offered to the session.
 
-    Parameters
-    ----------
-    session : Session
-        The solve. Schedules that the process finds are offered to it.
-
-    Attributes
-    ----------
-    runs : threading.Event
-        Set while there is such a process.
-
-    Notes
-    -----
     If the process cannot be started, or is ended from outside (where memory is short, say), that
     goes into the solve's log, and the solve goes on without it. If its program fails, or the
     solve's watcher does, the solve is stopped and `check` raises.
@@ -110,6 +96,7 @@ class PrimalWorker:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.runs = threading.Event()
+        """Set while there is such a process."""
         self._tasks: deque[Task] = deque(maxlen=1)
         self._known = float("inf")
         """Least value of the schedules that both sides know."""
@@ -123,12 +110,7 @@ class PrimalWorker:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._closing.set()
             if self._process is not None:
@@ -140,13 +122,7 @@ class PrimalWorker:
         self._tasks.append(task)
 
     def check(self) -> None:
-        """Raise what went wrong, if anything did.
-
-        Raises
-        ------
-        BackendError
-            If the search failed.
-        """
+        """Raise what went wrong, if anything did."""
         if self._failure is not None:
             raise self._failure
 
@@ -165,16 +141,10 @@ class PrimalWorker:
 
     def _converse(self, errors: IO[bytes]) -> None:
         """Start the process, tell it what is new until it has ended or shall end, and clean up."""
-        session = self.session
-        request = session.request
-        request = replace(
-            request,
-            on_progress=None,
-            time_limit_s=max(session.params.worker_update_s, request.remaining_s()),
-        )
-        beginning = pickle.dumps(sys.path) + pickle.dumps(
-            (session.problem, request, session.params)
-        )
+        session, params = self.session, self.session.params
+        left_s = max(params.worker_update_s, session.request.remaining_s())
+        request = replace(session.request, on_progress=None, time_limit_s=left_s)
+        beginning = pickle.dumps(sys.path) + pickle.dumps((session.problem, request, params))
         with self._lock:
             if self._closing.is_set():
                 return
@@ -260,13 +230,7 @@ class PrimalWorker:
 
 
 def _start(errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the process.
-
-    Raises
-    ------
-    OSError
-        If there is no Python to start, or no room for it.
-    """
+    """Start the process; `OSError` if there is no Python to start, or no room for it."""
     if not sys.executable or getattr(sys, "frozen", False):
         msg = "no Python interpreter is known"
         raise OSError(msg)
@@ -304,15 +268,7 @@ def _receive(source: IO[bytes]) -> Any:
 
 
 class WorkerService:
-    """The primal heuristic, as it runs in its process.
-
-    Parameters
-    ----------
-    source : binary file
-        Where the problem, the request and then news come from.
-    target : binary file
-        Where better schedules go.
-    """
+    """The primal heuristic in its process: news come from `source`, schedules go to `target`."""
 
     def __init__(self, source: IO[bytes], target: IO[bytes]) -> None:
         self.source, self.target = source, target
@@ -334,19 +290,15 @@ class WorkerService:
         self._hear(_receive(self.source))
         threading.Thread(target=self._listen, daemon=True).start()
         while not self.session.done():
-            if self._tasks:
-                self._do(self._tasks.popleft())
-            else:
+            if not self._tasks:
                 self.primal.improve()
+                continue
+            task = self._tasks.popleft()
+            self.primal.enforce(task.rows)
+            search = self.primal.repair if task.repair_only else self.primal.run
+            search(task.answer)
         if self._failure is not None:
             raise self._failure
-
-    def _do(self, task: Task) -> None:
-        self.primal.enforce(task.rows)
-        if task.repair_only:
-            self.primal.repair(task.answer)
-        else:
-            self.primal.run(task.answer)
 
     def _listen(self) -> None:
         """Take note of news; when no more can come, the solve is over."""

@@ -13,10 +13,15 @@ from pyomo.common.log import LoggingIntercept
 
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.sparse import csr_array
-from poetmodel.model.aggregated import build_relaxation
+from poetmodel.model.aggregated import Grouping, build_relaxation
 from poetmodel.model.memory import assign_memory
-from poetmodel.problem import DEADLINE_ROWS
-from poetmodel.solver.lazy.disaggregation import ROUNDING, GroupDecisions, disaggregate
+from poetmodel.problem import DEADLINE_ROWS, Problem
+from poetmodel.solver.lazy.disaggregation import (
+    ROUNDING,
+    Disaggregation,
+    GroupDecisions,
+    disaggregate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,12 +30,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.backends.standard_form import StandardForm
-    from poetmodel.model.aggregated import Grouping
     from poetmodel.model.events import Events
-    from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
     from poetmodel.solver.lazy.cuts import Cut, Separator
-    from poetmodel.solver.lazy.disaggregation import Disaggregation
 
 REAL_LIMITS: Final = frozenset({*DEADLINE_ROWS, "energy_budget"})
 """Rows over real numbers, which a solver keeps to its tolerance only."""
@@ -172,12 +174,10 @@ class Relaxation:
     def make_lasting(self) -> None:
         """Let all cuts of families whose cuts last stay, whether they are tight or not."""
         known = {cut.terms for cut in self.lasting}
-        lasts = [cut for cut in self.cuts if self._lasts(cut)]
+        families = {family for family, separator in self.separators.items() if separator.lasting}
+        lasts = [cut for cut in self.cuts if cut.family in families]
         self.lasting += [cut for cut in lasts if cut.terms not in known]
-        self.cuts = [cut for cut in self.cuts if not self._lasts(cut)]
-
-    def _lasts(self, cut: Cut) -> bool:
-        return cut.family in self.separators and self.separators[cut.family].lasting
+        self.cuts = [cut for cut in self.cuts if cut.family not in families]
 
     def take_over(self, coarser: Relaxation) -> None:
         """State the cuts of a coarser relaxation in the columns of this one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.backends.protocol import SolverStatus
+from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStatus
 from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.result import Termination, relative_gap
 from poetmodel.solver.covers import limit_rows, with_covers
@@ -25,7 +25,6 @@ from poetmodel.time_limit import time_limit
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from poetmodel.backends.protocol import BackendProgress, RawSolution
     from poetmodel.model.aggregated import Grouping
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
@@ -33,20 +32,7 @@ if TYPE_CHECKING:
 
 
 class RowGeneration:
-    """The rounds of one session.
-
-    Parameters
-    ----------
-    session : Session
-        The solve; with two threads or more, a process runs the primal heuristic beside the proof.
-    grouping : Grouping
-        Rows to enforce from the beginning.
-
-    Attributes
-    ----------
-    rounds : int
-        Integer relaxations so far.
-    """
+    """The rounds of one session, which enforces the rows of a grouping from the beginning."""
 
     def __init__(self, session: Session, grouping: Grouping) -> None:
         self.session = session
@@ -55,6 +41,7 @@ class RowGeneration:
         self.primal = PrimalHeuristic(session, grouping)
         self.worker: PrimalWorker | None = None
         self.rounds = 0
+        """Integer relaxations so far."""
         self._linear_answers = 0
         self._breaks_rows = False
         """Whether the best answer of the solve that runs breaks rows that are not enforced."""
@@ -62,10 +49,7 @@ class RowGeneration:
     def run(self) -> bool:
         """Solve, disaggregate, search, separate, refine, until nothing is left to do.
 
-        Returns
-        -------
-        bool
-            Whether it is proved that there is no schedule.
+        Returns whether it is proved that there is no schedule.
         """
         session = self.session
         relaxation = self._linear_phase()
@@ -81,8 +65,9 @@ class RowGeneration:
             if raw.bound is not None:
                 session.raise_bound(session.within_cutoff(relaxation, raw.bound))
             if raw.infeasible or raw.status == SolverStatus.CUTOFF:
-                if target is None:
-                    return self._nothing_is_feasible()
+                if target is None:  # no answer below the cutoff: is there none at all?
+                    nothing = session.bounds.incumbent is None and session.stopped is None
+                    return nothing and math.isinf(session.bounds.ceiling)
                 rose = session.bounds.lower > before[0]
                 self.policy.target_ruled_out(rose=rose, nodes=raw.nodes)
             elif raw.x is None:
@@ -92,19 +77,10 @@ class RowGeneration:
                 relaxation = self._follow(relaxation, raw.x, proved=proved, before=before)
         return False
 
-    def _nothing_is_feasible(self) -> bool:
-        """Return what it says that a relaxation has no answer below the cutoff."""
-        session = self.session
-        nothing = session.bounds.incumbent is None and session.stopped is None
-        return nothing and math.isinf(session.bounds.ceiling)
-
     def run_within_limits(self) -> bool:
-        """Run, with the primal worker if there is a thread for it; end where no time is left.
+        """Run, with the primal worker if there is a second thread; end where no time is left.
 
-        Returns
-        -------
-        bool
-            Whether it is proved that there is no schedule.
+        Returns whether it is proved that there is no schedule.
         """
         session = self.session
         try:
@@ -202,9 +178,11 @@ class RowGeneration:
         final = proved and not (rows or steps)
         if not session.done():
             self._search(relaxation, x, force=final)
-        found_cuts = self._separate(relaxation, x)
+        lasting = (one for one in relaxation.separators.values() if one.lasting)
+        found = [cut for separator in lasting for cut in separator.separate(x, PRESENT)]
+        relaxation.lasting += found
         if rows or steps:
-            return self._refine(relaxation, rows, [] if found_cuts else steps)
+            return self._refine(relaxation, rows, [] if found else steps)
         tighter = with_covers(relaxation.form, x, limit_rows(relaxation.form))
         if tighter is not None:  # only the solver's tolerance let the answer through
             relaxation.form = tighter
@@ -215,13 +193,6 @@ class RowGeneration:
             # Solved to its end and nothing moved: the rest is below the solver's tolerances.
             session.stopped = Termination.STALLED
         return relaxation
-
-    def _separate(self, relaxation: Relaxation, x: NDArray[Any]) -> bool:
-        """Add the lasting cuts that an integer answer breaks; return whether there are any."""
-        separators = (one for one in relaxation.separators.values() if one.lasting)
-        found = [cut for separator in separators for cut in separator.separate(x, PRESENT)]
-        relaxation.lasting += found
-        return bool(found)
 
     def _refine(
         self, relaxation: Relaxation, rows: list[int], steps: list[tuple[int, int]]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.backends.protocol import Limits, SolverStatus
+from poetmodel.backends.protocol import (
+    BackendProgress,
+    Limits,
+    RawSolution,
+    SolverStatus,
+)
 from poetmodel.backends.registry import backend
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.events import recomputable_nodes
@@ -19,22 +23,19 @@ from poetmodel.solver.lazy.cuts.recompute_memory import RecomputeMemorySeparator
 from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.relaxation import Relaxation
-from poetmodel.solver.outcome import SOLVER_ERROR, safe_bound, verify_schedule
-from poetmodel.solver.request import SolveProgress
+from poetmodel.solver.outcome import SOLVER_ERROR, Candidate, safe_bound, verify_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from poetmodel.backends.protocol import BackendProgress, OptionValue, RawSolution
     from poetmodel.backends.solver import Solver
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.model.aggregated import Grouping
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
     from poetmodel.solver.lazy.cuts import Separator
-    from poetmodel.solver.outcome import Candidate
     from poetmodel.solver.request import Request
 
 ALLOWANCE: Final = 2 * SOLVER_ERROR
@@ -63,7 +64,6 @@ class Session:
     stopped: Termination | None = None
     """Why to stop, once there is a reason."""
     build_s: float = 0.0
-    solve_s: float = 0.0
     columns: int = 0
     """Most columns of a model that was solved, linear or integer."""
     rows: int = 0
@@ -112,44 +112,33 @@ class Session:
 
     def tell(self) -> None:
         """Report where the solve stands to whoever watches; stop if told to."""
-        watcher = self.request.on_progress
-        if watcher is None:
-            return
         with self.telling:
             best = self.bounds.incumbent
-            state = SolveProgress(
-                seconds=self.request.elapsed_s(),
-                incumbent=None if best is None else best.value,
-                bound=self.bounds.lower,
-            )
-            if watcher(state) is False:
+            value = None if best is None else best.value
+            if self.request.report(value, self.bounds.lower) is False:
                 self.stopped = self.stopped or Termination.INTERRUPTED
 
     # -- models and solver ---------------------------------------------------------------------
 
     def build(self, grouping: Grouping, coarser: Relaxation | None = None) -> Relaxation:
         """State the relaxation of a grouping, with the cuts of a coarser one."""
+        params, restoring = self.params, self.restoring
         relaxation = Relaxation.build(
-            self.problem, grouping, self.recomputable, restoring=self.restoring
+            self.problem, grouping, self.recomputable, restoring=restoring
         )
-        relaxation.separators = self._separators(relaxation)
+        found: list[Separator] = []
+        if "rounding" in params.cuts:
+            found.append(RoundingSeparator(relaxation, params.most_sums, self.done))
+        if "interval" in params.cuts:
+            found.append(IntervalSeparator(relaxation, params.cuts_per_round))
+        if restoring:
+            found.append(RecomputeMemorySeparator(relaxation, params.cuts_per_round))
+        relaxation.separators = {separator.family: separator for separator in found}
         if coarser is not None:
             relaxation.take_over(coarser)
         with self.lock:
             self.build_s += relaxation.build_s
         return relaxation
-
-    def _separators(self, relaxation: Relaxation) -> dict[str, Separator]:
-        params = self.params
-        found: dict[str, Separator] = {}
-        if "rounding" in params.cuts:
-            found["rounding"] = RoundingSeparator(relaxation, params.most_sums, self.done)
-        if "interval" in params.cuts:
-            found["interval"] = IntervalSeparator(relaxation, params.cuts_per_round)
-        if self.restoring:
-            separator = RecomputeMemorySeparator(relaxation, params.cuts_per_round)
-            found["recompute_memory"] = separator
-        return found
 
     def cutoff(self, relaxation: Relaxation) -> dict[str, float]:
         """Return the limit by which a solve looks only for schedules that are better."""
@@ -181,41 +170,24 @@ class Session:
         form: StandardForm,
         *,
         most_s: float | None = None,
-        targets: dict[str, float] | None = None,
+        targets: Mapping[str, float] | None = None,
         start: NDArray[Any] | None = None,
-        options: Mapping[str, OptionValue] | None = None,
         watch: Callable[[BackendProgress], bool] | None = None,
     ) -> RawSolution | None:
-        """Solve within the time that is left; None if there is none.
+        """Solve within the time that is left, or `most_s` of it; None if there is none.
 
-        Parameters
-        ----------
-        form : StandardForm
-            The model.
-        most_s : float, optional
-            Time for this solve [s].
-        targets : dict, optional
-            Further `Limits`.
-        start : ndarray, optional
-            A point to begin from.
-        options : mapping, optional
-            Options of the solver by its own names.
-        watch : callable, optional
-            Told of progress; returning False ends this solve only.
+        `targets` are further `Limits`. `watch` is told of progress; False ends this solve only.
         """
         remaining = self.request.remaining_s()
         if remaining <= 0 or self.stopped is not None:
             self.done()
             return None
-        targets = targets or {}
         limits = Limits(
             time_s=remaining if most_s is None else min(most_s, remaining),
             rel_gap=self.request.gap / 2,
             seed=self.request.seed,
             log=self.log.append,
-            objective_stop=targets.get("objective_stop"),
-            objective_cutoff=targets.get("objective_cutoff"),
-            options=options or {},
+            **(targets or {}),
         )
 
         def on_progress(progress: BackendProgress) -> bool:
@@ -227,13 +199,10 @@ class Session:
         with self.lock:
             self.columns = max(self.columns, form.n_columns)
             self.rows = max(self.rows, form.n_rows)
-        begun = time.monotonic()
         known = self.bounds.lower
         raw = self.solver.solve(form, limits, start=start, on_progress=on_progress, stop=self.stop)
-        with self.lock:
-            self.solve_s += time.monotonic() - begun
-            if raw.solved_again:
-                self.bounds.lower = known  # what the first run told on its way may be wrong
+        if raw.solved_again:
+            self.bounds.lower = known  # what the first run told on its way may be wrong
         if raw.status == SolverStatus.INTERRUPTED:
             self.done()  # takes note of the signal, if that is what it was
         return raw

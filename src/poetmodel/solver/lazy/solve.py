@@ -17,12 +17,11 @@ from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.row_generation import RowGeneration
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import Candidate, Outcome, accepted
-from poetmodel.solver.request import SolveProgress
+from poetmodel.solver.request import Request, SolveProgress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.solver.request import Request
 
 MARGIN: Final = 1e-6
 """How much more than the deadline is proved away, relatively: more than any tolerance."""
@@ -37,31 +36,13 @@ def solve_lazily(
     bound: float = 0.0,
     params: LazyParams | None = None,
 ) -> Outcome:
-    """Solve a problem by row generation over groups of stages.
+    """Solve a problem by row generation over groups of stages, from a valid schedule if given.
 
-    Parameters
-    ----------
-    problem : Problem
-        Any problem of the contract.
-    request : Request
-        Solver and limits; with two threads or more, a process searches for schedules beside the
-        proof.
-    start : Candidate or None
-        A valid schedule to begin from.
-    first : Grouping, optional
-        Rows to enforce from the beginning; by default the stage row that checkpoint-all loads most.
-    bound : float
-        What is proved already, in the unit of the minimized quantity.
-    params : LazyParams, optional
-        When which part runs; no answer depends on it.
+    Rows to enforce from the beginning are those of `first`, by default the stage row that
+    checkpoint-all loads most. `bound` is what is proved already, in the unit of the minimized
+    quantity. With two threads or more, a process searches for schedules beside the proof. After
+    Ctrl-C the outcome has the best schedule and bound so far.
 
-    Returns
-    -------
-    Outcome
-        The best verified schedule and the best bound of all rounds; after Ctrl-C those so far.
-
-    Notes
-    -----
     ``docs/lazy.md`` holds the argument why each reduction is exact. With one thread the course
     is determined by problem and seed as long as no limit or slice of time has ended a part of it.
     """
@@ -185,26 +166,8 @@ def find_fastest(
 ) -> FastestResult:
     """Minimize the time within all other limits, until that decides whether the deadline holds.
 
-    Parameters
-    ----------
-    problem : Problem
-        One for which `has_fastest` is true.
-    request : Request
-        The limits of the whole solve; this takes a part of what is left of its time.
-    bound : float
-        What is proved of the problem so far, to be told meanwhile.
-    params : LazyParams
-        How much of the time, and the policy of the rounds.
-
-    Returns
-    -------
-    FastestResult
-        A valid schedule, a proof that there is none, or neither.
-
-    Raises
-    ------
-    ValueError
-        If there is no deadline.
+    For problems with `has_fastest`. It takes a part of what is left of the request's time, and
+    tells `bound`, which is proved of the problem so far, meanwhile.
     """
     if problem.deadline_s is None:
         msg = "there is no deadline to keep"

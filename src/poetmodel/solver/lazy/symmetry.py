@@ -91,15 +91,9 @@ def count_equal(
 ) -> CountedForm | None:
     """Return a form in which equal decisions are counted, or None where that is of no use.
 
-    Parameters
-    ----------
-    form : StandardForm
-        A relaxation with at least one limit on time, energy or storage; others have nothing that
-        counting would tell.
-    cutoff : float, optional
-        Only points below this value are looked for, in units of the objective.
-    least_part : float
-        Part of the best value, or of a limit, that one decision must take more than.
+    A relaxation without a limit on time, energy or storage has nothing that counting would tell.
+    Only points below `cutoff` are looked for, in units of the objective. One decision must take
+    more than `least_part` of the best value, or of a limit.
 
     Notes
     -----
@@ -128,12 +122,11 @@ def count_equal(
     tallies = []
     begin = n
     for members, most in classes:
-        tally = Tally(members, range(begin, begin + most))
+        tallies.append(Tally(members, range(begin, begin + most)))
         objective[begin : begin + most] = objective[members[0]]
         objective[members] = 0.0
         further[:, begin - n : begin - n + most] = swapped[:, members[:1]]
         swapped[:, members] = 0.0
-        tallies.append(tally)
         begin += most
     counted = _extended(form, objective, (limits, np.hstack((swapped, further))), tallies)
     return CountedForm(counted, n, tuple(tallies))
@@ -141,11 +134,11 @@ def count_equal(
 
 def counted_limits(form: StandardForm) -> list[int]:
     """Return the rows that limit a sum over all decisions: time, energy, storage."""
-    return [r for r, row in enumerate(form.rows) if _name_of(row) in COUNTED_LIMITS]
-
-
-def _name_of(row: Any) -> str:
-    return row if isinstance(row, str) else str(row.parent_component().local_name)
+    return [
+        r
+        for r, row in enumerate(form.rows)
+        if (row if isinstance(row, str) else row.parent_component().local_name) in COUNTED_LIMITS
+    ]
 
 
 def _classes(
@@ -180,21 +173,18 @@ def _extended(
 ) -> StandardForm:
     n, added = form.n_columns, objective.size - form.n_columns
     entries: list[tuple[int, int, float]] = []
-    least, most, names = [], [], []
+    most, names = [], []
     row = form.n_rows
     for tally in tallies:
         entries += [(row, int(j), 1.0) for j in tally.members]
         entries += [(row, u, -1.0) for u in tally.counters]
-        least.append(0.0)
-        most.append(0.0)
-        names.append("count")
         row += 1
         for u in tally.counters[:-1]:
             entries += [(row, u, 1.0), (row, u + 1, -1.0)]
-            least.append(0.0)
-            most.append(np.inf)
-            names.append("order of counts")
             row += 1
+        orders = len(tally.counters) - 1
+        most += [0.0, *[np.inf] * orders]
+        names += ["count", *["order of counts"] * orders]
     old = form.matrix.tocoo()
     keep = ~np.isin(old.coords[0], limits[0])
     rows, columns = (old.coords[axis][keep] for axis in (0, 1))
@@ -219,7 +209,7 @@ def _extended(
         lower=np.concatenate((form.lower, np.zeros(added))),
         upper=np.concatenate((form.upper, np.ones(added))),
         integer=np.concatenate((form.integer, np.ones(added, dtype=np.bool_))),
-        row_lower=np.concatenate((form.row_lower, least)),
+        row_lower=np.concatenate((form.row_lower, np.zeros(len(names)))),
         row_upper=np.concatenate((form.row_upper, most)),
         columns=(*form.columns, *(f"count {u}" for u in range(added))),
         rows=(*form.rows, *names),

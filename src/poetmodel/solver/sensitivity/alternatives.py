@@ -15,18 +15,15 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.planner import verify
-from poetmodel.problem import Quantity
-from poetmodel.result import Status
-from poetmodel.schedule import storage_entries
+from poetmodel.problem import Problem, Quantity
+from poetmodel.result import SolveResult, Status
+from poetmodel.schedule import Schedule, Simulation, storage_entries
 from poetmodel.schedule.decisions import Choice, find_decisions
 from poetmodel.solver.sensitivity.variants import Variant, of_graph, solve_variants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poetmodel.problem import Problem
-    from poetmodel.result import SolveResult
-    from poetmodel.schedule import Schedule, Simulation
 
 MORE_RAM: Final = (0.01, 0.05)
 """How much more RAM its value is for, as parts of the budget."""
@@ -116,27 +113,11 @@ class MoreRam:
 def find_alternatives(
     problem: Problem, schedule: Schedule, i: int, *, time_limit: float = 10.0, threads: int = 1
 ) -> tuple[Alternative, ...]:
-    """Find the cost of the alternatives for a tensor.
+    """Find the cost of the alternatives for tensor `i` of a valid schedule, in `time_limit` [s].
 
-    Parameters
-    ----------
-    problem : Problem
-        What the schedule is for; energies are compared, whatever it minimizes.
-    schedule : Schedule
-        Valid for the problem.
-    i : int
-        The tensor.
-    time_limit : float
-        Wall time for all of them [s].
-    threads : int
-        As for `solve`.
-
-    Returns
-    -------
-    tuple of Alternative
-        For a tensor that is paged or recomputed: without that, and without both. For one that is
-        kept: paged, or recomputed, in the longest gap between two uses, which is an upper bound.
-        Energies and times are the simulator's.
+    For a tensor that is paged or recomputed: without that, and without both. For one that is kept:
+    paged, or recomputed, in the longest gap between two uses, which is an upper bound. Energies are
+    compared, whatever the problem minimizes; they and times are the simulator's.
     """
     choice = find_decisions(problem, schedule)[i].choice
     if choice == Choice.UNUSED:
@@ -161,13 +142,7 @@ def find_alternatives(
 def value_of_ram(
     problem: Problem, schedule: Schedule, *, time_limit: float = 10.0, threads: int = 1
 ) -> tuple[MoreRam, ...]:
-    """Find what a little more RAM saves: one answer for each of `MORE_RAM`.
-
-    Parameters
-    ----------
-    problem, schedule, time_limit, threads
-        As for `find_alternatives`.
-    """
+    """Find what a little more RAM saves: one answer for each of `MORE_RAM`."""
     energy_j = verify(problem, schedule).simulation.energy_j or 0.0
     ram = problem.ram_budget_bytes
     more = [max(1, math.ceil(part * ram)) for part in MORE_RAM]
@@ -207,7 +182,7 @@ def _forbidding(problem: Problem, i: int, way: Forbidden, before: Simulation) ->
 def _alternative(
     problem: Problem, i: int, way: Forbidden, before: Simulation, result: SolveResult | None
 ) -> Alternative:
-    """Return what was found with something forbidden; None if it was not asked."""
+    """Return what was found with something forbidden; no result if it was not asked."""
     blank = Alternative(tensor=i, forbidden=way, how=How.BOUNDED)
     if result is None:
         return blank

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.errors import listed
 from poetmodel.planner import verify
-from poetmodel.problem import DEADLINE_ROWS, Quantity
+from poetmodel.problem import DEADLINE_ROWS, Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle, obstacles
-from poetmodel.result import Status
+from poetmodel.result import SolveResult, Status
 from poetmodel.solver.facade import solve
 from poetmodel.solver.sensitivity.limits import Limit
 from poetmodel.solver.sensitivity.variants import Variant, solve_variants
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     import pyomo.environ as pyo
 
-    from poetmodel.problem import Problem
-    from poetmodel.result import SolveResult
 
 SHARE: Final = 0.2
 """Part of the time limit that an explanation may take beside the solve."""

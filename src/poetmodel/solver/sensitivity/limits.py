@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.device.room import room_figures
 from poetmodel.errors import shown
 from poetmodel.graph import floor
-from poetmodel.problem import Quantity
-from poetmodel.result import Status
+from poetmodel.problem import Problem, Quantity
+from poetmodel.result import SolveResult, Status
 from poetmodel.solver.outcome import EQUAL
 from poetmodel.solver.sensitivity.variants import Variant, solve_variants
 from poetmodel.units import brief
@@ -22,8 +22,6 @@ from poetmodel.units import brief
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poetmodel.problem import Problem
-    from poetmodel.result import SolveResult
 
 LEAST_S: Final = 1.0
 """Least time to find out whether a schedule is at one limit [s]."""
@@ -195,22 +193,10 @@ class UsedLimit:
 def used_limits(
     result: SolveResult, *, time_limit: float = 10.0, gap: float = 1e-4
 ) -> tuple[UsedLimit, ...]:
-    """Find out which limits a solved problem is at.
+    """Find out which limits a solved problem is at: RAM, and deadline and energy if stated.
 
-    Parameters
-    ----------
-    result : SolveResult
-        A schedule with its proof, or the proof that there is none.
-    time_limit : float
-        Wall time for each limit [s].
-    gap : float
-        Gap tolerance of these solves.
-
-    Returns
-    -------
-    tuple of UsedLimit
-        The RAM budget, and deadline and energy budget if stated. The problem is solved again
-        without each; if there is no schedule either way, with this limit alone.
+    The problem is solved again without each, for `time_limit` [s]; if there is no schedule either
+    way, with this limit alone.
     """
     problem = result.problem
     amounts = {

@@ -13,20 +13,15 @@ from functools import partial
 from operator import ge
 from typing import TYPE_CHECKING
 
-from poetmodel.graph import floor
-from poetmodel.problem import Quantity
-from poetmodel.result import Termination
-from poetmodel.schedule import GraphIdentity
+from poetmodel.graph import Graph, floor
+from poetmodel.problem import Problem, Quantity
+from poetmodel.result import SolveResult, Termination
+from poetmodel.schedule import GraphIdentity, Schedule
 from poetmodel.solver.facade import solve
 from poetmodel.solver.outcome import accepted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from poetmodel.graph import Graph
-    from poetmodel.problem import Problem
-    from poetmodel.result import SolveResult
-    from poetmodel.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +45,11 @@ def solve_variants(
     threads: int = 1,
     start: Schedule | None = None,
 ) -> list[SolveResult]:
-    """Solve variants of a problem.
+    """Solve variants of a problem, those that allow less before those that allow more.
 
-    Parameters
-    ----------
-    variants : sequence of Variant
-        The changed problems. Those that allow less come before those that allow more.
-    time_limit : float
-        Wall time for all of them [s]. What one leaves, the next ones share equally.
-    least_s : float
-        Time for each of them even if none is left [s], above 0.
-    backend, threads
-        As for `solve`.
-    start : Schedule, optional
-        To begin the first one from.
-
-    Returns
-    -------
-    list of SolveResult
-        One for each variant, with the best bound that is known; after Ctrl-C, those so far.
+    `time_limit` is the wall time for all of them; what one leaves, the next ones share equally.
+    Each has `least_s` above 0 even if none is left [s]. The first begins from `start`. After Ctrl-C
+    the results are those so far. Each has the best bound that is known.
     """
     ends_s = time.monotonic() + time_limit
     search = partial(solve, backend=backend, threads=threads)

@@ -74,6 +74,11 @@ def origin(first: int, last: int, output: int | None) -> RecomputeMemoryOrigin:
     )
 
 
+def noted(origin: RecomputeMemoryOrigin) -> Cut:
+    """Return a cut of another relaxation, of which only what it is about counts."""
+    return Cut((), 0.0, origin=origin)
+
+
 def origin_of(cut: Cut) -> RecomputeMemoryOrigin:
     """Return what a recompute-memory cut is about."""
     assert isinstance(cut.origin, RecomputeMemoryOrigin)
@@ -196,7 +201,7 @@ def test_without_a_row_before_the_whole_budget_is_the_right_side() -> None:
     problem = crowded_problem()
     relaxation = restoring(problem, Grouping(5, step_rows=frozenset({(2, 1)})))
     cuts_of = separator(relaxation)
-    [cut] = cuts_of.state(origin(3, 4, None))
+    [cut] = cuts_of.restate(noted(origin(3, 4, None)))
     k, a = (relaxation.recomputed[2, node] for node in (0, 1))
     assert dict(cut.terms) == pytest.approx({a: 0.5, k: -0.6})
     assert cut.right == pytest.approx(-0.5)
@@ -259,9 +264,9 @@ def test_a_cut_is_stated_for_each_group_that_its_group_became() -> None:
     `k`, and it is not made again there.
     """
     problem = crowded_problem(tail=True)
-    whole_origin = origin(3, 5, 0)
+    whole = noted(origin(3, 5, 0))
     finer = rows_of(problem, 2, 3)
-    [cut] = separator(finer).state(whole_origin)
+    [cut] = separator(finer).restate(whole)
     assert cut.origin == RecomputeMemoryOrigin(
         first_stage=3, last_stage=3, node=0, output=0, tensors=(1,)
     )
@@ -277,11 +282,11 @@ def test_a_cut_is_stated_for_each_group_that_its_group_became() -> None:
         }
     )
     assert cut.right == pytest.approx(-0.7)
-    assert [again.origin for again in separator(rows_of(problem, 2)).state(whole_origin)] == [
-        whole_origin
+    assert [again.origin for again in separator(rows_of(problem, 2)).restate(whole)] == [
+        whole.origin
     ]
     # Without any row nothing is made again.
-    assert list(separator(rows_of(problem)).state(whole_origin)) == []
+    assert list(separator(rows_of(problem)).restate(whole)) == []
 
 
 # -- on random instances -------------------------------------------------------------------------
@@ -344,7 +349,7 @@ def random_cuts(rng: random.Random, relaxation: Relaxation, points: int) -> list
             x[column] = rng.choice((0.5, 1.0)) * (rng.random() < some)
         cuts = cuts_of.separate(x, BROKEN)
         for cut in cuts:
-            assert list(cuts_of.state(origin_of(cut))) == [cut]
+            assert list(cuts_of.restate(cut)) == [cut]
         found += cuts
     return list({cut.terms: cut for cut in found}.values())
 
@@ -352,7 +357,7 @@ def random_cuts(rng: random.Random, relaxation: Relaxation, points: int) -> list
 def restated(relaxation: Relaxation, cuts: list[Cut]) -> list[Cut]:
     """Return cuts of a coarser relaxation in the groups of this one."""
     cuts_of = separator(relaxation)
-    every = [again for cut in cuts for again in cuts_of.state(origin_of(cut))]
+    every = [again for cut in cuts for again in cuts_of.restate(cut)]
     return list({cut.terms: cut for cut in every}.values())
 
 

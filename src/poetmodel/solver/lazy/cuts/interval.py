@@ -38,14 +38,7 @@ class IntervalOrigin:
 
 
 class IntervalSeparator:
-    """Interval cuts of one relaxation.
-
-    Parameters
-    ----------
-    relaxation : Relaxation
-        The relaxation.
-    most : int
-        Most cuts that are found for one point.
+    """At most `most` interval cuts for a point of a relaxation.
 
     Notes
     -----
@@ -274,12 +267,9 @@ class _FractionalPoint:
             i = weakest
 
     def _value(self, i: int, first: int, last: int) -> float:
-        """Return ``F(i)`` for one interval."""
-        if i not in self.values:
-            self.values[i] = self._value_anew(i, first, last)
-        return self.values[i]
-
-    def _value_anew(self, i: int, first: int, last: int) -> float:
+        """Return ``F(i)`` for the interval at hand."""
+        if i in self.values:
+            return self.values[i]
         k = self.graph.node_of[i]
         if self.group_of[k] >= first:
             return 1.0
@@ -294,4 +284,5 @@ class _FractionalPoint:
                     break
                 again = min(again, self._value(u, first, last))
             value += again
+        self.values[i] = value
         return value

@@ -45,14 +45,7 @@ class _Stay(NamedTuple):
 
 
 class RecomputeMemorySeparator:
-    """Recompute-memory cuts of a relaxation that lets tensors come back to groups that they enter.
-
-    Parameters
-    ----------
-    relaxation : Relaxation
-        Built with ``restoring=True``.
-    most : int
-        Most cuts that are found for one point.
+    """At most `most` recompute-memory cuts for a point of a relaxation with ``restoring=True``.
 
     Notes
     -----
@@ -92,7 +85,6 @@ class RecomputeMemorySeparator:
         """For each group the tensors that its stages read, with the last that does."""
         self.first_reader: dict[tuple[int, int], int] = {}
         """First stage of a group that reads a tensor, by (group, tensor)."""
-        self._needs: dict[int, tuple[frozenset[int], int]] = {}
         self.ends = [self._end(group) for group in range(n_groups)]
         for i in range(len(self.graph.tensors)):
             check_time_limit()
@@ -104,16 +96,11 @@ class RecomputeMemorySeparator:
         q = self.relaxation.grouping.last_stage[group]
         if q not in self.relaxation.grouping.stage_rows:
             return None
-        own, need = self._need(q)
-        return self.budget - need, own
+        return self.budget - self.graph.step_bytes[q], self._own(q)
 
-    def _need(self, k: int) -> tuple[frozenset[int], int]:
-        """Return the tensors that the step of a node needs, and their bytes with workspace."""
-        if k not in self._needs:
-            own = frozenset((*self.graph.inputs_of[k], *self.graph.outputs_of[k]))
-            need = sum(self.sizes[i] for i in own) + self.graph.nodes[k].workspace_bytes
-            self._needs[k] = own, need
-        return self._needs[k]
+    def _own(self, k: int) -> frozenset[int]:
+        """Return the tensors that the step of a node needs."""
+        return frozenset((*self.graph.inputs_of[k], *self.graph.outputs_of[k]))
 
     def _add_tensor(self, i: int) -> None:
         relaxation, events = self.relaxation, self.relaxation.events
@@ -211,10 +198,7 @@ class RecomputeMemorySeparator:
 
     def restate(self, cut: Cut) -> Iterator[Cut]:
         """Yield a cut of a coarser relaxation for each group that its group has become."""
-        return self.state(cut.origin)
-
-    def state(self, origin: RecomputeMemoryOrigin) -> Iterator[Cut]:
-        """Yield the rows of some tensors beside a node in each group of some stages."""
+        origin: RecomputeMemoryOrigin = cut.origin
         group_of = self.relaxation.grouping.group_of
         for group in range(group_of[origin.first_stage], group_of[origin.last_stage] + 1):
             until = self._until(group, origin.output)
@@ -230,10 +214,10 @@ class RecomputeMemorySeparator:
         self, group: int, k: int, output: int | None, stays: Mapping[int, _Stay]
     ) -> Cut | None:
         relaxation = self.relaxation
-        own, need = self._need(k)
+        own = self._own(k)
         chosen = {i: stay for i, stay in stays.items() if i not in own}
         available = self._available(group, chosen, at_end=output is None)
-        excess = available - (self.budget - need)
+        excess = available - (self.budget - self.graph.step_bytes[k])
         if excess <= 0:
             return None  # whatever fits without the recomputation fits beside it
         scale = self.budget

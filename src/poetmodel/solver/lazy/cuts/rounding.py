@@ -19,16 +19,9 @@ if TYPE_CHECKING:
 
 
 class RoundingSeparator:
-    """Rounded rows of one relaxation.
+    """Rounded rows of one relaxation, with at most `most_sums` sums of sizes told apart for a row.
 
-    Parameters
-    ----------
-    relaxation : Relaxation
-        The relaxation.
-    most_sums : int
-        Most sums of sizes that are told apart for a row.
-    done : callable
-        Says when the time is over: the rows of hundreds of large tensors take seconds.
+    `done` says when the time is over: the rows of hundreds of large tensors take seconds.
 
     Notes
     -----
@@ -74,8 +67,7 @@ class RoundingSeparator:
         relaxation = self.relaxation
         graph = relaxation.problem.graph
         own = {*graph.inputs_of[q], *graph.outputs_of[q]}
-        limit = relaxation.problem.usable_ram_bytes - graph.nodes[q].workspace_bytes
-        limit -= sum(graph.tensor_bytes[i] for i in own)
+        limit = relaxation.problem.usable_ram_bytes - graph.step_bytes[q]
         row = sorted(self._crossing(q, own), reverse=True)
         if limit < 0:
             return  # nothing fits, as the row itself says
@@ -113,22 +105,10 @@ class RoundingSeparator:
 
 
 def largest_sum(sizes: Sequence[int], limit: int, most_sums: int) -> int:
-    """Return the largest sum of some of the sizes up to a limit.
+    """Return the largest sum of some of the sizes (above 0) up to a limit (0 or more).
 
-    Parameters
-    ----------
-    sizes : sequence of int
-        Above 0.
-    limit : int
-        0 or more.
-    most_sums : int
-        Most multiples of the greatest common divisor that are told apart.
-
-    Returns
-    -------
-    int
-        That sum, or, where there may be more than `most_sums`, the largest multiple of the greatest
-        common divisor up to the limit.
+    Where it may be one of more than `most_sums` multiples of the greatest common divisor, it is the
+    largest such multiple up to the limit.
     """
     divisor = math.gcd(*sizes)
     most = limit // divisor
