@@ -24,8 +24,6 @@ EQUAL_IN_ALL: Final = 1e-9
 """The same, relative to all energy or time, baseline included: the contract's tolerance."""
 EQUAL_BYTES: Final = 0.5
 """The same for bytes, which are whole: a bound within less than one of the value reaches it."""
-
-
 SOLVER_ERROR: Final = 5e-7
 """By how much a solver's bound may be wrong, in units of the objective, and relative to a thousand
 of them: five times its tolerance. Solvers look only for what is better by a tolerance than what
@@ -37,9 +35,7 @@ class Candidate:
     """A schedule that the verifier has seen."""
 
     schedule: Schedule
-    """The relations."""
     simulation: Simulation
-    """Its figures."""
     violations: tuple[str, ...]
     """What the verifier objects to."""
     value: float
@@ -63,7 +59,6 @@ class Outcome:
     """How a search ended."""
 
     termination: Termination
-    """Why it stopped."""
     candidate: Candidate | None = None
     """The best schedule found."""
     bound: float = 0.0
@@ -79,7 +74,6 @@ class Outcome:
     statistics: Mapping[str, Any] = field(default_factory=dict)
     """What was solved: columns, rows, ..."""
     log: str = ""
-    """The solver's log."""
 
     def with_parts(self, parts: Sequence[Outcome]) -> Outcome:
         """Return this outcome with the building time and the log of several solves."""

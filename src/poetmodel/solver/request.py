@@ -47,13 +47,11 @@ class Request:
     """What is requested of a solve; begins to count time when made."""
 
     backend: str = "highs"
-    """The solver."""
     time_limit_s: float = 60.0
     """Wall time for everything, building included [s]."""
     gap: float = 1e-4
     """Stop at this gap of what can be decided (the overhead, for energy)."""
     threads: int = 1
-    """Threads that may be used."""
     seed: int = 0
     """Seed of everything random."""
     on_progress: OnProgress | None = None

@@ -295,8 +295,10 @@ class WorkerService:
                 continue
             task = self._tasks.popleft()
             self.primal.enforce(task.rows)
-            search = self.primal.repair if task.repair_only else self.primal.run
-            search(task.answer)
+            if task.repair_only:
+                self.primal.repair(task.answer)
+            else:
+                self.primal.run(task.answer)
         if self._failure is not None:
             raise self._failure
 

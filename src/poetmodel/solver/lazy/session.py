@@ -170,7 +170,7 @@ class Session:
         form: StandardForm,
         *,
         most_s: float | None = None,
-        targets: Mapping[str, float] | None = None,
+        targets: Mapping[str, Any] | None = None,
         start: NDArray[Any] | None = None,
         watch: Callable[[BackendProgress], bool] | None = None,
     ) -> RawSolution | None:

@@ -24,9 +24,7 @@ class Cut:
     terms: tuple[tuple[int, float], ...]
     """(column, coefficient)."""
     right: float
-    """Right-hand side."""
     family: str = ""
-    """The family that states it."""
     origin: Any = None
     """What it is about, in stages, nodes and tensors, for its family's `restate`."""
     in_bytes: bool = True
@@ -50,7 +48,6 @@ class Separator(Protocol):
     """What finds the cuts of one family for one relaxation."""
 
     family: ClassVar[str]
-    """Name of the family."""
     lasting: ClassVar[bool]
     """Whether its cuts stay, tight or not, when rows are added: nothing else in the finer
     relaxation says what they say."""

@@ -23,9 +23,7 @@ class IntervalOrigin:
     """An interval cut in terms of the graph."""
 
     first_stage: int
-    """First stage of the interval."""
     last_stage: int
-    """Last stage of the interval."""
     reader: int
     """The node that needs the first tensor of the chain."""
     again: bool
@@ -128,14 +126,12 @@ def _add(terms: dict[int, float], column: int | None) -> None:
 
 
 class _Violation(NamedTuple):
-    """An interval, a tensor and its reader whose cut a point violates."""
+    """An interval of groups, a tensor and its reader whose cut a point violates."""
 
     amount: float
     tensor: int
     first: int
-    """First group."""
     last: int
-    """Last group."""
     reader: int | None
     """A recomputed reader, or None for a first computation."""
 

@@ -21,14 +21,11 @@ PRESENT: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputeMemoryOrigin:
-    """A recompute-memory cut in terms of the graph."""
+    """A recompute-memory cut in terms of the graph: the stages of a group, and its `node`."""
 
     first_stage: int
-    """First stage of the group."""
     last_stage: int
-    """Last stage of the group."""
     node: int
-    """The node that is recomputed in it."""
     output: int | None
     """An output of it that bounds when that happens, by its first direct reader."""
     tensors: tuple[int, ...]
@@ -206,9 +203,9 @@ class RecomputeMemorySeparator:
                 continue
             stays = self.stays(group, until)
             chosen = {i: stays[i] for i in origin.tensors if i in stays}
-            cut = self._cut(group, origin.node, origin.output, chosen)
-            if cut is not None:
-                yield cut
+            stated = self._cut(group, origin.node, origin.output, chosen)
+            if stated is not None:
+                yield stated
 
     def _cut(
         self, group: int, k: int, output: int | None, stays: Mapping[int, _Stay]
