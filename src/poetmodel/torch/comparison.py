@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import operator
 from contextlib import contextmanager
@@ -167,12 +166,9 @@ class State:
         self.others = [
             joint.value(a) for a in joint.of(InputKind.BUFFER) + joint.of(InputKind.CONSTANT_TENSOR)
         ]
-        there = itertools.chain(
-            self.changed.values(), joint.module.parameters(), joint.module.buffers()
-        )
-        self._values = [
-            (tensor, tensor.detach().clone()) for tensor in {id(t): t for t in there}.values()
-        ]
+        there = (*self.changed.values(), *joint.module.parameters(), *joint.module.buffers())
+        distinct = {id(tensor): tensor for tensor in there}.values()
+        self._values = [(tensor, tensor.detach().clone()) for tensor in distinct]
         """Values before, also of what only eager changes: an embedding that bounds its rows."""
         self._random = torch.get_rng_state()
         self._attributes = Attributes(joint.module)

@@ -89,9 +89,8 @@ class Compiled:
 
     trace: Trace
     coarse: Coarse
-    """What was solved."""
+    """What was solved, with `costs`."""
     costs: Costs
-    """Costs of what was solved."""
     notes: tuple[str, ...]
     """How the costs came about."""
     budget_bytes: int
@@ -108,7 +107,6 @@ class Compiled:
     profile_s: float
     """Time that finding the costs took [s]."""
     compile_s: float
-    """Time that all of it took [s]."""
 
     @property
     def peak_bytes(self) -> int:

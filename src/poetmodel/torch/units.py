@@ -91,7 +91,6 @@ class Unit:
     phase: Phase
     node: fx.Node
     reads: Reading
-    """What its arguments are made of."""
     storages: tuple[int, ...]
     """Numbers of what it makes."""
     random: bool
