@@ -7,7 +7,7 @@ from poetmodel.baselines.dtr_scores import CostSets
 
 def test_sets_join_through_a_common_neighbour() -> None:
     """Two sets become one when a tensor beside both is added; its cost counts once."""
-    sets = CostSets(4)
+    sets = CostSets()
     sets.add(0, 1.0, [])
     sets.add(1, 2.0, [])
     assert sets.total([0, 1]) == 3.0
@@ -17,7 +17,7 @@ def test_sets_join_through_a_common_neighbour() -> None:
 
 def test_a_tensor_that_is_back_takes_only_its_cost_along() -> None:
     """The rest of its set stays together, though nothing joins it any more."""
-    sets = CostSets(3)
+    sets = CostSets()
     sets.add(0, 1.0, [])
     sets.add(1, 2.0, [0])
     sets.add(2, 4.0, [1])
@@ -28,7 +28,7 @@ def test_a_tensor_that_is_back_takes_only_its_cost_along() -> None:
 
 def test_a_tensor_can_be_evicted_again() -> None:
     """It then starts a set of its own, joined with those beside it."""
-    sets = CostSets(2)
+    sets = CostSets()
     sets.add(0, 1.0, [])
     sets.remove(0, 1.0)
     sets.add(0, 1.0, [])

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetmodel.baselines.paging import (
-    StorageSpace,
-    execute_gaps,
-    gaps_of,
-    within_budget,
-)
+from poetmodel.baselines.paging import StorageSpace, execute_gaps, gaps_of, within_budget
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.schedule import simulate
@@ -83,9 +78,7 @@ class _Capuchin:
         self.pages: dict[Gap, bool] = {}
         """The plan: gaps out of RAM, true where the tensor is swapped."""
         self.storage = StorageSpace(problem)
-        ends = list(accumulate(problem.table.compute_time_s))
-        self.end_s = ends
-        self.start_s = [0.0, *ends[:-1]]
+        self.end_s = list(accumulate(problem.table.compute_time_s))
 
     def run(self) -> Schedule:
         self._swap_what_is_hidden()
@@ -98,8 +91,6 @@ class _Capuchin:
     # -- choosing -------------------------------------------------------------------------------
 
     def _swap_what_is_hidden(self) -> None:
-        if not self.problem.can_page:
-            return
         free = {gap: self._free_time_s(gap) for gap in self.gaps}
         for gap in sorted(self.gaps, key=lambda gap: -free[gap]):
             check_time_limit()
@@ -115,14 +106,8 @@ class _Capuchin:
                 check_time_limit()
                 if gap in self.pages or not self._is_crowded(gap):
                     continue
-                swap_s = (
-                    max(0.0, -self._free_time_s(gap))
-                    if self.storage.takes(gap.tensor)
-                    else math.inf
-                )
-                overhead_s = swap_s
-                if swap_s > 0:
-                    overhead_s = min(swap_s, self._recompute_s(gap))
+                swap_s = max(0.0, -self._free_time_s(gap))
+                overhead_s = min(swap_s, self._recompute_s(gap)) if swap_s > 0 else 0.0
                 if overhead_s == math.inf:
                     continue
                 saving = self.sizes[gap.tensor] / overhead_s if overhead_s > 0 else math.inf
@@ -149,9 +134,12 @@ class _Capuchin:
             self.storage.write(gap.tensor)
 
     def _free_time_s(self, gap: Gap) -> float:
+        """Return the free time of a gap [s], minus infinity without space on storage."""
+        if not self.storage.takes(gap.tensor):
+            return -math.inf
         table = self.problem.table
         out_s = 0.0 if gap.tensor in self.storage.on_aux else table.page_out_time_s[gap.tensor]
-        back_s = self.start_s[gap.after] - table.page_in_time_s[gap.tensor]
+        back_s = self.end_s[gap.after - 1] - table.page_in_time_s[gap.tensor]
         return back_s - (self.end_s[gap.before] + out_s)
 
     def _recompute_s(self, gap: Gap) -> float:

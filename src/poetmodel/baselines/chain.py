@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ChainStep:
     """One step of a chain, and the part of the backward pass that belongs to it."""
 
@@ -38,7 +38,7 @@ class ChainStep:
     """Nodes of its part of the backward pass, ascending; may be empty."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Chain:
     """A graph cut into steps."""
 
@@ -48,14 +48,7 @@ class Chain:
 
     @classmethod
     def of(cls, graph: Graph) -> Chain:
-        """Cut a graph into steps.
-
-        Raises
-        ------
-        MethodNotApplicableError
-            If its forward pass has no two steps, or its backward pass does not go through them in
-            reverse.
-        """
+        """Cut a graph into steps, at least two, which its backward pass goes through in reverse."""
         begin, free = begin_of_backward(graph), droppable(graph)
         own = {graph.node_of[i] for i in free}
         points = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
@@ -65,51 +58,36 @@ class Chain:
             msg = f"graph {graph.name!r} is no chain: it has {what}"
             raise MethodNotApplicableError(msg)
         ends[-1] = begin - 1
-        bounds = [-1, *ends]
-        ranges = [range(a + 1, b + 1) for a, b in pairwise(bounds)]
+        ranges = [range(a + 1, b + 1) for a, b in pairwise([-1, *ends])]
         read = [
             frozenset(i for i in graph.outputs_of[k] if i in free and graph.users_of[i])
             for k in ends
         ]
         states = [frozenset(i for i in outputs if graph.users_of[i][0] < begin) for outputs in read]
         parts = _parts(graph, ranges, states, free)
-        return cls(
-            graph=graph,
-            steps=tuple(
-                ChainStep(
-                    nodes=nodes,
-                    outputs=outputs,
-                    state=state,
-                    tape=frozenset(
-                        i
-                        for t in part
-                        for i in graph.inputs_of[t]
-                        if i in free and graph.node_of[i] in nodes
-                    ),
-                    backward=tuple(part),
-                )
-                for nodes, outputs, state, part in zip(ranges, read, states, parts, strict=True)
-            ),
-        )
+        steps = []
+        for nodes, outputs, state, part in zip(ranges, read, states, parts, strict=True):
+            made = free.intersection(i for k in nodes for i in graph.outputs_of[k])
+            tape = made.intersection(i for t in part for i in graph.inputs_of[t])
+            steps.append(ChainStep(nodes, outputs, state, tape, tuple(part)))
+        return cls(graph, tuple(steps))
 
     def realize(
         self, held: Mapping[int, Collection[int]], *, freed: Collection[int] = ()
     ) -> Schedule:
         """Return the schedule that has the tensors of `held` in RAM as each part begins.
 
-        Parameters
-        ----------
-        held : mapping of int to collection of int
-            For each step, counted from 0, the tensors of the forward pass that are in RAM when its
-            part of the backward pass begins. What the forward pass itself keeps is what the last
-            step's part begins with.
-        freed : collection of int, optional
-            Steps whose own tensors are freed before their part begins, and recomputed for it.
-            Those of other steps stay where parts behind them held them.
+        Steps count from 0. What the forward pass itself keeps is what the last step's part begins
+        with. Own tensors of `freed` steps are freed before their part begins, and recomputed for
+        it; those of other steps stay where parts behind them held them.
         """
         graph, steps, last = self.graph, self.steps, last_forward_uses(self.graph)
         begin = begin_of_backward(graph)
-        part_of, first = self._parts_by_stage()
+        part_of = [len(steps) - 1] * len(graph.nodes)
+        for s, step in enumerate(steps):
+            for t in step.backward:
+                part_of[t] = s
+        first = {step.backward[0] for step in steps if step.backward}
         final = tuple(users[-1] if users else -1 for users in graph.users_of)
 
         def keep(t: int, i: int) -> bool:
@@ -126,15 +104,6 @@ class Chain:
             return held[part_of[t]] if t in first else ()
 
         return retain(graph, keep, demand)
-
-    def _parts_by_stage(self) -> tuple[list[int], frozenset[int]]:
-        """Return the part of each stage, and the stages with which a part begins."""
-        graph = self.graph
-        part_of = [len(self.steps) - 1] * len(graph.nodes)
-        for s, step in enumerate(self.steps):
-            for t in step.backward:
-                part_of[t] = s
-        return part_of, frozenset(step.backward[0] for step in self.steps if step.backward)
 
     def bytes_of(self, tensors: Collection[int]) -> int:
         """Return the bytes of some tensors together [B]."""

@@ -33,7 +33,7 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     ----------
     problem : Problem
         What to schedule.
-    heuristic : {'full', 'eq', 'local', 'msps', 'lru', 'size'}
+    heuristic : {'full', 'eq', 'local', 'msps', 'lru', 'size', 'liveness'}
         The score of a tensor of `m` bytes that was last used `s` seconds ago and whose node takes
         `c` seconds:
 
@@ -52,13 +52,6 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     liveness : bool
         Whether what a stage recomputes is known when the stage begins, and leaves RAM after its
         last reader there; the paper's runtime does neither.
-
-    Raises
-    ------
-    MethodNotApplicableError
-        If a step does not fit and no tensor may be evicted.
-    InputError
-        For an unknown heuristic.
 
     Notes
     -----
@@ -102,11 +95,6 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
 def dtr_paging(problem: Problem) -> Schedule:
     """Run `dtr` with liveness, and with eviction to storage wherever that is cheaper.
 
-    Raises
-    ------
-    MethodNotApplicableError
-        If a step does not fit and no tensor may be evicted in either way.
-
     Notes
     -----
     The score is that of h_DTR, where the cost of a tensor is the lesser of recomputing it (its
@@ -120,19 +108,8 @@ def dtr_paging(problem: Problem) -> Schedule:
 
 
 class Runtime(Execution):
-    """The runtime of the paper's simulator (simrd's ``RuntimeV2Eager``), within some RAM.
+    """The runtime of the paper's simulator (simrd's ``RuntimeV2Eager``), within some RAM [B].
 
-    Parameters
-    ----------
-    problem : Problem
-        What is executed.
-    heuristic : str
-        The score that names the tensor to evict.
-    ram_bytes : int
-        RAM that tensors and workspace may fill [B].
-
-    Notes
-    -----
     Nodes run in graph order. A node's inputs that are in RAM are locked, the others recomputed one
     after the other, each in the same way, and locked; then room is made for all its outputs. A
     tensor leaves when its last reader has run. One that is recomputed after that stays until its
@@ -141,10 +118,9 @@ class Runtime(Execution):
     """
 
     def __init__(self, problem: Problem, heuristic: str, ram_bytes: int) -> None:
-        graph, times = problem.graph, problem.table.compute_time_s
+        graph, self.compute_time_s = problem.graph, problem.table.compute_time_s
         super().__init__(graph, ram_bytes)
-        self.compute_time_s = times
-        self.scores = Scores(graph, times, heuristic, nodes_once=False)
+        self.scores = Scores(graph, self.compute_time_s, heuristic, nodes_once=False)
         self.locks: Counter[int] = Counter()
         again = {i for i, k in enumerate(graph.node_of) if problem.may_recompute(k)}
         self.pinned = set(range(len(graph.tensors))) - again
@@ -154,16 +130,10 @@ class Runtime(Execution):
         for i, users in enumerate(graph.users_of):
             end = users[-1] if users else graph.node_of[i]
             self.leaving[needs[i] if i in self.pinned else end].append(i)
-        self.limit_s = THRASHING * sum(times)
+        self.limit_s = THRASHING * sum(self.compute_time_s)
 
     def run(self) -> Schedule:
-        """Execute the training step and return it as a schedule.
-
-        Raises
-        ------
-        MethodNotApplicableError
-            If a step does not fit and all tensors are locked, or the run thrashes.
-        """
+        """Execute the training step and return it as a schedule."""
         for k in range(len(self.graph.nodes)):
             self._compute_with_inputs(k)
             for i in self.graph.outputs_of[k]:
@@ -236,8 +206,6 @@ class _Liveness(StagedExecution):
         self.pinned: set[int] = set()
         """In RAM without a further user, because it cannot be recomputed."""
 
-    # -- what leaves RAM --------------------------------------------------------------------------
-
     def victim(self, k: int) -> int | None:
         again = self._recomputability()
         recomputable = (i for i in self.candidates(k) if again(i))
@@ -248,10 +216,10 @@ class _Liveness(StagedExecution):
             return True
         if self._recomputability()(i):
             return False
-        if self._is_needed(i):
+        needed = self._is_needed(i)
+        if needed:
             self.pinned.add(i)
-            return True
-        return False
+        return needed
 
     def compute(self, k: int) -> None:
         super().compute(k)
@@ -277,8 +245,6 @@ class _Liveness(StagedExecution):
         for i in sorted(self.pinned):
             if self._last_read.get(i, -1) < 0 and not self._is_needed(i):
                 self.evict(i)
-
-    # -- what can be recomputed -------------------------------------------------------------------
 
     def _recomputability(self) -> Callable[[int], bool]:
         """Return a test whether a tensor can be recomputed from what is in RAM now."""

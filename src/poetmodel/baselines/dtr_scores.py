@@ -17,17 +17,8 @@ HEURISTICS: Final = ("full", "eq", "local", "msps", "lru", "size")
 class Scores:
     """Knows when tensors were used and which are evicted; the clock is compute time.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    cost : sequence of float
-        What it costs to compute each node.
-    heuristic : str
-        One of `HEURISTICS`.
-    nodes_once : bool
-        Whether a node counts once in a neighbourhood however many of its outputs are evicted; the
-        authors' simulator counts every tensor.
+    With `nodes_once` a node counts once in a neighbourhood however many of its outputs are evicted;
+    the authors' simulator counts every tensor.
     """
 
     def __init__(
@@ -41,7 +32,7 @@ class Scores:
         self.evicted: set[int] = set()
         """Computed before, not in RAM, and recomputed if needed."""
         self._nodes_once = nodes_once
-        self._sets = CostSets(len(self.sizes)) if heuristic == "eq" else None
+        self._sets = CostSets() if heuristic == "eq" else None
         scores: dict[str, Callable[[int], float]] = {
             "full": lambda i: self.per_byte_second(i, self.neighbourhood_cost(i)),
             "eq": lambda i: self.per_byte_second(i, self._cost_of_sets(i)),
@@ -125,45 +116,32 @@ class Scores:
 
 
 class CostSets:
-    """Costs of connected sets of evicted tensors, by union-find.
+    """Costs of connected sets of evicted tensors.
 
     A tensor that comes back takes its own cost out of its set, which stays whole. So sets become
     larger than the true ones: the paper's approximation.
     """
 
-    def __init__(self, count: int) -> None:
-        self._set_of: list[int | None] = [None] * count
-        """For each evicted tensor an element of its set."""
-        self._parent: list[int] = []
+    def __init__(self) -> None:
+        self._set_of: dict[int, int] = {}
+        """The set of each evicted tensor."""
         self._cost: list[float] = []
 
     def add(self, i: int, cost: float, beside: Iterable[int]) -> None:
         """Add an evicted tensor, joined with the sets of those beside it."""
-        own = len(self._parent)
-        self._parent.append(own)
-        self._cost.append(cost)
-        self._set_of[i] = own
-        for root in self._roots(beside):
-            self._parent[root] = own
-            self._cost[own] += self._cost[root]
+        joined = self._sets(beside)
+        self._set_of |= {u: len(self._cost) for u, old in self._set_of.items() if old in joined}
+        self._set_of[i] = len(self._cost)
+        self._cost.append(sum((self._cost[old] for old in joined), start=cost))
 
     def remove(self, i: int, cost: float) -> None:
         """Take a tensor that is back out of its set."""
-        element = self._set_of[i]
-        if element is not None:
-            self._cost[self._root(element)] -= cost
-            self._set_of[i] = None
+        if i in self._set_of:
+            self._cost[self._set_of.pop(i)] -= cost
 
     def total(self, tensors: Iterable[int]) -> float:
         """Return the cost of the sets that the tensors are in, each set once."""
-        return sum(self._cost[root] for root in self._roots(tensors))
+        return sum(self._cost[each] for each in self._sets(tensors))
 
-    def _roots(self, tensors: Iterable[int]) -> list[int]:
-        elements = (self._set_of[u] for u in tensors)
-        return sorted({self._root(element) for element in elements if element is not None})
-
-    def _root(self, element: int) -> int:
-        while self._parent[element] != element:
-            self._parent[element] = self._parent[self._parent[element]]
-            element = self._parent[element]
-        return element
+    def _sets(self, tensors: Iterable[int]) -> list[int]:
+        return sorted({self._set_of[u] for u in tensors if u in self._set_of})

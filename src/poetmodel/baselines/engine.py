@@ -33,12 +33,7 @@ ATTEMPTS: Final = 24
 class Execution:
     """What is in RAM, and what every stage has computed, kept and paged in.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    limit_bytes : float, optional
-        RAM that tensors and workspaces may fill [B].
+    Tensors and workspaces may fill `limit_bytes` [B].
 
     Notes
     -----
@@ -107,13 +102,7 @@ class Execution:
         return None
 
     def make_room(self, demand_bytes: int, k: int) -> None:
-        """Evict tensors until so many bytes more fit at node `k`.
-
-        Raises
-        ------
-        MethodNotApplicableError
-            If no tensor may leave RAM.
-        """
+        """Evict tensors until so many bytes more fit at node `k`."""
         while self.ram_bytes + demand_bytes > self.limit_bytes:
             check_time_limit()
             victim = self.victim(k)
@@ -193,13 +182,7 @@ class StagedExecution(Execution):
         return [i for i in sorted(self.ram) if self.sizes[i] and self._last_read.get(i, -1) < k]
 
     def run(self) -> Schedule:
-        """Execute all stages and return the schedule.
-
-        Raises
-        ------
-        MethodNotApplicableError
-            If a step does not fit in RAM and no tensor may leave.
-        """
+        """Execute all stages and return the schedule."""
         for _ in self.graph.nodes:
             check_time_limit()
             self.begin_stage()
@@ -257,6 +240,9 @@ def retain(
 ) -> Schedule:
     """Return the schedule that retains what a rule says and recomputes what is missing.
 
+    In each stage all that is missing is recomputed once, or paged in; keeps and transfers that
+    serve nothing are removed.
+
     Parameters
     ----------
     graph : Graph
@@ -268,12 +254,6 @@ def retain(
         From a stage to the tensors that must be in RAM in it besides what its node reads.
     stored : collection of int, optional
         Tensors that are paged out at their first computation, and paged in where they are missing.
-
-    Returns
-    -------
-    Schedule
-        Valid by the rules of execution. In each stage all that is missing is recomputed once, or
-        paged in; keeps and transfers that serve nothing are removed.
     """
     retained = _Retention(graph, keep, demand, stored).run()
     return PartialSchedule.of(graph, retained).schedule()
@@ -293,9 +273,9 @@ class _Retention(StagedExecution):
         self.until = last_needs(graph, self.droppable)
 
     def begin_stage(self) -> None:
-        t, until, ruled, keep = self.stage, self.until, self.droppable, self.keep
+        t = self.stage
         for i in list(self.ram):
-            if until[i] <= t or (i in ruled and not keep(t, i)):
+            if self.until[i] <= t or (i in self.droppable and not self.keep(t, i)):
                 self.free(i)
         super().begin_stage()
 
@@ -316,23 +296,10 @@ class _Retention(StagedExecution):
 def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
     """Return the schedule of a method that may fill as much RAM as keeps the budget.
 
-    Parameters
-    ----------
-    problem : Problem
-        Gives the graph and the budget.
-    run : callable
-        The method: from the RAM that it may fill [B] to a schedule. It raises
-        `MethodNotApplicableError` where that is too little for it.
-
-    Raises
-    ------
-    MethodNotApplicableError
-        If no attempt keeps the budget; with the method's own reason where the first one has any.
-
-    Notes
-    -----
-    The stages of a schedule are coarser than the steps of a method, so the simulator may count
-    more RAM than the method did. Each attempt gets less RAM by the excess of the one before.
+    The stages of a schedule are coarser than the steps of a method, so the simulator may count more
+    RAM than the method did. Each attempt gets less RAM by the excess of the one before. The method
+    gets the RAM that it may fill [B] and raises `MethodNotApplicableError` where that is too
+    little; the reason of the first attempt is passed on.
     """
     usable = fill = problem.usable_ram_bytes
     peak = 0
@@ -357,12 +324,9 @@ def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
 def fitting(
     problem: Problem, schedules: Iterable[Schedule], what: str
 ) -> Iterator[tuple[Schedule, Simulation]]:
-    """Yield the schedules that keep the RAM budget, simulated.
+    """Yield the schedules that keep the RAM budget, simulated; at the end raise if there was none.
 
-    Raises
-    ------
-    MethodNotApplicableError
-        At the end, if there was none; with `what` of the method needs that much.
+    The error says `what` of the method needs more.
     """
     usable = problem.usable_ram_bytes
     peaks = []

@@ -27,16 +27,6 @@ UNITS: Final = 1000
 def min_cut(problem: Problem) -> Schedule:
     """Save a minimum cut of tensors for the backward pass and recompute the others once.
 
-    Returns
-    -------
-    Schedule
-        Of the largest knapsack tried whose schedule keeps the budget.
-
-    Raises
-    ------
-    MethodNotApplicableError
-        If none does.
-
     Notes
     -----
     Two steps, as in PyTorch. A knapsack chooses which nodes must not run again: the most compute
@@ -60,20 +50,10 @@ def min_cut(problem: Problem) -> Schedule:
 
 
 def saved_tensors(graph: Graph, once: Collection[int]) -> frozenset[int]:
-    """Return the tensors of least size that spare some nodes from running again.
+    """Return the tensors of least size that spare some nodes of the forward pass a second run.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    once : collection of int
-        Nodes of the forward pass that must not be recomputed.
-
-    Returns
-    -------
-    frozenset of int
-        All that the backward pass reads can be computed from these, from samples and from what
-        cannot be recomputed, without running a node of `once`.
+    All that the backward pass reads can be computed from these, from samples and from what cannot
+    be recomputed, without running a node of `once`.
     """
     import networkx
 

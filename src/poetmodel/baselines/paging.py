@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 def lru_paging(problem: Problem) -> Schedule:
     """Page out the least recently used tensor whenever RAM is short, page in what is read.
 
-    Raises
-    ------
-    MethodNotApplicableError
-        If a step does not fit and no tensor can be paged out.
-
     Notes
     -----
     A tensor is used when a node computes or reads it; among those of the same step the lowest
@@ -50,12 +45,6 @@ def lru_paging(problem: Problem) -> Schedule:
 
 def offload_all(problem: Problem) -> Schedule:
     """Page out every tensor that is saved for the backward pass, page it in at each use there.
-
-    Raises
-    ------
-    MethodNotApplicableError
-        If nothing can be paged, if the graph has no backward pass, or if that is not enough for
-        the budget.
 
     Notes
     -----
@@ -165,24 +154,19 @@ class Gap:
 
 def gaps_of(graph: Graph) -> list[Gap]:
     """Return every gap of a graph, by tensor and stage."""
-    found: list[Gap] = []
-    for i, users in enumerate(graph.users_of):
-        ends = (graph.node_of[i], *users)
-        found.extend(Gap(i, a, b) for a, b in pairwise(ends) if b > a + 1)
-    return found
+    return [
+        Gap(i, a, b)
+        for i, users in enumerate(graph.users_of)
+        for a, b in pairwise((graph.node_of[i], *users))
+        if b > a + 1
+    ]
 
 
 def execute_gaps(problem: Problem, pages: Mapping[Gap, bool]) -> Schedule:
     """Return the schedule in which tensors are out of RAM in some gaps, whatever RAM that takes.
 
-    Parameters
-    ----------
-    problem : Problem
-        Gives the graph.
-    pages : mapping of Gap to bool
-        The gaps in which a tensor is out of RAM; true where it is paged in after it, false where it
-        is recomputed. For a recomputation, inputs on storage are paged in and all others
-        recomputed, as far back as needed.
+    After a gap a tensor is paged in where `pages` says true, else recomputed: for that, inputs on
+    storage are paged in and all others recomputed, as far back as needed.
     """
     return _GapExecution(problem, pages).run()
 
@@ -190,9 +174,7 @@ def execute_gaps(problem: Problem, pages: Mapping[Gap, bool]) -> Schedule:
 class _GapExecution(StagedExecution):
     def __init__(self, problem: Problem, pages: Mapping[Gap, bool]) -> None:
         super().__init__(problem.graph)
-        self.out_after: dict[tuple[int, int], bool] = {
-            (gap.tensor, gap.before): page for gap, page in pages.items()
-        }
+        self.out_after = {(gap.tensor, gap.before): page for gap, page in pages.items()}
         self.last_use = list(problem.graph.node_of)
         """The last node that has used each tensor in its own stage."""
         self.stored = {gap.tensor for gap, page in pages.items() if page}
@@ -212,13 +194,7 @@ class _GapExecution(StagedExecution):
 
 
 def within_budget(problem: Problem, schedule: Schedule) -> Schedule:
-    """Return a schedule that keeps the RAM budget.
-
-    Raises
-    ------
-    MethodNotApplicableError
-        If it does not.
-    """
+    """Return a schedule, or raise `MethodNotApplicableError` unless it keeps the RAM budget."""
     usable = problem.usable_ram_bytes
     peak = simulate(problem.graph, None, schedule).peak
     if peak.ram_bytes > usable:

@@ -37,18 +37,7 @@ class Action(StrEnum):
 def pofo(problem: Problem) -> Schedule:
     """Give every step of a chain one action so that the step of training takes the least time.
 
-    Energy and deadline are ignored.
-
-    Returns
-    -------
-    Schedule
-        Of the actions with the least makespan, as counted below. Its plan for DMA decides when
-        transfers begin.
-
-    Raises
-    ------
-    MethodNotApplicableError
-        If the graph is no chain of steps, or no choice of actions keeps the budget.
+    Energy and deadline are ignored. The plan of the schedule for DMA decides when transfers begin.
 
     Notes
     -----
@@ -75,12 +64,8 @@ def pofo(problem: Problem) -> Schedule:
     """
     chain = Chain.of(problem.graph)
     layers = tuple(layers_of(problem, chain))
-    allowed = {
-        Action.KEEP: True,
-        Action.OFFLOAD: problem.can_page,
-        Action.RECOMPUTE: problem.recompute,
-    }
-    actions = [action for action in Action if allowed[action]]
+    left_out = {Action.OFFLOAD: not problem.can_page, Action.RECOMPUTE: not problem.recompute}
+    actions = [action for action in Action if not left_out.get(action)]
 
     def run(ram_bytes: int) -> Schedule:
         best = best_actions(layers, ram_bytes, actions)
@@ -169,7 +154,6 @@ class ActionPrefix:
     kept_bytes: int = 0
     """Activations that stay [B]."""
     page_outs: Transfers = Transfers()
-    """Pending page-outs."""
     page_ins: Transfers = Transfers()
     """Pending page-ins, with time reversed."""
     anchor: tuple[float, int] | None = None
@@ -222,14 +206,12 @@ class ActionPrefix:
             page_ins = page_ins.after(spent)
         if self.anchor:
             page_ins = page_ins.then(*self.anchor)
-        return replace(
-            self,
+        return ActionPrefix(
+            actions=self.actions,
             spent_s=self.spent_s + spent,
+            kept_bytes=self.kept_bytes,
+            page_outs=self.page_outs,
             page_ins=page_ins,
-            anchor=None,
-            run_bytes=0,
-            run_s=0.0,
-            run_peak_bytes=0,
         )
 
     def with_action(self, action: Action, layer: Layer) -> ActionPrefix:
@@ -250,11 +232,6 @@ class ActionPrefix:
             run_peak_bytes=max(self.run_peak_bytes, self.run_bytes + layer.recompute_bytes),
         )
 
-    def drained(self) -> ActionPrefix:
-        """Return the prefix after all page-outs are done."""
-        wait = self.page_outs.drain_s
-        return replace(self, spent_s=self.spent_s + wait, page_outs=Transfers())
-
     def dominates(self, other: ActionPrefix) -> bool:
         """Return whether all that may follow the other prefix is as good after this one."""
         return (
@@ -268,16 +245,9 @@ class ActionPrefix:
 def best_actions(
     layers: Sequence[Layer], ram_bytes: int, actions: Sequence[Action] = tuple(Action)
 ) -> ActionPrefix | None:
-    """Return the quickest actions, None where none keep within the RAM.
+    """Return the quickest of the allowed actions, None where none keep within the RAM.
 
-    Parameters
-    ----------
-    layers : sequence of Layer
-        The steps; the last one holds the loss and keeps its outputs.
-    ram_bytes : int
-        RAM for tensors and workspaces [B].
-    actions : sequence of Action, optional
-        Which actions may be chosen.
+    The last layer holds the loss and keeps its outputs.
     """
     prefixes = [ActionPrefix()]
     for layer in layers[:-1]:
@@ -294,7 +264,9 @@ def best_actions(
         prefixes = _pruned(longer)
     ends = []
     for prefix in prefixes:
-        ahead = prefix.drained().forward(layers[-1], ram_bytes)
+        drained_s = prefix.spent_s + prefix.page_outs.drain_s
+        drained = replace(prefix, spent_s=drained_s, page_outs=Transfers())
+        ahead = drained.forward(layers[-1], ram_bytes)
         whole = ahead and ahead.backward(layers[-1], ram_bytes, run_ends=True)
         if whole:
             spent = whole.spent_s + whole.page_ins.drain_s

@@ -19,13 +19,7 @@ def optimal(problem: Problem) -> Problem:
 
 
 def paging_only(problem: Problem) -> Problem:
-    """Leave recomputation out (POET, ICML 2022, section 6.2).
-
-    Raises
-    ------
-    MethodNotApplicableError
-        If keep-all does not fit, and there is no storage.
-    """
+    """Leave recomputation out (POET, ICML 2022, section 6.2)."""
     fits = problem.usable_ram_bytes >= checkpoint_all_peak_bytes(problem.graph)
     if not problem.can_page and not fits:
         msg = "there is no storage to page to"

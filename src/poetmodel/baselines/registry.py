@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError
 from poetmodel.units import brief
@@ -76,20 +76,11 @@ class Method:
         return found if not self.variant else lambda problem: found(problem, self.variant)
 
 
-class _Marks(TypedDict):
-    general_graphs: Aware
-    compute_aware: Aware
-    memory_aware: Aware
-    power_aware: Aware
-
-
-def _table_1(marks: str) -> _Marks:
+def _table_1(marks: str) -> dict[str, Any]:
     """Return a row of Table 1: yes ``+``, partly ``~``, or no ``-`` in each column."""
+    columns = ("general_graphs", "compute_aware", "memory_aware", "power_aware")
     values = {"+": Aware.YES, "~": Aware.PARTLY, "-": Aware.NO}
-    general, compute, memory, power = (values[mark] for mark in marks)
-    return _Marks(
-        general_graphs=general, compute_aware=compute, memory_aware=memory, power_aware=power
-    )
+    return {column: values[mark] for column, mark in zip(columns, marks, strict=True)}
 
 
 _NO_STORAGE: Final = "Devices without storage, where the budget is below the keep-all peak."

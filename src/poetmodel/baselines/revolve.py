@@ -18,15 +18,7 @@ if TYPE_CHECKING:
 def griewank_walther(problem: Problem) -> Schedule:
     """Checkpoint by the binomial rule with as many slots as the budget allows.
 
-    Returns
-    -------
-    Schedule
-        Of the largest number of slots whose schedule keeps the RAM budget, by bisection.
-
-    Raises
-    ------
-    MethodNotApplicableError
-        If the graph is no chain of steps, or one slot is too much for the budget.
+    The largest number of slots whose schedule keeps the RAM budget is found by bisection.
 
     Notes
     -----
@@ -69,14 +61,7 @@ def griewank_walther(problem: Problem) -> Schedule:
 def revolve(chain: Chain, slots: int, *, freed: bool = False) -> Schedule:
     """Return the schedule of revolve with a number of slots, one or more, the sample's included.
 
-    Parameters
-    ----------
-    chain : Chain
-        The steps.
-    slots : int
-        How many states may be stored at once.
-    freed : bool
-        Whether a state is freed before the part of its own step, which recomputes it.
+    With `freed` a state is freed before the part of its own step, which recomputes it.
     """
     held: dict[int, frozenset[int]] = {}
     todo = [(0, len(chain.steps), slots, frozenset[int]())]
@@ -102,24 +87,11 @@ def _read_state(chain: Chain, s: int) -> frozenset[int]:
 
 
 def forward_steps(length: int, slots: int) -> int:
-    """Return the least number of forward steps that reversing a chain takes.
+    """Return the least number of forward steps that reversing a chain of some `length` takes.
 
-    Parameters
-    ----------
-    length : int
-        Number of steps of the chain.
-    slots : int
-        Number of states that may be stored at once, the first included.
-
-    Returns
-    -------
-    int
-        ``r * length - C(slots + r, slots + 1)`` for the least `r` with
-        ``C(slots + r, slots) >= length``; taped steps are not counted.
-
-    References
-    ----------
-    Griewank and Walther, 2000, equations 1 and 2.
+    It is ``r * length - C(slots + r, slots + 1)`` for the least `r` with
+    ``C(slots + r, slots) >= length`` (Griewank and Walther, 2000, equations 1 and 2). Slots include
+    that of the first state; taped steps are not counted.
 
     Examples
     --------

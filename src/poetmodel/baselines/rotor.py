@@ -31,16 +31,6 @@ def rotor(problem: Problem) -> Schedule:
 
     Energy, deadline and storage are ignored.
 
-    Returns
-    -------
-    Schedule
-        Of the least forward time among persistent schedules of the chain, memory in units.
-
-    Raises
-    ------
-    MethodNotApplicableError
-        If the graph is no chain of steps, or no persistent schedule keeps the budget.
-
     Notes
     -----
     The dynamic program of the paper: ``C(s, t, m)`` is the least time to go through steps ``s..t``
@@ -64,7 +54,7 @@ def rotor(problem: Problem) -> Schedule:
     section 4.
     """
     chain = Chain.of(problem.graph)
-    table = _Table.of(problem, chain)
+    table = _Table(problem, chain)
     best: tuple[float, Schedule] | None = None
     low, high = 0, table.units
     units = table.budget
@@ -88,7 +78,7 @@ def rotor(problem: Problem) -> Schedule:
     return best[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Decision:
     """A first decision for steps ``s..t``: tape step `s`, or store the state before step `cut`."""
 
@@ -107,51 +97,31 @@ class _Decision:
         return max(self.held_units, self.least_units)
 
 
-@dataclass(slots=True)
 class _Table:
     """The dynamic program over steps ``0..L-1``."""
 
-    chain: Chain
-    memory: ChainMemory
-    forward_s: list[float]
-    """Time of each step [s]."""
-    rest_s: list[float]
-    """Time of what is missing of each step's tape when its state is in memory [s]."""
-    unit_bytes: int
-    budget: int
-    """The budget, in units."""
-    units: int
-    """The largest memory of the tables."""
-    least_s: dict[tuple[int, int, bool], NDArray[np.float64]]
-    """For steps ``s..t`` the least time with 0, 1, ... units; infinite where they are too few.
+    def __init__(self, problem: Problem, chain: Chain) -> None:
+        self.chain, self.memory = chain, ChainMemory(chain)
+        steps, times = range(len(chain.steps)), problem.table.compute_time_s
+        self.forward_s = [sum(times[k] for k in self.memory.recomputed_nodes(s)) for s in steps]
+        self.rest_s = [sum(times[k] for k in self.memory.nodes_beside_state(s)) for s in steps]
+        """Time of what is missing of each step's tape when its state is in memory [s]."""
+        self.unit_bytes = max(1, -(-problem.usable_ram_bytes // UNITS))
+        self.budget = problem.usable_ram_bytes // self.unit_bytes
+        """The budget, in units."""
+        self.units = self.budget + self.budget // MARGIN
+        """The largest memory of the tables."""
+        self.least_s: dict[tuple[int, int, bool], NDArray[np.float64]] = {}
+        """For steps ``s..t`` the least time with 0, 1, ... units; infinite where they are too few.
 
-    The third index says whether the state of step `t` is in memory, and counted, from the start.
-    """
-    before_s: dict[tuple[int, int], NDArray[np.float64]]
-    """The same after part ``t + 1``, which has read the state of step `t`: freed, or left."""
-
-    @classmethod
-    def of(cls, problem: Problem, chain: Chain) -> _Table:
-        usable = problem.usable_ram_bytes
-        unit_bytes = max(1, -(-usable // UNITS))
-        count = len(chain.steps)
-        memory = ChainMemory(chain)
-        times = problem.table.compute_time_s
-        table = cls(
-            chain=chain,
-            memory=memory,
-            forward_s=[sum(times[k] for k in memory.recomputed_nodes(s)) for s in range(count)],
-            rest_s=[sum(times[k] for k in memory.nodes_beside_state(s)) for s in range(count)],
-            unit_bytes=unit_bytes,
-            budget=usable // unit_bytes,
-            units=usable // unit_bytes + usable // unit_bytes // MARGIN,
-            least_s={},
-            before_s={},
-        )
-        for span in range(count):
-            for s in range(count - span):
-                table.fill(s, s + span)
-        return table
+        The third index says whether the state of step `t` is in memory, and counted, from the
+        start.
+        """
+        self.before_s: dict[tuple[int, int], NDArray[np.float64]] = {}
+        """The same after part ``t + 1``, which has read the state of step `t`: freed, or left."""
+        for span in steps:
+            for s in range(len(steps) - span):
+                self.fill(s, s + span)
 
     def fill(self, s: int, t: int) -> None:
         """Enter the least times of steps ``s..t``, all shorter spans being known."""
@@ -162,19 +132,24 @@ class _Table:
             if kept and not self.kept_bytes(t):
                 continue
             if s == t:
-                best[self.alone_units(s, kept=kept) :] = self.alone_s(s, kept=kept)
+                least, time_s = self.alone(s, kept=kept)
+                best[least:] = time_s
                 continue
             for decision in self.decisions(s, t, kept=kept):
-                begin, held = decision.begin, decision.held_units
-                if begin > self.units:
-                    continue
-                behind = self.least_s[s + 1 if decision.cut is None else decision.cut, t, kept]
-                times = behind[begin - held : self.units + 1 - held] + decision.time_s
-                if decision.cut is not None:
-                    times += self.before_s[s, decision.cut - 1][begin:]
-                np.minimum(best[begin:], times, out=best[begin:])
+                if decision.begin <= self.units:
+                    times = self.times_s(decision, s, t, decision.begin, self.units, kept=kept)
+                    np.minimum(best[decision.begin :], times, out=best[decision.begin :])
         if t + 1 < len(self.chain.steps):
             self.before_s[s, t] = np.minimum(self.least_s[s, t, False], self.staying(s, t))
+
+    def times_s(
+        self, decision: _Decision, s: int, t: int, least: int, most: int, *, kept: bool
+    ) -> NDArray[np.float64]:
+        """Return the times of steps ``s..t`` after a decision, with `least` to `most` units."""
+        held, cut = decision.held_units, decision.cut
+        behind = self.least_s[s + 1 if cut is None else cut, t, kept]
+        times = behind[least - held : most + 1 - held] + decision.time_s
+        return times if cut is None else times + self.before_s[s, cut - 1][least : most + 1]
 
     def staying(self, s: int, t: int) -> NDArray[np.float64]:
         """Return the least times of steps ``s..t`` where the state of `t` stays after part `t + 1`.
@@ -188,16 +163,19 @@ class _Table:
     def decisions(self, s: int, t: int, *, kept: bool) -> Iterator[_Decision]:
         """Yield the first decisions for steps ``s..t``."""
         beside = self.kept_bytes(t) if kept else 0
-        held, least = self.tape_units(s), self.taped_units(s, t, beside)
+        step, memory = self.chain.steps[s], self.memory
+        held = self.up(self.chain.bytes_of(step.tape | step.state))
+        least = self.up(max(memory.peaks(s, t).taped + beside, memory.freeing_bytes[s]))
         if self.kept_bytes(s):  # the next part has it beside itself up to its end
-            least = max(least, held + self.up(self.memory.backward_bytes[s + 1]))
-        yield _Decision(cut=None, time_s=self.forward_s[s], held_units=held, least_units=least)
+            least = max(least, held + self.up(memory.backward_bytes[s + 1]))
+        yield _Decision(None, self.forward_s[s], held, least)
         run_s, peak = 0.0, 0
         for cut in range(s + 1, t + 1):
             run_s += self.forward_s[cut - 1]
-            peak = max(peak, self.run_units(s, cut - 1, t, beside))
-            held = self.state_units(cut - 1)
-            yield _Decision(cut=cut, time_s=run_s, held_units=held, least_units=peak)
+            peaks = memory.peaks(cut - 1, t)
+            run_bytes = peaks.run if cut == s + 1 else peaks.run_with_input
+            peak = max(peak, self.up(run_bytes + beside))
+            yield _Decision(cut, run_s, self.state_units(cut - 1), peak)
 
     def schedule(self, units: int) -> Schedule | None:
         """Return the best schedule with so much memory, None where it is too little."""
@@ -226,47 +204,21 @@ class _Table:
             todo.append((s, stored, m, outside, stays))
         return self.chain.realize(held, freed=freed)
 
-    def best_decision(self, s: int, t: int, m: int, *, kept: bool) -> _Decision | None:
+    def best_decision(self, s: int, t: int, m: int, *, kept: bool) -> _Decision:
         """Return the best first decision for steps ``s..t`` with `m` units."""
-        best_s, best = np.inf, None
-        for decision in self.decisions(s, t, kept=kept):
-            if m < decision.begin:
-                continue
-            behind = self.least_s[s + 1 if decision.cut is None else decision.cut, t, kept]
-            time_s = behind[m - decision.held_units] + decision.time_s
-            if decision.cut is not None:
-                time_s += self.before_s[s, decision.cut - 1][m]
-            if time_s < best_s:
-                best_s, best = time_s, decision
-        return best
+        possible = (x for x in self.decisions(s, t, kept=kept) if x.begin <= m)
+        return min(possible, key=lambda x: self.times_s(x, s, t, m, m, kept=kept)[0])
 
     # -- what steps take, in units ---------------------------------------------------------------
 
-    def alone_s(self, s: int, *, kept: bool) -> float:
-        """Return the time of step `s` by itself: none if its part reads nothing of it."""
-        if kept:
-            return self.rest_s[s]
-        return self.forward_s[s] if self.must_run(s) else 0.0
-
-    def alone_units(self, s: int, *, kept: bool) -> int:
+    def alone(self, s: int, *, kept: bool) -> tuple[int, float]:
+        """Return memory and time of step `s` by itself: no time if its part reads nothing of it."""
         part = self.memory.freeing_bytes[s]
         if kept:
-            return self.up(max(part, self.memory.beside_state_bytes(s)))
-        return self.up(max(part, self.memory.peaks(s, s).taped) if self.must_run(s) else part)
-
-    def must_run(self, s: int) -> bool:
-        return bool(self.chain.steps[s].tape) or s == len(self.chain.steps) - 1
-
-    def taped_units(self, s: int, t: int, beside: int) -> int:
-        taped = self.memory.peaks(s, t).taped + beside
-        return self.up(max(taped, self.memory.freeing_bytes[s]))
-
-    def run_units(self, first: int, s: int, t: int, beside: int) -> int:
-        peaks = self.memory.peaks(s, t)
-        return self.up((peaks.run if s == first else peaks.run_with_input) + beside)
-
-    def tape_units(self, s: int) -> int:
-        return self.up(self.chain.bytes_of(self.chain.steps[s].tape | self.chain.steps[s].state))
+            return self.up(max(part, self.memory.beside_state_bytes(s))), self.rest_s[s]
+        if self.chain.steps[s].tape or s == len(self.chain.steps) - 1:
+            return self.up(max(part, self.memory.peaks(s, s).taped)), self.forward_s[s]
+        return self.up(part), 0.0
 
     def state_units(self, s: int) -> int:
         return self.up(self.chain.bytes_of(self.chain.steps[s].state))

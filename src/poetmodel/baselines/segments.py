@@ -28,28 +28,12 @@ THRESHOLDS: Final = 12
 
 
 def keep_all(problem: Problem) -> Schedule:
-    """Compute every node once and keep every tensor to its last use, as PyTorch does.
-
-    Returns
-    -------
-    Schedule
-        Its peak is the keep-all peak, whatever the budget is.
-    """
+    """Compute every node once and keep every tensor to its last use, whatever the budget is."""
     return checkpoint_all(problem.graph)
 
 
 def chen_sqrt(problem: Problem) -> Schedule:
     """Keep about the square root of the layers and recompute each segment between them once.
-
-    Returns
-    -------
-    Schedule
-        The quickest of the two variants that fit the budget.
-
-    Raises
-    ------
-    MethodNotApplicableError
-        If neither fits.
 
     Notes
     -----
@@ -57,7 +41,8 @@ def chen_sqrt(problem: Problem) -> Schedule:
     What follows the last of them is kept as well: the backward pass begins with it. Two sets of
     candidates are tried: the articulation points of the forward pass (the paper's segments), and
     all its nodes in their order, as if they were a chain (the linearized variant of Jain et al.,
-    2020). Samples, labels and what cannot be recomputed are always kept.
+    2020). The quickest schedule that fits the budget wins. Samples, labels and what cannot be
+    recomputed are always kept.
 
     References
     ----------
@@ -67,17 +52,7 @@ def chen_sqrt(problem: Problem) -> Schedule:
 
 
 def chen_greedy(problem: Problem) -> Schedule:
-    """Close a segment where its tensors exceed a threshold; take the threshold that costs least.
-
-    Returns
-    -------
-    Schedule
-        The quickest that fits the budget.
-
-    Raises
-    ------
-    MethodNotApplicableError
-        If no threshold gives a schedule that fits.
+    """Close a segment where its tensors exceed a threshold; take the quickest that fits the budget.
 
     Notes
     -----
@@ -104,21 +79,9 @@ def recompute_once(
 ) -> Schedule:
     """Return the schedule that saves some tensors and recomputes the others when they are read.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    saved : collection of int
-        Tensors that stay from the forward to the backward pass.
-    groups : collection of range, optional
-        Ranges of nodes that are recomputed together. When one of their tensors is missing, all that
-        will still be read are recomputed.
-
-    Returns
-    -------
-    Schedule
-        Every node is recomputed at most once: what is recomputed, and what is saved, stays until
-        nothing more is computed from it.
+    Every node is recomputed at most once: what is recomputed, and what is saved, stays until
+    nothing more is computed from it. Groups are ranges of nodes that are recomputed together: when
+    one of their tensors is missing, all that will still be read are recomputed.
     """
     begin, last = begin_of_backward(graph), last_forward_uses(graph)
     final = tuple(users[-1] if users else -1 for users in graph.users_of)

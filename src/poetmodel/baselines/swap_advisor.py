@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.baselines.paging import (
-    execute_gaps,
-    gaps_of,
-    transfer_costs,
-    within_budget,
-)
+from poetmodel.baselines.paging import execute_gaps, gaps_of, transfer_costs, within_budget
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile
 from poetmodel.problem import Quantity
@@ -36,12 +31,7 @@ Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     """Search for the cheapest set of tensors to swap by a genetic algorithm.
 
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule. Nothing is recomputed.
-    seed : int
-        Of the search; the same seed gives the same schedule.
+    The same seed gives the same schedule.
 
     Raises
     ------
@@ -102,21 +92,16 @@ class _GeneticSearch:
         self.across = (self.first[:, None] <= stages) & (stages < self.end[:, None])
         self.relief = self.across * self.sizes[:, None]
         """Bytes that each gap takes off each stage, shape (gaps, stages)."""
-        self._price(tensors)
-
-    def _price(self, tensors: list[int]) -> None:
-        problem = self.problem
         cost_in, cost_out = transfer_costs(problem)
         if problem.minimize == Quantity.WRITES:
             writes = problem.objective.coefficients
             cost_in, cost_out = writes.page_in, writes.page_out
-        on_aux = [problem.graph.nodes[problem.graph.node_of[i]].on_aux for i in tensors]
         self.cost_in = np.array([cost_in[i] for i in tensors])
         self.tensor = np.unique(tensors, return_inverse=True)[1]
         self.cost_out = np.zeros(self.tensor.max(initial=-1) + 1)
         self.written = np.zeros(len(self.cost_out), dtype=np.int64)
-        for place, (i, free) in enumerate(zip(tensors, on_aux, strict=True)):
-            if not free:
+        for place, i in enumerate(tensors):
+            if not graph.nodes[graph.node_of[i]].on_aux:
                 self.cost_out[self.tensor[place]] = cost_out[i]
                 self.written[self.tensor[place]] = self.sizes[place]
         self.costliest_first = np.argsort(-self.cost_in, kind="stable")
