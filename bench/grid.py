@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -154,50 +155,40 @@ columns and rows. The next larger graph, ``paper/linear``, has 2,680 columns."""
 
 
 def _published() -> Iterator[Instance]:
-    for model in _PUBLISHED:
-        for device in _PUBLISHED_DEVICES:
-            for ram in _PUBLISHED_BUDGETS:
-                for deadline in _DEADLINES:
-                    yield Instance(
-                        goal=1, model=f"paper/{model}", device=device, ram=ram, deadline=deadline
-                    )
+    axes = product(_PUBLISHED, _PUBLISHED_DEVICES, _PUBLISHED_BUDGETS, _DEADLINES)
+    for model, device, ram, deadline in axes:
+        yield Instance(goal=1, model=f"paper/{model}", device=device, ram=ram, deadline=deadline)
 
 
 def _zoo() -> Iterator[Instance]:
-    for model in _ZOO:
-        for device in _DEVICES:
-            for ram in ("20%", "35%", "50%", "70%"):
-                yield Instance(goal=2, model=model, device=device, ram=ram)
+    for model, device, ram in product(_ZOO, _DEVICES, ("20%", "35%", "50%", "70%")):
+        yield Instance(goal=2, model=model, device=device, ram=ram)
 
 
 def _traced() -> Iterator[Instance]:
     for path in sorted(TRACED.glob("*.graph.json")):
         model = _TRACED + path.name.removesuffix(".graph.json")
-        for device in (PROFILE, "rpi4b"):
-            for ram in ("70%", "50%", "35%", "25%"):
-                for deadline in (None, "150%"):
-                    yield Instance(goal=3, model=model, device=device, ram=ram, deadline=deadline)
+        axes = product((PROFILE, "rpi4b"), ("70%", "50%", "35%", "25%"), (None, "150%"))
+        for device, ram, deadline in axes:
+            yield Instance(goal=3, model=model, device=device, ram=ram, deadline=deadline)
 
 
 def _scale() -> Iterator[Instance]:
     for blocks, limit_s in _SCALE.items():
-        for device in ("paper-m4", "paper-a72"):
-            for ram in ("20%", "40%"):
-                yield Instance(
-                    goal=4, model=f"{_BERT}{blocks}", device=device, ram=ram, limit_s=limit_s
-                )
+        model = f"{_BERT}{blocks}"
+        for device, ram in product(("paper-m4", "paper-a72"), ("20%", "40%")):
+            yield Instance(goal=4, model=model, device=device, ram=ram, limit_s=limit_s)
 
 
 def _comparison() -> Iterator[Instance]:
     for model, budgets in _COMPARED.items():
-        for device in ("paper-m4", "paper-a72"):
-            for ram in budgets:
-                instance = Instance(goal=5, model=model, device=device, ram=ram)
-                yield instance
-                yield replace(instance, method="compact")
-                yield replace(instance, method="paper", limit_s=PAPER_LIMIT_S)
-                if model in _FOR_GUROBI:
-                    yield replace(instance, method="paper, Gurobi", limit_s=PAPER_LIMIT_S)
+        for device, ram in product(("paper-m4", "paper-a72"), budgets):
+            instance = Instance(goal=5, model=model, device=device, ram=ram)
+            yield instance
+            yield replace(instance, method="compact")
+            yield replace(instance, method="paper", limit_s=PAPER_LIMIT_S)
+            if model in _FOR_GUROBI:
+                yield replace(instance, method="paper, Gurobi", limit_s=PAPER_LIMIT_S)
 
 
 _GOALS: Final = {1: _published, 2: _zoo, 3: _traced, 4: _scale, 5: _comparison}
@@ -226,15 +217,15 @@ def in_running_order(chosen: Sequence[Instance]) -> tuple[Instance, ...]:
 
 def smoke_instances() -> tuple[Instance, ...]:
     """Return every kind of instance at its smallest size: each goal, method and deadline once."""
-    found: dict[Instance, None] = {}
     traced = Instance(goal=3, model="", device="", ram="", deadline="150%")
-    for instance in (*instances((1, 2, 4, 5)), traced):
-        small = replace(
+    small = (
+        replace(
             instance,
             model="paper/linear",
             device="paper-m4",
             ram="70%" if instance.goal > 1 else FLOOR,
             limit_s=SMOKE_LIMIT_S,
         )
-        found[small] = None
-    return tuple(found)
+        for instance in (*instances((1, 2, 4, 5)), traced)
+    )
+    return tuple(dict.fromkeys(small))

@@ -29,17 +29,7 @@ _POLL_S: Final = 0.5
 
 
 def record(kind: str, name: str, **facts: Any) -> Record:
-    """Return the record of a measurement, with when, where and under which load it was made.
-
-    Parameters
-    ----------
-    kind : {'solve', 'build', 'startup', 'plan', 'solver', 'cell', 'training'}
-        What was measured.
-    name : str
-        Which one.
-    **facts
-        Whatever else belongs to it.
-    """
+    """Return the record of a measurement, with when, where and under which load it was made."""
     return {**circumstances(kind, name), "load_average": os.getloadavg()[0], **facts}
 
 
@@ -72,14 +62,7 @@ class ProcessEndedError(Exception):
 class FreshProcesses(Executor):
     """Does each run in a process of its own, forked from one that has loaded the libraries.
 
-    Parameters
-    ----------
-    count : int
-        Processes at a time.
-    preloaded : sequence of str
-        What is loaded before.
-    grace_s : float
-        How long after its limit a run may take until its process is ended [s].
+    A process is ended when its run takes `grace_s` longer than its limit [s].
     """
 
     def __init__(self, count: int, *, preloaded: Sequence[str], grace_s: float) -> None:
@@ -169,22 +152,7 @@ def run_all(
 ) -> int:
     """Do the runs that have no record, in their order; return 130 where that was interrupted, or 0.
 
-    Parameters
-    ----------
-    runs : sequence
-        What to do.
-    store : RecordFile
-        Where the records are, see `recorded`.
-    measure : callable
-        Returns the record of a run, given its fields and its start; runs in the pool.
-    pool : FreshProcesses
-        Where the runs are done.
-    kind : str
-        Kind of the records.
-    workers : int
-        Runs at a time.
-    start_of : callable
-        Returns the start of a run, by what is on record.
+    `measure` gets the fields of a run and its start, and returns its record; it runs in the pool.
     """
 
     def failure(run: AnyRun, error: BaseException) -> Record:

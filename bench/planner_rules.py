@@ -18,19 +18,8 @@ if TYPE_CHECKING:
 def prefetch_early(graph: Graph, table: CostTable, moves: Sequence[Instruction]) -> Program:
     """Put each page-in where its tensor is on storage and out of RAM, whatever RAM it takes.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    table : CostTable
-        Times of computations and transfers.
-    moves : sequence of Instruction
-        Computations and transfers in the order of a schedule, see `moves_of`.
-
-    Returns
-    -------
-    tuple of Instruction
-        The same ones; page-outs come right after the computation that makes their tensor.
+    Moves are in the order of a schedule, see `moves_of`. Page-outs come right after the computation
+    that makes their tensor.
     """
     # With room for everything at all times, windows end at nothing but the life of copies.
     windows = TransferWindows.of(graph, table, moves, sum(graph.tensor_bytes) * (len(moves) + 1))
@@ -55,20 +44,7 @@ def prefetch_early(graph: Graph, table: CostTable, moves: Sequence[Instruction])
 
 
 def lower_bound_s(table: CostTable, moves: Sequence[Instruction]) -> float:
-    """Return a time that no program of these computations and transfers can be below [s].
-
-    Parameters
-    ----------
-    table : CostTable
-        Times of computations and transfers.
-    moves : sequence of Instruction
-        Computations and transfers.
-
-    Returns
-    -------
-    float
-        The longer of compute time and bus time.
-    """
+    """Return the longer of compute and bus time: no program of the moves takes less [s]."""
     times = {
         Op.COMPUTE: table.compute_time_s,
         Op.PAGE_IN: table.page_in_time_s,

@@ -82,28 +82,15 @@ class Course:
 def measure(
     fields: dict[str, Any], _start: None = None, *, threads: int = 1, workers: int = 1
 ) -> Record:
-    """Solve an instance and return its record.
+    """Solve an instance and return its record; its graph is read before the clock starts.
 
-    Parameters
-    ----------
-    fields : dict
-        What to solve, as `Instance.to_dict` gives it. Its graph is read before the clock starts.
-    threads : int
-        Threads that the solver may use.
-    workers : int
-        How many instances are solved at a time.
-
-    Returns
-    -------
-    dict
-        ``seconds`` of wall time for stating, building, solving and verifying, and plain facts.
-        Where the package refuses the instance, ``status`` is `FAILED` and ``reason`` says why.
+    ``seconds`` is wall time for stating, building, solving and verifying. Where the package refuses
+    the instance, ``status`` is `FAILED` and ``reason`` says why.
     """
     instance = Instance(**fields)
     graph, method = graph_of(instance.model), METHODS[instance.method]
     course = Course()
     cpu_s, begun = time.process_time(), time.perf_counter()
-    facts: dict[str, Any]
     try:
         result = pm.solve(
             instance.problem(),
@@ -116,8 +103,8 @@ def measure(
             on_progress=course.note,
         )
     except PoetModelError as error:
-        facts = {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
         seconds = time.perf_counter() - begun
+        facts: dict[str, Any] = {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
     else:
         seconds = time.perf_counter() - begun
         facts = _facts(result, course, seconds)

@@ -31,18 +31,9 @@ NOTE: Final = (
 
 
 def comparison(found: Sequence[Row]) -> Iterable[Summary]:
-    """Yield how each solver ended with each formulation, a table for each problem.
+    """Yield how each solver ended with each formulation, a table for each problem; see `NOTE`.
 
-    Parameters
-    ----------
-    found : sequence of dict
-        Runs, as `poetmodel.bench.tables.rows` gives them; of several seeds the middle time counts.
-
-    Yields
-    ------
-    Summary
-        Objective and bound are the energy beyond a single pass. Those of ``paper``,
-        and its gap, are of its own looser model.
+    Of several seeds the middle time counts.
     """
     for (model, device, ram), rows in grouped(found, *INSTANCE).items():
         ended = grouped(rows, "backend", "formulation", "time_limit_s")

@@ -28,21 +28,15 @@ class Part:
     """A product of models, devices, limits and methods; a figure is made of some."""
 
     models: tuple[str, ...]
-    """Shipped models."""
     devices: tuple[str, ...]
-    """Shipped devices."""
     ram: tuple[str, ...]
-    """RAM budgets."""
     quick_ram: tuple[str, ...]
     """The budgets of a quick run; empty where that leaves the part out."""
     methods: tuple[str, ...]
-    """Methods by their names."""
     deadlines: tuple[str | None, ...] = (None,)
-    """Deadlines; None is none."""
     deadline_counts: str | None = None
     """Which time counts; None takes the device's default."""
     backends: tuple[str, ...] = ("highs",)
-    """Solvers, for methods that need one."""
     formulations: tuple[str | None, ...] = (None,)
     """Formulations, for methods that need a solver; None takes the default."""
     limits_s: tuple[float, ...] = ()
@@ -62,7 +56,6 @@ class Figure:
     paper: str
     """What the paper says there; empty where it has no such figure."""
     parts: tuple[Part, ...]
-    """What it is made of."""
     limit_s: float
     """Limit of each solve, building included [s]."""
     quick_limit_s: float
@@ -71,19 +64,10 @@ class Figure:
     """Whether a solve starts from the schedule of the next smaller budget."""
 
     def runs(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Run, ...]:
-        """Return what has to be solved.
+        """Return what has to be solved: budgets ascend along each axis, no run is there twice.
 
-        Parameters
-        ----------
-        quick : bool
-            Whether fewer budgets, one seed and shorter limits do.
-        time_limit_s : float, optional
-            Limit of each solve in place of the figure's [s].
-
-        Returns
-        -------
-        tuple of Run
-            Budgets ascend along each axis; no run is there twice.
+        A quick figure has fewer budgets, one seed and shorter limits; a time limit replaces those
+        of the figure [s].
         """
         found: dict[Run, None] = {}
         for part in self.parts:
@@ -245,10 +229,6 @@ _TABLE3 = Figure(
     quick_limit_s=5.0,
 )
 
-SHORT_LIMIT_S: Final = 10.0
-"""The first of the two limits at which solvers are compared [s]."""
-LONG_LIMIT_S: Final = 60.0
-"""The second one [s]."""
 _SOLVERS = Figure(
     name="solvers",
     title="Solvers and formulations: sizes, times, gaps at each limit",
@@ -264,7 +244,7 @@ _SOLVERS = Figure(
             backends=("highs", "scip", "gurobi"),
             # of `paper` only the published graphs, which it states as they are
             formulations=("compact", "paper") if model.startswith("paper/") else ("compact",),
-            limits_s=(SHORT_LIMIT_S, LONG_LIMIT_S),
+            limits_s=(10.0, 60.0),
             seeds=(0, 1, 2),
         )
         for model, device, ram, quick_ram in (
@@ -280,8 +260,8 @@ _SOLVERS = Figure(
             ("resnet18-cifar", "rpi4b", ("50%", "70%"), ()),
         )
     ),
-    limit_s=LONG_LIMIT_S,
-    quick_limit_s=SHORT_LIMIT_S,
+    limit_s=60.0,
+    quick_limit_s=10.0,
     warm=False,
 )
 
@@ -293,11 +273,6 @@ FIGURES: Final[Mapping[str, Figure]] = MappingProxyType(
 
 def figure(name: str) -> Figure:
     """Return a figure by its name.
-
-    Raises
-    ------
-    InputError
-        If there is none of that name.
 
     Examples
     --------

@@ -51,12 +51,7 @@ Record = dict[str, Any]
 def circumstances(kind: str, name: str) -> Record:
     """Return what every record says: of what kind and which one it is, when and where it is made.
 
-    Parameters
-    ----------
-    kind : str
-        What was measured: ``cell`` is a run.
-    name : str
-        Which one.
+    A run is of the kind ``cell``.
     """
     return {
         "schema": SCHEMA,
@@ -80,12 +75,11 @@ def machine() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def _version(name: str) -> str | None:
@@ -108,23 +102,10 @@ def failure(run: Run, reason: str) -> Record:
 def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Record:
     """Solve a run and return its record.
 
-    Parameters
-    ----------
-    fields : dict
-        The run, as `Run.to_dict` gives it.
-    start : dict, optional
-        Relations of a schedule of the same problem with less RAM, for methods that take a start.
-
-    Returns
-    -------
-    dict
-        The record. Its ``schedule`` is the content of a schedule file, or None; it is kept apart
-        from the line in the file.
-
-    Notes
-    -----
     Runs in whatever process it is called in; arguments and answer are plain values, so that they
-    travel between machines.
+    travel between machines. The start, for methods that take one, has the relations of a schedule
+    of the same problem with less RAM. The ``schedule`` of the record is the content of a schedule
+    file, or None.
     """
     run = Run.from_dict(fields)
     prepare(run)
@@ -156,13 +137,11 @@ def solve_facts(result: SolveResult) -> Record:
     document = result.to_dict()
     apart = ("nodes", "tensors", *RELATIONS)
     schedule = result.schedule
-    counts = None
-    if schedule is not None:
-        counts = {
-            "recomputed": len(schedule.R) - len(result.problem.graph.nodes),
-            "paged_out": len(schedule.M_out),
-            "paged_in": len(schedule.M_in),
-        }
+    counts = schedule and {
+        "recomputed": len(schedule.R) - len(result.problem.graph.nodes),
+        "paged_out": len(schedule.M_out),
+        "paged_in": len(schedule.M_in),
+    }
     return {
         "status": str(result.status),
         "reason": result.reason,
@@ -208,12 +187,11 @@ def _raise_refusal(run: Run, result: SolveResult) -> None:
     """
     # A result has the versions of its solver once that was called.
     called = bool(result.versions.keys() - {"poetmodel"})
-    if run.backend is None or run.formulation is None or called:
+    ended_early = result.termination == Termination.TIME_LIMIT and not called
+    if run.backend is None or run.formulation is None or not ended_early:
         return
     from poetmodel.backends.registry import LICENCE_SIZE, refusal
 
-    if result.termination != Termination.TIME_LIMIT:
-        return
     if refusal(run.backend, columns=LICENCE_SIZE, rows=LICENCE_SIZE) is None:
         return
     columns, rows = _size_of_model(result, run.formulation)
@@ -236,17 +214,18 @@ def _size_of_model(result: SolveResult, formulation: str) -> tuple[int, int]:
 
 def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
     problem, settings = run.problem(), run.settings
-    options: dict[str, Any] = {
-        "time_limit": settings.time_limit_s,
-        "gap": settings.gap,
-        "threads": settings.threads,
-        "seed": settings.seed,
-    }
+    options: dict[str, Any] = {}
     if method(run.method).by_solver:
         options |= {"backend": run.backend, "formulation": run.formulation}
         if start is not None:
-            identity = GraphIdentity.of(problem.graph)
-            options["start"] = Schedule(
-                **{name: start[name] for name in RELATIONS}, identity=identity
-            )
-    return run_method(problem, run.method, **options)
+            relations = {name: start[name] for name in RELATIONS}
+            options["start"] = Schedule(**relations, identity=GraphIdentity.of(problem.graph))
+    return run_method(
+        problem,
+        run.method,
+        time_limit=settings.time_limit_s,
+        gap=settings.gap,
+        threads=settings.threads,
+        seed=settings.seed,
+        **options,
+    )

@@ -40,11 +40,8 @@ class Panel:
     """One pair of axes."""
 
     title: str
-    """Stands above it."""
     x_name: str
-    """What goes to the right."""
     y_name: str
-    """What goes up."""
     lines: tuple[tuple[str, tuple[Point, ...]], ...]
     """Name and points of each line."""
     scale: str = "overhead"
@@ -56,7 +53,6 @@ class Map:
     """The map of one schedule: what happens to which node in which stage."""
 
     title: str
-    """Stands above it."""
     grid: Grid
     """A row for each stage, a column for each node."""
 
@@ -66,24 +62,14 @@ def panels(
     found: Sequence[Row],
     schedule_of: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
 ) -> tuple[Panel, ...] | tuple[Map, ...]:
-    """Return the picture of a figure.
+    """Return the picture of a figure, of rows as `poetmodel.bench.tables.rows` gives them.
 
-    Parameters
-    ----------
-    name : str
-        The figure.
-    found : sequence of dict
-        Its runs, as `poetmodel.bench.tables.rows` gives them.
-    schedule_of : callable, optional
-        From the key of a run to the content of its schedule file, which maps are drawn of.
+    Maps are drawn of schedule files, whose content `schedule_of` finds by the key of a run.
     """
     if name == "figure2":
         return tuple(_maps(found, schedule_of))
-    if name == "solvers":
-        return tuple(_solved(found))
-    if name == "table3":
-        return tuple(_peaks_and_times(found))
-    return overheads(found)
+    makers = {"solvers": _solved, "table3": _peaks_and_times}
+    return tuple(makers.get(name, overheads)(found))
 
 
 def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
@@ -177,13 +163,7 @@ def _solved(found: Sequence[Row]) -> Iterable[Panel]:
 
 
 def check_form(path: Path) -> None:
-    """Raise `InputError` unless a picture can be written to a file of this name.
-
-    Raises
-    ------
-    InputError
-        If its ending is none of `FORMS`, or matplotlib is missing.
-    """
+    """Raise `InputError` if the ending of a file is none of `FORMS`, or matplotlib is missing."""
     if path.suffix.removeprefix(".") not in FORMS:
         msg = f"{path}: expected a file that ends in {', '.join('.' + form for form in FORMS)}"
         raise InputError(msg)
@@ -195,21 +175,9 @@ def check_form(path: Path) -> None:
 
 
 def draw(path: Path, shown: Sequence[Panel] | Sequence[Map], *, columns: int | None = None) -> None:
-    """Draw panels or maps into a file; the same ones give the same bytes.
+    """Draw panels or maps into a file, row by row; the same ones give the same bytes.
 
-    Parameters
-    ----------
-    path : Path
-        The picture, ``.png``, ``.svg`` or ``.pdf``.
-    shown : sequence of Panel, or of Map
-        What to draw, row by row.
-    columns : int, optional
-        Most of them side by side; by default four panels or two maps.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written, or matplotlib is missing.
+    By default at most four panels or two maps stand side by side.
     """
     check_form(path)
     import matplotlib as mpl
@@ -263,9 +231,7 @@ def _draw(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
             drawstyle="steps-post" if panel.scale == "time" else "default",
             zorder=2 if main else 3,  # what reaches the optimum is seen on it
         )
-    axis.set_title(panel.title)
-    axis.set_xlabel(panel.x_name)
-    axis.set_ylabel(panel.y_name)
+    axis.set(title=panel.title, xlabel=panel.x_name, ylabel=panel.y_name)
     if panel.scale == "overhead":
         _set_overheads(axis, [y for _, points in panel.lines for _, y in points])
     elif panel.scale == "time":
@@ -276,8 +242,7 @@ def _draw(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
         axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(visible=True, linewidth=0.2)
     if not handles:
-        middle = (0.5, 0.5)
-        axis.annotate("no schedule", middle, xycoords="axes fraction", ha="center")
+        axis.annotate("no schedule", (0.5, 0.5), xycoords="axes fraction", ha="center")
         axis.set(xticks=(), yticks=())
     return handles
 
@@ -292,22 +257,16 @@ def _draw_map(axis: Any, shown: Map) -> dict[str, Any]:
     for kind in (*grid.kinds, *grid.marks):
         cells = [(cell.column, cell.row) for cell in grid.cells if cell.kind == kind]
         marks = [(cell.column, cell.row) for cell in grid.cells if cell.mark == kind]
-        shapes = [
-            *(Rectangle((x - 0.5, y - 0.5), 1, 1) for x, y in cells),
-            *(
-                Polygon([(x - 0.5, y + 0.5), (x + 0.5, y + 0.5), (x + 0.5, y - 0.5)])
-                for x, y in marks
-            ),
-        ]
+        shapes: list[Patch] = [Rectangle((x - 0.5, y - 0.5), 1, 1) for x, y in cells]
+        for x, y in marks:
+            corners = [(x - 0.5, y + 0.5), (x + 0.5, y + 0.5), (x + 0.5, y - 0.5)]
+            shapes.append(Polygon(corners))
         axis.add_collection(PatchCollection(shapes, facecolor=COLOURS[kind], linewidth=0))
         handles[str(kind)] = Patch(facecolor=COLOURS[kind])
-    axis.set_xlim(-0.5, len(grid.columns) - 0.5)
-    axis.set_ylim(len(grid.rows) - 0.5, -0.5)
+    axis.set(xlim=(-0.5, len(grid.columns) - 0.5), ylim=(len(grid.rows) - 0.5, -0.5))
     axis.set_xticks(range(len(grid.columns)), grid.columns, rotation=90, fontsize=5)
     axis.set_yticks(range(len(grid.rows)), grid.rows, fontsize=5)
-    axis.set_title(shown.title)
-    axis.set_xlabel(grid.column_name)
-    axis.set_ylabel(grid.row_name)
+    axis.set(title=shown.title, xlabel=grid.column_name, ylabel=grid.row_name)
     axis.grid(visible=True, linewidth=0.1)
     axis.set_axisbelow(True)
     return handles
@@ -316,10 +275,8 @@ def _draw_map(axis: Any, shown: Map) -> dict[str, Any]:
 def _set_overheads(axis: Any, overheads: Sequence[float]) -> None:
     """Scale the axis logarithmically; where overheads are 0, linearly below the least other."""
     positive = [overhead for overhead in overheads if overhead > 0]
-    if not positive:
-        return
-    if len(positive) == len(overheads):
+    if len(positive) == len(overheads) > 0:
         axis.set_yscale("log")
-    else:
+    elif positive:
         axis.set_yscale("symlog", linthresh=min(positive))
         axis.set_ylim(bottom=0)

@@ -119,10 +119,8 @@ def sweep_queue(
 
     def start(run: Run) -> dict[str, Any] | None:
         """Return the schedule of the largest smaller budget that has one."""
-        if not is_linked(run):
-            return None
         axis = along[run.chain]
-        smaller = axis[: axis.index(run)]
+        smaller = axis[: axis.index(run)] if is_linked(run) else []
         found = (store.schedule(other.key) for other in reversed(smaller))
         return next((schedule for schedule in found if schedule is not None), None)
 
@@ -156,9 +154,7 @@ class RunQueue(Generic[AnyRun]):
     """Does the runs that have no record yet."""
 
     store: RecordFile
-    """Where the records are."""
     runs: Sequence[AnyRun]
-    """What is to be done."""
     measure: Callable[[dict[str, Any], Any], Record]
     """Does a run in a process of the pool, given its fields and its start; returns the record."""
     failure: Callable[[AnyRun, BaseException], Record]
@@ -190,8 +186,7 @@ class RunQueue(Generic[AnyRun]):
                 self.skipped += 1
                 continue
             chains.setdefault(self.chain_of(run), []).append(run)
-            record = self.store.record(run.key)
-            if record is not None:
+            if record := self.store.record(run.key):
                 self.before[run.key] = record
         self.todo = list(chains.values())
 
@@ -223,15 +218,12 @@ class RunQueue(Generic[AnyRun]):
         """Take chains whose first run nobody else does; leave out what others have done."""
         taken: list[list[AnyRun]] = []
         left: list[list[AnyRun]] = []
-        for place, chain in enumerate(self.todo):
-            if len(taken) >= most:
-                left.extend(self.todo[place:])
-                break
+        for chain in self.todo:
             mine = False
-            while chain and not mine and self._claim(chain[0]):
+            while len(taken) < most and chain and not mine and self._claim(chain[0]):
                 mine = not self._done_elsewhere(chain[0])
                 if not mine:
-                    chain = chain[1:]  # noqa: PLW2901
+                    del chain[0]
             if mine:
                 taken.append(chain)
             elif chain:

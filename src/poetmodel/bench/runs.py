@@ -155,18 +155,16 @@ def grid(
     for model, shape, device, deadline in product(models, shapes, devices, deadlines):
         sized = []
         for budget in ram:
-            run = Run(
-                model=model,
-                device=device,
-                ram=budget,
-                batch=shape.batch,
-                image=shape.image,
-                sequence=shape.sequence,
-                deadline=deadline,
-                settings=settings or Settings(),
-            )
             try:
-                run = replace(run, inputs=_fingerprint(model, shape, device))
+                run = Run(
+                    model=model,
+                    device=device,
+                    ram=budget,
+                    **asdict(shape),
+                    deadline=deadline,
+                    settings=settings or Settings(),
+                    inputs=_fingerprint(model, shape, device),
+                )
                 sized.append((run.problem().ram_budget_bytes, run))
             except InputError as error:
                 faults.update(dict.fromkeys(error.faults))

@@ -34,15 +34,9 @@ _FIELDS: Final = frozenset({"key", "status", "cell", "result"})
 
 
 class RecordFile:
-    """Records in a file, one JSON line each.
+    """Records in a file, one JSON line each; the last record of each key counts.
 
-    Parameters
-    ----------
-    path : Path
-        The file; it is made with the first record.
-    key_of : callable
-        From a record to its key; the last record of each key counts. A `KeyError` means that it is
-        no record.
+    A `KeyError` of `key_of` means that a line is no record. The file is made with the first one.
 
     Notes
     -----
@@ -80,7 +74,14 @@ class RecordFile:
             with self.path.open("a+b") as stream:
                 _lock(stream.fileno(), wait=True)  # until the file is closed
                 self._end_last_line(stream)
-                _append(stream, content)
+                size = stream.seek(0, os.SEEK_END)
+                try:
+                    stream.write(content)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                except OSError:
+                    os.ftruncate(stream.fileno(), size)
+                    raise
         except OSError as error:
             msg = f"{self.path}: cannot be written ({error.strerror or error})"
             raise InputError(msg) from error
@@ -162,23 +163,15 @@ class Store(RecordFile):
         """Return the right to solve a run, None while another sweep has it.
 
         It ends with `Claim.release`, or with this process however that ends.
-
-        Raises
-        ------
-        InputError
-            If the file of the claim cannot be made.
         """
         return Claim.take(self.folder / CLAIMS / str(key))
 
     def schedule(self, key: str) -> dict[str, Any] | None:
         """Return the content of the schedule file of a run, None where there is no whole one."""
         path = self._schedule_path(key)
-        if not path.exists():
-            return None
-        try:
-            document = json.loads(read_bytes(path))
-        except ValueError:
-            return None
+        document = None
+        with suppress(ValueError):
+            document = json.loads(read_bytes(path)) if path.exists() else None
         return document if isinstance(document, dict) else None
 
     def _schedule_path(self, key: str) -> Path:
@@ -186,21 +179,9 @@ class Store(RecordFile):
 
 
 def _key(record: Record) -> str:
-    if not set(record) >= _FIELDS:
-        raise KeyError(*(_FIELDS - set(record)))
+    if missing := _FIELDS - set(record):
+        raise KeyError(*missing)
     return str(record["key"])
-
-
-def _append(stream: BinaryIO, content: bytes) -> None:
-    """Write a line; where it cannot be written whole, leave the file as it was."""
-    size = stream.seek(0, os.SEEK_END)
-    try:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    except OSError:
-        os.ftruncate(stream.fileno(), size)
-        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +191,6 @@ class Claim:
     path: Path | None = None
     """The file, which is there for the lock alone; None where nobody else solves anything."""
     descriptor: int = -1
-    """It, opened."""
 
     @classmethod
     def take(cls, path: Path) -> Claim | None:

@@ -12,7 +12,7 @@ from poetmodel.result import Status, Termination
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from poetmodel.bench.tables import Row
 
@@ -37,27 +37,16 @@ class Summary:
     """A table of words and figures."""
 
     title: str
-    """Stands above it."""
     heads: tuple[str, ...]
-    """One for each column."""
     rows: tuple[tuple[str, ...], ...]
-    """What stands below them."""
     words: int
     """How many columns, from the first, hold words; the others hold figures."""
 
 
 def summary(name: str, found: Sequence[Row]) -> tuple[Summary, ...]:
-    """Return the tables of a figure.
-
-    Parameters
-    ----------
-    name : str
-        The figure.
-    found : sequence of dict
-        Its runs, as `poetmodel.bench.tables.rows` gives them.
-    """
-    make = _MAKERS.get(name, _by_method)
-    return tuple(make(found))
+    """Return the tables of a figure, of rows as `poetmodel.bench.tables.rows` gives them."""
+    makers = {"figure2": _by_map, "table3": _pofo, "solvers": _solvers}
+    return tuple(makers.get(name, _by_method)(found))
 
 
 def without(row: Row) -> str:
@@ -142,16 +131,8 @@ def _by_map(found: Sequence[Row]) -> Iterable[Summary]:
     """Yield what each schedule of the maps recomputes and pages."""
     lines = []
     for row in found:
-        counts = (row["recomputed"], row["paged_out"], row["paged_in"])
-        lines.append(
-            (
-                row["model"],
-                row["device"],
-                row["ram"],
-                *("-" if count is None else f"{count:,}" for count in counts),
-                _overhead(row),
-            )
-        )
+        counts = (_count(row[name]) for name in ("recomputed", "paged_out", "paged_in"))
+        lines.append((*(row[name] for name in INSTANCE), *counts, _overhead(row)))
     words = ("model", "device", "RAM")
     yield Summary(
         title="Schedules of the maps",
@@ -159,6 +140,10 @@ def _by_map(found: Sequence[Row]) -> Iterable[Summary]:
         rows=tuple(lines),
         words=len(words),
     )
+
+
+def _count(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
 
 
 # -- POFO --------------------------------------------------------------------------------------
@@ -219,15 +204,14 @@ def _solvers(found: Sequence[Row]) -> Iterable[Summary]:
     limits_s = sorted({row["time_limit_s"] for row in found})
     lines = []
     for key, rows in grouped(found, *INSTANCE, "formulation", "backend").items():
-        longest = max(rows, key=lambda row: row["time_limit_s"])
-        shown = middle([row for row in rows if row["time_limit_s"] == longest["time_limit_s"]])
-        sizes = (shown[name] for name in ("columns", "rows", "nodes"))
+        at = {limit_s: middle(seeds) for (limit_s,), seeds in grouped(rows, "time_limit_s").items()}
+        shown = at[max(at)]
         lines.append(
             (
                 *key,
-                *("-" if size is None else f"{size:,}" for size in sizes),
+                *(_count(shown[name]) for name in ("columns", "rows", "nodes")),
                 *(seconds(shown[name]) for name in ("build_s", "solve_s")),
-                *(_gap_at(rows, limit_s) for limit_s in limits_s),
+                *(_gap(at[limit_s]) if limit_s in at else "" for limit_s in limits_s),
             )
         )
     words = ("model", "device", "RAM", "formulation", "solver")
@@ -248,23 +232,17 @@ def _means(found: Sequence[Row]) -> Summary:
     longest_s = max((row["time_limit_s"] for row in found), default=0.0)
     lines = []
     for (formulation, backend), rows in grouped(found, "formulation", "backend").items():
-        of = [
-            middle(seeds)
-            for seeds in grouped(
-                (row for row in rows if row["time_limit_s"] == longest_s), *INSTANCE
-            ).values()
-        ]
+        longest = (row for row in rows if row["time_limit_s"] == longest_s)
+        of = [middle(seeds) for seeds in grouped(longest, *INSTANCE).values()]
         tried = [row for row in of if row["status"] not in (REFUSED, NOT_INSTALLED)]
         mean = seconds(shifted_mean_s([row["seconds"] for row in tried])) if tried else "-"
-        refused = sum(row["status"] == REFUSED for row in of)
-        missing = sum(row["status"] == NOT_INSTALLED for row in of)
-        counts = (len(of), refused, missing, sum(map(is_solved, tried)))
+        without_answer = (sum(row["status"] == s for row in of) for s in (REFUSED, NOT_INSTALLED))
+        counts = (len(of), *without_answer, sum(map(is_solved, tried)))
         lines.append((formulation, backend, *(f"{count}" for count in counts), mean))
     counted = ("instances", "refused", "not installed", "solved")
-    heads = ("formulation", "solver", *counted, "mean time")
     return Summary(
         title=f"Solvers, limit {longest_s:g} s: geometric means of times shifted by {SHIFT_S:g} s",
-        heads=heads,
+        heads=("formulation", "solver", *counted, "mean time"),
         rows=tuple(lines),
         words=2,
     )
@@ -293,20 +271,13 @@ def solver_gap(row: Row) -> float | None:
 
     Where building took all of the limit, the solver has none: the schedule is not its own.
     """
-    if is_never_begun(row):
-        return None
     gap: float | None = row["model_gap"] if row["formulation"] == "paper" else row["gap"]
-    return gap
+    return None if is_never_begun(row) else gap
 
 
-def _gap_at(rows: Sequence[Row], limit_s: float) -> str:
-    ended = [row for row in rows if row["time_limit_s"] == limit_s]
-    if not ended:
-        return ""
-    row = middle(ended)
-    if row["status"] in (REFUSED, NOT_INSTALLED, Status.INFEASIBLE):
-        return without(row)
-    return gap_words(row)
+def _gap(row: Row) -> str:
+    ended = row["status"] in (REFUSED, NOT_INSTALLED, Status.INFEASIBLE)
+    return without(row) if ended else gap_words(row)
 
 
 def gap_words(row: Row) -> str:
@@ -318,10 +289,3 @@ def gap_words(row: Row) -> str:
 def seconds(value: float | None) -> str:
     """Return a time with three digits, or a dash."""
     return "-" if value is None else f"{value:.3g} s"
-
-
-_MAKERS: Final[Mapping[str, Callable[[Sequence[Row]], Iterable[Summary]]]] = {
-    "figure2": _by_map,
-    "table3": _pofo,
-    "solvers": _solvers,
-}

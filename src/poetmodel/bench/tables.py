@@ -80,8 +80,7 @@ def _row(record: Record) -> Row:
     row |= {"axis_bound_j": None, "axis_gap": None}
     row |= {name: (record.get("counts") or {}).get(name) for name in _COUNTS}
     statistics = record.get("statistics") or {}
-    row |= {name: statistics.get(name) for name in _SIZES}
-    row |= {name: statistics.get(name) for name in _MODEL}
+    row |= {name: statistics.get(name) for name in (*_SIZES, *_MODEL)}
     row["model_gap"] = model_gap(statistics)
     row |= {name: record.get(name) for name in ("seconds", "cpu_s", "warm_start", "reason", "key")}
     return row
@@ -89,10 +88,9 @@ def _row(record: Record) -> Row:
 
 def _status(record: Record) -> str:
     """Return the status of a record; older ones do not tell a refusal from a missing solver."""
-    status = str(record["status"])
-    if status != "unavailable":
-        return status
-    return REFUSED if "licence" in record["reason"] else NOT_INSTALLED
+    if record["status"] == "unavailable":
+        return REFUSED if "licence" in record["reason"] else NOT_INSTALLED
+    return str(record["status"])
 
 
 def model_gap(statistics: Mapping[str, Any]) -> float | None:
@@ -101,9 +99,7 @@ def model_gap(statistics: Mapping[str, Any]) -> float | None:
     For a restriction (events) or a looser model (``paper``) it is no gap of the problem.
     """
     value, bound = (statistics.get(name) for name in _MODEL)
-    if value is None or bound is None:
-        return None
-    return relative_gap(value, bound)
+    return None if value is None or bound is None else relative_gap(value, bound)
 
 
 def pareto(found: Sequence[Row]) -> list[Row]:
@@ -124,12 +120,11 @@ def pareto(found: Sequence[Row]) -> list[Row]:
     held = [row for row in found if row["energy_j"] is not None]
     front: list[Row] = []
     for place, row in enumerate(held):
-        rivals = (
-            other
+        beaten = any(
+            _group(other) == _group(row) and _beats(other, row, earlier=at < place)
             for at, other in enumerate(held)
-            if _group(other) == _group(row) and _beats(other, row, earlier=at < place)
         )
-        if next(rivals, None) is None:
+        if not beaten:
             front.append({**row, "proven": row["status"] == Status.OPTIMAL})
     return sorted(front, key=lambda row: (*_group(row), row["peak_ram_bytes"]))
 

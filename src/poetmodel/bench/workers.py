@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from poetmodel.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
-    from multiprocessing.process import BaseProcess
 
 Pools = tuple["Callable[[], Executor]", "Callable[[], int]"]
 """What makes a pool, and what says how many runs it is given at a time."""
@@ -41,19 +40,9 @@ _ADDRESS: Final = re.compile(
 def processes(count: int) -> Iterator[Pools]:
     """Give a maker of pools of fresh local processes; what still runs at the end is ended.
 
-    Parameters
-    ----------
-    count : int
-        Processes at a time.
-
-    Yields
-    ------
-    callable, callable
-        What makes a pool, which may be called again when one has broken because a process died; and
-        what says how many runs to hand over at a time.
+    It is called again when a pool has broken because a process died.
     """
     pools: list[ProcessPoolExecutor] = []
-    ended = False
     before = set(multiprocessing.active_children())
 
     def make() -> Executor:
@@ -65,22 +54,18 @@ def processes(count: int) -> Iterator[Pools]:
 
     try:
         yield make, lambda: count
-        ended = True
+    except BaseException:  # processes may be in the middle of a solve
+        started = set(multiprocessing.active_children()) - before
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.join(GRACE_S)
+            process.kill()
+            process.join()
+        raise
     finally:
-        if not ended:
-            _terminate(set(multiprocessing.active_children()) - before)
         for pool in pools:
             pool.shutdown(cancel_futures=True)
-
-
-def _terminate(started: Iterable[BaseProcess]) -> None:
-    """End processes that may be in the middle of a solve."""
-    for process in started:
-        process.terminate()
-    for process in started:
-        process.join(GRACE_S)
-        process.kill()
-        process.join()
 
 
 def _follow_parent() -> None:
@@ -112,16 +97,7 @@ def cluster(scheduler: str) -> Iterator[Pools]:
 
     As many runs are handed over as the workers have threads, and as many again, to wait there.
 
-    Parameters
-    ----------
-    scheduler : str
-        Its address, such as ``tcp://10.0.0.1:8786``. The workers need the same poetmodel, and the
-        files that runs name.
-
-    Raises
-    ------
-    InputError
-        If Dask is not installed, or nobody answers at the address.
+    The workers need the same poetmodel, and the files that runs name.
     """
     try:
         from distributed import Client
