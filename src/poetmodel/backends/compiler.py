@@ -66,8 +66,7 @@ def compile_model(model: Any) -> StandardForm:
     except (InvalidConstraintError, InvalidExpressionError) as error:
         raise ModelError(_nonlinear(model, objective, str(error))) from error
     except ValueError as error:
-        msg = f"model {model.name!r}: {' '.join(str(error).split())}"
-        raise ModelError(msg) from error
+        raise ModelError(f"model {model.name!r}: {' '.join(str(error).split())}") from error
     sense = MINIMIZE if objective.sense == pyo.minimize else MAXIMIZE
     if rows.contradiction is not None:  # a form without columns whose one row cannot hold
         form = StandardForm.from_arrays(
@@ -114,8 +113,7 @@ def load_values(form: StandardForm, x: ArrayLike) -> None:
         If the form was made of arrays.
     """
     if form.model is None:
-        msg = "form: was made of arrays; there are no variables to write to"
-        raise ModelError(msg)
+        raise ModelError("form: was made of arrays; there are no variables to write to")
     values = round_binaries(x, form)
     for variable, value, whole in zip(
         form.columns, values.tolist(), form.integer.tolist(), strict=True
@@ -209,11 +207,10 @@ def _only_objective(model: Any) -> Any:
     found = list(model.component_data_objects(pyo.Objective, active=True))
     if len(found) != 1:
         names = f" ({_listed(objective.name for objective in found)})" if found else ""
-        msg = (
+        raise ModelError(
             f"model {model.name!r}: expected one active objective, got {len(found)}{names}; "
             "deactivate the others, or add one"
         )
-        raise ModelError(msg)
     return found[0]
 
 
@@ -239,8 +236,7 @@ def _check_components(model: Any) -> None:
         raise ModelError(faults)
     unset = [v.name for v in _variables(model) if v.fixed and v.value is None]
     if unset:
-        msg = f"{_listed(unset)}: is fixed but has no value; give it one or unfix it"
-        raise ModelError(msg)
+        raise ModelError(f"{_listed(unset)}: is fixed but has no value; give it one or unfix it")
 
 
 def _check_kinds(model: Any, sorter: Any) -> None:
@@ -255,8 +251,9 @@ def _check_kinds(model: Any, sorter: Any) -> None:
     if unknown:
         names = (item.name for found in unknown.values() for item in found)
         kinds = ", ".join(sorted(kind.__name__ for kind in unknown))
-        msg = f"model {model.name!r}: {_listed(names)}: a linear solver knows no {kinds}"
-        raise ModelError(msg)
+        raise ModelError(
+            f"model {model.name!r}: {_listed(names)}: a linear solver knows no {kinds}"
+        )
 
 
 def _check_columns(columns: Iterable[Any], model: Any) -> None:

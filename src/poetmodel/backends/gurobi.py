@@ -104,11 +104,10 @@ def _model(gurobipy: Any, *, quiet: bool) -> Iterator[Any]:
     try:
         environment = gurobipy.Env(params=settings)
     except gurobipy.GurobiError as error:
-        msg = (
+        raise LicenceError(
             f"backend 'gurobi': cannot start ({error}); "
             "check the licence, or choose --backend highs"
-        )
-        raise LicenceError(msg) from error
+        ) from error
     try:
         model = gurobipy.Model(env=environment)
         try:
@@ -141,12 +140,11 @@ def _set(gurobipy: Any, model: Any, name: str, value: OptionValue) -> None:
     try:
         model.setParam(name, value)
     except (gurobipy.GurobiError, TypeError) as error:
-        msg = (
+        raise UnknownOptionError(
             f"backend 'gurobi': does not know the option {name!r}, or refuses {value!r} for it "
             f"({error}); see https://docs.gurobi.com/projects/optimizer/en/current/reference/"
             "parameters.html"
-        )
-        raise UnknownOptionError(msg) from error
+        ) from error
 
 
 def _load(gurobipy: Any, model: Any, form: StandardForm) -> Any:

@@ -123,8 +123,9 @@ class Highs(Solver):
         done = highs.run()
         status = self.translate(highs.getModelStatus().name, STATUS)
         if done == highspy.HighsStatus.kError and not call.stopping:
-            msg = f"backend 'highs': stopped with an error ({highs.getModelStatus().name})"
-            raise BackendError(msg)
+            raise BackendError(
+                f"backend 'highs': stopped with an error ({highs.getModelStatus().name})"
+            )
         return _collect(highs, call.form, status), not misfits
 
 
@@ -199,11 +200,10 @@ def _configure(highspy: Any, highs: Any, call: SolverCall) -> None:
 
 def _set(highspy: Any, highs: Any, name: str, value: OptionValue) -> None:
     if highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:
-        msg = (
+        raise UnknownOptionError(
             f"backend 'highs': does not know the option {name!r}, or refuses {value!r} for it; "
             "see https://ergo-code.github.io/HiGHS/stable/options/definitions/"
         )
-        raise UnknownOptionError(msg)
 
 
 def _load(highspy: Any, highs: Any, form: StandardForm) -> None:
@@ -298,5 +298,4 @@ def _collect(highs: Any, form: StandardForm, status: SolverStatus) -> RawSolutio
 
 def _check(highspy: Any, done: Any, what: str) -> None:
     if done == highspy.HighsStatus.kError:
-        msg = f"backend 'highs': {what}"
-        raise BackendError(msg)
+        raise BackendError(f"backend 'highs': {what}")

@@ -49,8 +49,7 @@ def backend(name: str) -> Solver:
     'highs'
     """
     if name not in _HOMES:
-        msg = f"backend {name!r}: expected one of {', '.join(_HOMES)}"
-        raise InputError(msg)
+        raise InputError(f"backend {name!r}: expected one of {', '.join(_HOMES)}")
     module, kind = _HOMES[name]
     solver: Solver = getattr(importlib.import_module(module), kind)()
     return solver
@@ -68,8 +67,7 @@ def try_out(name: str) -> None:
     """
     value = _least(name, 2, 1)
     if value != 1.0:
-        msg = f"the least value of a small model is 1, and it says {value}"
-        raise BackendError(msg)
+        raise BackendError(f"the least value of a small model is 1, and it says {value}")
 
 
 def refusal(name: str, *, columns: int, rows: int) -> LicenceError | None:

@@ -142,8 +142,7 @@ def _optimize(model: Any) -> None:
     try:
         model.optimizeNogil()
     except Exception as error:  # PySCIPOpt knows nothing more specific
-        msg = f"backend 'scip': failed ({error})"
-        raise BackendError(msg) from error
+        raise BackendError(f"backend 'scip': failed ({error})") from error
 
 
 def _configure(model: Any, call: SolverCall) -> None:
@@ -167,11 +166,10 @@ def _set(model: Any, name: str, value: OptionValue) -> None:
     try:
         model.setParam(name, value)
     except (KeyError, ValueError, TypeError) as error:
-        msg = (
+        raise UnknownOptionError(
             f"backend 'scip': does not know the option {name!r}, or refuses {value!r} for it; "
             "see https://www.scipopt.org/doc/html/PARAMETERS.php"
-        )
-        raise UnknownOptionError(msg) from error
+        ) from error
 
 
 def _load(pyscipopt: Any, model: Any, form: StandardForm) -> list[Any]:

@@ -134,11 +134,10 @@ class Solver(ABC):
         try:
             return importlib.import_module(self.package)
         except ImportError as error:
-            msg = (
+            raise BackendUnavailableError(
                 f"backend {self.name!r}: the package {self.package} is missing or cannot be loaded "
                 f"({error}); install it with: {self.remedy}"
-            )
-            raise BackendUnavailableError(msg) from error
+            ) from error
 
     def translate(self, status: object, table: Mapping[Any, SolverStatus]) -> SolverStatus:
         """Look a solver's own status up in its closed table.
@@ -151,8 +150,9 @@ class Solver(ABC):
         try:
             return table[status]
         except KeyError:
-            msg = f"backend {self.name!r}: returned the unknown status {status!r}"
-            raise BackendError(msg) from None
+            raise BackendError(
+                f"backend {self.name!r}: returned the unknown status {status!r}"
+            ) from None
 
     def _decide(self, call: SolverCall) -> SolverStatus:
         """Tell infeasible from unbounded: by the bounds, else by solving for any solution."""
@@ -179,11 +179,13 @@ def _examine(
         return None, None
     values = np.array(start, dtype=np.float64)
     if values.shape != (form.n_columns,):
-        msg = f"start: expected {form.n_columns} values, one per column, got shape {values.shape}"
-        raise InputError(msg)
+        raise InputError(
+            f"start: expected {form.n_columns} values, one per column, got shape {values.shape}"
+        )
     if np.isinf(values).any():
-        msg = "start: expected finite values, or NaN where none is given, got an infinite one"
-        raise InputError(msg)
+        raise InputError(
+            "start: expected finite values, or NaN where none is given, got an infinite one"
+        )
     whole = np.rint(values)
     near = form.integer & (np.abs(values - whole) <= limits.tolerance)
     values = np.where(near, whole, values)
@@ -217,16 +219,16 @@ def _honest(
         and status is SolverStatus.INFEASIBLE
         and form.violation(start) <= _CERTAIN
     ):
-        msg = "the solver calls the model infeasible, yet the start that it was given satisfies it"
-        raise BackendError(msg)
+        raise BackendError(
+            "the solver calls the model infeasible, yet the start that it was given satisfies it"
+        )
     if status in _WITHOUT_SOLUTION:
         x = None
     elif start is not None and (x is None or _is_worse(form.value(x), form.value(start), form)):
         x = round_binaries(start, form)
     failed = status in (SolverStatus.FAILED, SolverStatus.INFEASIBLE_OR_UNBOUNDED)
     if failed or (status is SolverStatus.OPTIMAL and x is None):
-        msg = f"the solver stopped without a result ({raw.status})"
-        raise BackendError(msg)
+        raise BackendError(f"the solver stopped without a result ({raw.status})")
     objective = None if x is None else form.value(x)
     bound = _honest_bound(raw.bound, status, objective, form, limits.objective_cutoff)
     return replace(raw, status=status, x=x, objective=objective, bound=bound)

@@ -292,18 +292,17 @@ def round_binaries(
     """
     values = np.array(x, dtype=np.float64)
     if values.shape != (form.n_columns,):
-        msg = f"solution: expected {form.n_columns} values, one per column, got {values.size}"
-        raise BackendError(msg)
+        raise BackendError(
+            f"solution: expected {form.n_columns} values, one per column, got {values.size}"
+        )
     for j in np.flatnonzero(~np.isfinite(values))[:1]:
-        msg = f"solution: {form.column_name(j)} has the value {float(values[j])}"
-        raise BackendError(msg)
+        raise BackendError(f"solution: {form.column_name(j)} has the value {float(values[j])}")
     whole = np.rint(values)
     for j in np.flatnonzero(form.integer & (np.abs(values - whole) > tolerance))[:1]:
-        msg = (
+        raise BackendError(
             f"solution: {form.column_name(j)} must be whole within {tolerance}, "
             f"got {float(values[j])}; ask the solver for a smaller tolerance"
         )
-        raise BackendError(msg)
     rounded = np.where(form.integer, whole, values) + 0.0  # + 0.0 turns -0.0 into 0.0
     rounded.setflags(write=False)
     return rounded

@@ -137,8 +137,7 @@ def _choose(
     formulation: str | Formulation, *, reductions: bool, stages: str
 ) -> tuple[Formulation, bool]:
     if stages not in ("all", "events"):
-        msg = f"stages: expected 'all' or 'events', got {stages!r}"
-        raise InputError(msg)
+        raise InputError(f"stages: expected 'all' or 'events', got {stages!r}")
     if not isinstance(formulation, str):
         exact = formulation == UNREDUCED or (formulation == COMPACT and stages == "all")
         return formulation, exact
@@ -146,8 +145,9 @@ def _choose(
         hint = "; 'lazy' builds a series of models: pass the problem to solve" * (
             formulation == "lazy"
         )
-        msg = f"formulation: expected one of {', '.join(FORMULATIONS)}, got {formulation!r}{hint}"
-        raise InputError(msg)
+        raise InputError(
+            f"formulation: expected one of {', '.join(FORMULATIONS)}, got {formulation!r}{hint}"
+        )
     if formulation == "compact" and not reductions:
         return UNREDUCED, True
     chosen = FORMULATIONS[formulation]

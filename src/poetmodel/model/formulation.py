@@ -53,21 +53,22 @@ class Formulation:
         for component in self.components:
             missing = component.requires - built
             if missing:
-                msg = (
+                raise InputError(
                     f"formulation {self.name!r}: component {component.name!r} requires "
                     f"{', '.join(sorted(missing))} before it"
                 )
-                raise InputError(msg)
             if component.name in built:
-                msg = f"formulation {self.name!r}: component {component.name!r} comes twice"
-                raise InputError(msg)
+                raise InputError(
+                    f"formulation {self.name!r}: component {component.name!r} comes twice"
+                )
             built.add(component.name)
 
     def swap(self, component: Component, *, name: str) -> Formulation:
         """Return a formulation in which `component` takes the place of the one of its name."""
         if component.name not in {part.name for part in self.components}:
-            msg = f"formulation {self.name!r} has no component {component.name!r} to swap"
-            raise InputError(msg)
+            raise InputError(
+                f"formulation {self.name!r} has no component {component.name!r} to swap"
+            )
         parts = tuple(
             component if part.name == component.name else part for part in self.components
         )
@@ -76,8 +77,9 @@ class Formulation:
     def without(self, component: str, *, name: str) -> Formulation:
         """Return a formulation that lacks the component of this name."""
         if component not in {part.name for part in self.components}:
-            msg = f"formulation {self.name!r} has no component {component!r} to leave out"
-            raise InputError(msg)
+            raise InputError(
+                f"formulation {self.name!r} has no component {component!r} to leave out"
+            )
         parts = tuple(part for part in self.components if part.name != component)
         return replace(self, name=name, components=parts)
 

@@ -52,11 +52,10 @@ class Relation(Mapping[tuple[int, int], Any]):
     def __getitem__(self, index: tuple[int, int]) -> Any:
         entry = self._indices(index)
         if entry is None:
-            msg = (
+            raise ModelError(
                 f"{self._name}[{index}]: no such entry; {self._name} is defined for stage t and "
                 f"{'node k' if self._name == 'R' else 'tensor i'} with {self._domain}"
             )
-            raise ModelError(msg)
         return self._entry(*entry)
 
     def get(self, index: tuple[int, int], default: Any = None) -> Any:

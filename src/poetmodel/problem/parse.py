@@ -70,14 +70,14 @@ def _ram_bytes(problem: Problem) -> int:
     value, device = problem.ram, problem.costs.device
     if value is None:
         if device is None:
-            msg = "ram: a budget is needed where no device gives one, such as 256KiB or 50%"
-            raise BudgetError(msg)
+            raise BudgetError(
+                "ram: a budget is needed where no device gives one, such as 256KiB or 50%"
+            )
         value = device.ram_bytes
     whole = checkpoint_all_peak_bytes(problem.graph) + problem.resident_bytes
     size = parse_size(value, field="ram", whole_bytes=whole)
     if size == 0:
-        msg = f"ram: expected at least 1 byte, got {value!r}"
-        raise BudgetError(msg)
+        raise BudgetError(f"ram: expected at least 1 byte, got {value!r}")
     return size
 
 
@@ -86,8 +86,7 @@ def _deadline_s(problem: Problem) -> float | None:
         return None
     time_s = parse_time(problem.deadline, field="deadline", whole_s=problem.pass_time_s)
     if time_s == 0 and problem.pass_time_s > 0:
-        msg = f"deadline: expected a time above 0, got {problem.deadline!r}"
-        raise BudgetError(msg)
+        raise BudgetError(f"deadline: expected a time above 0, got {problem.deadline!r}")
     return time_s
 
 
@@ -104,8 +103,9 @@ def _energy_j(problem: Problem) -> float | None:
     whole_j = problem.baseline_energy_j
     energy_j = parse_energy(problem.energy_budget, field="energy budget", whole_j=whole_j)
     if energy_j == 0 and whole_j > 0:
-        msg = f"energy budget: expected an energy above 0, got {problem.energy_budget!r}"
-        raise BudgetError(msg)
+        raise BudgetError(
+            f"energy budget: expected an energy above 0, got {problem.energy_budget!r}"
+        )
     return energy_j
 
 
