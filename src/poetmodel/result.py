@@ -7,11 +7,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.device.room import DeviceRoom, room_figures
-from poetmodel.errors import (
-    NoScheduleError,
-    shown,
-)
-from poetmodel.problem import Quantity
+from poetmodel.errors import NoScheduleError, shown
+from poetmodel.problem import Problem, Quantity
 from poetmodel.schedule.relations import (
     FORMAT,
     OWN,
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule, Simulation
 
 
@@ -265,10 +261,8 @@ class SolveResult:
             bound = "none" if own.bound is None else f"{own.bound:.6g}"
             figures = f"{own.sense} {own.name}: {own.value:.6g}, bound {bound}, gap {gap:.2%}"
             figures += f"; energy {self.energy_j:.6g} J"
-        text = f"{self.status}: {figures}"
-        if self.violations:
-            text += f"; rejected by the verifier: {'; '.join(self.violations)}"
-        return text
+        rejected = f"; rejected by the verifier: {'; '.join(self.violations)}"
+        return f"{self.status}: {figures}{rejected if self.violations else ''}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of a schedule file; without a schedule, figures are None."""
@@ -305,13 +299,13 @@ class SolveResult:
 
     def _objective(self) -> dict[str, Any]:
         own = self.own_objective
-        found = {
+        return {
             "minimize": str(self.problem.minimize) if own is None else OWN,
             "value": self.objective_value,
             "bound": self._reported_bound(),
             "gap": self.objective_gap,
+            **({} if own is None else {"name": own.name, "sense": own.sense}),
         }
-        return found if own is None else {**found, "name": own.name, "sense": own.sense}
 
     def _reported_bound(self) -> float | None:
         if self.own_objective is not None:

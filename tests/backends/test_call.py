@@ -122,5 +122,3 @@ def test_log() -> None:
     for text in ("one\n", "", "two\n"):
         call.write(text)
     assert pieces == ["one\n", "two\n"]
-    assert call.wants_log
-    assert not SolverCall(form(), Limits()).wants_log

@@ -421,8 +421,7 @@ def test_progress_may_raise(solver: Solver) -> None:
 
     def fail(news: BackendProgress) -> NoReturn:
         calls.append(news)
-        msg = "the display fell over"
-        raise RuntimeError(msg)
+        raise RuntimeError("the display fell over")
 
     with pytest.raises(RuntimeError, match="the display fell over"):
         solver.solve(hard(), SAFE, on_progress=fail)
@@ -610,8 +609,7 @@ def test_log_may_raise(solver: Solver) -> None:
     """An exception in the log's receiver comes out as itself."""
 
     def fail(_: str) -> NoReturn:
-        msg = "disk full"
-        raise OSError(msg)
+        raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
         solver.solve(hard(), Limits(time_s=60.0, log=fail))

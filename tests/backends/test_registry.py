@@ -75,8 +75,7 @@ def test_wrong_value_and_other_failures_are_no_refusal(monkeypatch: pytest.Monke
         registry.try_out("highs")
 
     def no(*_: object) -> float:
-        msg = "too large"
-        raise LicenceError(msg)
+        raise LicenceError("too large")
 
     monkeypatch.setattr(registry, "_least", no)
     assert str(registry.refusal("highs", columns=1, rows=1)) == "too large"

@@ -167,8 +167,7 @@ def test_callback_error_comes_before_the_result() -> None:
     """What a callback raised is raised, whatever the solver made of it."""
 
     def fail(_: BackendProgress) -> bool:
-        msg = "no"
-        raise LookupError(msg)
+        raise LookupError("no")
 
     puppet = Puppet(
         RawSolution(status=SolverStatus.FAILED),

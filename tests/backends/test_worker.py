@@ -26,8 +26,7 @@ def test_exception_comes_back() -> None:
     """What the solve raises is raised."""
 
     def fail() -> None:
-        msg = "no"
-        raise LookupError(msg)
+        raise LookupError("no")
 
     with pytest.raises(LookupError, match="no"):
         run_interruptibly(fail, threading.Event())

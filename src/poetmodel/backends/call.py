@@ -6,8 +6,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.backends.protocol import BackendProgress
-from poetmodel.backends.standard_form import round_binaries
+from poetmodel.backends.protocol import BackendProgress, Limits, OnProgress
+from poetmodel.backends.standard_form import StandardForm, round_binaries
 
 if TYPE_CHECKING:
     import threading
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from poetmodel.backends.protocol import Limits, OnProgress
-    from poetmodel.backends.standard_form import StandardForm
 
 _TICK_S: Final = 0.1
 """Shortest time between two reports without a new solution [s]."""
@@ -36,11 +34,6 @@ class SolverCall:
     No exception leaves it: one from the user's callbacks is kept, the solver has to stop, and
     `raise_failure` raises it once the solver is out of the way. Solvers, left alone with one,
     crash, swallow it, or carry on to their limit.
-
-    Parameters
-    ----------
-    form, limits, on_progress, stop
-        As in `Solver.solve`.
     """
 
     def __init__(
@@ -53,10 +46,9 @@ class SolverCall:
         self.form = form
         self.limits = limits
         self.options = dict(limits.options)
-        """The solver's own options."""
         self.start: NDArray[np.float64] | None = None
         """Values to begin from; NaN where none is given."""
-        self._on_progress = on_progress
+        self.on_progress = on_progress
         self._stop = stop
         self._failure: BaseException | None = None
         self._refused = False
@@ -88,42 +80,25 @@ class SolverCall:
         """Whether the solver has to stop."""
         return self._refused or (self._stop is not None and self._stop.is_set())
 
-    @property
-    def wants_solutions(self) -> bool:
-        """Whether anybody looks at solutions on the way."""
-        return self._on_progress is not None
-
-    @property
-    def wants_log(self) -> bool:
-        """Whether anybody reads the log."""
-        return self.limits.log is not None
-
     def solution(
         self, objective: float, x: Callable[[], NDArray[np.float64]], bound: float | None = None
     ) -> bool:
         """Report a solution; return whether the solver has to stop.
 
-        Parameters
-        ----------
-        objective : float
-            Its objective, in the model's sense.
-        x : callable
-            Returns its values; called only if it is the best so far and somebody looks.
-        bound : float or None
-            The bound at that moment.
+        `x`, which returns its values, is called only if it is the best so far and somebody looks.
         """
         self._raise_bound(bound)
         known = self._incumbent
         if known is None or self.form.sense * (known - objective) > 0:
             self._incumbent = objective
-            if self._on_progress is not None:
+            if self.on_progress is not None:
                 self._guard(lambda: self._report(round_binaries(x(), self.form)))
         return self.stopping
 
     def tick(self, bound: float | None = None) -> bool:
         """Report that the solver is alive; return whether it has to stop."""
         self._raise_bound(bound)
-        if self._on_progress is not None and time.perf_counter() - self._reported > _TICK_S:
+        if self.on_progress is not None and time.perf_counter() - self._reported > _TICK_S:
             self._guard(lambda: self._report(None))
         return self.stopping
 
@@ -149,7 +124,7 @@ class SolverCall:
             return
         self._reported = time.perf_counter()
         progress = BackendProgress(incumbent=self._incumbent, bound=self._bound, x=x)
-        if self._on_progress is not None and self._on_progress(progress) is False:
+        if self.on_progress is not None and self.on_progress(progress) is False:
             self._refused = True
 
     def _raise_bound(self, bound: float | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,7 +22,7 @@ from pyomo.repn.util import (
 
 from poetmodel.backends.sparse import csr_array
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, SLACK, StandardForm, round_binaries
-from poetmodel.errors import ModelError
+from poetmodel.errors import ModelError, listed
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
@@ -29,33 +30,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-_NAMED: Final = 10
-"""Faults of one kind that are named one by one; the others are counted."""
+_listed: Final = partial(listed, most=10)
+"""Faults of one kind: ten are named one by one; the others are counted."""
 
 
 def compile_model(model: Any) -> StandardForm:
-    """Return the arrays of a linear Pyomo model.
+    """Return the arrays of a linear Pyomo model with one active objective, which stays unchanged.
 
-    Parameters
-    ----------
-    model : ConcreteModel or Block
-        The model, with one active objective. It is not changed.
+    Columns and rows are in the model's own order. A range constraint is one row; fixed variables
+    are folded into constants; variables that nothing mentions have no column. A `ModelError` names
+    each constraint that is not linear, each component that has to be transformed first, each
+    variable of another model or of an integer domain with steps other than 1.
 
-    Returns
-    -------
-    StandardForm
-        Columns and rows in the model's own order. A range constraint is one row; fixed variables
-        are folded into constants; variables that nothing mentions have no column.
-
-    Raises
-    ------
-    ModelError
-        If the model cannot be handed to a linear solver. The error names each constraint that is
-        not linear, each component that has to be transformed first, each variable of another
-        model or of an integer domain with steps other than 1.
-
-    Notes
-    -----
     A constraint without variables that does not hold makes the model infeasible, not malformed:
     the form is then that one contradiction, under the constraint's name.
     """
@@ -95,22 +81,10 @@ def compile_model(model: Any) -> StandardForm:
 
 
 def load_values(form: StandardForm, x: ArrayLike) -> None:
-    """Write a solution back into the variables of the model.
+    """Write a solution back into the variables of the model that a form was compiled from.
 
-    Parameters
-    ----------
-    form : StandardForm
-        A form made by `compile_model`.
-    x : array_like, shape (n_columns,)
-        One value per column; integers are rounded. Variables without a column keep a value that
-        their bounds allow and get the allowed one nearest to 0 otherwise.
-
-    Raises
-    ------
-    BackendError
-        If an integer column is not whole within tolerance.
-    ModelError
-        If the form was made of arrays.
+    Integers are rounded. Variables without a column keep a value that their bounds allow and get
+    the allowed one nearest to 0 otherwise.
     """
     if form.model is None:
         raise ModelError("form: was made of arrays; there are no variables to write to")
@@ -312,9 +286,3 @@ def _allowed(variable: Any) -> float | int:
         return value  # type: ignore[no-any-return]
     nearest = min(max(0.0, lower), upper)
     return int(nearest) if whole else nearest
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    rest = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -11,8 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -20,42 +19,29 @@ from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.backends.standard_form import StandardForm
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 LEAST_S: Final = 0.1
 """Less time than this is not worth a try [s]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conflict:
-    """Rows of a model that no values satisfy together."""
+def find_conflict(form: StandardForm, *, time_s: float) -> list[int]:
+    """Return a few rows, ascending, that no values within the columns' bounds satisfy together.
 
-    rows: tuple[int, ...]
-    """Their numbers, ascending; with the bounds of their columns they are infeasible."""
-    found_by: str
-    """Who found them: ``highs``, ``scip``, or ``reading`` where one row says it alone."""
-
-
-def find_conflict(form: StandardForm, *, time_s: float) -> Conflict | None:
-    """Find a few rows of an infeasible model that contradict each other.
-
-    They are checked by a solve of them alone. None where none was found in time [s], or where it
+    They are checked by a solve of them alone. Empty where none was found in time [s], or where it
     takes SCIP and it is not installed.
     """
     ends_s = time.monotonic() + time_s
     single = _single(form)
     if single is not None:
-        return Conflict(rows=(single,), found_by="reading")
+        return [single]
     for name, package in (("highs", "highspy"), ("scip", "pyscipopt")):
         left_s = ends_s - time.monotonic()
         if left_s < LEAST_S or importlib.util.find_spec(package) is None:
-            return None
+            return []
         solver = importlib.import_module(f"poetmodel.backends.{name}")
-        rows = solver.conflicting_rows(form, left_s)
+        rows = sorted(solver.conflicting_rows(form, left_s) or ())
         if rows and _infeasible(form, rows, ends_s - time.monotonic()):
-            return Conflict(rows=tuple(sorted(rows)), found_by=name)
-    return None
+            return rows
+    return []
 
 
 def _single(form: StandardForm) -> int | None:
@@ -74,18 +60,17 @@ def _single(form: StandardForm) -> int | None:
     return int(found[0]) if found.size else None
 
 
-def _infeasible(form: StandardForm, rows: Sequence[int], time_s: float) -> bool:
+def _infeasible(form: StandardForm, rows: list[int], time_s: float) -> bool:
     """Return whether HiGHS proves that these rows alone are infeasible."""
-    chosen = sorted(rows)
+    if time_s <= 0:
+        return False
     part = StandardForm.from_arrays(
-        form.matrix[chosen],
+        form.matrix[rows],
         np.zeros(form.n_columns),
         lower=form.lower,
         upper=form.upper,
         integer=form.integer,
-        row_lower=form.row_lower[chosen],
-        row_upper=form.row_upper[chosen],
+        row_lower=form.row_lower[rows],
+        row_upper=form.row_upper[rows],
     )
-    if time_s <= 0:
-        return False
     return backend("highs").solve(part, Limits(time_s=time_s)).infeasible

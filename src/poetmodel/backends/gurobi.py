@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.backends.call import finite
-from poetmodel.backends.protocol import RawSolution, SolverStatus
+from poetmodel.backends.call import SolverCall, finite
+from poetmodel.backends.protocol import OptionValue, RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
 from poetmodel.errors import BackendError, LicenceError, UnknownOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from poetmodel.backends.call import SolverCall
-    from poetmodel.backends.protocol import OptionValue
     from poetmodel.backends.standard_form import StandardForm
 
 STATUS: Final[Mapping[str, SolverStatus]] = {
@@ -67,7 +65,7 @@ class Gurobi(Solver):
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction."""
         gurobipy = self.module()
-        with _model(gurobipy, quiet=not call.wants_log) as model:
+        with _model(gurobipy, quiet=call.limits.log is None) as model:
             try:
                 return self._solve(gurobipy, model, call)
             except gurobipy.GurobiError as error:
@@ -93,13 +91,7 @@ class Gurobi(Solver):
 
 @contextmanager
 def _model(gurobipy: Any, *, quiet: bool) -> Iterator[Any]:
-    """Give an empty model in an environment that prints nothing, and free both afterwards.
-
-    Raises
-    ------
-    LicenceError
-        If Gurobi finds no licence that it may use.
-    """
+    """Give an empty model in an environment that prints nothing, and free both afterwards."""
     settings = {"LogToConsole": 0} | ({"OutputFlag": 0} if quiet else {})
     try:
         environment = gurobipy.Env(params=settings)
@@ -108,14 +100,8 @@ def _model(gurobipy: Any, *, quiet: bool) -> Iterator[Any]:
             f"backend 'gurobi': cannot start ({error}); "
             "check the licence, or choose --backend highs"
         ) from error
-    try:
-        model = gurobipy.Model(env=environment)
-        try:
-            yield model
-        finally:
-            model.dispose()
-    finally:
-        environment.dispose()
+    with environment, gurobipy.Model(env=environment) as model:
+        yield model
 
 
 def _configure(gurobipy: Any, model: Any, call: SolverCall) -> None:

@@ -21,22 +21,20 @@ from __future__ import annotations
 import re
 import threading
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.backends.call import finite
-from poetmodel.backends.protocol import RawSolution, SolverStatus
+from poetmodel.backends.call import SolverCall, finite
+from poetmodel.backends.protocol import OptionValue, RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
 from poetmodel.errors import BackendError, UnknownOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from poetmodel.backends.call import SolverCall
-    from poetmodel.backends.protocol import OptionValue
     from poetmodel.backends.standard_form import StandardForm
 
 STATUS: Final[Mapping[str, SolverStatus]] = {
@@ -252,13 +250,11 @@ def _listen(highs: Any, call: SolverCall, misfits: list[str]) -> None:
             misfits.append(event.message)
         call.write(event.message)
 
-    def marked(handle: Callable[[Any], None]) -> Callable[[Any], None]:
-        return _marked(handle, call.limits.threads)
-
+    marked = partial(_marked, call.limits.threads)
     highs.cbMipInterrupt.subscribe(marked(mip_asked))
     highs.cbSimplexInterrupt.subscribe(marked(lp_asked))
     highs.cbIpmInterrupt.subscribe(marked(lp_asked))
-    if call.wants_solutions:
+    if call.on_progress is not None:
         highs.cbMipImprovingSolution.subscribe(marked(improved))
         highs.cbMipLogging.subscribe(marked(mip_asked))
     highs.cbLogging.subscribe(marked(printed))
@@ -270,10 +266,10 @@ def _is_misfit(message: str) -> bool:
     return found is not None and max(map(float, found.groups())) > _LARGE_MISFIT
 
 
-def _marked(handle: Callable[[Any], None], threads: int) -> Callable[[Any], None]:
+def _marked(threads: int, handle: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return a callback in which `_outer_threads` knows of the solve around it."""
 
-    def call(event: Any) -> None:
+    def called(event: Any) -> None:
         before = _outer_threads()
         _callback.threads = before or threads
         try:
@@ -281,7 +277,7 @@ def _marked(handle: Callable[[Any], None], threads: int) -> Callable[[Any], None
         finally:
             _callback.threads = before
 
-    return call
+    return called
 
 
 def _collect(highs: Any, form: StandardForm, status: SolverStatus) -> RawSolution:

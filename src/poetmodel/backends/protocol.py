@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    OnProgress: TypeAlias = Callable[["BackendProgress"], bool | None]
-
+OnProgress: TypeAlias = "Callable[[BackendProgress], bool | None]"
+"""Gets progress; returning False stops the solve."""
 OptionValue: TypeAlias = bool | int | float | str
 """What a solver's own option may be set to."""
 

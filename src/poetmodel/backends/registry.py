@@ -1,25 +1,19 @@
 """Which back ends there are, and whether they work here.
 
-A new one is a module with a `Solver`, and a line here.
+A new one is a module with a `Solver`, both of its name, and that name here.
 """
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BackendError, InputError, LicenceError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from poetmodel.backends.solver import Solver
 
-_HOMES: Final[Mapping[str, tuple[str, str]]] = {
-    "highs": ("poetmodel.backends.highs", "Highs"),
-    "scip": ("poetmodel.backends.scip", "Scip"),
-    "gurobi": ("poetmodel.backends.gurobi", "Gurobi"),
-}
+_NAMES: Final = ("highs", "scip", "gurobi")
 
 LICENCE_SIZE: Final = 2001
 """One column or row more than a size-limited licence allows."""
@@ -27,7 +21,7 @@ LICENCE_SIZE: Final = 2001
 
 def backend_names() -> tuple[str, ...]:
     """Return the names of all back ends, the default one first, whether installed or not."""
-    return tuple(_HOMES)
+    return _NAMES
 
 
 def backend(name: str) -> Solver:
@@ -48,10 +42,9 @@ def backend(name: str) -> Solver:
     >>> backend("highs").name
     'highs'
     """
-    if name not in _HOMES:
-        raise InputError(f"backend {name!r}: expected one of {', '.join(_HOMES)}")
-    module, kind = _HOMES[name]
-    solver: Solver = getattr(importlib.import_module(module), kind)()
+    if name not in _NAMES:
+        raise InputError(f"backend {name!r}: expected one of {', '.join(_NAMES)}")
+    solver: Solver = getattr(import_module(f"poetmodel.backends.{name}"), name.capitalize())()
     return solver
 
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.backends.call import finite
-from poetmodel.backends.protocol import RawSolution, SolverStatus
+from poetmodel.backends.call import SolverCall, finite
+from poetmodel.backends.protocol import OptionValue, RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
-from poetmodel.backends.standard_form import MAXIMIZE
+from poetmodel.backends.standard_form import MAXIMIZE, StandardForm
 from poetmodel.errors import BackendError, UnknownOptionError
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.backends.call import SolverCall
-    from poetmodel.backends.protocol import OptionValue
-    from poetmodel.backends.standard_form import StandardForm
 
 STATUS: Final[Mapping[str, SolverStatus]] = {
     "unknown": SolverStatus.FAILED,
@@ -119,7 +116,7 @@ def _log(model: Any, call: SolverCall) -> Iterator[Callable[[], None]]:
     SCIP's log goes through a file: redirecting its output to Python crashes the process when a
     solve without the GIL writes to it.
     """
-    if not call.wants_log:
+    if call.limits.log is None:
         yield lambda: None
         return
     with tempfile.TemporaryDirectory(prefix="poetmodel-") as folder:
@@ -175,8 +172,8 @@ def _set(model: Any, name: str, value: OptionValue) -> None:
 def _load(pyscipopt: Any, model: Any, form: StandardForm) -> list[Any]:
     """Add columns and rows; rows go in coefficient by coefficient, which is the quickest way."""
     infinity = model.infinity()
-    bounds = zip(form.lower.tolist(), form.upper.tolist(), strict=True)
-    kinds = zip(form.integer.tolist(), form.objective.tolist(), strict=True)
+    stated = (form.lower, form.upper, form.integer, form.objective)
+    columns = zip(*(values.tolist() for values in stated), strict=True)
     variables = [
         model.addVar(
             name=f"x{j}",
@@ -185,7 +182,7 @@ def _load(pyscipopt: Any, model: Any, form: StandardForm) -> list[Any]:
             ub=min(up, infinity),
             obj=cost,
         )
-        for j, ((low, up), (whole, cost)) in enumerate(zip(bounds, kinds, strict=True))
+        for j, (low, up, whole, cost) in enumerate(columns)
     ]
     ends = form.matrix.indptr.tolist()
     indices, data = form.matrix.indices.tolist(), form.matrix.data.tolist()
@@ -237,16 +234,8 @@ def _listen(
         if (halt or call.stopping) and model.getStage() != stages.INITSOLVE:
             model.interruptSolve()
 
-    model.attachEventHandlerCallback(
-        happened,
-        [
-            kinds.BESTSOLFOUND,
-            kinds.PRESOLVEROUND,
-            kinds.FIRSTLPSOLVED,
-            kinds.LPSOLVED,
-            kinds.NODEFOCUSED,
-        ],
-    )
+    names = ("BESTSOLFOUND", "PRESOLVEROUND", "FIRSTLPSOLVED", "LPSOLVED", "NODEFOCUSED")
+    model.attachEventHandlerCallback(happened, [getattr(kinds, name) for name in names])
 
 
 def _collect(

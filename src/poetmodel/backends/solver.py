@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 
 from poetmodel.backends.call import SolverCall
-from poetmodel.backends.protocol import RawSolution, SolverStatus
-from poetmodel.backends.standard_form import round_binaries
+from poetmodel.backends.protocol import Limits, OnProgress, RawSolution, SolverStatus
+from poetmodel.backends.standard_form import StandardForm, round_binaries
 from poetmodel.errors import BackendError, BackendUnavailableError, InputError
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.backends.protocol import Limits, OnProgress
-    from poetmodel.backends.standard_form import StandardForm
 
 _CERTAIN: Final = 1e-9
 """A start that breaks the model by no more than this disproves "infeasible"."""

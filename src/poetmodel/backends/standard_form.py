@@ -63,14 +63,13 @@ class StandardForm:
 
     def __post_init__(self) -> None:
         n_rows, n_columns = self.matrix.shape
-        by_column: dict[str, NDArray[Any]] = {"objective": self.objective, "lower": self.lower}
-        by_column |= {"upper": self.upper, "integer": self.integer}
-        by_row = {"row_lower": self.row_lower, "row_upper": self.row_upper}
+        sizes = dict.fromkeys(("objective", "lower", "upper", "integer"), n_columns)
+        sizes |= dict.fromkeys(("row_lower", "row_upper"), n_rows)
+        arrays = {name: getattr(self, name) for name in sizes}
         faults = [
-            f"{name}: expected {size} values, got {array.size}"
-            for size, arrays in ((n_columns, by_column), (n_rows, by_row))
+            f"{name}: expected {sizes[name]} values, got {array.size}"
             for name, array in arrays.items()
-            if array.shape != (size,)
+            if array.shape != (sizes[name],)
         ]
         faults += [
             f"{name}: expected {size} of them, got {len(items)}"
@@ -85,7 +84,7 @@ class StandardForm:
         if faults:
             raise ModelError(faults)
         matrix = (self.matrix.data, self.matrix.indices, self.matrix.indptr)
-        for array in (*by_column.values(), *by_row.values(), *matrix):
+        for array in (*arrays.values(), *matrix):
             array.setflags(write=False)
         faults = self._wild_numbers()
         if faults:
@@ -109,31 +108,9 @@ class StandardForm:
     ) -> StandardForm:
         """Return a form of arrays; it needs no Pyomo model.
 
-        Parameters
-        ----------
-        matrix : sparse array or array_like, shape (n_rows, n_columns)
-            Coefficients of the rows.
-        objective : array_like, shape (n_columns,)
-            Cost of each column.
-        lower, upper, integer, row_lower, row_upper : array_like
-            Bounds and integrality: one value for all, or one per column or row.
-        offset : float
-            Constant of the objective.
-        sense : {1, -1}
-            Minimise or maximise.
-        columns, rows : sequence
-            What columns and rows stand for; by default their indices.
-
-        Returns
-        -------
-        StandardForm
-            With bounds of integers moved inwards to whole numbers, and row bounds that cross by
-            rounding errors alone made equal.
-
-        Raises
-        ------
-        ModelError
-            If shapes do not agree, or a number is not finite where it has to be.
+        Bounds and integrality are one value for all, or one per column or row. Bounds of integers
+        move inwards to whole numbers, and row bounds that cross by rounding errors alone become
+        equal. Columns and rows stand for their indices by default.
 
         Examples
         --------
@@ -234,8 +211,6 @@ class StandardForm:
     def contradiction(self) -> str | None:
         """Return a sentence on a column or row that no value satisfies, or None.
 
-        Notes
-        -----
         Solvers differ in how they take crossed bounds and empty rows; this settles both before
         any of them is called.
         """
@@ -284,11 +259,7 @@ def round_binaries(
 ) -> NDArray[np.float64]:
     """Return a solver's solution of a form with its integer columns rounded, read-only.
 
-    Raises
-    ------
-    BackendError
-        If an integer column is farther than the tolerance from a whole number, or a value is not
-        finite.
+    Integers farther than the tolerance from a whole number are refused.
     """
     values = np.array(x, dtype=np.float64)
     if values.shape != (form.n_columns,):

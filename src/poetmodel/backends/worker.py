@@ -20,24 +20,9 @@ _POLL_S: Final = 0.1
 def run_interruptibly(solve: Callable[[], T], stop: threading.Event) -> T:
     """Run a solve in a thread of its own and return what it returns.
 
-    Parameters
-    ----------
-    solve : callable
-        Takes nothing; must end soon after `stop` is set, as `Backend.solve` does if it was
-        given the same event.
-    stop : threading.Event
-        Set on the first Ctrl-C, after which the result is still waited for.
-
-    Returns
-    -------
-    object
-        What `solve` returned; after Ctrl-C, what it had by then.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        On a second Ctrl-C, or on one before the solve has begun; the solver is left behind to
-        notice `stop` by itself.
+    The first Ctrl-C sets `stop`, soon after which the solve must end; what it has by then is
+    returned. A second Ctrl-C, or one before the solve has begun, is raised; the solver is left
+    behind to notice `stop` by itself.
 
     Notes
     -----

@@ -8,22 +8,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import pyomo.core as pyo
 
-from poetmodel.model.compact import (
-    FROM_STORAGE,
-    INPUTS,
-    KEEPING,
-    STORAGE,
-    VARIABLES,
-    state_once,
-)
+from poetmodel.model.compact import FROM_STORAGE, INPUTS, KEEPING, STORAGE, VARIABLES, state_once
 from poetmodel.model.events import find_events
-from poetmodel.model.formulation import Component, Formulation
+from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.memory import StepView, state_memory
-from poetmodel.model.objective import DEADLINE, ENERGY_BUDGET, OBJECTIVE
+from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,25 +49,13 @@ class Grouping:
     @cached_property
     def group_of(self) -> tuple[int, ...]:
         """For each stage its group."""
-        cuts = set(self.stage_rows)
-        for t in self.step_stages:
-            cuts.update((t - 1, t))
-        groups = []
-        group = 0
-        for t in range(self.n_stages):
-            groups.append(group)
-            group += t in cuts
-        return tuple(groups)
+        cuts = self.stage_rows | self.step_stages | {t - 1 for t in self.step_stages}
+        return tuple(accumulate((t in cuts for t in range(self.n_stages - 1)), initial=0))
 
     @cached_property
     def last_stage(self) -> tuple[int, ...]:
         """For each group its last stage."""
-        last: list[int] = []
-        for t, group in enumerate(self.group_of):
-            if group == len(last):
-                last.append(t)
-            last[group] = t
-        return tuple(last)
+        return tuple({group: t for t, group in enumerate(self.group_of)}.values())
 
     @cached_property
     def first_stage(self) -> tuple[int, ...]:
@@ -167,23 +149,16 @@ LAZY = Formulation(
     "lazy",
     (
         VARIABLES,
-        Component(
-            "sure_keeps", _sure_keeps, "poetmodel: free keep", requires=frozenset({"variables"})
-        ),
-        Component("once", _once, "poetmodel: once of compact", requires=frozenset({"variables"})),
+        Component("sure_keeps", _sure_keeps, "poetmodel: free keep", AFTER_VARIABLES),
+        Component("once", _once, "poetmodel: once of compact", AFTER_VARIABLES),
         KEEPING,
         FROM_STORAGE,
         INPUTS,
         Component(
-            "memory",
-            _memory,
-            "poetmodel: rows of compact that are enforced",
-            requires=frozenset({"variables"}),
+            "memory", _memory, "poetmodel: rows of compact that are enforced", AFTER_VARIABLES
         ),
         STORAGE,
-        DEADLINE,
-        ENERGY_BUDGET,
-        OBJECTIVE,
+        *LIMITS_AND_OBJECTIVE,
     ),
 )
 
@@ -197,22 +172,10 @@ def build_relaxation(
 ) -> pyo.ConcreteModel:
     """Return the relaxation of a problem that enforces the rows of a grouping.
 
-    Parameters
-    ----------
-    problem : Problem
-        What to relax.
-    grouping : Grouping
-        The enforced rows.
-    recomputable : sequence of bool, one per node
-        From `poetmodel.model.events.recomputable_nodes`.
-    restoring : bool
-        Whether a tensor may come back to a group that it enters, as recompute-memory cuts need.
-
-    Returns
-    -------
-    ConcreteModel
-        Its optimum is a lower bound for the problem, and that of the problem where its solution,
-        placed on stages, keeps every row.
+    Its optimum is a lower bound for the problem, and that of the problem where its solution, placed
+    on stages, keeps every row. `recomputable` is from `poetmodel.model.events.recomputable_nodes`.
+    With `restoring` a tensor may come back to a group that it enters, which recompute-memory cuts
+    need.
     """
     m = pyo.ConcreteModel(name=f"{problem.graph.name} (lazy)")
     m.problem = problem

@@ -120,17 +120,17 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
     value : callable, optional
         Says whether a binary variable is 1; by default from its Pyomo value.
     """
+
+    def is_one(variable: Any) -> bool:
+        return round(pyo.value(variable, exception=False) or 0) == 1
+
     entries: dict[str, list[tuple[int, int]]] = {name: [] for name in RELATIONS}
-    for name, t, k in m.relations.chosen(value or _is_one):
+    for name, t, k in m.relations.chosen(value or is_one):
         entries[name].append((t, k))
     return Schedule(
         **{name: tuple(pairs) for name, pairs in entries.items()},
         identity=GraphIdentity.of(m.problem.graph),
     )
-
-
-def _is_one(variable: Any) -> bool:
-    return round(pyo.value(variable, exception=False) or 0) == 1
 
 
 def _choose(

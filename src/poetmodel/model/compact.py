@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyomo.core as pyo
 
-from poetmodel.model.formulation import Component, Formulation
-from poetmodel.model.linear import entry, linear
-from poetmodel.model.memory import MEMORY, assign_memory
-from poetmodel.model.objective import (
-    DEADLINE,
-    ENERGY_BUDGET,
-    OBJECTIVE,
-    Decisions,
-    add_limit,
-)
+from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
+from poetmodel.model.linear import covered, entry, linear
+from poetmodel.model.memory import MEMORY, StepView, assign_memory
+from poetmodel.model.objective import LIMITS_AND_OBJECTIVE, Decisions, add_limit
 from poetmodel.problem import Quantity
 
 if TYPE_CHECKING:
@@ -107,8 +101,8 @@ def state_once(m: pyo.ConcreteModel, index: Sequence[tuple[int, int]]) -> None:
 ONCE = Component(
     "once",
     _once,
-    source="poetmodel: section 5.2 of POET with page-ins that count at once",
-    requires=frozenset({"variables"}),
+    "poetmodel: section 5.2 of POET with page-ins that count at once",
+    AFTER_VARIABLES,
 )
 
 
@@ -121,18 +115,12 @@ def _keeping(m: pyo.ConcreteModel) -> None:
     """
 
     def rule(m: pyo.ConcreteModel, i: int, a: int) -> Any:
-        found = sources(m, m.events.events[i][a - 1], i)
-        return (None, linear([(1, m.kept[i, a]), *((-1, var) for var in found)]), 0)
+        return covered(m.kept[i, a], sources(m, m.events.events[i][a - 1], i))
 
     m.keeping = pyo.Constraint([(i, a) for i, a in m.kept if a > 0], rule=rule)
 
 
-KEEPING = Component(
-    "keeping",
-    _keeping,
-    source="POET (ICML 2022), constraint 1c",
-    requires=frozenset({"variables"}),
-)
+KEEPING = Component("keeping", _keeping, "POET (ICML 2022), constraint 1c", AFTER_VARIABLES)
 
 
 def _from_storage(m: pyo.ConcreteModel) -> None:
@@ -146,16 +134,13 @@ def _from_storage(m: pyo.ConcreteModel) -> None:
     def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
         if i not in m.paged_out:
             return pyo.Constraint.Skip
-        return (None, linear([(1, m.paged_in[t, i]), (-1, m.paged_out[i])]), 0)
+        return covered(m.paged_in[t, i], [m.paged_out[i]])
 
     m.from_storage = pyo.Constraint(list(m.paged_in), rule=rule)
 
 
 FROM_STORAGE = Component(
-    "from_storage",
-    _from_storage,
-    source="POET (ICML 2022), constraints 1d and 1e",
-    requires=frozenset({"variables"}),
+    "from_storage", _from_storage, "POET (ICML 2022), constraints 1d and 1e", AFTER_VARIABLES
 )
 
 
@@ -173,8 +158,7 @@ def _inputs(m: pyo.ConcreteModel) -> None:
         return (1, linear((1, var) for var in sources(m, group_of[j], i)), None)
 
     def again(m: pyo.ConcreteModel, t: int, j: int, i: int) -> Any:
-        found = sources(m, t, i)
-        return (None, linear([(1, m.recomputed[t, j]), *((-1, var) for var in found)]), 0)
+        return covered(m.recomputed[t, j], sources(m, t, i))
 
     reads = [(j, i) for j, inputs in enumerate(graph.inputs_of) for i in inputs]
     m.inputs = pyo.Constraint(
@@ -188,8 +172,8 @@ def _inputs(m: pyo.ConcreteModel) -> None:
 INPUTS = Component(
     "inputs",
     _inputs,
-    source="POET (ICML 2022), constraint 1b; Checkmate (MLSys 2020), equation 1b",
-    requires=frozenset({"variables"}),
+    "POET (ICML 2022), constraint 1b; Checkmate (MLSys 2020), equation 1b",
+    AFTER_VARIABLES,
 )
 
 
@@ -208,65 +192,47 @@ def _storage(m: pyo.ConcreteModel) -> None:
 STORAGE = Component(
     "storage",
     _storage,
-    source="poetmodel: auxiliary storage is finite and not reused within a step",
-    requires=frozenset({"variables"}),
+    "poetmodel: auxiliary storage is finite and not reused within a step",
+    AFTER_VARIABLES,
 )
 
 COMPACT = Formulation(
     "compact",
-    (
-        VARIABLES,
-        ONCE,
-        KEEPING,
-        FROM_STORAGE,
-        INPUTS,
-        MEMORY,
-        STORAGE,
-        DEADLINE,
-        ENERGY_BUDGET,
-        OBJECTIVE,
-    ),
+    (VARIABLES, ONCE, KEEPING, FROM_STORAGE, INPUTS, MEMORY, STORAGE, *LIMITS_AND_OBJECTIVE),
 )
 
 
-class CompactRelations:
+class CompactRelations(StepView):
     """Values of the paper's relations in terms of the variables of ``compact``."""
-
-    def __init__(self, m: pyo.ConcreteModel) -> None:
-        self._m = m
 
     def R(self, t: int, k: int) -> Any:
         """``R[t,k]``."""
-        return self._m.one if t == k else self._found(self._m.recomputed, (t, k))
+        return self.m.one if t == k else self._or_zero(self.computed(t, k))
 
     def S_RAM(self, t: int, i: int) -> Any:
         """``S_RAM[t,i]``."""
-        m = self._m
-        segment = m.events.segment(i, m.problem.graph.node_of[i], t)
-        return m.zero if segment is None else m.kept[i, segment]
+        return self._or_zero(self.in_ram(t, i))
 
     def S_AUX(self, t: int, i: int) -> Any:  # noqa: ARG002  # on storage from the first stage on
         """``S_AUX[t,i]``."""
-        graph = self._m.problem.graph
-        if graph.nodes[graph.node_of[i]].on_aux:
-            return self._m.one
-        return self._found(self._m.paged_out, i)
+        stored = self.graph.nodes[self.graph.node_of[i]].on_aux
+        return self.m.one if stored else entry(self.m.paged_out, i, self.m.zero)
 
     def M_in(self, t: int, i: int) -> Any:
         """``M_in[t,i]``."""
-        return self._found(self._m.paged_in, (t, i))
+        return self._or_zero(self.paged_in(t, i))
 
     def M_out(self, t: int, i: int) -> Any:
         """``M_out[t,i]``."""
-        first = self._m.problem.graph.node_of[i]
-        return self._found(self._m.paged_out, i) if t == first else self._m.zero
+        first = t == self.graph.node_of[i]
+        return entry(self.m.paged_out, i, self.m.zero) if first else self.m.zero
 
-    def _found(self, variables: Any, index: Any) -> Any:
-        return entry(variables, index, self._m.zero)
+    def _or_zero(self, variable: Any | None) -> Any:
+        return self.m.zero if variable is None else variable
 
     def chosen(self, value: Any) -> Iterator[tuple[str, int, int]]:
         """Yield (relation, stage, index) of every entry that holds, given a variable's value."""
-        m, graph = self._m, self._m.problem.graph
+        m, graph = self.m, self.graph
         yield from (("R", t, t) for t in range(len(graph.nodes)))
         yield from (("R", t, k) for (t, k), var in m.recomputed.items() if value(var))
         yield from (("M_in", t, i) for (t, i), var in m.paged_in.items() if value(var))
@@ -282,7 +248,7 @@ class CompactRelations:
 
     def assign(self, schedule: Schedule) -> Iterator[tuple[Any, float]]:
         """Yield (variable, value) of what a schedule says, as far as the variables can say it."""
-        m = self._m
+        m = self.m
         entries = {name: set(getattr(schedule, name)) for name in ("R", "S_RAM", "M_in")}
         out = {i for _, i in schedule.M_out}
         values: dict[int, float] = {}
@@ -299,6 +265,6 @@ class CompactRelations:
 
     def _stages(self, i: int, a: int) -> range:
         """Return the stages at whose beginning segment `a` of tensor `i` has it in RAM."""
-        stages = self._m.events.events[i]
-        begin = self._m.problem.graph.node_of[i] if a == 0 else stages[a - 1]
+        stages = self.m.events.events[i]
+        begin = self.graph.node_of[i] if a == 0 else stages[a - 1]
         return range(begin + 1, stages[a] + 1)

@@ -11,13 +11,11 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from poetmodel.problem import DeadlineCounts, Quantity
+from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from poetmodel.problem import Problem
 
     IsFree = Callable[[int, int, int], bool]
     """Whether no memory row counts a tensor from one group up to the begin of another."""
@@ -58,14 +56,7 @@ class Events:
     def segment(self, i: int, first: int, group: int) -> int | None:
         """Return `a` such that keeping tensor `i` into `group` is segment `a`, or None.
 
-        Parameters
-        ----------
-        i : int
-            Tensor.
-        first : int
-            Group of its first computation.
-        group : int
-            The group at whose beginning it would be in RAM.
+        `first` is the group of its first computation.
         """
         events = self.events[i]
         if group <= first or not events or group > events[-1]:
@@ -89,14 +80,7 @@ def storage_is_limiting(problem: Problem) -> bool:
 def dominated(problem: Problem, k: int, *, limiting: bool | None = None) -> bool:
     """Return whether paging the outputs of node `k` is never worse than recomputing it.
 
-    Parameters
-    ----------
-    problem : Problem
-        What to decide.
-    k : int
-        The node.
-    limiting : bool, optional
-        What `storage_is_limiting` says, where it is known already.
+    `limiting` is what `storage_is_limiting` says, where it is known already.
 
     Notes
     -----
@@ -143,19 +127,10 @@ def find_events(
 ) -> Events:
     """Return the groups at which decisions can matter.
 
-    Parameters
-    ----------
-    problem : Problem
-        The stated problem.
-    group_of : sequence of int, one per stage
-        Non-decreasing group numbers from 0.
-    recomputable : sequence of bool, one per node
-        Which nodes may be recomputed; see `recomputable_nodes`.
-    stages : {'all', 'events'}
-        ``all`` offers a recomputation in every group between the first computation of a node and
-        the last possible use of what it makes: exact. ``events`` offers fewer: a restriction.
-    is_free : callable, optional
-        Says of a tensor whether no memory row counts it from one group up to the begin of another.
+    The groups of stages (`group_of`) are numbered from 0, in order. `recomputable` is from
+    `recomputable_nodes`. ``all`` stages offers a recomputation in every group between the first
+    computation of a node and the last possible use of what it makes: exact. ``events`` offers
+    fewer: a restriction.
 
     Notes
     -----
@@ -169,15 +144,14 @@ def find_events(
     its outputs. Every recomputation that goes away takes its inputs' uses with it.
     """
     graph = problem.graph
-    n = len(graph.nodes)
     if stages == "all":
         return _Sweep(problem, group_of, recomputable, is_free=is_free).run()
-    extra: list[frozenset[int]] = [frozenset()] * n
+    extra: list[frozenset[int]] = [frozenset()] * len(graph.nodes)
     while True:
         found = _Sweep(problem, group_of, recomputable, extra=extra).run()
         closure = [
-            extra[k] | _closure(graph.inputs_of[k], found.recompute[k], found.uses)
-            for k in range(n)
+            more.union(e for p in inputs for e in found.uses[p] if again and e < again[-1])
+            for more, inputs, again in zip(extra, graph.inputs_of, found.recompute, strict=True)
         ]
         if closure == extra:
             return found
@@ -269,17 +243,7 @@ class _Sweep:
 
         A free stretch begins in a group whose last stage makes or reads `i`, which is there then.
         """
-        is_free = self.is_free
-        if is_free is None:
+        if self.is_free is None:
             return frozenset()
-        first = self.group_of[self.graph.node_of[i]]
-        stretches = pairwise((first, *events))
-        return frozenset(end for begin, end in stretches if is_free(i, begin, end))
-
-
-def _closure(
-    inputs: Sequence[int], recompute: Sequence[int], uses: Sequence[Sequence[int]]
-) -> frozenset[int]:
-    if not recompute:
-        return frozenset()
-    return frozenset(e for p in inputs for e in uses[p] if e < recompute[-1])
+        stretches = pairwise((self.group_of[self.graph.node_of[i]], *events))
+        return frozenset(end for begin, end in stretches if self.is_free(i, begin, end))

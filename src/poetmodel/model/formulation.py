@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
 from poetmodel.time_limit import check_time_limit
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import pyomo.environ as pyo
+
+AFTER_VARIABLES: Final = frozenset({"variables"})
+"""What nearly every component requires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +68,21 @@ class Formulation:
 
     def swap(self, component: Component, *, name: str) -> Formulation:
         """Return a formulation in which `component` takes the place of the one of its name."""
-        if component.name not in {part.name for part in self.components}:
-            raise InputError(
-                f"formulation {self.name!r} has no component {component.name!r} to swap"
-            )
-        parts = tuple(
-            component if part.name == component.name else part for part in self.components
-        )
-        return replace(self, name=name, components=parts)
+        self._require(component.name, "swap")
+        parts = (component if part.name == component.name else part for part in self.components)
+        return replace(self, name=name, components=tuple(parts))
 
     def without(self, component: str, *, name: str) -> Formulation:
         """Return a formulation that lacks the component of this name."""
-        if component not in {part.name for part in self.components}:
-            raise InputError(
-                f"formulation {self.name!r} has no component {component!r} to leave out"
-            )
+        self._require(component, "leave out")
         parts = tuple(part for part in self.components if part.name != component)
         return replace(self, name=name, components=parts)
+
+    def _require(self, component: str, purpose: str) -> None:
+        if component not in {part.name for part in self.components}:
+            raise InputError(
+                f"formulation {self.name!r} has no component {component!r} to {purpose}"
+            )
 
     def populate(self, model: pyo.ConcreteModel) -> None:
         """Build every component into a model, in order."""

@@ -31,6 +31,11 @@ def linear(terms: Iterable[Term], constant: float = 0.0) -> Any:
     return LinearExpression(parts)
 
 
+def covered(variable: Any, by: Iterable[Any]) -> Any:
+    """Return the row ``variable <= sum of by``."""
+    return (None, linear([(1, variable), *((-1, var) for var in by)]), 0)
+
+
 def merged(terms: Iterable[Term]) -> list[Term]:
     """Return the terms with coefficients of the same variable added and zeros dropped."""
     total: dict[int, list[Any]] = {}
@@ -62,15 +67,8 @@ class ExactLimit:
 def limit_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
     """Return the row that a solver gets for a limit, None if it cannot bind.
 
-    Parameters
-    ----------
-    limit : ExactLimit
-        Not negative, as are its values.
-
-    Returns
-    -------
-    list of Term, float
-        Coefficients near one and the right-hand side. No 0/1 point that keeps the limit is lost.
+    Limit and values are 0 or more. The row has coefficients near one, and loses no 0/1 point that
+    keeps the limit.
 
     Notes
     -----
@@ -98,7 +96,12 @@ def limit_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
         half = divisor / 2 / largest
     right = most / largest
     scaled = [
-        (value / largest if value <= most else _ruled_out(value / largest, right), variable)
+        (
+            value / largest
+            if value <= most
+            else min(max(value / largest, 2 * right), EXCLUDED * right),
+            variable,
+        )
         for value, variable in row
         if value >= NEGLIGIBLE * largest
     ]
@@ -106,21 +109,9 @@ def limit_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
 
 
 def stated_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> Any | None:
-    """Return the expression of the row for a limit, and keep the limit itself with the model.
+    """Return the row for a limit, None where it cannot bind; a row that can is kept as a limit.
 
-    Parameters
-    ----------
-    m : ConcreteModel
-        Its ``exact_limits`` holds each stated limit by (constraint, index).
-    name, index
-        The constraint that the expression is for; index None for a scalar one.
-    limit : ExactLimit
-        What to state.
-
-    Returns
-    -------
-    Expression or None
-        None where the row cannot bind.
+    It is that of constraint `name`, whose index is None if it is a scalar one.
     """
     row = limit_row(limit)
     if row is None:
@@ -131,7 +122,7 @@ def stated_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> Any | None
 
 
 def keep_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> None:
-    """Keep a limit with the model, for cover cuts: see `stated_limit`."""
+    """Keep a limit in ``m.exact_limits``, by (constraint, index), for cover cuts."""
     if not hasattr(m, "exact_limits"):
         m.exact_limits = {}
     m.exact_limits[name, index] = limit
@@ -142,10 +133,6 @@ def never(m: pyo.ConcreteModel) -> pyo.Constraint:
     if not hasattr(m, "nothing"):
         m.nothing = pyo.Var(bounds=(0, 0))
     return pyo.Constraint(expr=m.nothing >= 1)
-
-
-def _ruled_out(coefficient: float, right: float) -> float:
-    return min(max(coefficient, 2 * right), EXCLUDED * right)
 
 
 def entry(variables: Any, index: Any, default: Any = None) -> Any:

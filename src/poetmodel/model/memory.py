@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 import pyomo.core as pyo
 
-from poetmodel.graph import floor
-from poetmodel.model.formulation import Component
+from poetmodel.graph import Graph, floor
+from poetmodel.model.formulation import AFTER_VARIABLES, Component
 from poetmodel.model.linear import (
     RESOLVED,
     ExactLimit,
+    Term,
     entry,
     keep_limit,
     linear,
@@ -18,15 +20,12 @@ from poetmodel.model.linear import (
     never,
     stated_limit,
 )
-from poetmodel.schedule import simulate
+from poetmodel.schedule import Schedule, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from poetmodel.graph import Graph
-    from poetmodel.model.linear import Term
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule
 
 
 class StepView:
@@ -58,7 +57,7 @@ class StepView:
 
 
 class MemoryRows:
-    """Generates the rows of all steps of a model, and the liveness columns that they need."""
+    """Generates memory rows of a model, and the liveness columns that they need."""
 
     def __init__(self, view: StepView) -> None:
         self.view = view
@@ -67,37 +66,17 @@ class MemoryRows:
         self.live: dict[tuple[int, ...], tuple[list[Any], int]] = {}
         """For each set of variables (by id) that make a tensor live: the set, and its number."""
 
-    def rows(
-        self, steps: Mapping[int, Collection[int]] | None = None
-    ) -> Iterator[tuple[int, int, list[Any], int]]:
-        """Yield (stage, step, terms, constant bytes); a term is on a variable or a live column.
+    def rows(self, t: int, wanted: Iterable[int]) -> Iterator[tuple[int, list[Any], int]]:
+        """Yield (step, terms, constant bytes) of those wanted steps of a stage that may execute.
 
-        Parameters
-        ----------
-        steps : mapping of int to collection of int, optional
-            For each stage the steps whose rows are wanted; by default all that may execute.
+        A term is on a variable or on the number of a live column.
         """
-        for t in range(len(self.graph.nodes)) if steps is None else sorted(steps):
-            yield from self._stage(t, None if steps is None else steps[t])
-
-    def _stage(
-        self, t: int, wanted: Collection[int] | None
-    ) -> Iterator[tuple[int, int, list[Any], int]]:
-        view, graph = self.view, self.graph
-        node_of, sizes = graph.node_of, self.sizes
-        before: list[tuple[int, int, Any]] = []
-        older: list[tuple[int, int]] = []
-        for i, k in enumerate(node_of):
-            if k >= t:
-                break
-            if sizes[i]:
-                older.append((i, k))
-                var = view.in_ram(t, i)
-                if var is not None:
-                    before.append((k, sizes[i], var))
-        for k in range(t + 1):
-            if wanted is not None and k not in wanted:
-                continue
+        view, sizes = self.view, self.sizes
+        node_of = self.graph.node_of[: bisect_left(self.graph.node_of, t)]
+        older = [(i, k) for i, k in enumerate(node_of) if sizes[i]]
+        held = [(k, sizes[i], view.in_ram(t, i)) for i, k in older]
+        before = [(k, size, var) for k, size, var in held if var is not None]
+        for k in wanted:
             if k < t and not self._may_execute(t, k):
                 continue
             terms: list[Any] = [(size, var) for j, size, var in before if j > k]
@@ -105,24 +84,22 @@ class MemoryRows:
             for i, made in older:
                 if made < k:
                     constant += self._live(t, i, k, terms)
-            yield t, k, terms, constant
+            yield k, terms, constant
 
     def _may_execute(self, t: int, k: int) -> bool:
-        view = self.view
-        return view.computed(t, k) is not None or any(
-            view.paged_in(t, i) is not None for i in self.graph.outputs_of[k]
-        )
+        paged_in = (self.view.paged_in(t, i) for i in self.graph.outputs_of[k])
+        return any(var is not None for var in (self.view.computed(t, k), *paged_in))
 
     def _own_step(self, t: int, k: int, terms: list[Any]) -> int:
         """Add outputs and workspace of step `k` itself; return their constant part [B]."""
-        view, graph = self.view, self.graph
+        view, node = self.view, self.graph.nodes[k]
+        made = node.output_bytes + node.workspace_bytes
         if k == t:
-            return graph.nodes[k].output_bytes + graph.nodes[k].workspace_bytes
+            return made
         computed = view.computed(t, k)
         if computed is not None:
-            made = graph.nodes[k].output_bytes + graph.nodes[k].workspace_bytes
             terms.append((made, computed))
-        for i in graph.outputs_of[k]:
+        for i in self.graph.outputs_of[k]:
             for var in (view.in_ram(t, i), view.paged_in(t, i)):
                 if var is not None:
                     terms.append((self.sizes[i], var))
@@ -170,10 +147,7 @@ def _memory(m: pyo.ConcreteModel) -> None:
 def state_memory(
     m: pyo.ConcreteModel, view: StepView, steps: Mapping[int, Collection[int]] | None = None
 ) -> None:
-    """Add memory rows and liveness columns for any formulation that offers a `StepView`.
-
-    With `steps`, only for these steps of these stages.
-    """
+    """Add memory rows and liveness columns, with `steps` only for these steps of these stages."""
     problem = m.problem
     limit = problem.usable_ram_bytes
     least = floor(problem.graph).bytes
@@ -184,7 +158,9 @@ def state_memory(
         m.memory = never(m)
         return
     generator = MemoryRows(view)
-    rows = list(generator.rows(steps))
+    if steps is None:
+        steps = {t: range(t + 1) for t in range(len(problem.graph.nodes))}
+    rows = [(t, *row) for t in sorted(steps) for row in generator.rows(t, sorted(steps[t]))]
     m.live = pyo.Var(range(len(generator.live)), bounds=(0, 1))
     m.live_for = tuple(needed for needed, _ in generator.live.values())
     m.liveness = pyo.ConstraintList()
@@ -205,21 +181,13 @@ def assign_memory(
 ) -> Iterator[tuple[Any, float]]:
     """Yield (variable, value) of the liveness columns and of the peak, for a start.
 
-    Parameters
-    ----------
-    m : ConcreteModel
-        With its memory rows stated.
-    schedule : Schedule
-        The start.
-    values : mapping of int to float
-        Values of the other variables, by `id`.
+    `values` are those of the other variables, by `id`.
     """
     for number, needed in enumerate(getattr(m, "live_for", ())):
         yield m.live[number], max(values[id(var)] for var in needed)
     if hasattr(m, "peak"):
-        problem = m.problem
-        peak = simulate(problem.graph, None, schedule).peak_ram_bytes
-        yield m.peak, peak / problem.useful_ram_bytes
+        peak = simulate(m.problem.graph, None, schedule).peak_ram_bytes
+        yield m.peak, peak / m.problem.useful_ram_bytes
 
 
 def _row(
@@ -241,6 +209,6 @@ def _row(
 MEMORY = Component(
     "memory",
     _memory,
-    source="Checkmate (MLSys 2020), equations 2 and 3, stated per step without the recurrence",
-    requires=frozenset({"variables"}),
+    "Checkmate (MLSys 2020), equations 2 and 3, stated per step without the recurrence",
+    AFTER_VARIABLES,
 )

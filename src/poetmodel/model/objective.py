@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyomo.core as pyo
 
-from poetmodel.model.formulation import Component
-from poetmodel.model.linear import ExactLimit, linear, merged, never, stated_limit
-from poetmodel.problem import DEADLINE_ROWS
+from poetmodel.model.formulation import AFTER_VARIABLES, Component
+from poetmodel.model.linear import ExactLimit, Term, linear, merged, never, stated_limit
+from poetmodel.problem import DEADLINE_ROWS, Coefficients
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from poetmodel.model.linear import Term
-    from poetmodel.problem import Coefficients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +69,7 @@ def minimized(m: pyo.ConcreteModel) -> Any:
     return linear((min(coefficient / unit, most), var) for coefficient, var in terms)
 
 
-OBJECTIVE = Component(
-    "objective",
-    _objective,
-    source="POET (ICML 2022), equation 2",
-    requires=frozenset({"variables"}),
-)
+OBJECTIVE = Component("objective", _objective, "POET (ICML 2022), equation 2", AFTER_VARIABLES)
 
 
 def _deadline(m: pyo.ConcreteModel) -> None:
@@ -102,8 +94,8 @@ WRITES_ROW: Final = "fewer_writes"
 DEADLINE = Component(
     "deadline",
     _deadline,
-    source="POET (ICML 2022), equation 3; transfers: poetmodel, blocking storage",
-    requires=frozenset({"variables"}),
+    "POET (ICML 2022), equation 3; transfers: poetmodel, blocking storage",
+    AFTER_VARIABLES,
 )
 
 
@@ -123,9 +115,11 @@ def _energy_budget(m: pyo.ConcreteModel) -> None:
 ENERGY_BUDGET = Component(
     "energy_budget",
     _energy_budget,
-    source="poetmodel: the objective of POET as a limit, for other objectives",
-    requires=frozenset({"variables"}),
+    "poetmodel: the objective of POET as a limit, for other objectives",
+    AFTER_VARIABLES,
 )
+
+LIMITS_AND_OBJECTIVE: Final = (DEADLINE, ENERGY_BUDGET, OBJECTIVE)
 
 
 def add_limit(m: pyo.ConcreteModel, name: str, coefficients: Coefficients, slack: float) -> None:

@@ -16,9 +16,9 @@ import pyomo.core as pyo
 
 from poetmodel.device import Costs
 from poetmodel.errors import ModelError
-from poetmodel.graph import Tensor
-from poetmodel.model.formulation import Component, Formulation
-from poetmodel.model.linear import linear
+from poetmodel.graph import Graph, Tensor
+from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
+from poetmodel.model.linear import covered, linear
 from poetmodel.model.objective import DEADLINE, OBJECTIVE
 from poetmodel.model.relations import TRIANGLE, Relation
 from poetmodel.problem import Problem, Quantity
@@ -26,10 +26,6 @@ from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from poetmodel.graph import Graph
-
-_VARIABLES = frozenset({"variables"})
 
 
 def check_fits(problem: Problem) -> None:
@@ -87,17 +83,19 @@ def one_output_each(problem: Problem) -> Problem:
     )
     reduced = replace(graph, nodes=nodes)
 
-    def summed(times: Sequence[float], energies: Sequence[float]) -> list[tuple[float, float]]:
+    def summed(
+        times: Sequence[float], energies: Sequence[float]
+    ) -> list[tuple[float, float]] | None:
+        if not table.has_storage:
+            return None
         return [(sum(times[i] for i in r), sum(energies[i] for i in r)) for r in read]
 
     costs = Costs.from_arrays(
         reduced,
         compute_time_s=table.compute_time_s,
         compute_energy_j=table.compute_energy_j,
-        page_in=summed(table.page_in_time_s, table.page_in_energy_j) if table.has_storage else None,
-        page_out=(
-            summed(table.page_out_time_s, table.page_out_energy_j) if table.has_storage else None
-        ),
+        page_in=summed(table.page_in_time_s, table.page_in_energy_j),
+        page_out=summed(table.page_out_time_s, table.page_out_energy_j),
         device=problem.costs.device,
     )
     return replace(problem.resolved(), graph=reduced, costs=costs)
@@ -143,8 +141,7 @@ def _inputs_resident(m: pyo.ConcreteModel) -> None:
     """
 
     def rule(m: pyo.ConcreteModel, t: int, i: int, j: int) -> Any:
-        found = [m.R[t, i]] + ([m.S_RAM[t, i]] if i < t else [])
-        return linear([(1, m.R[t, j]), *((-1, var) for var in found)]) <= 0
+        return covered(m.R[t, j], [m.R[t, i], *([m.S_RAM[t, i]] if i < t else [])])
 
     graph = m.problem.graph
     n = len(graph.nodes)
@@ -164,7 +161,7 @@ def _ram_continuity(m: pyo.ConcreteModel) -> None:
         found = [m.R[t - 1, i]]
         if i < t - 1:
             found += [m.S_RAM[t - 1, i], m.M_in[t - 1, i]]
-        return linear([(1, m.S_RAM[t, i]), *((-1, var) for var in found)]) <= 0
+        return covered(m.S_RAM[t, i], found)
 
     m.ram_continuity = pyo.Constraint(list(m.S_RAM), rule=rule)
 
@@ -178,8 +175,8 @@ def _aux_continuity(m: pyo.ConcreteModel) -> None:
     """
 
     def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
-        found = [m.M_out[t - 1, i]] + ([m.S_AUX[t - 1, i]] if i < t - 1 else [])
-        return linear([(1, m.S_AUX[t, i]), *((-1, var) for var in found)]) <= 0
+        before = [m.S_AUX[t - 1, i]] if i < t - 1 else []
+        return covered(m.S_AUX[t, i], [m.M_out[t - 1, i], *before])
 
     m.aux_continuity = pyo.Constraint(list(m.S_AUX), rule=rule)
 
@@ -205,9 +202,7 @@ def _page_out_source(m: pyo.ConcreteModel) -> None:
     """
 
     def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
-        if i == t:
-            return m.M_out[t, i] <= 0
-        return m.M_out[t, i] <= m.S_RAM[t, i]
+        return m.M_out[t, i] <= (0 if i == t else m.S_RAM[t, i])
 
     m.page_out_source = pyo.Constraint(
         [index for index, var in m.M_out.items() if not var.fixed], rule=rule
@@ -231,20 +226,18 @@ def _freeing(m: pyo.ConcreteModel) -> None:
     index = [(t, i, k) for i, k in edges for t in range(k, n)]
     m.FREE = pyo.Var(index, domain=pyo.Binary)
 
-    def hazards(m: pyo.ConcreteModel, t: int, i: int, k: int) -> tuple[list[Any], int]:
+    def hazards(m: pyo.ConcreteModel, t: int, i: int, k: int) -> list[Any]:
         terms = [(-1, m.R[t, k])]
         if t + 1 < n:
             terms.append((1, m.S_RAM[t + 1, i]))
-        terms += [(1, m.R[t, j]) for j in graph.users_of[i] if k < j <= t]
-        return terms, len(terms)
+        return terms + [(1, m.R[t, j]) for j in graph.users_of[i] if k < j <= t]
 
     def lower(m: pyo.ConcreteModel, t: int, i: int, k: int) -> Any:
-        terms, _ = hazards(m, t, i, k)
-        return linear([*terms, (1, m.FREE[t, i, k])]) >= 0
+        return linear([*hazards(m, t, i, k), (1, m.FREE[t, i, k])]) >= 0
 
     def upper(m: pyo.ConcreteModel, t: int, i: int, k: int) -> Any:
-        terms, most = hazards(m, t, i, k)
-        return linear([*terms, (most, m.FREE[t, i, k])]) <= most - 1
+        terms = hazards(m, t, i, k)
+        return linear([*terms, (len(terms), m.FREE[t, i, k])]) <= len(terms) - 1
 
     m.freeing_lower = pyo.Constraint(index, rule=lower)
     m.freeing_upper = pyo.Constraint(index, rule=upper)
@@ -282,17 +275,17 @@ PAPER = Formulation(
     "paper",
     (
         TRIANGLE,
-        Component("inputs_resident", _inputs_resident, "POET (ICML 2022), 1b", _VARIABLES),
-        Component("ram_continuity", _ram_continuity, "POET (ICML 2022), 1c", _VARIABLES),
-        Component("aux_continuity", _aux_continuity, "POET (ICML 2022), 1d", _VARIABLES),
-        Component("page_in_source", _page_in_source, "POET (ICML 2022), 1e", _VARIABLES),
-        Component("page_out_source", _page_out_source, "POET (ICML 2022), 1f", _VARIABLES),
-        Component("freeing", _freeing, "Checkmate (MLSys 2020), equation 3", _VARIABLES),
+        Component("inputs_resident", _inputs_resident, "POET (ICML 2022), 1b", AFTER_VARIABLES),
+        Component("ram_continuity", _ram_continuity, "POET (ICML 2022), 1c", AFTER_VARIABLES),
+        Component("aux_continuity", _aux_continuity, "POET (ICML 2022), 1d", AFTER_VARIABLES),
+        Component("page_in_source", _page_in_source, "POET (ICML 2022), 1e", AFTER_VARIABLES),
+        Component("page_out_source", _page_out_source, "POET (ICML 2022), 1f", AFTER_VARIABLES),
+        Component("freeing", _freeing, "Checkmate (MLSys 2020), equation 3", AFTER_VARIABLES),
         Component(
             "memory",
             _memory,
             "Checkmate (MLSys 2020), equation 2",
-            frozenset({"variables", "freeing"}),
+            AFTER_VARIABLES | {"freeing"},
         ),
         DEADLINE,
         OBJECTIVE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyomo.core as pyo
@@ -13,13 +13,10 @@ from poetmodel.model.formulation import Component
 from poetmodel.model.linear import entry
 from poetmodel.model.memory import StepView, assign_memory
 from poetmodel.model.objective import Decisions
-from poetmodel.schedule import RELATIONS
+from poetmodel.schedule import RELATIONS, Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from poetmodel.graph import Graph
-    from poetmodel.schedule import Schedule
 
 
 def first_stages(graph: Graph, name: str) -> Sequence[int]:
@@ -52,9 +49,10 @@ class Relation(Mapping[tuple[int, int], Any]):
     def __getitem__(self, index: tuple[int, int]) -> Any:
         entry = self._indices(index)
         if entry is None:
+            domain = {"R": "node k with 0 <= k <= t", "M_out": "tensor i with node(i) <= t"}
             raise ModelError(
                 f"{self._name}[{index}]: no such entry; {self._name} is defined for stage t and "
-                f"{'node k' if self._name == 'R' else 'tensor i'} with {self._domain}"
+                f"{domain.get(self._name, 'tensor i with node(i) < t')} < {len(self._graph.nodes)}"
             )
         return self._entry(*entry)
 
@@ -82,12 +80,6 @@ class Relation(Mapping[tuple[int, int], Any]):
 
     def __len__(self) -> int:
         return sum(len(self._graph.nodes) - first for first in self._firsts)
-
-    @property
-    def _domain(self) -> str:
-        return {"R": "0 <= k <= t", "M_out": "node(i) <= t"}.get(self._name, "node(i) < t") + (
-            f" < {len(self._graph.nodes)}"
-        )
 
 
 def _variables(m: pyo.ConcreteModel) -> None:
@@ -127,8 +119,8 @@ def _variables(m: pyo.ConcreteModel) -> None:
 TRIANGLE = Component("variables", _variables, source="POET (ICML 2022), section 5.2")
 
 
-class TriangleView(StepView):
-    """Entries of the relations for memory rows."""
+class TriangleRelations(StepView):
+    """Entries of the relations as their own variables."""
 
     def in_ram(self, t: int, i: int) -> Any | None:
         """Return the variable of ``S_RAM[t,i]``, or None where it is zero."""
@@ -144,17 +136,10 @@ class TriangleView(StepView):
         var = self.m.M_in[t, i]
         return None if var.fixed else var
 
-
-class TriangleRelations:
-    """Reads the chosen entries of a solved model."""
-
-    def __init__(self, m: pyo.ConcreteModel) -> None:
-        self._m = m
-
     def chosen(self, value: Any) -> Iterator[tuple[str, int, int]]:
         """Yield (relation, stage, index) of every entry that holds, given a variable's value."""
         for name in RELATIONS:
-            for (t, k), var in getattr(self._m, name).items():
+            for (t, k), var in getattr(self.m, name).items():
                 if value(var):
                     yield name, t, k
 
@@ -163,10 +148,10 @@ class TriangleRelations:
         values: dict[int, float] = {}
         for name in RELATIONS:
             entries = set(getattr(schedule, name))
-            for index, var in getattr(self._m, name).items():
+            for index, var in getattr(self.m, name).items():
                 values[id(var)] = float(index in entries)
                 yield var, values[id(var)]
-        if hasattr(self._m, "stored"):
+        if hasattr(self.m, "stored"):
             out = {i for _, i in schedule.M_out}
-            yield from ((var, float(i in out)) for i, var in self._m.stored.items())
-        yield from assign_memory(self._m, schedule, values)
+            yield from ((var, float(i in out)) for i, var in self.m.stored.items())
+        yield from assign_memory(self.m, schedule, values)

@@ -10,13 +10,11 @@ from typing import Any
 
 import pyomo.core as pyo
 
-from poetmodel.model.formulation import Component, Formulation
-from poetmodel.model.linear import ExactLimit, linear, merged, stated_limit
+from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
+from poetmodel.model.linear import ExactLimit, covered, merged, stated_limit
 from poetmodel.model.memory import state_memory
-from poetmodel.model.objective import DEADLINE, ENERGY_BUDGET, OBJECTIVE
-from poetmodel.model.relations import TRIANGLE, TriangleView
-
-_VARIABLES = frozenset({"variables"})
+from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
+from poetmodel.model.relations import TRIANGLE, TriangleRelations
 
 
 def _present(m: pyo.ConcreteModel, t: int, i: int) -> list[Any]:
@@ -34,18 +32,10 @@ def _inputs(m: pyo.ConcreteModel) -> None:
 
         R[t,j] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
     """
-
-    def rule(m: pyo.ConcreteModel, t: int, j: int, i: int) -> Any:
-        return linear([(1, m.R[t, j]), *((-1, var) for var in _present(m, t, i))]) <= 0
-
-    n = len(m.problem.graph.nodes)
-    index = [
-        (t, j, i)
-        for j, inputs in enumerate(m.problem.graph.inputs_of)
-        for i in inputs
-        for t in range(j, n)
-    ]
-    m.inputs = pyo.Constraint(index, rule=rule)
+    graph = m.problem.graph
+    n = len(graph.nodes)
+    index = [(t, j, i) for j, ins in enumerate(graph.inputs_of) for i in ins for t in range(j, n)]
+    m.inputs = pyo.Constraint(index, rule=lambda m, t, j, i: covered(m.R[t, j], _present(m, t, i)))
 
 
 def _keeping(m: pyo.ConcreteModel) -> None:
@@ -55,11 +45,9 @@ def _keeping(m: pyo.ConcreteModel) -> None:
 
         S_RAM[t+1,i] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
     """
-
-    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
-        return linear([(1, m.S_RAM[t, i]), *((-1, var) for var in _present(m, t - 1, i))]) <= 0
-
-    m.keeping = pyo.Constraint(list(m.S_RAM), rule=rule)
+    m.keeping = pyo.Constraint(
+        list(m.S_RAM), rule=lambda m, t, i: covered(m.S_RAM[t, i], _present(m, t - 1, i))
+    )
 
 
 def _on_storage(m: pyo.ConcreteModel) -> None:
@@ -75,8 +63,7 @@ def _on_storage(m: pyo.ConcreteModel) -> None:
         if graph.nodes[graph.node_of[i]].on_aux:
             return pyo.Constraint.Skip
         before = [m.S_AUX[t - 1, i]] if (t - 1, i) in m.S_AUX else []
-        found = [*before, m.M_out[t - 1, i]]
-        return linear([(1, m.S_AUX[t, i]), *((-1, var) for var in found)]) <= 0
+        return covered(m.S_AUX[t, i], [*before, m.M_out[t - 1, i]])
 
     m.on_storage = pyo.Constraint(list(m.S_AUX), rule=rule)
 
@@ -101,16 +88,14 @@ def _page_out(m: pyo.ConcreteModel) -> None:
 
         M_out[t,i] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
     """
-
-    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
-        return linear([(1, m.M_out[t, i]), *((-1, var) for var in _present(m, t, i))]) <= 0
-
-    m.page_out = pyo.Constraint(list(m.M_out), rule=rule)
+    m.page_out = pyo.Constraint(
+        list(m.M_out), rule=lambda m, t, i: covered(m.M_out[t, i], _present(m, t, i))
+    )
 
 
 def _memory(m: pyo.ConcreteModel) -> None:
     """Keep within RAM at every step: the rows of ``compact`` over the whole triangle."""
-    state_memory(m, TriangleView(m))
+    state_memory(m, TriangleRelations(m))
 
 
 def _storage(m: pyo.ConcreteModel) -> None:
@@ -142,19 +127,25 @@ UNREDUCED = Formulation(
     "compact-unreduced",
     (
         TRIANGLE,
-        Component("inputs", _inputs, "POET (ICML 2022), constraint 1b, with M_in", _VARIABLES),
-        Component("keeping", _keeping, "POET (ICML 2022), constraint 1c", _VARIABLES),
-        Component("on_storage", _on_storage, "POET (ICML 2022), constraint 1d", _VARIABLES),
-        Component("from_storage", _from_storage, "POET (ICML 2022), constraint 1e", _VARIABLES),
+        Component("inputs", _inputs, "POET (ICML 2022), constraint 1b, with M_in", AFTER_VARIABLES),
+        Component("keeping", _keeping, "POET (ICML 2022), constraint 1c", AFTER_VARIABLES),
+        Component("on_storage", _on_storage, "POET (ICML 2022), constraint 1d", AFTER_VARIABLES),
         Component(
-            "page_out", _page_out, "POET (ICML 2022), constraint 1f, at the step itself", _VARIABLES
+            "from_storage", _from_storage, "POET (ICML 2022), constraint 1e", AFTER_VARIABLES
         ),
         Component(
-            "memory", _memory, "Checkmate (MLSys 2020), equations 2 and 3, per step", _VARIABLES
+            "page_out",
+            _page_out,
+            "POET (ICML 2022), constraint 1f, at the step itself",
+            AFTER_VARIABLES,
         ),
-        Component("storage", _storage, "poetmodel: storage is finite, not reused", _VARIABLES),
-        DEADLINE,
-        ENERGY_BUDGET,
-        OBJECTIVE,
+        Component(
+            "memory",
+            _memory,
+            "Checkmate (MLSys 2020), equations 2 and 3, per step",
+            AFTER_VARIABLES,
+        ),
+        Component("storage", _storage, "poetmodel: storage is finite, not reused", AFTER_VARIABLES),
+        *LIMITS_AND_OBJECTIVE,
     ),
 )

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from poetmodel.errors import listed
 from poetmodel.graph import floor
-from poetmodel.problem import DeadlineCounts, within
+from poetmodel.problem import DeadlineCounts, Problem, within
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from poetmodel.problem import Problem
 
 
 def obstacle(problem: Problem) -> str | None:
@@ -25,9 +23,7 @@ def obstacle(problem: Problem) -> str | None:
 
 def obstacles(problem: Problem) -> Iterator[str]:
     """Yield each limit that no schedule can keep whatever the other limits are, in words."""
-    for fault in (_ram(problem), _time(problem), _energy(problem)):
-        if fault is not None:
-            yield fault
+    yield from filter(None, (_ram(problem), _time(problem), _energy(problem)))
 
 
 def limits_in_words(problem: Problem) -> str:
@@ -50,8 +46,7 @@ def limits_in_words(problem: Problem) -> str:
 def _ram(problem: Problem) -> str | None:
     graph = problem.graph
     least = floor(graph)
-    usable = problem.usable_ram_bytes
-    if least.bytes <= usable:
+    if least.bytes <= problem.usable_ram_bytes:
         return None
     node = graph.nodes[least.node]
     tensors = [
@@ -60,16 +55,13 @@ def _ram(problem: Problem) -> str | None:
     ]
     if node.workspace_bytes:
         tensors.append(f"workspace ({node.workspace_bytes:,} B)")
-    needed = least.bytes + problem.ram_budget_bytes - usable
     short = format_bytes(least.bytes)
     rounded = "" if short == f"{least.bytes:,} B" else f" ({short})"
     resident = whole = ""
-    if usable != problem.ram_budget_bytes:
-        whole = f"; {needed:,} B with the parameters, gradients and optimizer"
-        resident = (
-            f", of which parameters, gradients and optimizer take "
-            f"{problem.ram_budget_bytes - usable:,} B"
-        )
+    taken = problem.resident_bytes
+    if taken:
+        whole = f"; {least.bytes + taken:,} B with the parameters, gradients and optimizer"
+        resident = f", of which parameters, gradients and optimizer take {taken:,} B"
     return (
         f"RAM budget {problem.ram_budget_bytes:,} B{resident}: the minimum RAM is "
         f"{least.bytes:,} B{rounded}, which step {node.name!r} needs for {listed(tensors)}{whole}"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from poetmodel.errors import shown
-from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.problem.objective import (
     OBJECTIVES,
     RELATIVE_TOLERANCE,
     DeadlineCounts,
+    LinearLimit,
+    Objective,
     Quantity,
     TimeSum,
     linear_limits,
@@ -21,11 +23,8 @@ from poetmodel.units import brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Self
 
     from poetmodel.device import Costs, CostTable
-    from poetmodel.graph import Graph
-    from poetmodel.problem.objective import LinearLimit, Objective
     from poetmodel.schedule import Simulation
 
 _LIMITED_BY: Final[Mapping[Quantity, str]] = {
@@ -128,15 +127,7 @@ class Problem:
 
     @classmethod
     def parse(cls, graph: Graph, costs: Costs, **stated: Any) -> Self:
-        """Return a problem whose limits are numbers, from text such as ``40%`` and ``20ms``.
-
-        Parameters
-        ----------
-        graph, costs
-            As for `Problem`.
-        **stated
-            Its other parameters.
-        """
+        """Return a problem whose limits are numbers, from text such as ``40%`` and ``20ms``."""
         return cls(graph, costs, **stated).resolved()
 
     def resolved(self) -> Self:
@@ -151,8 +142,6 @@ class Problem:
             aux_bytes=self.aux_limit_bytes,
             energy_budget=self.energy_budget_j,
         )
-
-    # -- what is allowed ---------------------------------------------------------------------
 
     @property
     def can_page(self) -> bool:
@@ -180,8 +169,6 @@ class Problem:
     def useful_ram_bytes(self) -> int:
         """RAM that schedules can use: that for tensors, at most the keep-all peak [B]; above 0."""
         return max(1, min(self.usable_ram_bytes, checkpoint_all_peak_bytes(self.graph)))
-
-    # -- figures -----------------------------------------------------------------------------
 
     @cached_property
     def table(self) -> CostTable:
@@ -222,8 +209,6 @@ class Problem:
         """Return a quantity, whether it is minimized or not."""
         return OBJECTIVES[quantity](self)
 
-    # -- time --------------------------------------------------------------------------------
-
     @property
     def counts_transfers(self) -> bool:
         """Whether transfers take time that counts one by one (meaning ``serial``)."""
@@ -246,15 +231,12 @@ class Problem:
         While transfers run beside the computing, core and bus are each busy for the whole of their
         own work, and the deadline is no shorter than that.
         """
-        if self.deadline_counts == DeadlineCounts.OVERLAP:
-            return (self.time_sum, TimeSum(0.0, 1.0))
-        return (self.time_sum,)
+        beside = self.deadline_counts == DeadlineCounts.OVERLAP
+        return (self.time_sum, TimeSum(0.0, 1.0)) if beside else (self.time_sum,)
 
     def limited_times_s(self, simulation: Simulation) -> tuple[float, ...]:
         """Return the times of a schedule that must each keep the deadline [s]."""
         return () if simulation.time_s is None else (simulation.time_s,)
-
-    # -- other problems ----------------------------------------------------------------------
 
     def without(self, *quantities: Quantity, **changes: Any) -> Self:
         """Return the problem without its limits on some quantities.

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from poetmodel.problem.objective import Quantity, TimeSum
+from poetmodel.problem.objective import Objective, Quantity, TimeSum
 from poetmodel.problem.problem import Problem
 
 if TYPE_CHECKING:
-    from typing import Self
-
-    from poetmodel.problem.objective import Objective
     from poetmodel.schedule import Simulation
 
 

@@ -380,9 +380,8 @@ def _conflict_of_added_rows(
         return None
     form = compile_model(model)
     conflict = find_conflict(form, time_s=max(LEAST_S, ends_s - time.monotonic()))
-    names = [] if conflict is None else [form.rows[i] for i in conflict.rows]
     added, others = [], []
-    for row in names:
+    for row in (form.rows[i] for i in conflict):
         home = row if isinstance(row, str) else row.parent_component().name
         component = home.split("[")[0]
         if component in model.stated_rows:
@@ -393,7 +392,7 @@ def _conflict_of_added_rows(
     if not added:
         notes.append(
             "which of the added constraints are to blame was not found in time"
-            if conflict is None
+            if not conflict
             else "no added constraint takes part: look at variables that are fixed or bounded"
         )
     return Explanation(
