@@ -279,8 +279,7 @@ def _allowed(variable: Any) -> float | int:
     upper = math.inf if variable.ub is None else variable.ub
     whole = not variable.is_continuous()
     if whole:
-        lower = lower if math.isinf(lower) else math.ceil(lower - SLACK)
-        upper = upper if math.isinf(upper) else math.floor(upper + SLACK)
+        lower, upper = np.ceil(lower - SLACK), np.floor(upper + SLACK)
     value = variable.value
     if value is not None and lower <= value <= upper and (not whole or value == round(value)):
         return value  # type: ignore[no-any-return]

@@ -74,11 +74,13 @@ def build(
     >>> sorted(model.S_RAM)
     [(1, 0)]
     """
-    chosen, exact = _choose(formulation, reductions=reductions, stages=stages)
+    if stages not in ("all", "events"):
+        raise InputError(f"stages: expected 'all' or 'events', got {stages!r}")
+    chosen = _choose(formulation, reductions=reductions)
     m = pyo.ConcreteModel(name=f"{problem.graph.name} ({chosen.name})")
     m.problem = problem
     m.formulation = chosen
-    m.exact = exact
+    m.exact = chosen == UNREDUCED or (chosen == COMPACT and stages == "all")
     _populate(m, chosen, stages=stages)
     m.stated_rows = frozenset(found.name for found in m.component_objects(pyo.Constraint))
     return m
@@ -133,14 +135,9 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
     )
 
 
-def _choose(
-    formulation: str | Formulation, *, reductions: bool, stages: str
-) -> tuple[Formulation, bool]:
-    if stages not in ("all", "events"):
-        raise InputError(f"stages: expected 'all' or 'events', got {stages!r}")
+def _choose(formulation: str | Formulation, *, reductions: bool) -> Formulation:
     if not isinstance(formulation, str):
-        exact = formulation == UNREDUCED or (formulation == COMPACT and stages == "all")
-        return formulation, exact
+        return formulation
     if formulation not in FORMULATIONS:
         hint = "; 'lazy' builds a series of models: pass the problem to solve" * (
             formulation == "lazy"
@@ -148,10 +145,7 @@ def _choose(
         raise InputError(
             f"formulation: expected one of {', '.join(FORMULATIONS)}, got {formulation!r}{hint}"
         )
-    if formulation == "compact" and not reductions:
-        return UNREDUCED, True
-    chosen = FORMULATIONS[formulation]
-    return chosen, chosen is COMPACT and stages == "all"
+    return UNREDUCED if formulation == "compact" and not reductions else FORMULATIONS[formulation]
 
 
 def estimated_build_s(problem: Problem, formulation: str) -> float:

@@ -87,8 +87,10 @@ class MemoryRows:
             yield k, terms, constant
 
     def _may_execute(self, t: int, k: int) -> bool:
-        paged_in = (self.view.paged_in(t, i) for i in self.graph.outputs_of[k])
-        return any(var is not None for var in (self.view.computed(t, k), *paged_in))
+        view = self.view
+        return view.computed(t, k) is not None or any(
+            view.paged_in(t, i) is not None for i in self.graph.outputs_of[k]
+        )
 
     def _own_step(self, t: int, k: int, terms: list[Any]) -> int:
         """Add outputs and workspace of step `k` itself; return their constant part [B]."""
