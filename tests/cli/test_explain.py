@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from commands import invoke
-from poetmodel.cli.explain import Account, _otherwise
+from poetmodel.cli.explain import Account, price
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.options import CostOptions, FileGraphOptions
 from poetmodel.solver.sensitivity.alternatives import Alternative, Forbidden, How
@@ -256,4 +256,4 @@ def test_price_that_is_not_proven_is_a_range(
         time_s=None if energy_j is None else 0.0,
         least_j=least_j,
     )
-    assert _otherwise(account, [other]) == words
+    assert price(account, [other]) == words

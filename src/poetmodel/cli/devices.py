@@ -9,14 +9,13 @@ from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import device_warnings
 from poetmodel.cli.options import OutputOptions, argument, command, group
 from poetmodel.cli.output import figures, listing, print_json, show
-from poetmodel.report.presenter import count, row
+from poetmodel.report.presenter import Fact, count, row
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poetmodel.device import Device, Transfer
-    from poetmodel.report.presenter import Fact
+    from poetmodel.device import Device
 
 
 @group
@@ -73,12 +72,6 @@ def _cells(board: Device) -> tuple[str, ...]:
     )
 
 
-def _storage_size(board: Device) -> str:
-    if board.storage is None:
-        return "none"
-    return "unlimited" if board.aux_bytes is None else format_bytes(board.aux_bytes)
-
-
 def _facts(board: Device) -> Iterator[Fact]:
     compute, storage = board.compute, board.storage
     yield row("key", board.key, "the name for --device")
@@ -93,15 +86,11 @@ def _facts(board: Device) -> Iterator[Fact]:
     if compute.power_w is not None:
         yield row("compute power", f"{compute.power_w:.4g} W")
     yield row("idle power", f"{board.idle_power_w:.4g} W")
-    mode = "" if storage is None else f"transfers: {storage.mode}"
-    yield row("storage", _storage_size(board), mode)
-    if storage is not None:
-        yield row("page in", *_transfer(storage.page_in))
-        yield row("page out", *_transfer(storage.page_out))
-
-
-def _transfer(way: Transfer) -> tuple[str, str]:
-    return (
-        f"{count(way.bytes_per_s)}B/s",
-        f"after {format_seconds(way.latency_s)}, at {way.power_w:.4g} W",
-    )
+    if storage is None:
+        yield row("storage", "none")
+        return
+    size = "unlimited" if board.aux_bytes is None else format_bytes(board.aux_bytes)
+    yield row("storage", size, f"transfers: {storage.mode}")
+    for name, way in (("page in", storage.page_in), ("page out", storage.page_out)):
+        note = f"after {format_seconds(way.latency_s)}, at {way.power_w:.4g} W"
+        yield row(name, f"{count(way.bytes_per_s)}B/s", note)

@@ -151,22 +151,13 @@ def _print_changed(
         print_text(f"and {len(changed) - SHOWN} more; --json has them all")
 
 
-def _words(one: Decision, other: Decision) -> tuple[str, str]:
+def _words(*decisions: Decision) -> list[str]:
     """Return what each schedule does to a tensor, with the stages if they do the same."""
-    first, second = _word(one), _word(other)
-    if first != second:
-        return first, second
-    return f"{first} {_listed(one)}", f"{second} {_listed(other)}"
-
-
-def _word(decision: Decision) -> str:
-    times = len(_stages(decision))
-    return f"{decision.choice} x{times}" if times > 1 else str(decision.choice)
-
-
-def _listed(decision: Decision) -> str:
-    return f"at {','.join(map(str, _stages(decision)))}"
-
-
-def _stages(decision: Decision) -> list[int]:
-    return sorted((*decision.recomputed, *decision.paged_in))
+    stages = [sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions]
+    words = [
+        f"{decision.choice} x{len(at)}" if len(at) > 1 else str(decision.choice)
+        for decision, at in zip(decisions, stages, strict=True)
+    ]
+    if len(set(words)) > 1:
+        return words
+    return [f"{word} at {','.join(map(str, at))}" for word, at in zip(words, stages, strict=True)]

@@ -13,12 +13,11 @@ from poetmodel import __version__
 from poetmodel.cli.failures import ExitStatus
 from poetmodel.cli.options import OutputOptions, command
 from poetmodel.cli.output import figures, print_json, print_text, show
-from poetmodel.report.presenter import row
+from poetmodel.report.presenter import Fact, row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.report.presenter import Fact
 
 DEFAULT_BACKEND: Final = "highs"
 """The solver that must work; all others are optional."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,14 +15,13 @@ from poetmodel.cli.output import figures, listing, print_json, print_text, show
 from poetmodel.device.room import room_figures
 from poetmodel.errors import InputError
 from poetmodel.problem import RELATIVE_TOLERANCE
-from poetmodel.report.presenter import room_facts, row
+from poetmodel.report.presenter import Fact, room_facts, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.report.presenter import Fact
     from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule.decisions import Decision
     from poetmodel.schedule.simulation import MemoryPoint
@@ -54,13 +54,11 @@ class Account:
     stated: VerifiedSchedule
     """The schedule and its problem."""
     decisions: Sequence[Decision]
-    """What is decided on each tensor."""
     at_limit: Sequence[MemoryPoint]
     """The steps at which RAM is at its limit."""
     asked: Sequence[tuple[Decision, Sequence[Alternative]]]
     """The tensors with their alternatives, the most expensive first."""
     more_ram: Sequence[MoreRam]
-    """What more RAM is worth."""
 
     @property
     def noise_j(self) -> float:
@@ -99,7 +97,14 @@ def explain(
 ) -> None:
     """Explain what a schedule decided for its tensors, and the cost of alternatives."""
     stated = read_valid(given.schedule, source, costing)
-    print_warnings((*stated.notes, *_doubts(stated)))
+    print_warnings(stated.notes)
+    if stated.document.status != "optimal" or stated.problem.minimize != "energy":
+        print_warnings(
+            [
+                "the schedule is not proven to need the least energy: a better one may save what "
+                "another decision or more RAM seems to save here"
+            ]
+        )
     account = give_account(
         stated, given.tensor, time_limit=search.time_limit, threads=search.threads
     )
@@ -110,14 +115,6 @@ def explain(
         _print_tensor(account)
     else:
         _print_schedule(account)
-
-
-def _doubts(stated: VerifiedSchedule) -> Iterator[str]:
-    if stated.document.status != "optimal" or stated.problem.minimize != "energy":
-        yield (
-            "the schedule is not proven to need the least energy: a better one may save what "
-            "another decision or more RAM seems to save here"
-        )
 
 
 def give_account(
@@ -132,40 +129,27 @@ def give_account(
     decisions = find_decisions(problem, schedule, at_limit)
     more_ram: Sequence[MoreRam] = ()
     if tensor is None:
-        chosen = _dearest(
-            [decision for decision in decisions if decision.choice.has_cost], problem.graph
-        )
-        more_ram = value_of_ram(
-            problem, schedule, time_limit=RAM_SHARE * time_limit, threads=threads
-        )
+        chosen = _dearest(decisions, problem.graph)
+        limit_s = RAM_SHARE * time_limit
+        more_ram = value_of_ram(problem, schedule, time_limit=limit_s, threads=threads)
     else:
         chosen = [decisions[_number(stated, tensor)]]
-    part_s = TENSOR_SHARE * time_limit
-    asked = [
-        (
-            decision,
-            find_alternatives(
-                problem, schedule, decision.tensor, time_limit=part_s, threads=threads
-            ),
-        )
-        for decision in chosen
-    ]
+    find = partial(find_alternatives, time_limit=TENSOR_SHARE * time_limit, threads=threads)
+    asked = [(decision, find(problem, schedule, decision.tensor)) for decision in chosen]
     return Account(
         stated=stated, decisions=decisions, at_limit=at_limit, asked=asked, more_ram=more_ram
     )
 
 
-def _dearest(moved: Sequence[Decision], graph: Graph) -> list[Decision]:
+def _dearest(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
     """Return the most expensive decisions, a recomputation only for its largest output."""
     size = graph.tensor_bytes
+    moved = [decision for decision in decisions if decision.choice.has_cost]
     chosen: dict[tuple[object, ...], Decision] = {}
-    for decision in sorted(
-        moved, key=lambda decision: (-decision.energy_j, -size[decision.tensor])
-    ):
+    for decision in sorted(moved, key=lambda one: (-one.energy_j, -size[one.tensor])):
         shared = not decision.paged_in
-        chosen.setdefault(
-            (shared, graph.node_of[decision.tensor] if shared else decision.tensor), decision
-        )
+        key = (shared, graph.node_of[decision.tensor] if shared else decision.tensor)
+        chosen.setdefault(key, decision)
     return list(chosen.values())[:SHOWN]
 
 
@@ -194,12 +178,8 @@ def as_dict(account: Account) -> dict[str, Any]:
         "ram_budget_bytes": stated.problem.ram_budget_bytes,
         **room_figures(stated.room),
         "binding": [
-            {
-                "stage": point.stage,
-                "node": graph.nodes[point.node].name,
-                "ram_bytes": point.ram_bytes,
-            }
-            for point in account.at_limit
+            {"stage": at.stage, "node": graph.nodes[at.node].name, "ram_bytes": at.ram_bytes}
+            for at in account.at_limit
         ],
         "tensors": [decision.to_dict(graph) for decision in account.decisions],
         "decisions": [
@@ -269,27 +249,23 @@ def _alternative(account: Account, other: Alternative) -> Fact:
         return row(without_it, "impossible", "proven: no schedule exists")
     if other.energy_j is None:
         if other.becomes is not None:
-            broken = f"{other.becomes} in its longest gap it breaks a limit"
-            return row(without_it, "unknown", broken)
+            note = f"{other.becomes} in its longest gap it breaks a limit"
+            return row(without_it, "unknown", note)
         if other.least_j is None:
             return row(without_it, "unknown", "no schedule was found")
-        doubt = "proven; there may be no such schedule at all"
-        return row(without_it, f"{account.signed(other.least_j)} or more", doubt)
+        note = "proven; there may be no such schedule at all"
+        return row(without_it, f"{account.signed(other.least_j)} or more", note)
     becomes = "" if other.becomes is None else f"{other.becomes} instead; "
     seconds = other.time_s or 0.0
     sign = "-" if seconds < 0 else "+"
-    note = f"{becomes}{sign}{format_seconds(abs(seconds))}; {_known(account, other)}"
-    bounded = other.least_j is None and not other.exact
-    price = account.signed(other.energy_j) if bounded else _price(account, [other])
-    return row(without_it, price, note)
-
-
-def _known(account: Account, other: Alternative) -> str:
     if other.least_j is None and not other.exact:
-        return "at most: the rest of the schedule is unchanged"
-    if _is_settled(account, other):
-        return "solved again, proven"
-    return "solved again; not proven within the time limit"
+        cost = account.signed(other.energy_j)
+        known = "at most: the rest of the schedule is unchanged"
+    else:
+        cost = price(account, [other])
+        settled = _is_settled(account, other)
+        known = f"solved again{', proven' if settled else '; not proven within the time limit'}"
+    return row(without_it, cost, f"{becomes}{sign}{format_seconds(abs(seconds))}; {known}")
 
 
 def _is_settled(account: Account, other: Alternative) -> bool:
@@ -299,14 +275,16 @@ def _is_settled(account: Account, other: Alternative) -> bool:
     return other.energy_j - max(other.least_j, account.least_possible_j) <= account.noise_j
 
 
-def _price(account: Account, others: Sequence[Alternative]) -> str:
+def price(account: Account, others: Sequence[Alternative]) -> str:
     """Return the cost of the cheapest alternative, as a range where it is not proven."""
     prices = [other.energy_j for other in others if other.energy_j is not None]
     least = [other.least_j for other in others if other.least_j is not None]
     if not prices:
-        return f"{account.signed(min(least))} or more" if len(least) == len(others) else "unknown"
+        return (
+            f"{account.signed(min(least))} or more" if 0 < len(least) == len(others) else "unknown"
+        )
     price = account.signed(min(prices))
-    if all(other.exact or _is_settled(account, other) for other in others):
+    if all(_is_settled(account, other) for other in others):
         return price
     if len(least) < len(others):
         return f"at most {price}"
@@ -334,7 +312,8 @@ def _print_schedule(account: Account) -> None:
     if not account.asked:
         print_text("", "Nothing is recomputed or paged: no decision costs anything.")
         return
-    show("", listing("Most expensive decisions", _HEADS, _decisions(account), left=2))
+    heads = ("tensor", "decision", "energy", "time", "alternative")
+    show("", listing("Most expensive decisions", heads, _decisions(account), left=2))
     print_text(
         "alternative: the extra energy of a step without the decision, solved again",
         "  A to B: a schedule with B was found, none is below A; 0 J: within the gap",
@@ -371,23 +350,14 @@ def _saved(account: Account, more: MoreRam) -> Fact:
 
 
 def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
+    """Yield the decisions with the cost of their cheapest alternatives."""
     graph = account.stated.graph
     for decision, others in account.asked:
+        possible = [other for other in others if other.how != "impossible"]
         yield (
             graph.tensors[decision.tensor].name,
             str(decision.choice),
             format_joules(decision.energy_j),
             format_seconds(decision.time_s),
-            _otherwise(account, others),
+            "impossible" if others and not possible else price(account, possible),
         )
-
-
-def _otherwise(account: Account, others: Sequence[Alternative]) -> str:
-    """Return the cost of the cheapest alternative."""
-    possible = [other for other in others if other.how != "impossible"]
-    if others and not possible:
-        return "impossible"
-    return _price(account, possible) if possible else "unknown"
-
-
-_HEADS: Final = ("tensor", "decision", "energy", "time", "alternative")

@@ -8,7 +8,7 @@ from poetmodel.cli import completion
 from poetmodel.cli.inputs import read_graph
 from poetmodel.cli.options import GraphOptions, OutputOptions, argument, command, group
 from poetmodel.cli.output import figures, listing, print_json, print_text, show
-from poetmodel.report.presenter import count, row
+from poetmodel.report.presenter import Fact, count, row
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from poetmodel.graph import Graph
-    from poetmodel.report.presenter import Fact
 
 LARGEST: Final = 8
 """Most tensors in a list."""

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.cli.options import LimitOptions, group, option
 from poetmodel.errors import InputError
 from poetmodel.job import Job
-from poetmodel.report.presenter import Unit, percent, row
+from poetmodel.report.presenter import Fact, Unit, percent, row
 from poetmodel.units import format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poetmodel.report.presenter import Fact
     from poetmodel.result import SolveResult
     from poetmodel.solver.sensitivity.limits import UsedLimit
 

@@ -9,14 +9,13 @@ from poetmodel.cli.failures import print_room_warnings
 from poetmodel.cli.inputs import read_costs, read_graph
 from poetmodel.cli.output import figures, print_json, print_text, show
 from poetmodel.problem import Quantity
-from poetmodel.report.presenter import Unit, percent, row
+from poetmodel.report.presenter import Fact, Unit, percent, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.problem import Problem
-    from poetmodel.report.presenter import Fact
     from poetmodel.solver.sensitivity import Limit
 
 NAMED_TENSORS: Final = 3

@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.report.presenter import escaped, rows
+from poetmodel.report.presenter import Fact, escaped, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from poetmodel.report.presenter import Fact
 
 UNLIMITED: Final = 1_000_000
 """Columns of a pipe or file, which have no edge to wrap or cut at."""

@@ -17,7 +17,7 @@ from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
 from poetmodel.problem import DeadlineCounts, Problem
-from poetmodel.report.presenter import count, escaped, room_facts, row
+from poetmodel.report.presenter import Fact, count, escaped, room_facts, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan, PlanCheck
-    from poetmodel.report.presenter import Fact
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
     from poetmodel.schedule.io import ScheduleDocument

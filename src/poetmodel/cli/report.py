@@ -13,14 +13,13 @@ from poetmodel.cli.output import figures, print_json, print_written, show
 from poetmodel.cli.plan import Planned, default_mode
 from poetmodel.errors import InputError, PlanError, ScheduleError
 from poetmodel.graph.catalogue import read_model_or_file
-from poetmodel.report.presenter import row
+from poetmodel.report.presenter import Fact, row
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.bench.tables import Row
-    from poetmodel.report.presenter import Fact
     from poetmodel.report.subject import Subject, VerifiedSchedule
 
 LABELS: Final = "ABCDEFGH"
@@ -76,8 +75,8 @@ def report(
     if output.json:
         print_json({"out": str(page.out), "size_bytes": size_bytes, **found})
         return
-    name = subjects[0].graph.name
-    show(figures(f"Report on {name}, {format_bytes(size_bytes)}", _facts(found)))
+    title = f"Report on {subjects[0].graph.name}, {format_bytes(size_bytes)}"
+    show(figures(title, _facts(found)))
 
 
 def _facts(found: dict[str, Any]) -> Iterator[Fact]:

@@ -11,12 +11,7 @@ import typer
 
 from poetmodel.baselines.registry import DEFAULT
 from poetmodel.cli import options
-from poetmodel.cli.failures import (
-    ExitStatus,
-    print_faults,
-    print_room_warnings,
-    print_warnings,
-)
+from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings, print_warnings
 from poetmodel.cli.inputs import check_outputs, device_warnings, read_costs, read_graph
 from poetmodel.cli.job import JobOptions, Reply, answer
 from poetmodel.cli.output import figures, print_json, print_written, show
@@ -25,7 +20,6 @@ from poetmodel.cli.progress import live_line
 from poetmodel.errors import InputError, MethodNotApplicableError
 
 if TYPE_CHECKING:
-    from poetmodel.graph import Graph
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
     from poetmodel.solver.sensitivity import Explanation
@@ -74,7 +68,12 @@ def solve(
 ) -> None:
     """Find the training schedule that needs the least energy within the limits."""
     called_s = context.obj or time.monotonic()
-    graph = _large_enough(read_graph(source))
+    graph = read_graph(source)
+    if len(graph.nodes) < MIN_NODES:
+        raise InputError(
+            f"graph {graph.name!r} has 1 node: nothing to keep, recompute or page; "
+            f"solve needs at least {MIN_NODES}"
+        )
     costs = read_costs(graph, costing)
     job = whole.read(limits)
     problem = limits.problem(
@@ -111,15 +110,6 @@ def solve(
     for path in save_beside(result, plan=files.plan, plot=files.plot):
         print_written(path)
     raise typer.Exit(_status(result, explanation))
-
-
-def _large_enough(graph: Graph) -> Graph:
-    if len(graph.nodes) < MIN_NODES:
-        raise InputError(
-            f"graph {graph.name!r} has 1 node: nothing to keep, recompute or page; "
-            f"solve needs at least {MIN_NODES}"
-        )
-    return graph
 
 
 def _run(problem: Problem, search: options.SearchOptions, *, shown: bool) -> SolveResult:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.cli.output import figures
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import DeadlineCounts, Quantity
-from poetmodel.report.presenter import percent, plural, room_facts, row
+from poetmodel.report.presenter import Fact, percent, plural, room_facts, row
 from poetmodel.result import Termination
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
-    from poetmodel.report.presenter import Fact
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule, Simulation
 

@@ -94,30 +94,23 @@ class CostingOptions:
             )
         return found.costs, found.notes
 
-    def estimate(self, graph: Graph) -> tuple[Costs, tuple[str, ...]]:
-        """Return the estimates of the device, and a note on them."""
+    @staticmethod
+    def estimate(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
+        """Return the estimates of a device, and a note on them."""
         from poetmodel.device import Costs
+        from poetmodel.device.io import load_device
 
-        board = read_device(self.device)
-        if board is None:
-            raise InputError("no device")
-        note = (
-            f"costs: estimated for device {self.device} from FLOP and bytes; nothing was measured"
-        )
-        return Costs.estimate(graph, board), (note,)
+        note = f"costs: estimated for device {device} from FLOP and bytes; nothing was measured"
+        return Costs.estimate(graph, load_device(device)), (note,)
 
 
 def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
     """Yield the sums of costs; those of pages are None without storage."""
     table = costs.table(graph)
     paged = table.has_storage
+    single = "of a single pass: every node computed once"
     for key, name, unit, note in (
-        (
-            "compute_time_s",
-            "compute time",
-            format_seconds,
-            "of a single pass: every node computed once",
-        ),
+        ("compute_time_s", "compute time", format_seconds, single),
         ("compute_energy_j", "compute energy", format_joules, ""),
         ("page_in_time_s", "page-in time", format_seconds, "of every tensor, once"),
         ("page_out_time_s", "page-out time", format_seconds, "of every tensor, once"),
@@ -170,7 +163,7 @@ def trace(costing: CostingOptions, wanted: TraceOptions, output: options.OutputO
     costs: Costs | None = None
     notes: tuple[str, ...] = ()
     if costing.device is not None:
-        costs, notes = costing.estimate(traced.graph)
+        costs, notes = costing.estimate(traced.graph, costing.device)
     elif profile_out is not None:
         costs, notes = costing.measure(traced)
     if profile_out is not None and costs is not None:
@@ -247,11 +240,13 @@ def profile(
     if is_target(what):
         traced = costing.trace(what)
         graph = traced.graph
-        estimated = costing.device is not None
-        costs, notes = costing.estimate(graph) if estimated else costing.measure(traced)
+        if costing.device is None:
+            costs, notes = costing.measure(traced)
+        else:
+            costs, notes = costing.estimate(graph, costing.device)
     elif costing.device is not None:
         graph = read_model_or_file(what, sizes.shape)
-        costs, notes = costing.estimate(graph)
+        costs, notes = costing.estimate(graph, costing.device)
     else:
         raise InputError(
             f"{what}: a graph cannot be run; give the MODULE:FUNCTION that it was traced from, or "

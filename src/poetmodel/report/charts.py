@@ -123,6 +123,7 @@ def front_chart(
         }
         for name, points in lines.items()
     ]
+    shares = [_overhead(row) for row in held]
     edge: list[tuple[float, float]] = []
     for x, y in sorted((row["peak_ram_bytes"] / scale, _overhead(row)) for row in held):
         if not edge or y < edge[-1][1]:
@@ -132,13 +133,9 @@ def front_chart(
         "front": {"x": [x for x, _ in edge], "y": [y for _, y in edge]},
         "size": unit,
         "scale": scale,
-        "log": _spans_decades([_overhead(row) for row in held]),
+        "log": bool(shares) and min(shares) > 0 and max(shares) > DECADES * min(shares),
         "colours": [{"light": light, "dark": dark} for light, dark in LINES],
     }
-
-
-def _spans_decades(values: Sequence[float]) -> bool:
-    return bool(values) and min(values) > 0 and max(values) > DECADES * min(values)
 
 
 def _by_time(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def draw(picture: Timeline | Grid, path: str | Path) -> None:
     """
     check_picture(path)
     suffix = Path(path).suffix.lower()
-    if LIBRARIES[suffix] == "plotly":
+    if suffix == ".html":
         from poetmodel.report.interactive import page
 
         content = page(picture).encode("utf-8", "replace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +16,6 @@ from poetmodel.schedule.decisions import Choice, find_decisions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poetmodel.device import Device
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
     from poetmodel.report.subject import Sources, Subject
@@ -39,6 +39,7 @@ def facts(subject: Subject) -> dict[str, Any]:
     the file states.
     """
     simulation, timed = subject.simulation, subject.costs is not None
+    stated = subject.document.problem
     return {
         "label": subject.label,
         "file": subject.sources.schedule,
@@ -66,7 +67,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         "binding": _binding(subject),
         "plan": _plan(subject),
         "decisions": _counts(subject),
-        "problem": _problem(subject),
+        "problem": None if stated is None else stated.model_dump(),
         "device": _device(subject),
         "versions": _versions(subject),
         "commands": list(commands(subject)),
@@ -100,8 +101,7 @@ def _proof(subject: Subject) -> dict[str, Any]:
     gap = None
     if subject.costs is not None and overhead_j is not None and bound_j is not None:
         gap = relative_gap(overhead_j, bound_j)
-    problem = subject.document.problem
-    objective = subject.document.objective
+    problem, objective = subject.document.problem, subject.document.objective
     return {
         "bound_j": stated.get("bound_j"),
         "overhead_bound_j": bound_j,
@@ -115,13 +115,12 @@ def _binding(subject: Subject) -> dict[str, Any]:
     graph, simulation = subject.graph, subject.simulation
     peak = simulation.peak
     held = sorted(simulation.peak_tensors, key=lambda i: (-graph.tensor_bytes[i], i))
-    tensors = [{"name": graph.tensors[i].name, "bytes": graph.tensor_bytes[i]} for i in held]
     return {
         "stage": peak.stage,
         "node": graph.nodes[peak.node].name if graph.nodes else "",
         "ram_bytes": peak.ram_bytes,
         "other_bytes": peak.ram_bytes - sum(graph.tensor_bytes[i] for i in held),
-        "tensors": tensors,
+        "tensors": [{"name": graph.tensors[i].name, "bytes": graph.tensor_bytes[i]} for i in held],
     }
 
 
@@ -151,24 +150,15 @@ def _counts(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _problem(subject: Subject) -> dict[str, Any] | None:
-    stated = subject.document.problem
-    return None if stated is None else stated.model_dump()
-
-
 def _device(subject: Subject) -> dict[str, Any] | None:
     costs = subject.costs
     if costs is None:
         return None
-    device = costs.device
     found: dict[str, Any] = {"costs": costs.source or None, "name": None}
-    if device is not None:
-        found |= _hardware(device)
-    return found
-
-
-def _hardware(device: Device) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    device = costs.device
+    if device is None:
+        return found
+    found |= {
         "name": device.name,
         "key": device.key or None,
         "core": device.core or None,
@@ -185,10 +175,7 @@ def _hardware(device: Device) -> dict[str, Any]:
     if device.storage is not None:
         found["storage_mode"] = str(device.storage.mode)
         for key in ("page_in", "page_out"):
-            transfer = getattr(device.storage, key)
-            found[key] = {
-                name: getattr(transfer, name) for name in ("latency_s", "bytes_per_s", "power_w")
-            }
+            found[key] = asdict(getattr(device.storage, key))
     return found
 
 

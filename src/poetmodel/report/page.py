@@ -70,7 +70,9 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
     stand side by side in the order given.
     """
     import jinja2
+    from plotly.offline import get_plotlyjs
 
+    library = gzip.compress(get_plotlyjs().encode("utf-8"), compresslevel=9, mtime=0)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("poetmodel.report", "assets"),
         autoescape=True,
@@ -106,7 +108,7 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
         kinds=kinds(),
         most_tensors=MOST_TENSORS,
         charts=_charts(subjects, fronts),
-        plotly=_packed(),
+        plotly=base64.b64encode(library).decode("ascii"),
     )
     return text
 
@@ -195,11 +197,3 @@ def _here(subject: Subject, scale: float) -> dict[str, Any]:
     y = 100 * overhead_j / baseline_j if baseline_j else 0.0
     text = f"schedule {subject.label} of this report, overhead {y:.4g} %"
     return {"name": subject.label, "x": simulation.peak_ram_bytes / scale, "y": y, "text": text}
-
-
-def _packed() -> str:
-    """Return plotly.js, compressed, as text."""
-    from plotly.offline import get_plotlyjs
-
-    content = gzip.compress(get_plotlyjs().encode("utf-8"), compresslevel=9, mtime=0)
-    return base64.b64encode(content).decode("ascii")

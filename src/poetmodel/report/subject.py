@@ -42,7 +42,6 @@ class VerifiedSchedule:
     """A schedule file with the problem that it states and the findings of the verifier."""
 
     document: ScheduleDocument
-    """The file."""
     schedule: Schedule
     """Its relations, without pairs outside the graph (see `in_graph`)."""
     problem: Problem
@@ -80,7 +79,6 @@ class Sources:
     """The inputs of a report as they were typed, for the commands that reproduce it."""
 
     schedule: str
-    """The schedule file."""
     graph: str
     """A graph file or a built-in network."""
     shape: InputShape = OWN_SHAPE
@@ -88,7 +86,6 @@ class Sources:
     device: str | None = None
     """A device by name or file, if given."""
     profile: str | None = None
-    """Measured costs, if given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
