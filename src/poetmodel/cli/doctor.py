@@ -66,11 +66,9 @@ def doctor(output: OutputOptions) -> None:
             }
         )
     else:
-        title = f"poetmodel {__version__} on Python {platform.python_version()}"
-        print_text(title, "")
-        show(
-            figures("Back ends", _facts(backends)), "", figures("Optional packages", _facts(extras))
-        )
+        print_text(f"poetmodel {__version__} on Python {platform.python_version()}", "")
+        packages = figures("Optional packages", _facts(extras))
+        show(figures("Back ends", _facts(backends)), "", packages)
     raise typer.Exit(ExitStatus.SUCCESS if works else ExitStatus.NO_BACKEND)
 
 
@@ -89,7 +87,7 @@ def _facts(findings: Sequence[Finding]) -> Iterator[Fact]:
 
 
 def _backends() -> Iterator[Finding]:
-    from poetmodel.backends.registry import backend, backend_names
+    from poetmodel.backends.registry import LICENCE_SIZE, backend, backend_names, refusal, try_out
     from poetmodel.errors import BackendError, BackendUnavailableError
 
     for name in backend_names():
@@ -99,21 +97,14 @@ def _backends() -> Iterator[Finding]:
             yield Finding(name=name, state="missing", versions="", remark=str(error))
             continue
         versions = ", ".join(f"{part} {number}" for part, number in numbers.items())
+        state, remark = "works", ""
         try:
-            remark = _try_out(name)
+            try_out(name)
+            if refusal(name, columns=LICENCE_SIZE, rows=1) is not None:
+                remark = "the licence is limited to small models"
         except BackendError as error:
-            yield Finding(name=name, state="broken", versions=versions, remark=str(error))
-        else:
-            yield Finding(name=name, state="works", versions=versions, remark=remark)
-
-
-def _try_out(name: str) -> str:
-    """Solve a small model with a back end; return a remark on its licence."""
-    from poetmodel.backends.registry import LICENCE_SIZE, refusal, try_out
-
-    try_out(name)
-    refused = refusal(name, columns=LICENCE_SIZE, rows=1)
-    return "" if refused is None else "the licence is limited to small models"
+            state, remark = "broken", str(error)
+        yield Finding(name=name, state=state, versions=versions, remark=remark)
 
 
 def _extras() -> Iterator[Finding]:

@@ -43,20 +43,15 @@ def _timeline(picture: Timeline) -> Any:
     )
     for kind in picture.kinds:
         figure.add_trace(_bars(picture, kind), row=1, col=1)
-    times = [time for time, _ in picture.curve.points]
-    values = [value for _, value in picture.curve.points]
-    figure.add_trace(
-        Scatter(
-            x=times,
-            y=values,
-            line={"shape": "hv", "color": CURVE_COLOUR, "width": 1},
-            fill="tozeroy",
-            name=picture.curve.name,
-            showlegend=False,
-        ),
-        row=2,
-        col=1,
+    curve = Scatter(
+        x=[time for time, _ in picture.curve.points],
+        y=[value for _, value in picture.curve.points],
+        line={"shape": "hv", "color": CURVE_COLOUR, "width": 1},
+        fill="tozeroy",
+        name=picture.curve.name,
+        showlegend=False,
     )
+    figure.add_trace(curve, row=2, col=1)
     if picture.curve.limit is not None:
         figure.add_hline(
             y=picture.curve.limit,
@@ -118,8 +113,9 @@ def _grid(picture: Grid) -> Any:
             ygap=0.5,
         )
     )
-    for kind in kinds:
-        figure.add_trace(_legend_entry(kind, "square"))
+    for kind in kinds:  # for the legend
+        marker = {"color": COLOURS[kind], "symbol": "square", "size": 10}
+        figure.add_trace(Scatter(x=[None], y=[None], mode="markers", marker=marker, name=str(kind)))
     for mark in picture.marks:
         marked = [cell for cell in picture.cells if cell.mark == mark]
         figure.add_trace(
@@ -164,15 +160,3 @@ def _steps(colours: list[str]) -> list[tuple[float, str]]:
     width = 1 / max(1, len(colours))
     edges = [(k * width, (k + 1) * width, colour) for k, colour in enumerate(colours)]
     return [(min(1.0, place), colour) for low, high, colour in edges for place in (low, high)]
-
-
-def _legend_entry(kind: Kind, symbol: str) -> Any:
-    from plotly.graph_objects import Scatter
-
-    return Scatter(
-        x=[None],
-        y=[None],
-        mode="markers",
-        marker={"color": COLOURS[kind], "symbol": symbol, "size": 10},
-        name=str(kind),
-    )

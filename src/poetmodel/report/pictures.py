@@ -11,10 +11,10 @@ from poetmodel.plan import Op
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from poetmodel.graph import Graph
-    from poetmodel.plan import Instruction, Moment, Plan, PlanCheck
+    from poetmodel.plan import Plan, PlanCheck
     from poetmodel.schedule import Schedule
 
 
@@ -109,11 +109,7 @@ class Timeline:
 
 _TIMES: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _SIZES: Final = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
-_KINDS: Final = {
-    Op.PAGE_IN: Kind.PAGED_IN,
-    Op.PAGE_OUT: Kind.PAGED_OUT,
-    Op.WAIT: Kind.STALL,
-}
+_KINDS: Final = {Op.PAGE_IN: Kind.PAGED_IN, Op.PAGE_OUT: Kind.PAGED_OUT, Op.WAIT: Kind.STALL}
 
 
 def plan_timeline(graph: Graph, plan: Plan, check: PlanCheck) -> Timeline:
@@ -167,27 +163,17 @@ def _bars(graph: Graph, plan: Plan, check: PlanCheck, factor: float) -> Iterator
         if moment.end_s <= moment.start_s:
             continue
         kind = _KINDS.get(op, Kind.RECOMPUTED if again else Kind.COMPUTED)
-        bar = Bar(
-            start=moment.start_s / factor,
-            end=moment.end_s / factor,
-            kind=kind,
-            name=_name(graph, step),
-            details=_details(graph, step, moment, f"{position}: {kind} {_name(graph, step)}"),
-        )
+        known = graph.nodes if op == Op.COMPUTE else graph.tensors
+        is_known = 0 <= index < len(known)
+        name = known[index].name if is_known else f"number {index}"
+        parts = [f"{position}: {kind} {name}"]
+        parts.append(f"takes {format_seconds(moment.end_s - moment.start_s)}")
+        if op != Op.COMPUTE and is_known:
+            parts.append(format_bytes(graph.tensor_bytes[index]))
+        parts.append(f"RAM {format_bytes(moment.high_bytes)}")
+        start, end = moment.start_s / factor, moment.end_s / factor
+        bar = Bar(start=start, end=end, kind=kind, name=name, details=", ".join(parts))
         yield op in (Op.PAGE_IN, Op.PAGE_OUT), bar
-
-
-def _name(graph: Graph, step: Instruction) -> str:
-    known = graph.nodes if step.op == Op.COMPUTE else graph.tensors
-    return known[step.index].name if 0 <= step.index < len(known) else f"number {step.index}"
-
-
-def _details(graph: Graph, step: Instruction, moment: Moment, what: str) -> str:
-    parts = [what, f"takes {format_seconds(moment.end_s - moment.start_s)}"]
-    if step.op != Op.COMPUTE and 0 <= step.index < len(graph.tensors):
-        parts.append(format_bytes(graph.tensor_bytes[step.index]))
-    parts.append(f"RAM {format_bytes(moment.high_bytes)}")
-    return ", ".join(parts)
 
 
 def _levels(plan: Plan, check: PlanCheck) -> Iterator[tuple[float, int]]:
@@ -255,10 +241,12 @@ def stage_map(graph: Graph, schedule: Schedule) -> Grid:
     tensors of one node; what is paged out bears a mark.
     """
     names = tuple(node.name for node in graph.nodes)
-    cells = tuple(
-        _cell(t, k, kinds, f"stage {t} ({names[t]}), {names[k]}")
-        for (t, k), kinds in sorted(stage_actions(graph, schedule).items())
-    )
+    cells = []
+    for (t, k), kinds in sorted(stage_actions(graph, schedule).items()):
+        mark = Kind.PAGED_OUT if Kind.PAGED_OUT in kinds else None
+        words = ", ".join(kind for kind in Kind if kind in kinds)
+        details = f"stage {t} ({names[t]}), {names[k]}: {words}"
+        cells.append(GridCell(row=t, column=k, kind=colour_of(kinds), mark=mark, details=details))
     moved = (
         f"{sum(k < t for t, k in schedule.R)} recomputations, {len(schedule.M_out)} page-outs, "
         f"{len(schedule.M_in)} page-ins"
@@ -269,7 +257,7 @@ def stage_map(graph: Graph, schedule: Schedule) -> Grid:
         column_name="node",
         rows=names,
         columns=names,
-        cells=cells,
+        cells=tuple(cells),
     )
 
 
@@ -291,16 +279,7 @@ def stage_actions(
     return dict(found)
 
 
-def colour_of(kinds: Iterable[Kind]) -> Kind:
+def colour_of(kinds: Container[Kind]) -> Kind:
     """Return the kind that colours a cell of which several hold."""
-    held = set(kinds)
     order = (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.KEPT)
-    return next((kind for kind in order if kind in held), Kind.PAGED_OUT)
-
-
-def _cell(row: int, column: int, kinds: Iterable[Kind], place: str) -> GridCell:
-    held = set(kinds)
-    mark = Kind.PAGED_OUT if Kind.PAGED_OUT in held else None
-    kind = colour_of(held)
-    words = ", ".join(str(kind) for kind in Kind if kind in held)
-    return GridCell(row=row, column=column, kind=kind, mark=mark, details=f"{place}: {words}")
+    return next((kind for kind in order if kind in kinds), Kind.PAGED_OUT)
