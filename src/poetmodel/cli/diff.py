@@ -151,13 +151,14 @@ def _print_changed(
         print_text(f"and {len(changed) - SHOWN} more; --json has them all")
 
 
-def _words(*decisions: Decision) -> list[str]:
+def _words(*decisions: Decision) -> tuple[str, ...]:
     """Return what each schedule does to a tensor, with the stages if they do the same."""
     stages = [sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions]
-    words = [
+    words = tuple(
         f"{decision.choice} x{len(at)}" if len(at) > 1 else str(decision.choice)
         for decision, at in zip(decisions, stages, strict=True)
-    ]
+    )
     if len(set(words)) > 1:
         return words
-    return [f"{word} at {','.join(map(str, at))}" for word, at in zip(words, stages, strict=True)]
+    both = zip(words, stages, strict=True)
+    return tuple(f"{word} at {','.join(map(str, at))}" for word, at in both)
