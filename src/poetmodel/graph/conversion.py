@@ -104,14 +104,8 @@ def from_networkx(digraph: networkx.DiGraph[Any]) -> Graph:
     if faults:
         raise GraphError(faults)
     own = {key: value for key, value in digraph.graph.items() if value != ""}
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": "graph",
-        **_plain(own),
-        "nodes": nodes,
-    }
-    return graph_from_dict(document, source="digraph")
+    kind = {"format": FORMAT, "version": VERSION, "name": "graph"}
+    return graph_from_dict({**kind, **_plain(own), "nodes": nodes}, source="digraph")
 
 
 def _execution_order(digraph: networkx.DiGraph[Any]) -> list[Hashable]:

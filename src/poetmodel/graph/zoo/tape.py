@@ -263,7 +263,7 @@ class BackwardPass:
     def _arriving(self, result: Value) -> Value | None:
         """Return the gradient of an operator's result, summed if it comes from several users."""
         parts = self._contributions.get(result.name, [])
-        if len(parts) < 2:  # noqa: PLR2004
+        if len(parts) <= 1:
             return parts[0] if parts else None
         total = replace(result, name=f"{result.name}.grad")
         self.nodes.append(
