@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import json
+import os
 import signal
 import threading
 from dataclasses import replace
@@ -147,7 +147,7 @@ def test_interrupted_run_records_nothing_more(
     path = tmp_path / "run.jsonl"
     monkeypatch.setattr(run_grid, "measure_warm", wait)
     monkeypatch.setattr(run_grid, "warm_up", lambda: None)
-    timer = threading.Timer(1.0, _thread.interrupt_main)
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     assert main(["--out", str(path)]) == 130
     timer.join()
