@@ -95,8 +95,9 @@ def encode(graph: Graph, plan: Plan) -> bytes:
     content = start + _varint(len(body)) + body
     data = content + _checksum(content)
     if decode(graph, data).program != plan.program:
-        msg = "the program does not compute every node of the graph; check_plan says what is wrong"
-        raise PlanError(msg)
+        raise PlanError(
+            "the program does not compute every node of the graph; check_plan says what is wrong"
+        )
     return data
 
 
@@ -137,15 +138,8 @@ def decode(graph: Graph, data: bytes) -> Plan:
 
 
 def stored_fingerprint(data: bytes) -> bytes:
-    """Return the first bytes of the SHA-256 of the graph that a coded plan was made for.
-
-    Raises
-    ------
-    PlanError
-        If the bytes are no coded plan, are cut off or altered, or come from a newer version.
-    """
-    _, fingerprint, _ = _unsealed(data)
-    return fingerprint
+    """Return the first bytes of the SHA-256 of the graph that a coded plan was made for."""
+    return _unsealed(data)[1]
 
 
 def is_coded(data: bytes) -> bool:
@@ -158,8 +152,7 @@ def _check_indices(graph: Graph, program: Program) -> None:
     known[Op.COMPUTE] = range(len(graph.nodes))
     for position, (op, index) in enumerate(program):
         if index not in known[op]:
-            msg = f"instruction {position}, {op} {index}: the graph has no such index"
-            raise PlanError(msg)
+            raise PlanError(f"instruction {position}, {op} {index}: the graph has no such index")
 
 
 # -- records -----------------------------------------------------------------------------------
@@ -223,14 +216,14 @@ def _steps(graph: Graph, reader: _ByteReader) -> Iterator[Instruction]:
         op = _CODES[code]
         first = expectation.first
         if run > n - first:
-            msg = f"the bytes name more first computations than the graph has nodes ({n})"
-            raise PlanError(msg)
+            raise PlanError(
+                f"the bytes name more first computations than the graph has nodes ({n})"
+            )
         yield from (Instruction(Op.COMPUTE, k) for k in range(first, first + run))
         expectation.note_firsts(run)
         index = expectation.index(op) + _unzigzag(reader.number())
         if not 0 <= index < (n if op == Op.COMPUTE else tensors):
-            msg = f"the bytes name the index {index} in {op}, which the graph lacks"
-            raise PlanError(msg)
+            raise PlanError(f"the bytes name the index {index} in {op}, which the graph lacks")
         yield Instruction(op, index)
         expectation.note(op, index)
     yield from (Instruction(Op.COMPUTE, k) for k in range(expectation.first, n))
@@ -243,21 +236,19 @@ def _unsealed(data: bytes) -> tuple[int, bytes, bytes]:
     """Return flags, fingerprint and the rest of a coded plan that is whole."""
     if not data.startswith(MAGIC):
         what = "nothing" if not data else f"bytes that begin with {data[: len(MAGIC)].hex()}"
-        msg = f"expected a coded plan, which begins with {MAGIC.hex()}, got {what}"
-        raise PlanError(msg)
+        raise PlanError(f"expected a coded plan, which begins with {MAGIC.hex()}, got {what}")
     if len(data) <= _START + CHECKSUM_BYTES:
-        msg = f"the coded plan is cut off: it has only {len(data)} bytes"
-        raise PlanError(msg)
+        raise PlanError(f"the coded plan is cut off: it has only {len(data)} bytes")
     version, flags = data[len(MAGIC)], data[len(MAGIC) + 1]
     content, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
     if checksum != _checksum(content):
         raise PlanError(_damage(data))
     if version != VERSION:
-        msg = f"the coded plan has version {version}; this poetmodel reads version {VERSION}"
-        raise PlanError(msg)
+        raise PlanError(
+            f"the coded plan has version {version}; this poetmodel reads version {VERSION}"
+        )
     if flags & ~_ALL_FLAGS:
-        msg = f"the coded plan has unknown flags: {flags:#04x}"
-        raise PlanError(msg)
+        raise PlanError(f"the coded plan has unknown flags: {flags:#04x}")
     return flags, content[_START - FINGERPRINT_BYTES : _START], content[_START:]
 
 
@@ -265,17 +256,15 @@ def _opened(graph: Graph, data: bytes) -> tuple[int, bytes]:
     """Return flags and body of a coded plan that is whole and belongs to the graph."""
     flags, fingerprint, rest = _unsealed(data)
     if fingerprint != _fingerprint(graph):
-        msg = (
+        raise PlanError(
             f"the plan was made for a graph whose sha256 begins with {fingerprint.hex()}, not for "
             f"this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was made for"
         )
-        raise PlanError(msg)
     reader = _ByteReader(rest)
     length = reader.number()
-    body = reader.rest()
+    body = rest[reader.place :]
     if len(body) != length:
-        msg = f"the coded plan says that {length} bytes follow, and {len(body)} do"
-        raise PlanError(msg)
+        raise PlanError(f"the coded plan says that {length} bytes follow, and {len(body)} do")
     return flags, body
 
 
@@ -304,8 +293,7 @@ def _checksum(content: bytes) -> bytes:
 def _varint(number: int) -> bytes:
     """Return a number in groups of 7 bits, the lowest first; bit 7 says that more follow."""
     if not 0 <= number < 1 << _MAX_BITS:
-        msg = f"expected a number from 0 to 2^{_MAX_BITS} to be coded, got {number}"
-        raise PlanError(msg)
+        raise PlanError(f"expected a number from 0 to 2^{_MAX_BITS} to be coded, got {number}")
     groups = bytearray()
     while number > _LOW:
         groups.append(number & _LOW | _MORE)
@@ -332,7 +320,6 @@ class _ByteReader:
 
     @property
     def at_end(self) -> bool:
-        """Whether everything is read."""
         return self.place >= len(self.data)
 
     def number(self) -> int:
@@ -340,8 +327,9 @@ class _ByteReader:
         number = shift = 0
         while True:
             if self.at_end or shift >= _MAX_BITS:
-                msg = "the coded plan ends in the middle of a number, or a number is too long"
-                raise PlanError(msg)
+                raise PlanError(
+                    "the coded plan ends in the middle of a number, or a number is too long"
+                )
             group = self.data[self.place]
             self.place += 1
             number |= (group & _LOW) << shift
@@ -356,9 +344,4 @@ class _ByteReader:
         try:
             return content.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
-            msg = "the coded plan holds a name that is no UTF-8"
-            raise PlanError(msg) from None
-
-    def rest(self) -> bytes:
-        """Return all that is not read yet."""
-        return self.data[self.place :]
+            raise PlanError("the coded plan holds a name that is no UTF-8") from None

@@ -19,28 +19,14 @@ _TRANSFERS: Final = (Op.PAGE_IN, Op.PAGE_OUT)
 def with_waits_and_frees(graph: Graph, steps: Iterable[Instruction], mode: StorageMode) -> Program:
     """Complete a list of computations and transfers to a program.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    steps : iterable of Instruction
-        Computations, page-ins and page-outs in program order, and for ``dma`` the ``wait i`` of a
-        page-out whose tensor is to be released later than right after its last use; no other
-        waits and no frees.
-    mode : StorageMode
-        ``blocking`` programs need no waits, and get none.
+    `steps` are in program order; for ``dma`` they hold the ``wait i`` of a page-out whose tensor is
+    to be released later than right after its last use, but no other waits and no frees. Programs
+    for ``blocking`` need no waits, and get none.
 
-    Returns
-    -------
-    tuple of Instruction
-        The program. A copy of a tensor lives from the instruction that makes it (a computation, a
-        page-in) to the last step that touches it (a computation or page-out that reads it, a given
-        ``wait``) before the next copy is made; what nothing touches is gone right after it is made.
-        A transfer is waited for before the first instruction that needs it done.
-
-    Notes
-    -----
-    The rules, by which the result is unique:
+    A copy of a tensor lives from the instruction that makes it (a computation, a page-in) to the
+    last step that touches it (a computation or page-out that reads it, a given ``wait``) before the
+    next copy is made; what nothing touches is gone right after it is made. A transfer is waited for
+    before the first instruction that needs it done. The rules, by which the result is unique:
 
     - Right after a step, every tensor is freed whose copy it is the last to touch, in ascending
       order; where a transfer of that copy is still under way, its ``wait`` comes right before.
@@ -54,84 +40,53 @@ def with_waits_and_frees(graph: Graph, steps: Iterable[Instruction], mode: Stora
     """
     given = [step for step in steps if mode == StorageMode.DMA or step.op != Op.WAIT]
     ends = ends_of_copies(graph, given)
-    completion = _Completion()
+    program: list[Instruction] = []
+    under_way: dict[int, Op] = {}  # transfers that nothing has waited for, as they began
+
+    def wait(i: int, place: int) -> None:
+        if under_way.pop(i, None) is not None:
+            program.insert(place, Instruction(Op.WAIT, i))
+
     for place, step in enumerate(given):
-        if step.op == Op.COMPUTE:
-            completion.wait_for_page_ins(graph.inputs_of[step.index])
-        elif step.op == Op.PAGE_OUT:
-            completion.wait(step.index)
-        completion.add(step, under_way=mode == StorageMode.DMA and step.op in _TRANSFERS)
+        op, index = step
+        if op == Op.COMPUTE:
+            inputs = graph.inputs_of[index]
+            for i in [i for i, way in under_way.items() if way == Op.PAGE_IN and i in inputs]:
+                wait(i, _before_later_transfers(program, i))
+        elif op == Op.PAGE_OUT:
+            wait(index, len(program))
+        elif op == Op.WAIT:
+            under_way.pop(index, None)
+        program.append(step)
+        if mode == StorageMode.DMA and op in _TRANSFERS:
+            under_way[index] = op
         for i in ends.get(place, ()):
-            completion.wait(i)
-            completion.add(Instruction(Op.FREE, i))
-    return tuple(completion.program)
+            wait(i, len(program))
+            program.append(Instruction(Op.FREE, i))
+    return tuple(program)
 
 
-class _Completion:
-    """A program while it is completed."""
-
-    def __init__(self) -> None:
-        self.program: list[Instruction] = []
-        self.under_way: dict[int, Op] = {}
-        """Transfers that nothing has waited for, in the order in which they began."""
-
-    def add(self, step: Instruction, *, under_way: bool = False) -> None:
-        """Append an instruction."""
-        self.program.append(step)
-        if under_way:
-            self.under_way[step.index] = step.op
-        elif step.op == Op.WAIT:
-            self.under_way.pop(step.index, None)
-
-    def wait(self, i: int) -> None:
-        """Wait for a transfer if it is under way."""
-        if i in self.under_way:
-            self.add(Instruction(Op.WAIT, i))
-
-    def wait_for_page_ins(self, inputs: Sequence[int]) -> None:
-        """Wait for each page-in of these, in front of the transfers at the end that follow it."""
-        due = [i for i, op in self.under_way.items() if op == Op.PAGE_IN and i in inputs]
-        for i in due:
-            start = len(self.program)
-            while start and _is_other_transfer(self.program[start - 1], i):
-                start -= 1
-            later = self.program[start:]
-            del self.program[start:]
-            self.wait(i)
-            self.program.extend(later)
-
-
-def _is_other_transfer(step: Instruction, i: int) -> bool:
-    return step.op in _TRANSFERS and step.index != i
+def _before_later_transfers(program: Sequence[Instruction], i: int) -> int:
+    """Return the place before the transfers at the end that follow the last one of tensor `i`."""
+    place = len(program)
+    while place and program[place - 1].op in _TRANSFERS and program[place - 1].index != i:
+        place -= 1
+    return place
 
 
 def ends_of_copies(graph: Graph, steps: Sequence[Instruction]) -> dict[int, list[int]]:
-    """Find where copies of tensors end.
+    """Return, by place in `steps`, the tensors whose copy that step is the last to touch.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    steps : sequence of Instruction
-        As `with_waits_and_frees` takes them.
-
-    Returns
-    -------
-    dict of int to list of int
-        By place in `steps`: the tensors whose copy that step is the last to touch, ascending.
+    The steps are as `with_waits_and_frees` takes them; the tensors are ascending.
     """
     last: dict[int, int] = {}
     ends: dict[int, list[int]] = {}
     for place, (op, index) in enumerate(steps):
-        made: tuple[int, ...] = ()
-        read: tuple[int, ...] = (index,)
+        made: tuple[int, ...] = (index,) if op == Op.PAGE_IN else ()
+        read: tuple[int, ...] = () if op == Op.PAGE_IN else (index,)
         if op == Op.COMPUTE:
             made, read = graph.outputs_of[index], graph.inputs_of[index]
-        elif op == Op.PAGE_IN:
-            made, read = (index,), ()
-        for i in read:
-            if i in last:
-                last[i] = place
+        last.update((i, place) for i in read if i in last)
         for i in made:
             if i in last:
                 ends.setdefault(last[i], []).append(i)
@@ -148,20 +103,8 @@ def explicit_steps(
 ) -> tuple[Instruction, ...] | None:
     """Take a program apart: return the steps that `with_waits_and_frees` makes it from.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    program : iterable of Instruction
-        A whole program.
-    mode : StorageMode
-        How its transfers run.
-
-    Returns
-    -------
-    tuple of Instruction or None
-        Its computations and transfers, and the waits for page-outs that do not follow from them;
-        None where the program waits or frees anywhere else than the rules do.
+    They are its computations and transfers, and the waits for page-outs that do not follow from
+    them. None stands for a program that waits or frees anywhere else than the rules do.
     """
     whole = tuple(program)
     steps = _without_derived(graph, whole)
@@ -182,8 +125,8 @@ def _without_derived(graph: Graph, program: Sequence[Instruction]) -> tuple[Inst
             continue
         steps.append(step)
         if op == Op.COMPUTE:
-            for i in (*graph.inputs_of[index], *graph.outputs_of[index]):
-                touched[i] = len(steps)
+            both = (*graph.inputs_of[index], *graph.outputs_of[index])
+            touched.update(dict.fromkeys(both, len(steps)))
             continue
         touched[index] = len(steps)
         if op == Op.PAGE_OUT:

@@ -54,13 +54,7 @@ class PlanDocument:
 
 
 def load_document(path: str | Path) -> PlanDocument:
-    """Read a plan file.
-
-    Raises
-    ------
-    PlanError
-        If the file cannot be read, with every fault found.
-    """
+    """Read a plan file; `PlanError` names every fault found."""
     with raised_as(PlanError):
         text = read_text(path)
     return parse_document(text, source=str(path))
@@ -85,11 +79,10 @@ def parse_document(text: str, *, source: str) -> PlanDocument:
 
 def _index_faults(document: _PlanFile) -> Iterator[str]:
     for position, (op, index) in enumerate(document.program):
-        names, kind = document.tensors, "tensors"
-        if Op(op) == Op.COMPUTE:
-            names, kind = document.nodes, "nodes"
-        if index >= len(names):
+        kind = "nodes" if op == Op.COMPUTE else "tensors"
+        count = len(getattr(document, kind))
+        if index >= count:
             yield (
-                f"program[{position}][1]: expected the number of one of the {len(names)} {kind}, "
+                f"program[{position}][1]: expected the number of one of the {count} {kind}, "
                 f"got {index}"
             )

@@ -31,23 +31,11 @@ _AGAIN: Final = "recompute"
 
 
 def plan_listing(graph: Graph, plan: Plan, check: PlanCheck) -> str:
-    """Return a plan as lines of text.
+    """Return a plan as lines of text; `check` is what `check_plan` found, with costs.
 
-    Parameters
-    ----------
-    graph : Graph
-        The graph that it was made for.
-    plan : Plan
-        The plan.
-    check : PlanCheck
-        What `check_plan` found, with costs.
-
-    Returns
-    -------
-    str
-        The figures of the whole plan, then one line per instruction: its number, the core's clock
-        when it comes up, RAM after it, what it does to what, how long that takes, and where on the
-        bus. Lines at which the core stands still begin with ``!``.
+    After the figures of the whole plan comes one line per instruction: its number, the core's clock
+    when it comes up, RAM after it, what it does to what, how long that takes, and where on the bus.
+    Lines at which the core stands still begin with ``!``.
     """
     lines = [*_heading(graph, plan, check), "", *_lines(graph, plan, check)]
     if check.violations:
@@ -78,13 +66,13 @@ def _heading(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[str]:
 
 
 def _lines(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[str]:
-    clock = _Clock(check.makespan_s or 0.0)
+    factor, unit = _unit(check.makespan_s or 0.0)
+    head = f"time [{unit}]"
     names = [_name(graph, step) for step in plan.program]
     width = max((len(name) for name in names if len(name) <= LONGEST_NAME), default=0)
-    times = [clock.show(moment.issued_s) for moment in check.moments]
-    column = max((len(time) for time in times), default=0)
-    column = max(column, len(clock.head))
-    yield f"    {'#':>5}  {clock.head:>{column}}  {'RAM after':>11}"
+    times = [f"{moment.issued_s / factor:,.3f}" for moment in check.moments]
+    column = max(map(len, [head, *times]))
+    yield f"    {'#':>5}  {head:>{column}}  {'RAM after':>11}"
     computed: set[int] = set()
     for position, (step, moment) in enumerate(zip(plan.program, check.moments, strict=True)):
         verb = _VERBS[step.op]
@@ -122,15 +110,8 @@ def _remark(graph: Graph, step: Instruction, moment: Moment, *, dma: bool) -> st
     return f"{size} {'beside the core ' if dma else ''}in {time}{after}"
 
 
-class _Clock:
-    """Shows times of one listing in one unit, with three decimals and at least five digits."""
-
-    def __init__(self, longest_s: float) -> None:
-        units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-        fitting = (unit for unit in units if longest_s >= 100 * unit[0])
-        self.factor, self.unit = next(fitting, units[-1] if longest_s > 0 else units[0])
-        self.head = f"time [{self.unit}]"
-
-    def show(self, time_s: float) -> str:
-        """Return a time without its unit."""
-        return f"{time_s / self.factor:,.3f}"
+def _unit(longest_s: float) -> tuple[float, str]:
+    """Return the unit [s] in which the longest time has at least three digits before the point."""
+    units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+    fitting = (unit for unit in units if longest_s >= 100 * unit[0])
+    return next(fitting, units[-1] if longest_s > 0 else units[0])

@@ -118,8 +118,9 @@ class Plan:
             If the plan does not say which graph it belongs to.
         """
         if self.identity is None:
-            msg = "the plan names no graph; make it with identity=GraphIdentity.of(graph)"
-            raise PlanError(msg)
+            raise PlanError(
+                "the plan names no graph; make it with identity=GraphIdentity.of(graph)"
+            )
         write_text(path, dump(self.to_dict(check)))
 
     @classmethod

@@ -13,11 +13,7 @@ from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.plan.program import Instruction, Op
 from poetmodel.problem import RELATIVE_TOLERANCE
-from poetmodel.units import (
-    brief,
-    format_bytes,
-    format_seconds,
-)
+from poetmodel.units import brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -131,17 +127,18 @@ def check_plan(
     device = costs.device if costs is not None else None
     budget = plan.ram_budget_bytes if ram_budget_bytes is None else ram_budget_bytes
     room = aux_bytes if aux_bytes is not None or device is None else device.aux_bytes
-    execution.check_limits(budget, room)
     sizes = graph.tensor_bytes
+    aux_used_bytes = sum(sizes[i] for i in execution.aux - execution.aux_from_start)
+    execution.check_limits(budget, aux_used_bytes, room)
     idle_w = device.idle_power_w if device is not None else 0.0
     return PlanCheck(
         violations=tuple(execution.violations),
         moments=tuple(execution.moments),
         peak_ram_bytes=execution.peak_bytes,
         peak_position=execution.peak_position,
-        aux_used_bytes=execution.aux_used_bytes,
-        written_bytes=sum(sizes[i] * times for i, times in execution.count[Op.PAGE_OUT].items()),
-        read_bytes=sum(sizes[i] * times for i, times in execution.count[Op.PAGE_IN].items()),
+        aux_used_bytes=aux_used_bytes,
+        written_bytes=sum(sizes[i] * n for i, n in execution.count[Op.PAGE_OUT].items()),
+        read_bytes=sum(sizes[i] * n for i, n in execution.count[Op.PAGE_IN].items()),
         **execution.figures(idle_w),
     )
 
@@ -205,7 +202,9 @@ class _PlanExecution:
             else:
                 self._violate(op, index, "the graph has no such index")
                 start_s, end_s, high_bytes = issued_s, issued_s, self.ram_bytes
-            self._record(Moment(issued_s, start_s, end_s, high_bytes, self.ram_bytes))
+            if high_bytes > self.peak_bytes or self.peak_position is None:
+                self.peak_bytes, self.peak_position = high_bytes, self.position
+            self.moments.append(Moment(issued_s, start_s, end_s, high_bytes, self.ram_bytes))
         self._end()
 
     # -- instructions: each returns start, end [s] and the highest RAM during it [B] -------------
@@ -257,19 +256,17 @@ class _PlanExecution:
 
     def _transfer(self, op: Op, i: int) -> tuple[float, float]:
         time_s = 0.0
-        if self.table is not None:
-            if not self.table.has_storage:
-                self._violate(op, i, "is paged, but the costs know of no auxiliary storage")
-            else:
-                into = op == Op.PAGE_IN
-                time_s = (self.table.page_in_time_s if into else self.table.page_out_time_s)[i]
-        if not self.dma:
-            start = self.core_s
-            self.core_s = self.bus_s = self.done_s[i] = start + time_s
-            return start, self.core_s
+        if self.table is not None and not self.table.has_storage:
+            self._violate(op, i, "is paged, but the costs know of no auxiliary storage")
+        elif self.table is not None:
+            into = op == Op.PAGE_IN
+            time_s = (self.table.page_in_time_s if into else self.table.page_out_time_s)[i]
         start = max(self.bus_s, self.core_s)
         self.bus_s = self.done_s[i] = start + time_s
-        self.in_flight[i] = op
+        if self.dma:
+            self.in_flight[i] = op
+        else:
+            self.core_s = self.bus_s
         return start, self.bus_s
 
     def _wait(self, i: int) -> tuple[float, float, int]:
@@ -300,11 +297,6 @@ class _PlanExecution:
 
     # -- findings ----------------------------------------------------------------------------
 
-    def _record(self, moment: Moment) -> None:
-        if moment.high_bytes > self.peak_bytes or self.peak_position is None:
-            self.peak_bytes, self.peak_position = moment.high_bytes, self.position
-        self.moments.append(moment)
-
     def _end(self) -> None:
         for k, node in enumerate(self.graph.nodes):
             if not self.count[Op.COMPUTE][k]:
@@ -313,7 +305,9 @@ class _PlanExecution:
             if self.graph.users_of[i]:
                 self.violations.append(f"{self._tensor(i)} is still in RAM at the end")
 
-    def check_limits(self, ram_budget_bytes: int | None, aux_bytes: int | None) -> None:
+    def check_limits(
+        self, ram_budget_bytes: int | None, aux_used_bytes: int, aux_bytes: int | None
+    ) -> None:
         """Compare the peak and the storage used with what there is."""
         if ram_budget_bytes is not None and self.peak_bytes > ram_budget_bytes:
             self.violations.append(
@@ -321,15 +315,10 @@ class _PlanExecution:
                 f"{format_bytes(self.peak_bytes - ram_budget_bytes)} above the "
                 f"{ram_budget_bytes:,} B that tensors may use"
             )
-        if aux_bytes is not None and self.aux_used_bytes > aux_bytes:
+        if aux_bytes is not None and aux_used_bytes > aux_bytes:
             self.violations.append(
-                f"storage used {self.aux_used_bytes:,} B is above the limit of {aux_bytes:,} B"
+                f"storage used {aux_used_bytes:,} B is above the limit of {aux_bytes:,} B"
             )
-
-    @property
-    def aux_used_bytes(self) -> int:
-        """Return the size of all tensors ever paged out [B]."""
-        return sum(self.sizes[i] for i in self.aux - self.aux_from_start)
 
     def figures(self, idle_power_w: float) -> dict[str, float | None]:
         """Return times and energy, by the names of `PlanCheck`; none without costs."""

@@ -38,8 +38,7 @@ class SearchParameters:
     def __post_init__(self) -> None:
         numbers = (self.labels, self.continuations, self.candidates, self.lookahead)
         if not self.rounds or min(*chain(*self.rounds), *numbers) < 1:
-            msg = f"parameters of the search: expected numbers from 1, got {self}"
-            raise InputError(msg)
+            raise InputError(f"parameters of the search: expected numbers from 1, got {self}")
 
 
 DEFAULT_PARAMETERS: Final = SearchParameters()
@@ -89,22 +88,8 @@ class BestTransfers(NamedTuple):
 def best_transfers(
     windows: TransferWindows, parameters: SearchParameters = DEFAULT_PARAMETERS
 ) -> BestTransfers:
-    """Choose where transfers begin.
+    """Choose where transfers begin; in small cases nearly always with the least makespan.
 
-    Parameters
-    ----------
-    windows : TransferWindows
-        Computations, and windows of the transfers.
-    parameters : SearchParameters
-        How much is tried; more is slower and seldom better.
-
-    Returns
-    -------
-    BestTransfers
-        The least makespan found; in small cases nearly always the least there is.
-
-    Notes
-    -----
     A label is a choice of transfers up to a gap. From gap to gap every label is continued in every
     way that can pay: a transfer begins only if the bus would otherwise idle before the next gap,
     since beginning later costs nothing else. A label that is dominated (the same transfers have

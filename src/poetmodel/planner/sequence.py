@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from poetmodel.plan import Instruction, Op
 from poetmodel.schedule import rows_of_pairs
@@ -17,21 +17,11 @@ if TYPE_CHECKING:
 
 
 def program_of(graph: Graph, schedule: Schedule) -> Program:
-    """Write a schedule down as the program that a device with blocking storage runs.
+    """Write a valid schedule down as the program that a device with blocking storage runs.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    schedule : Schedule
-        A valid schedule.
-
-    Returns
-    -------
-    tuple of Instruction
-        Page-ins, the computation and page-outs of every step, and frees. A stage frees what the
-        next one does not begin with: after its last use there, or at its own step where nothing in
-        the stage uses it. Energy, time and peak RAM are those of the schedule's simulation.
+    It has page-ins, the computation and page-outs of every step, and frees. A stage frees what the
+    next one does not begin with: after its last use there, or at its own step where nothing in the
+    stage uses it. Energy, time and peak RAM are those of the schedule's simulation.
 
     References
     ----------
@@ -40,11 +30,10 @@ def program_of(graph: Graph, schedule: Schedule) -> Program:
     n = len(graph.nodes)
     kept = rows_of_pairs(schedule.S_RAM, n + 1)
     moved = (rows_of_pairs(pairs, n) for pairs in (schedule.M_in, schedule.M_out))
-    stages = map(_Stage, rows_of_pairs(schedule.R, n), kept, kept[1:], *moved)
     program: list[Instruction] = []
-    for stage in stages:
+    for stage in zip(rows_of_pairs(schedule.R, n), kept, kept[1:], *moved, strict=False):
         check_time_limit()
-        program.extend(stage.instructions(graph))
+        program.extend(_stage(graph, *stage))
     return tuple(program)
 
 
@@ -54,11 +43,8 @@ def moves_of(graph: Graph, schedule: Schedule) -> Program:
     A page-out is idle where no page-in of the tensor follows, or where the tensor lies on storage
     already.
     """
-    last_page_in: dict[int, int] = {}
     whole = program_of(graph, schedule)
-    for place, (op, i) in enumerate(whole):
-        if op == Op.PAGE_IN:
-            last_page_in[i] = place
+    last_page_in = {i: place for place, (op, i) in enumerate(whole) if op == Op.PAGE_IN}
     stored = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
     moves = []
     for place, step in enumerate(whole):
@@ -90,19 +76,9 @@ def unread_page_ins(graph: Graph, moves: Sequence[Instruction]) -> frozenset[int
 
 
 def start_at_use(graph: Graph, moves: Sequence[Instruction]) -> Program:
-    """Put each page-in right before the computation that reads it first.
+    """Put each page-in of `moves_of` right before the computation that reads it first.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    moves : sequence of Instruction
-        Computations and transfers in the order of a schedule, see `moves_of`.
-
-    Returns
-    -------
-    tuple of Instruction
-        The same ones. Page-outs, and page-ins that nothing reads, stay where the schedule has them.
+    Page-outs, and page-ins that nothing reads, stay where the schedule has them.
     """
     unread = unread_page_ins(graph, moves)
     steps: list[Instruction] = []
@@ -118,49 +94,40 @@ def start_at_use(graph: Graph, moves: Sequence[Instruction]) -> Program:
     return tuple(steps)
 
 
-class _Stage(NamedTuple):
-    """What the relations of a schedule say of one stage."""
-
-    computed: list[int]
-    kept: list[int]
-    kept_next: list[int]
-    """What the next stage begins with."""
-    paged_in: list[int]
-    paged_out: list[int]
-
-    def instructions(self, graph: Graph) -> Iterator[Instruction]:
-        """Yield what the stage does, step by step."""
-        computed = set(self.computed)
-        page_in, page_out = _by_node(graph, self.paged_in), _by_node(graph, self.paged_out)
-        done_with = self._done_with(graph)
-        for k in sorted(computed | page_in.keys() | page_out.keys() | done_with.keys()):
-            written = page_out.get(k, [])
-            going = sorted(done_with.get(k, ()))
-            for i in page_in.get(k, ()):
-                yield Instruction(Op.PAGE_IN, i)
-            if k in computed:
-                yield Instruction(Op.COMPUTE, k)
-                touched = {*graph.inputs_of[k], *graph.outputs_of[k]}.difference(written)
-                yield from _frees(i for i in going if i in touched)
-                going = [i for i in going if i not in touched]
-            for i in written:
-                yield Instruction(Op.PAGE_OUT, i)
-                if i in going:
-                    going.remove(i)
-                    yield Instruction(Op.FREE, i)
-            yield from _frees(going)
-
-    def _done_with(self, graph: Graph) -> dict[int, list[int]]:
-        """Return for each step the tensors that go at its end."""
-        held = {*self.kept, *self.paged_in}
-        last_use: dict[int, int] = {}
-        for k in self.computed:
-            held.update(graph.outputs_of[k])
-            last_use.update(dict.fromkeys(graph.inputs_of[k], k))
-        done: dict[int, list[int]] = {}
-        for i in held.difference(self.kept_next):
-            done.setdefault(last_use.get(i, graph.node_of[i]), []).append(i)
-        return done
+def _stage(
+    graph: Graph,
+    computed: list[int],
+    kept: list[int],
+    kept_next: list[int],
+    paged_in: list[int],
+    paged_out: list[int],
+) -> Iterator[Instruction]:
+    """Yield what one stage does, step by step; the next one begins with `kept_next`."""
+    page_in, page_out = _by_node(graph, paged_in), _by_node(graph, paged_out)
+    held = {*kept, *paged_in}
+    last_use: dict[int, int] = {}
+    for k in computed:
+        held.update(graph.outputs_of[k])
+        last_use.update(dict.fromkeys(graph.inputs_of[k], k))
+    done_with: dict[int, list[int]] = {}
+    for i in sorted(held.difference(kept_next)):
+        done_with.setdefault(last_use.get(i, graph.node_of[i]), []).append(i)
+    computing = set(computed)
+    for k in sorted(computing | page_in.keys() | page_out.keys() | done_with.keys()):
+        written, going = page_out.get(k, []), done_with.get(k, [])
+        for i in page_in.get(k, ()):
+            yield Instruction(Op.PAGE_IN, i)
+        if k in computing:
+            yield Instruction(Op.COMPUTE, k)
+            touched = {*graph.inputs_of[k], *graph.outputs_of[k]}.difference(written)
+            yield from (Instruction(Op.FREE, i) for i in going if i in touched)
+            going = [i for i in going if i not in touched]
+        for i in written:
+            yield Instruction(Op.PAGE_OUT, i)
+            if i in going:
+                going.remove(i)
+                yield Instruction(Op.FREE, i)
+        yield from (Instruction(Op.FREE, i) for i in going)
 
 
 def _by_node(graph: Graph, tensors: Iterable[int]) -> dict[int, list[int]]:
@@ -168,7 +135,3 @@ def _by_node(graph: Graph, tensors: Iterable[int]) -> dict[int, list[int]]:
     for i in tensors:
         made_by.setdefault(graph.node_of[i], []).append(i)
     return made_by
-
-
-def _frees(tensors: Iterable[int]) -> Iterator[Instruction]:
-    return (Instruction(Op.FREE, i) for i in tensors)

@@ -48,29 +48,12 @@ class Timing:
 def timed(
     graph: Graph, table: CostTable, steps: Sequence[Instruction], ram_budget_bytes: int
 ) -> Timing:
-    """Run computations and transfers on a core and a DMA channel.
+    """Run computations and transfers, in program order, on a core and a DMA channel.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    table : CostTable
-        Times of computations and transfers.
-    steps : sequence of Instruction
-        Computations, page-ins and page-outs in program order.
-    ram_budget_bytes : int
-        RAM that the waits shall keep to [B].
-
-    Returns
-    -------
-    Timing
-        A page-out of a tensor that nothing uses any more is waited for where its RAM is needed, or
-        where it is done by then. For the order given, no other choice of waits is quicker.
-
-    Notes
-    -----
-    Transfers end in the order in which they begin. So where RAM is needed, the ones begun first
-    are waited for first, and no more of them than it takes.
+    A page-out of a tensor that nothing uses any more is waited for where the budget needs its RAM,
+    or where it is done by then. For the order given, no other choice of waits is quicker: transfers
+    end in the order in which they begin, so where RAM is needed, the ones begun first are waited
+    for first, and no more of them than it takes.
     """
     execution = _Execution(graph, table, ram_budget_bytes, steps)
     for place, step in enumerate(watched(steps)):
@@ -217,42 +200,21 @@ class _Transfer:
 def just_in_time(
     graph: Graph, table: CostTable, steps: Sequence[Instruction], timing: Timing
 ) -> tuple[Instruction, ...]:
-    """Move page-ins to later places where nothing has to wait longer for it.
+    """Move page-ins of steps with this `timing` to later places where nothing waits longer for it.
 
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    table : CostTable
-        Times of transfers.
-    steps : sequence of Instruction
-        Computations and transfers in program order.
-    timing : Timing
-        Of these steps, see `timed`.
-
-    Returns
-    -------
-    tuple of Instruction
-        The same steps. Every page-in, from the last to the first, has the last place that leaves
-        the beginnings of all computations as they are; of two that contend for the bus, the one
-        that is used first goes first. Less RAM is in use, and never more.
+    Every page-in, from the last to the first, gets the last place that leaves the beginnings of all
+    computations as they are; of two that contend for the bus, the one that is used first goes
+    first. Less RAM is in use, and never more.
     """
     bus = _bus(graph, table, steps, timing)
     rounding = _ROUNDING * timing.makespan_s
     for transfer in [each for each in reversed(bus) if each.reader > each.place]:
         _move(bus, transfer, timing.core_s, rounding)
-    moved: list[list[Instruction]] = [[] for _ in range(len(steps) + 1)]
-    stays = set(range(len(steps)))
-    for transfer in bus:
-        if transfer.slot != transfer.place:
-            stays.remove(transfer.place)
-            moved[transfer.slot].append(steps[transfer.place])
-    result: list[Instruction] = []
-    for place, step in enumerate(steps):
-        result.extend(moved[place])
-        if place in stays:
-            result.append(step)
-    return tuple(result)
+    order = [(place, 1) for place in range(len(steps))]
+    for x, each in enumerate(bus):
+        if each.slot != each.place:
+            order[each.place] = (each.slot, x - len(bus))  # in bus order, before the step there
+    return tuple(steps[place] for place in sorted(range(len(steps)), key=order.__getitem__))
 
 
 def _bus(
@@ -264,13 +226,12 @@ def _bus(
     for place, (op, i) in enumerate(steps):
         if op == Op.COMPUTE:
             continue
-        page_in = op == Op.PAGE_IN
-        time_s = table.page_in_time_s[i] if page_in else table.page_out_time_s[i]
+        time_s = (table.page_in_time_s if op == Op.PAGE_IN else table.page_out_time_s)[i]
         end_s = timing.begin_s[place] + time_s
         waits = timing.waited[place]
         limit_s = end_s if waits == len(steps) else max(end_s, timing.core_s[waits])
         reader = place
-        if page_in and place not in unread:
+        if op == Op.PAGE_IN and place not in unread:
             reader, limit_s = waits, timing.begin_s[waits]
         bus.append(_Transfer(place, place, time_s, end_s, limit_s, reader))
     return bus
@@ -280,11 +241,9 @@ def _move(
     bus: list[_Transfer], transfer: _Transfer, core_s: Sequence[float], rounding: float
 ) -> None:
     """Give a page-in the last place that keeps all limits."""
-    old = bus.index(transfer)
-    last = old
-    while last + 1 < len(bus) and bus[last + 1].slot <= transfer.reader:
-        if transfer.reader <= bus[last + 1].reader:
-            break  # whose use comes first goes first
+    old = last = bus.index(transfer)
+    # Of two that contend for the bus, the one whose use comes first goes first.
+    while last + 1 < len(bus) and bus[last + 1].slot <= transfer.reader > bus[last + 1].reader:
         last += 1
     for index in range(last, old - 1, -1):
         low = transfer.slot if index == old else bus[index].slot

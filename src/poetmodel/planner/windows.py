@@ -76,24 +76,7 @@ class TransferWindows:
         moves: Sequence[Instruction],
         ram_budget_bytes: int,
     ) -> TransferWindows:
-        """Find the windows.
-
-        Parameters
-        ----------
-        graph : Graph
-            The training graph.
-        table : CostTable
-            Times of computations and transfers.
-        moves : sequence of Instruction
-            Computations and transfers in the order of a schedule, see `moves_of`.
-        ram_budget_bytes : int
-            RAM limit of the plan [B].
-
-        Returns
-        -------
-        TransferWindows
-            Limited by RAM and by the life of the copies.
-        """
+        """Find the windows of the moves of a schedule, limited by RAM and the life of copies."""
         finder = _WindowFinder(graph, table, moves)
         for place, step in enumerate(moves):
             finder.step(place, step)

@@ -88,17 +88,9 @@ def find_decisions(
 ) -> tuple[Decision, ...]:
     """Return what a valid schedule decides on each tensor, in the order of the graph.
 
-    Parameters
-    ----------
-    problem : Problem
-        Gives graph and costs.
-    schedule : Schedule
-        The relations.
-    at_limit : iterable of MemoryPoint
-        The steps with RAM at its limit; see `steps_at_limit`.
+    `at_limit` are the steps with RAM at its limit, see `steps_at_limit`.
     """
-    stages = _Stages(problem.graph, schedule)
-    steps = [(point.stage, point.node) for point in at_limit]
+    stages, steps = _Stages(problem.graph, schedule), tuple(at_limit)
     return tuple(_decision(problem, stages, i, steps) for i in range(len(problem.graph.tensors)))
 
 
@@ -119,9 +111,9 @@ def steps_at_limit(
     absent_bytes = [0] * len(graph.nodes)
     for i in moved:
         k = graph.node_of[i]
-        for t in range(k + 1, max(stages.paged_in[i] | stages.computed[k])):
-            if not stages.is_in_ram(t, i):
-                absent_bytes[t] = max(absent_bytes[t], graph.tensor_bytes[i])
+        last = max(stages.paged_in[i] | stages.computed[k])
+        for t in set(range(k + 1, last)) - stages.in_ram(i):
+            absent_bytes[t] = max(absent_bytes[t], graph.tensor_bytes[i])
     usable = problem.usable_ram_bytes
     return tuple(p for p in simulation.curve if usable - p.ram_bytes < absent_bytes[p.stage])
 
@@ -141,15 +133,10 @@ class _Stages:
         """Return the stages with tensor `i` in RAM at some step."""
         return self.kept[i] | self.computed[self.graph.node_of[i]] | self.paged_in[i]
 
-    def is_in_ram(self, t: int, i: int) -> bool:
-        """Return whether tensor `i` is in RAM at some step of stage `t`."""
-        computed = self.computed[self.graph.node_of[i]]
-        return t in self.kept[i] or t in computed or t in self.paged_in[i]
-
-    def is_in_ram_at(self, t: int, k: int, i: int) -> bool:
-        """Return whether tensor `i` is in RAM at step `k` of stage `t`, outputs of `k` included."""
+    def is_there(self, t: int, k: int, i: int) -> bool:
+        """Return whether tensor `i`, in RAM in stage `t`, is so at step `k`, which may make it."""
         made = self.graph.node_of[i]
-        if not self.is_in_ram(t, i) or (k < made and t not in self.kept[i]):
+        if k < made and t not in self.kept[i]:
             return False
         if t + 1 in self.kept[i]:
             return True
@@ -158,7 +145,7 @@ class _Stages:
 
 
 def _decision(
-    problem: Problem, stages: _Stages, i: int, at_limit: list[tuple[int, int]]
+    problem: Problem, stages: _Stages, i: int, at_limit: tuple[MemoryPoint, ...]
 ) -> Decision:
     graph, table, energy = problem.graph, problem.table, problem.energy.coefficients
     k = graph.node_of[i]
@@ -166,23 +153,21 @@ def _decision(
     paged_in, paged_out = sorted(stages.paged_in[i]), sorted(stages.paged_out[i])
     energy_j = energy.compute[k] * len(recomputed)
     time_s = table.compute_time_s[k] * len(recomputed)
+    choice = Choice.KEPT if graph.users_of[i] else Choice.UNUSED
+    if choice == Choice.KEPT and recomputed:
+        choice = Choice.RECOMPUTED
     if paged_in or paged_out:
+        choice = Choice.BOTH if choice == Choice.RECOMPUTED else Choice.PAGED
         energy_j += energy.page_in[i] * len(paged_in)
         energy_j += energy.page_out[i] * len(paged_out)
         time_s += table.page_in_time_s[i] * len(paged_in)
         time_s += table.page_out_time_s[i] * len(paged_out)
-    is_used = bool(graph.users_of[i])
-    if paged_in or paged_out:
-        choice = Choice.BOTH if recomputed and is_used else Choice.PAGED
-    elif recomputed and is_used:
-        choice = Choice.RECOMPUTED
-    else:
-        choice = Choice.KEPT if is_used else Choice.UNUSED
-    steps = sum(stages.is_in_ram_at(t, step, i) for t, step in at_limit)
+    in_ram = stages.in_ram(i)
+    steps = sum(t in in_ram and stages.is_there(t, step, i) for t, step, _ in at_limit)
     return Decision(
         tensor=i,
         choice=choice,
-        in_ram=tuple(_ranges(stages.in_ram(i))),
+        in_ram=tuple(_ranges(in_ram)),
         on_storage=tuple(_ranges(stages.stored[i])),
         recomputed=recomputed,
         paged_in=tuple(paged_in),

@@ -159,27 +159,19 @@ class ScheduleDocument:
     schedule: Schedule
     """The relations, with the identity of their graph."""
     device: str | None
-    """The device named in the file."""
     problem: ProblemEntry | None
-    """The stated problem; None in a file of bare relations."""
+    """None in a file of bare relations."""
     status: str | None
     """``optimal`` or ``feasible``; None in a file of bare relations."""
     stated: dict[str, float | None]
     """The figures, by key."""
     objective: ObjectiveEntry | None = None
-    """The minimized quantity with its bound, where the file states it."""
     room: dict[str, float | None] = field(default_factory=dict)
     """What the file says of the device's RAM, by key."""
 
 
 def load_document(path: str | Path) -> ScheduleDocument:
-    """Read a schedule file.
-
-    Raises
-    ------
-    ScheduleError
-        If the file cannot be read, with every fault found, and for a file without a schedule.
-    """
+    """Read a schedule file; `ScheduleError` names every fault found, or says what is missing."""
     with raised_as(ScheduleError):
         text = read_text(path)
     return parse_document(text, source=str(path))
@@ -190,8 +182,9 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
     with raised_as(ScheduleError, source):
         document = parse_file(_ScheduleFile, text, kind="schedule")
     if document.R is None:
-        msg = f"{source}: R: the file holds no schedule (status {document.status or 'unknown'})"
-        raise ScheduleError(msg)
+        raise ScheduleError(
+            f"{source}: R: the file holds no schedule (status {document.status or 'unknown'})"
+        )
     missing = [name for name in RELATIONS if getattr(document, name) is None]
     if missing:
         raise ScheduleError(f"{name}: missing" for name in missing).within(source)
@@ -208,13 +201,7 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
 
 
 def parse_file(model: type[File], text: str, *, kind: str) -> File:
-    """Return the text of a `kind` of file as its model.
-
-    Raises
-    ------
-    InputError
-        With every fault found.
-    """
+    """Return the text of a `kind` of file as its model; `InputError` has every fault found."""
     try:
         return model.model_validate(parse_json(text, expected=f"poetmodel-{kind}"))
     except ValidationError as error:
@@ -226,16 +213,13 @@ def faults_of(error: ValidationError, *, kind: str) -> list[str]:
     faults = []
     found = error.errors(include_url=False, include_context=False)
     for fault in found[:MOST_FAULTS]:
-        where = place(fault["loc"]) or "document"
-        if fault["type"] == "extra_forbidden":
-            faults.append(f"{where}: unknown key; accepted are the keys of a {kind} file")
-        elif fault["type"] == "model_type":
-            faults.append(f"{where}: expected an object, got {shown(fault['input'])}")
-        elif fault["type"] == "missing":
-            faults.append(f"{where}: missing")
-        else:
-            expected = fault["msg"].replace("Input should be", "expected")
-            faults.append(f"{where}: {expected}, got {shown(fault['input'])}")
+        expected = fault["msg"].replace("Input should be", "expected")
+        words = {
+            "extra_forbidden": f"unknown key; accepted are the keys of a {kind} file",
+            "model_type": f"expected an object, got {shown(fault['input'])}",
+            "missing": "missing",
+        }.get(fault["type"], f"{expected}, got {shown(fault['input'])}")
+        faults.append(f"{place(fault['loc']) or 'document'}: {words}")
     if len(found) > MOST_FAULTS:
         faults.append(f"and {len(found) - MOST_FAULTS} faults more")
     return faults

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 from bisect import bisect_left, insort
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from operator import index
@@ -59,13 +58,12 @@ class GraphIdentity:
     """Which graph a schedule belongs to."""
 
     name: str
-    """The graph's name."""
     sha256: str
     """SHA-256 of its canonical JSON."""
     nodes: tuple[str, ...] = field(repr=False)
-    """Names of its nodes, in order."""
+    """Their names, in order."""
     tensors: tuple[str, ...] = field(repr=False)
-    """Names of its tensors, in order."""
+    """Their names, in order."""
 
     @classmethod
     def of(cls, graph: Graph) -> GraphIdentity:
@@ -80,12 +78,11 @@ class GraphIdentity:
     def check(self, graph: Graph, *, made: str, error: type[InputError]) -> None:
         """Raise an error unless what was made (a schedule, a plan) is for this graph."""
         if self.sha256 != graph.sha256:
-            msg = (
+            raise error(
                 f"the {made} was made for graph {self.name!r} (sha256 {self.sha256[:12]}...), not "
                 f"for this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was "
                 "made for"
             )
-            raise error(msg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +117,9 @@ class Schedule:
             try:
                 whole = [(index(t), index(k)) for t, k in watched(tuple(pairs))]
             except (TypeError, ValueError):
-                msg = f"{name}: expected pairs of whole numbers (stage, index)"
-                raise ScheduleError(msg) from None
+                raise ScheduleError(
+                    f"{name}: expected pairs of whole numbers (stage, index)"
+                ) from None
             object.__setattr__(self, name, _ordered(whole))
 
     def __repr__(self) -> str:
@@ -143,12 +141,17 @@ class Schedule:
             once. They are not checked.
         """
         schedule = object.__new__(cls)
-        for name in RELATIONS:
-            rows = enumerate(relations.get(name, ()))
-            with _without_collections():
-                pairs = tuple(chain.from_iterable(_pairs(t, row) for t, row in rows))
-            object.__setattr__(schedule, name, pairs)
         object.__setattr__(schedule, "identity", identity)
+        collects = gc.isenabled()
+        gc.disable()  # new pairs are no garbage, and looking for some doubles the time
+        try:
+            for name in RELATIONS:
+                rows = enumerate(relations.get(name, ()))
+                pairs = tuple(chain.from_iterable(_pairs(t, row) for t, row in rows))
+                object.__setattr__(schedule, name, pairs)
+        finally:
+            if collects:
+                gc.enable()
         return schedule
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,8 +175,9 @@ class Schedule:
             If the schedule does not say which graph it belongs to.
         """
         if self.identity is None:
-            msg = "the schedule names no graph; make it with identity=GraphIdentity.of(graph)"
-            raise ScheduleError(msg)
+            raise ScheduleError(
+                "the schedule names no graph; make it with identity=GraphIdentity.of(graph)"
+            )
         write_text(path, dump(self.to_dict()))
 
     @classmethod
@@ -191,18 +195,6 @@ def dump(document: dict[str, Any]) -> str:
         for key, value in document.items()
     ]
     return "{" + ",\n ".join(lines) + "}\n"
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Let no garbage be looked for: new pairs are none, and looking doubles the time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _pairs(t: int, row: Iterable[int]) -> Iterator[Pair]:
@@ -249,14 +241,7 @@ def paged_at_once(
 ) -> Schedule:
     """Return the schedule that pages out, right after its first computation, what it pages in.
 
-    Parameters
-    ----------
-    graph : Graph
-        What is scheduled.
-    R, S_RAM, M_in
-        As for `Schedule.of_stages`; S_AUX and M_out follow.
-    identity : GraphIdentity or None
-        The graph it is made for.
+    R, S_RAM and M_in are as for `Schedule.of_stages`; S_AUX and M_out follow.
     """
     arriving = list(M_in)
     page_ins = [(t, i) for t, tensors in enumerate(arriving) for i in tensors]
@@ -276,27 +261,21 @@ def paged_at_once(
 def rows_of_spans(spans: Iterable[Span], stages: int) -> list[list[int]]:
     """Return for each stage the tensors whose spans contain it, ascending.
 
-    Spans of the same tensor must not overlap; one that ends before it begins is empty.
-
-    Raises
-    ------
-    TooLargeError
-        If there are more than `MOST_PAIRS` of them.
+    Spans of the same tensor must not overlap; one that ends before it begins is empty. More than
+    `MOST_PAIRS` raise `TooLargeError`.
     """
-    spans = list(spans)
-    pairs = sum(last - first + 1 for _, first, last in spans if first <= last)
+    spans = [span for span in spans if span[1] <= span[2]]
+    pairs = sum(last - first + 1 for _, first, last in spans)
     if pairs > MOST_PAIRS:
-        msg = (
+        raise TooLargeError(
             f"a schedule of these {stages:,} stages would list {pairs:,} tensors in one relation, "
             f"more than the {MOST_PAIRS:,} that fit into memory; coarsen the graph"
         )
-        raise TooLargeError(msg)
     begins: list[list[int]] = [[] for _ in range(stages + 1)]
     ends: list[list[int]] = [[] for _ in range(stages + 1)]
     for i, first, last in spans:
-        if first <= last:
-            begins[first].append(i)
-            ends[last + 1].append(i)
+        begins[first].append(i)
+        ends[last + 1].append(i)
     rows = []
     present: list[int] = []
     for t in range(stages):

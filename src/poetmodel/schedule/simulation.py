@@ -30,9 +30,8 @@ class MemoryPoint(NamedTuple):
     """RAM in use at one step that executes something."""
 
     stage: int
-    """Stage `t`."""
     node: int
-    """Step `k` of the stage."""
+    """Step of the stage."""
     ram_bytes: int
     """Highest use during the step, workspace included [B]."""
 
@@ -142,17 +141,18 @@ def simulate(
     if costs is not None and costs.pages is None and (schedule.M_in or schedule.M_out):
         execution.violations.append("tensors are paged, but the costs know of no auxiliary storage")
     sizes = graph.tensor_bytes
-    moved_in = [i for _, i in schedule.M_in if 0 <= i < len(sizes)]
-    moved_out = [i for _, i in schedule.M_out if 0 <= i < len(sizes)]
+    computed = _counts(schedule.R, len(graph.nodes))
+    read = _counts(schedule.M_in, len(sizes))
+    written = _counts(schedule.M_out, len(sizes))
     return Simulation(
         violations=tuple(execution.violations),
         curve=tuple(execution.curve),
         peak=execution.peak if execution.curve else MemoryPoint(0, 0, 0),
         peak_tensors=execution.tensors_at_peak(),
-        aux_used_bytes=sum(sizes[i] for i in set(moved_out) - execution.aux_from_start),
-        written_bytes=sum(sizes[i] for i in moved_out),
-        read_bytes=sum(sizes[i] for i in moved_in),
-        **_figures(graph, costs, schedule, deadline_counts, makespan_s),
+        aux_used_bytes=sum(sizes[i] for i in written.keys() - execution.aux_from_start),
+        written_bytes=sum(sizes[i] * times for i, times in written.items()),
+        read_bytes=sum(sizes[i] * times for i, times in read.items()),
+        **_figures(graph, costs, computed, (read, written), deadline_counts, makespan_s),
     )
 
 
@@ -190,21 +190,18 @@ class _ScheduleExecution:
         first = [node + later for node in made_by]
         rows: list[list[int]] = [[] for _ in range(n + 1)]
         for t, k in watched(pairs):
-            if 0 <= k < limit and first[k] <= t < n:
-                rows[t].append(k)
-            elif not (0 <= t < n and 0 <= k < limit):
-                self.violations.append(f"{name}[{t},{k}]: the graph has no such stage or index")
-                continue
-            else:
+            fault = ""
+            if not (0 <= k < limit and 0 <= t < n):
+                fault = "the graph has no such stage or index"
+            elif t < first[k]:
                 what = f"node {nodes[k].name!r}" if of_nodes else self._tensor(k)
-                self.violations.append(
-                    f"{name}[{t},{k}]: {what} is first made in stage {made_by[k]}"
-                )
-                continue
-            if of_nodes and k < t and not nodes[k].recomputable:
-                self.violations.append(
-                    f"R[{t},{k}]: node {nodes[k].name!r} must not be computed again"
-                )
+                fault = f"{what} is first made in stage {made_by[k]}"
+            else:
+                rows[t].append(k)
+                if of_nodes and k < t and not nodes[k].recomputable:
+                    fault = f"node {nodes[k].name!r} must not be computed again"
+            if fault:
+                self.violations.append(f"{name}[{t},{k}]: {fault}")
         return rows
 
     def _tensor(self, i: int) -> str:
@@ -345,7 +342,8 @@ def _contains(ordered: list[int], i: int) -> bool:
 def _figures(
     graph: Graph,
     costs: Costs | None,
-    schedule: Schedule,
+    computed: Counter[int],
+    moved: tuple[Counter[int], Counter[int]],
     deadline_counts: str | None,
     makespan_s: float | None,
 ) -> dict[str, float | None]:
@@ -355,15 +353,10 @@ def _figures(
     table, device = costs.table(graph), costs.device
     idle_w = device.idle_power_w if device is not None else 0.0
     overlaps = device is not None and device.has_dma
-    default = DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL
-    counts = deadline_counts or default
-    times = _counts(schedule.R, len(graph.nodes))
-    compute = table.compute_totals(times)
-    extra = table.compute_totals({k: times[k] - 1 for k in range(len(graph.nodes))})
-    tensors = len(graph.tensors)
-    transfer = table.transfer_totals(
-        _counts(schedule.M_in, tensors), _counts(schedule.M_out, tensors)
-    )
+    counts = deadline_counts or (DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL)
+    compute = table.compute_totals(computed)
+    extra = table.compute_totals({k: computed[k] - 1 for k in range(len(graph.nodes))})
+    transfer = table.transfer_totals(*moved)
     counted_s = 0.0 if counts == DeadlineCounts.COMPUTE else transfer.time_s
     time_s, extra_s = compute.time_s + counted_s, extra.time_s + counted_s
     pass_s = sum(table.compute_time_s)

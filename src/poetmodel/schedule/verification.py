@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING
 from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.problem import RELATIVE_TOLERANCE, Surrogate, within
+from poetmodel.schedule.relations import STATED
 from poetmodel.schedule.simulation import Simulation, simulate
-from poetmodel.units import (
-    brief,
-    format_bytes,
-    format_joules,
-    format_seconds,
-)
+from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -82,11 +78,10 @@ def verify(
     if isinstance(problem, Surrogate) and problem.transfer_share is not None:
         makespan_s = problem.pass_time_s  # of sums: no idle power beyond one pass
     elif problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
-        msg = (
+        raise InputError(
             "deadline: one that counts 'overlap' is held against a plan of the transfers; use "
             "poetmodel.planner.verify, which makes it"
         )
-        raise InputError(msg)
     simulation = simulate(
         problem.graph,
         problem.costs,
@@ -94,13 +89,13 @@ def verify(
         deadline_counts=problem.deadline_counts,
         makespan_s=makespan_s,
     )
-    violations = [
+    violations = (
         *simulation.violations,
         *_choices(problem, schedule),
         *_limits(problem, simulation),
         *_claims(problem, simulation, stated or {}),
-    ]
-    return Verdict(simulation=simulation, violations=tuple(violations))
+    )
+    return Verdict(simulation=simulation, violations=violations)
 
 
 def check_identity(graph: Graph, schedule: Schedule) -> None:
@@ -149,16 +144,7 @@ def _claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
     room = DeviceRoom.of(problem.costs.device, problem.graph, simulation.peak_ram_bytes)
-    found: dict[str, float | None] = {
-        **room_figures(room),
-        "energy_j": simulation.energy_j,
-        "baseline_energy_j": simulation.baseline_energy_j,
-        "overhead_j": simulation.overhead_j,
-        "peak_ram_bytes": simulation.peak_ram_bytes,
-        "compute_s": simulation.compute_s,
-        "transfer_s": simulation.transfer_s,
-        "makespan_s": simulation.makespan_s,
-    }
+    found = {key: getattr(simulation, key, None) for key in STATED} | room_figures(room)
     for key, claim in stated.items():
         value = found.get(key)
         if claim is None or value is None:
