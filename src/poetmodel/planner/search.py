@@ -165,9 +165,10 @@ class _BeamSearch:
 
     def _continued(self, label: _Label, gap: int) -> Iterator[_Label]:
         """Yield labels of the next gap: every choice of transfers here, then the computation."""
-        start = self._due(_without_past_page_outs(label), gap)
+        if label.leaving and label.leaving[0][1] <= label.core:  # the first ones are done by now
+            label = label._replace(leaving=tuple(x for x in label.leaving if x[1] > label.core))
+        stack = [self._due(label, gap)]
         seen = set()
-        stack = [start]
         made = 0
         while stack:
             if made == self.parameters.continuations * self.choices:
@@ -200,14 +201,13 @@ class _BeamSearch:
 
     def _choices(self, label: _Label, gap: int) -> Iterator[_Label]:
         """Yield what else can begin next; of neighbours of one kind, the one due first leads."""
-        last = label.trail if label.trail is not None and label.trail.gap == gap else None
         after_in = after_out = -1
-        if last is not None and last.transfer.op == Op.PAGE_IN:
-            after_in = last.number
-        elif last is not None:
-            after_out = last.number
-        ready = (e for e in self._readable(label, gap) if e > after_in)
-        for e in self._few(ready):
+        if label.trail is not None and label.trail.gap == gap:
+            if label.trail.transfer.op == Op.PAGE_IN:
+                after_in = label.trail.number
+            else:
+                after_out = label.trail.number
+        for e in self._few(e for e in self._readable(label, gap) if e > after_in):
             room = self._with_room(label, gap, self.windows.page_ins[e].bytes)
             yield self._page_in(room, e, gap)
         for x in self._few(x for x in _bits(self.open_out[gap] & ~label.outs) if x > after_out):
@@ -220,8 +220,7 @@ class _BeamSearch:
                 self.complete = False
                 return
             source = self.windows.page_ins[e].source
-            stored = source is None or label.outs >> source & 1
-            if stored and self._fits(label, e, gap):
+            if (source is None or label.outs >> source & 1) and self._fits(label, e, gap):
                 yield e
 
     def _few(self, numbers: Iterator[int]) -> Iterator[int]:
@@ -289,21 +288,18 @@ class _BeamSearch:
 
     def _fits(self, label: _Label, e: int, gap: int) -> bool:
         """Return whether a page-in fits beside the others begun, up to its use."""
-        windows = self.windows
-        into = windows.page_ins[e]
         if not label.arriving:
             return True  # its window says so
+        windows, into = self.windows, self.windows.page_ins[e]
         room = windows.budget_bytes - into.bytes
-        others = [(windows.page_ins[f].last, windows.page_ins[f].bytes) for f, _ in label.arriving]
-        held = sum(size for last, size in others if last > gap)
+        others = [windows.page_ins[f] for f, _ in label.arriving if windows.page_ins[f].last > gap]
+        held = sum(other.bytes for other in others)
         place = gap
-        for last, size in others:
-            if last <= gap:
-                continue
-            end = min(last, into.last)
+        for other in others:
+            end = min(other.last, into.last)
             if place < end and max(windows.need_bytes[place:end]) + held > room:
                 return False
-            held -= size
+            held -= other.bytes
             place = max(place, end)
         return True
 
@@ -325,8 +321,7 @@ class _BeamSearch:
     def _released(self, label: _Label, gap: int, excess: int) -> _Label:
         """Wait for page-outs, those under way first, until `excess` bytes are free."""
         outs, unused = self.windows.page_outs, self.unused[gap]
-        core = label.core
-        leaving = []
+        core, leaving = label.core, []
         for x, done in label.leaving:
             if excess > 0 and unused >> x & 1:
                 excess -= outs[x].bytes
@@ -408,13 +403,6 @@ def _open_bits(gaps: int, windows: Iterable[tuple[int, int]]) -> list[int]:
         for gap in range(first, last + 1):
             at[gap] |= 1 << bit
     return at
-
-
-def _without_past_page_outs(label: _Label) -> _Label:
-    """Drop page-outs that are done by now."""
-    if not label.leaving or label.leaving[0][1] > label.core:
-        return label
-    return label._replace(leaving=tuple(x for x in label.leaving if x[1] > label.core))
 
 
 def _keep(group: list[_Label], label: _Label) -> None:

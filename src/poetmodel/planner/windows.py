@@ -70,11 +70,7 @@ class TransferWindows:
 
     @classmethod
     def of(
-        cls,
-        graph: Graph,
-        table: CostTable,
-        moves: Sequence[Instruction],
-        ram_budget_bytes: int,
+        cls, graph: Graph, table: CostTable, moves: Sequence[Instruction], ram_budget_bytes: int
     ) -> TransferWindows:
         """Find the windows of the moves of a schedule, limited by RAM and the life of copies."""
         finder = _WindowFinder(graph, table, moves)
@@ -88,9 +84,8 @@ class TransferWindows:
         for gap, transfer in chosen:
             at[gap].append(transfer)
         steps: list[Instruction] = []
-        for gap, transfers in enumerate(at):
+        for transfers, node in zip(at, (*self.nodes, None), strict=True):
             steps.extend(transfers)
-            node = self.nodes[gap] if gap < len(self.nodes) else None
             if node is not None:
                 steps.append(Instruction(Op.COMPUTE, node))
         return tuple(steps)
@@ -196,9 +191,8 @@ class _WindowFinder:
         for out in self.page_outs.values():
             end = max(out.unused, min(first_read.get(out.tensor, self.end), out.last))
             out.due = next((g for g in range(out.unused, end) if not fits(g, out)), end)
-        page_outs = sorted(
-            self.page_outs.values(), key=lambda out: (out.due, out.first, out.tensor)
-        )
+        found = self.page_outs.values()
+        page_outs = sorted(found, key=lambda out: (out.due, out.first, out.tensor))
         number = {out.tensor: x for x, out in enumerate(page_outs)}
         for into in self.page_ins:
             into.source = number.get(into.tensor)
