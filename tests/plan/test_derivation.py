@@ -5,82 +5,62 @@ from __future__ import annotations
 import pytest
 
 from instances import random_graph, random_schedule, seeded
+from plan_words import plan
 from poetmodel.device import StorageMode
-from poetmodel.plan import Instruction, Op
+from poetmodel.plan import Op
 from poetmodel.plan.derivation import explicit_steps, with_waits_and_frees
 from poetmodel.planner.sequence import moves_of
 from worked import skip_graph
-
-SHORT = {
-    "c": Op.COMPUTE,
-    "in": Op.PAGE_IN,
-    "out": Op.PAGE_OUT,
-    "wait": Op.WAIT,
-    "free": Op.FREE,
-}
-
-
-def program(text: str) -> tuple[Instruction, ...]:
-    """Read ``c0 out0 wait0 ...``."""
-    words = text.split()
-    return tuple(
-        Instruction(
-            SHORT[word.rstrip("0123456789")], int(word.lstrip("abcdefghijklmnopqrstuvwxyz"))
-        )
-        for word in words
-    )
 
 
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
+        pytest.param("c0 c1 c2 c3", "c0 c1 c2 f1 c3 f0 f2 f3", id="frees follow last uses"),
         pytest.param(
-            "c0 c1 c2 c3", "c0 c1 c2 free1 c3 free0 free2 free3", id="frees follow last uses"
-        ),
-        pytest.param(
-            "c0 out0 c1 c2 in0 c3",
-            "c0 out0 c1 wait0 free0 c2 free1 in0 wait0 c3 free0 free2 free3",
+            "c0 o0 c1 c2 i0 c3",
+            "c0 o0 c1 w0 f0 c2 f1 i0 w0 c3 f0 f2 f3",
             id="a page-out is waited for at the last use",
         ),
         pytest.param(
-            "c0 out0 c1 c2 wait0 in0 c3",
-            "c0 out0 c1 c2 free1 wait0 free0 in0 wait0 c3 free0 free2 free3",
+            "c0 o0 c1 c2 w0 i0 c3",
+            "c0 o0 c1 c2 f1 w0 f0 i0 w0 c3 f0 f2 f3",
             id="or at the wait given",
         ),
         pytest.param(
             "c0 c1 c0 c2 c3",
-            "c0 c1 free0 c0 c2 free1 c3 free0 free2 free3",
+            "c0 c1 f0 c0 c2 f1 c3 f0 f2 f3",
             id="the old copy goes before it is made again",
         ),
         pytest.param(
-            "c0 out0 out0 c1 c2 c3",
-            "c0 out0 wait0 out0 c1 c2 free1 c3 wait0 free0 free2 free3",
+            "c0 o0 o0 c1 c2 c3",
+            "c0 o0 w0 o0 c1 c2 f1 c3 w0 f0 f2 f3",
             id="a second page-out waits for the first",
         ),
         pytest.param(
-            "c0 out0 c1 in0 in0 c2 c3",
-            "c0 out0 c1 wait0 free0 in0 wait0 free0 in0 c2 free1 wait0 c3 free0 free2 free3",
+            "c0 o0 c1 i0 i0 c2 c3",
+            "c0 o0 c1 w0 f0 i0 w0 f0 i0 c2 f1 w0 c3 f0 f2 f3",
             id="what nothing reads goes at once",
         ),
         pytest.param(
-            "c0 out0 c1 c2 in0 out2 c3",
-            "c0 out0 c1 wait0 free0 c2 free1 in0 wait0 out2 c3 free0 wait2 free2 free3",
+            "c0 o0 c1 c2 i0 o2 c3",
+            "c0 o0 c1 w0 f0 c2 f1 i0 w0 o2 c3 f0 w2 f2 f3",
             id="later transfers follow the wait",
         ),
     ],
 )
 def test_programs_are_completed_by_the_rules(steps: str, expected: str) -> None:
     """Waits and frees of a DMA program come where the docstring says."""
-    found = with_waits_and_frees(skip_graph(), program(steps), StorageMode.DMA)
-    assert found == program(expected)
+    found = with_waits_and_frees(skip_graph(), plan(steps).program, StorageMode.DMA)
+    assert found == plan(expected).program
 
 
 def test_blocking_programs_have_no_waits() -> None:
     """Where transfers hold the core, waits are left out and frees stay."""
     found = with_waits_and_frees(
-        skip_graph(), program("c0 out0 c1 c2 wait0 in0 c3"), StorageMode.BLOCKING
+        skip_graph(), plan("c0 o0 c1 c2 w0 i0 c3").program, StorageMode.BLOCKING
     )
-    assert found == program("c0 out0 c1 free0 c2 free1 in0 c3 free0 free2 free3")
+    assert found == plan("c0 o0 c1 f0 c2 f1 i0 c3 f0 f2 f3").program
 
 
 @pytest.mark.parametrize("mode", list(StorageMode))
@@ -99,14 +79,14 @@ def test_a_completed_program_comes_apart_again(mode: StorageMode) -> None:
 def test_explicit_steps_keep_the_waits_that_do_not_follow() -> None:
     """A wait later than the last use stays; one right after it is derived."""
     graph = skip_graph()
-    late = program("c0 out0 c1 c2 wait0 in0 c3")
-    early = program("c0 out0 c1 wait0 c2 in0 c3")
-    for steps, bare in ((late, late), (early, program("c0 out0 c1 c2 in0 c3"))):
+    late = plan("c0 o0 c1 c2 w0 i0 c3").program
+    early = plan("c0 o0 c1 w0 c2 i0 c3").program
+    for steps, bare in ((late, late), (early, plan("c0 o0 c1 c2 i0 c3").program)):
         whole = with_waits_and_frees(graph, steps, StorageMode.DMA)
         assert explicit_steps(graph, whole, StorageMode.DMA) == bare
 
 
 def test_programs_that_free_elsewhere_do_not_come_apart() -> None:
     """A tensor kept longer than it is used cannot be told from the steps."""
-    wasteful = program("c0 c1 c2 c3 free1 free0 free2 free3")
+    wasteful = plan("c0 c1 c2 c3 f1 f0 f2 f3").program
     assert explicit_steps(skip_graph(), wasteful, StorageMode.DMA) is None
