@@ -79,7 +79,7 @@ def parse_document(text: str, *, source: str) -> PlanDocument:
 
 def _index_faults(document: _PlanFile) -> Iterator[str]:
     for position, (op, index) in enumerate(document.program):
-        kind = "nodes" if op == Op.COMPUTE else "tensors"
+        kind = "nodes" if Op(op) == Op.COMPUTE else "tensors"
         count = len(getattr(document, kind))
         if index >= count:
             yield (
