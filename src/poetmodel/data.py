@@ -28,8 +28,7 @@ def shipped(kind: str) -> Path:
     for folder in (package / "_data" / kind, package.parents[1] / kind):
         if kind in _KINDS and folder.is_dir():
             return folder
-    msg = f"the installation of poetmodel has no {kind}; install it again"
-    raise InputError(msg)
+    raise InputError(f"the installation of poetmodel has no {kind}; install it again")
 
 
 def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) -> bytes:
@@ -41,20 +40,15 @@ def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) ->
                 stream.seek(begin)
             content = stream.read(limit_bytes + 1)
     except FileNotFoundError:
-        msg = f"{path}: no such file"
-        raise InputError(msg) from None
+        raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
-        msg = f"{path}: expected a file, found a folder"
-        raise InputError(msg) from None
+        raise InputError(f"{path}: expected a file, found a folder") from None
     except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror or error})"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValueError:
-        msg = f"{shown(str(path))}: no file can have this name"
-        raise InputError(msg) from None
+        raise InputError(f"{shown(str(path))}: no file can have this name") from None
     if len(content) > limit_bytes:
-        msg = f"{path}: expected a file of at most {limit_bytes} bytes"
-        raise InputError(msg)
+        raise InputError(f"{path}: expected a file of at most {limit_bytes} bytes")
     return content
 
 
@@ -68,8 +62,9 @@ def as_text(content: bytes, *, source: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        msg = f"{source}: expected UTF-8 text, found a binary file (byte {error.start})"
-        raise InputError(msg) from None
+        raise InputError(
+            f"{source}: expected UTF-8 text, found a binary file (byte {error.start})"
+        ) from None
 
 
 class _Object(dict[str, Any]):
@@ -85,8 +80,7 @@ def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -
     in one object; without it they are raised.
     """
     if not text.strip():
-        msg = f"expected a {expected} file (a JSON object), got an empty file"
-        raise InputError(msg)
+        raise InputError(f"expected a {expected} file (a JSON object), got an empty file")
     repeating: list[_Object] = []
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -108,11 +102,9 @@ def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -
             msg = f"{where}: not valid JSON ({error.msg})"
         raise InputError(msg) from None
     except RecursionError:
-        msg = f"its JSON is nested too deeply to be a {expected} file"
-        raise InputError(msg) from None
+        raise InputError(f"its JSON is nested too deeply to be a {expected} file") from None
     except ValueError:  # an integer with more digits than Python reads
-        msg = "it holds a number with too many digits"
-        raise InputError(msg) from None
+        raise InputError("it holds a number with too many digits") from None
     faults = [f"{where}: the key comes twice" for where in twice]
     if repeated is not None:
         repeated += faults
@@ -175,8 +167,9 @@ def write_text(path: str | Path, text: str) -> None:
         content = text.encode("utf-8")
     except UnicodeEncodeError as error:
         found = shown(error.object[error.start])
-        msg = f"{path}: cannot be written (the character {found} has no UTF-8 form)"
-        raise InputError(msg) from None
+        raise InputError(
+            f"{path}: cannot be written (the character {found} has no UTF-8 form)"
+        ) from None
     write_bytes(path, content)
 
 
@@ -197,8 +190,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        msg = f"{path}: cannot be written ({error.strerror or error})"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def _target(path: str | Path) -> Path:
@@ -206,12 +198,12 @@ def _target(path: str | Path) -> Path:
     path = Path(path)
     try:
         if path.is_dir():
-            msg = f"{path}: expected a file to write, found a folder"
-            raise InputError(msg)
+            raise InputError(f"{path}: expected a file to write, found a folder")
         return path.resolve() if path.is_symlink() and not _is_special(path) else path
     except (OSError, RuntimeError) as error:
-        msg = f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})"
-        raise InputError(msg) from error
+        raise InputError(
+            f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})"
+        ) from error
 
 
 def _is_special(path: Path) -> bool:
@@ -229,11 +221,11 @@ def _temporary(path: Path) -> Path:
             msg = f"{path}: the folder {path.parent} does not exist; make it first"
         raise InputError(msg) from None
     except OSError as error:
-        msg = f"{path}: the folder {path.parent} cannot be written ({error.strerror or error})"
-        raise InputError(msg) from error
+        raise InputError(
+            f"{path}: the folder {path.parent} cannot be written ({error.strerror or error})"
+        ) from error
     except ValueError:
-        msg = f"{shown(str(path))}: no file can have this name"
-        raise InputError(msg) from None
+        raise InputError(f"{shown(str(path))}: no file can have this name") from None
     os.close(handle)
     umask = os.umask(0)
     os.umask(umask)

@@ -126,11 +126,10 @@ class ModelError(InputError):
 def check_docstrings() -> None:
     """Raise where the interpreter strips docstrings, without which Pyomo cannot be imported."""
     if sys.flags.optimize > 1:
-        msg = (
+        raise ModelError(
             "Python strips docstrings here (-OO or PYTHONOPTIMIZE=2), and Pyomo cannot be imported "
             "without them: start Python with -O or without"
         )
-        raise ModelError(msg)
 
 
 class BackendError(PoetModelError, RuntimeError):

@@ -107,15 +107,13 @@ def parse_size(value: str | int, *, field: str, whole_bytes: int | None = None) 
         elif unit is not None:
             size *= _factor(unit, str(value), _SIZE)
         elif size.denominator != 1:
-            msg = (
+            raise BudgetError(
                 f"expected {_SIZE.forms}; without a unit {shown(value)} is bytes and must be a "
                 f"whole number (for a fraction of the checkpoint-all peak write "
                 f"{float(size * 100):g}%)"
             )
-            raise BudgetError(msg)
         if size > MAX_BYTES:
-            msg = f"expected at most 2^53 bytes, got {shown(value)}"
-            raise BudgetError(msg)
+            raise BudgetError(f"expected at most 2^53 bytes, got {shown(value)}")
         return int(size)
 
 
@@ -184,16 +182,14 @@ def _parse_real(value: str | float, kind: _Kind, *, field: str, whole: float | N
             return _finite(number / 100, value) * float(_whole(whole, kind))
         if isinstance(value, str):
             if unit is None:
-                msg = f"expected {kind.forms}; {shown(value.strip())} has no unit"
-                raise BudgetError(msg)
+                raise BudgetError(f"expected {kind.forms}; {shown(value.strip())} has no unit")
             number *= _factor(unit, value, kind)
         return _finite(number, value)
 
 
 def _finite(number: Fraction, value: object) -> float:
     if number > _MAX_REAL:
-        msg = f"expected at most 1e30, got {shown(value)}"
-        raise BudgetError(msg)
+        raise BudgetError(f"expected at most 1e30, got {shown(value)}")
     return float(number)
 
 
@@ -207,11 +203,9 @@ def _read(value: object, kind: _Kind) -> tuple[Fraction, str | None]:
     elif not isinstance(value, bool) and isinstance(value, Real | Decimal):
         number = value if isinstance(value, Rational) else float(value)
         if (isinstance(number, float) and not math.isfinite(number)) or number < 0:
-            msg = f"expected {kind.forms}, finite and not negative, got {shown(value)}"
-            raise BudgetError(msg)
+            raise BudgetError(f"expected {kind.forms}, finite and not negative, got {shown(value)}")
         return Fraction(number), None
-    msg = f"expected {kind.forms}, got {shown(value)}"
-    raise BudgetError(msg)
+    raise BudgetError(f"expected {kind.forms}, got {shown(value)}")
 
 
 def _factor(unit: str, value: str, kind: _Kind) -> Fraction:
@@ -219,11 +213,10 @@ def _factor(unit: str, value: str, kind: _Kind) -> Fraction:
         number = value.strip().removesuffix(unit).strip()
         meant = [_example(number, name) for name in _meant(unit, kind.units)]
         guess = f"; did you mean {' or '.join(meant)}?" if meant else ""
-        msg = (
+        raise BudgetError(
             f"expected {kind.forms}; {shown(value.strip())} has the unit {shown(unit)}, "
             f"which is none of {', '.join(kind.units)}{guess}"
         )
-        raise BudgetError(msg)
     return Fraction(kind.units[unit])
 
 
@@ -245,8 +238,7 @@ def _example(number: str, unit: str) -> str:
 def _whole(whole: float | None, kind: _Kind) -> Fraction:
     if whole is None:
         known = kind.forms.replace(" or ", ", not ")
-        msg = f"a percentage has no meaning here; expected {known}"
-        raise BudgetError(msg)
+        raise BudgetError(f"a percentage has no meaning here; expected {known}")
     return Fraction(whole)
 
 

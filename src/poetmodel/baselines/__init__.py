@@ -20,5 +20,4 @@ def __getattr__(name: str) -> Any:
         from poetmodel.baselines.result import run
 
         return run
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

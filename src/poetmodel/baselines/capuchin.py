@@ -115,12 +115,11 @@ class _Capuchin:
                     best = (saving, gap, swap_s == overhead_s)
             if best is None:
                 worst = int(self.excess.argmax())
-                msg = (
+                raise MethodNotApplicableError(
                     f"at {self.graph.nodes[worst].name!r} {format_bytes(int(self.excess[worst]))} "
                     "more than tensors may use are needed, and no tensor is left to swap or "
                     "recompute"
                 )
-                raise MethodNotApplicableError(msg)
             self._take(best[1], page=best[2])
 
     def _is_crowded(self, gap: Gap) -> bool:

@@ -55,8 +55,7 @@ class Chain:
         ends = [k for k in points if k in own and k < begin]
         if len(ends) < 2 or begin == len(graph.nodes):  # noqa: PLR2004 - a chain has two steps or more
             what = "no backward pass" if begin == len(graph.nodes) else "a single step"
-            msg = f"graph {graph.name!r} is no chain: it has {what}"
-            raise MethodNotApplicableError(msg)
+            raise MethodNotApplicableError(f"graph {graph.name!r} is no chain: it has {what}")
         ends[-1] = begin - 1
         ranges = [range(a + 1, b + 1) for a, b in pairwise([-1, *ends])]
         read = [
@@ -127,12 +126,11 @@ def _parts(
                 s = step_of[graph.node_of[i]]
                 choices &= {s, s + 1} if i in states[s] else {s}
         if not choices:
-            msg = (
+            raise MethodNotApplicableError(
                 f"graph {graph.name!r} is no chain: its backward pass does not go through the "
                 f"{len(ranges)} steps of the forward pass in reverse (node "
                 f"{graph.nodes[t].name!r})"
             )
-            raise MethodNotApplicableError(msg)
         current = max(choices)
         parts[current].append(t)
     return parts

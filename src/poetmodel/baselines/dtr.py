@@ -85,8 +85,9 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     if heuristic == LIVENESS:
         heuristic, liveness = HEURISTICS[0], True
     if heuristic not in HEURISTICS:
-        msg = f"heuristic {heuristic!r}: expected one of {', '.join((*HEURISTICS, LIVENESS))}"
-        raise InputError(msg)
+        raise InputError(
+            f"heuristic {heuristic!r}: expected one of {', '.join((*HEURISTICS, LIVENESS))}"
+        )
     if liveness:
         return _Liveness(problem, heuristic).run()
     return fitted(problem, lambda ram_bytes: Runtime(problem, heuristic, ram_bytes).run())
@@ -149,11 +150,10 @@ class Runtime(Execution):
         self.make_room(node.output_bytes + node.workspace_bytes, k)
         self.scores.clock_s += self.compute_time_s[k]
         if self.scores.clock_s > self.limit_s:
-            msg = (
+            raise MethodNotApplicableError(
                 f"it thrashes: the compute time of {THRASHING} single passes does not finish the "
                 f"training step within {format_bytes(int(self.limit_bytes))}"
             )
-            raise MethodNotApplicableError(msg)
         super().compute(k)
         for i in self.graph.outputs_of[k]:
             self.scores.recover(i)

@@ -107,12 +107,11 @@ class Execution:
             check_time_limit()
             victim = self.victim(k)
             if victim is None:
-                msg = (
+                raise MethodNotApplicableError(
                     f"the step {self._name(k)} takes {format_bytes(demand_bytes)} more, "
                     f"{format_bytes(self.ram_bytes)} of {format_bytes(int(self.limit_bytes))} are "
                     "in use, and no tensor may leave RAM"
                 )
-                raise MethodNotApplicableError(msg)
             self.evict(victim)
 
     def schedule(self) -> Schedule:
@@ -317,8 +316,9 @@ def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
         if fill <= 0:
             break
     needs = f"; its schedule needs {peak:,} B" if peak > usable else ""
-    msg = f"it cannot keep within the {usable:,} B that tensors may use{needs}"
-    raise MethodNotApplicableError(msg)
+    raise MethodNotApplicableError(
+        f"it cannot keep within the {usable:,} B that tensors may use{needs}"
+    )
 
 
 def fitting(
@@ -336,11 +336,10 @@ def fitting(
         if peaks[-1] <= usable:
             yield schedule, simulation
     if min(peaks) > usable:
-        msg = (
+        raise MethodNotApplicableError(
             f"its {what} need at least {min(peaks):,} B, more than the {usable:,} B that tensors "
             "may use"
         )
-        raise MethodNotApplicableError(msg)
 
 
 # -- what methods ask of a graph ------------------------------------------------------------------

@@ -61,12 +61,14 @@ def offload_all(problem: Problem) -> Schedule:
     """
     graph = problem.graph
     if not problem.can_page:
-        msg = "it pages every saved tensor out, and the problem allows no paging"
-        raise MethodNotApplicableError(msg)
+        raise MethodNotApplicableError(
+            "it pages every saved tensor out, and the problem allows no paging"
+        )
     forward = [node.phase in FORWARD for node in graph.nodes]
     if all(forward):
-        msg = "it pages what the backward pass reads, and the graph has no backward nodes"
-        raise MethodNotApplicableError(msg)
+        raise MethodNotApplicableError(
+            "it pages what the backward pass reads, and the graph has no backward nodes"
+        )
     saved = {
         gap: True
         for gap in gaps_of(graph)
@@ -198,9 +200,8 @@ def within_budget(problem: Problem, schedule: Schedule) -> Schedule:
     usable = problem.usable_ram_bytes
     peak = simulate(problem.graph, None, schedule).peak
     if peak.ram_bytes > usable:
-        msg = (
+        raise MethodNotApplicableError(
             f"its schedule needs {format_bytes(peak.ram_bytes)} at "
             f"{problem.graph.nodes[peak.node].name!r}, and tensors may use {format_bytes(usable)}"
         )
-        raise MethodNotApplicableError(msg)
     return schedule

@@ -70,8 +70,7 @@ def pofo(problem: Problem) -> Schedule:
     def run(ram_bytes: int) -> Schedule:
         best = best_actions(layers, ram_bytes, actions)
         if best is None:
-            msg = f"no choice of actions keeps within {ram_bytes:,} B"
-            raise MethodNotApplicableError(msg)
+            raise MethodNotApplicableError(f"no choice of actions keeps within {ram_bytes:,} B")
         return schedule_of(chain, best.actions)
 
     return fitted(problem, run)

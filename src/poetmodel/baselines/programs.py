@@ -22,8 +22,7 @@ def paging_only(problem: Problem) -> Problem:
     """Leave recomputation out (POET, ICML 2022, section 6.2)."""
     fits = problem.usable_ram_bytes >= checkpoint_all_peak_bytes(problem.graph)
     if not problem.can_page and not fits:
-        msg = "there is no storage to page to"
-        raise MethodNotApplicableError(msg)
+        raise MethodNotApplicableError("there is no storage to page to")
     return replace(problem, recompute=False)
 
 

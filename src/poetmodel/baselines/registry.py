@@ -292,12 +292,10 @@ def method(name: str) -> Method:
     plain, colon, variant = name.partition(":")
     entry = METHODS.get(plain)
     if entry is None:
-        msg = f"method {name!r}: expected one of {', '.join(METHODS)}"
-        raise InputError(msg)
+        raise InputError(f"method {name!r}: expected one of {', '.join(METHODS)}")
     if not colon:
         return entry
     if variant not in entry.variants:
         known = ", ".join(f"{plain}:{known}" for known in entry.variants) or "none"
-        msg = f"method {name!r}: expected {plain} or one of its variants ({known})"
-        raise InputError(msg)
+        raise InputError(f"method {name!r}: expected {plain} or one of its variants ({known})")
     return replace(entry, name=name, variant=variant)

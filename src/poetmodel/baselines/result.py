@@ -77,8 +77,7 @@ def _request(entry: Method, options: dict[str, Any]) -> Request:
     others = {"formulation", "start"}
     for unusable in others if not entry.by_solver else ():
         if options.get(unusable) is not None:
-            msg = f"{unusable}: method {entry.name!r} needs no solver; leave it out"
-            raise InputError(msg)
+            raise InputError(f"{unusable}: method {entry.name!r} needs no solver; leave it out")
     stated = {key: value for key, value in options.items() if key not in others}
     return Request(time_limit_s=stated.pop("time_limit", 60.0), **stated)
 
@@ -108,8 +107,7 @@ def _restricted(
     """
     found = solver.solve(restricted, **options)
     if found.status == Status.INFEASIBLE:
-        msg = f"it has no schedule within {limits_in_words(restricted)}"
-        raise MethodNotApplicableError(msg)
+        raise MethodNotApplicableError(f"it has no schedule within {limits_in_words(restricted)}")
     candidate = None
     if found.schedule is not None:
         candidate = _within_limits(verify_schedule(problem, found.schedule))
@@ -152,6 +150,7 @@ def _heuristic(problem: Problem, entry: Method, request: Request) -> Outcome:
 
 def _within_limits(candidate: Candidate) -> Candidate:
     if candidate.violations:
-        msg = f"its schedule breaks a limit: {'; '.join(candidate.violations)}"
-        raise MethodNotApplicableError(msg)
+        raise MethodNotApplicableError(
+            f"its schedule breaks a limit: {'; '.join(candidate.violations)}"
+        )
     return candidate

@@ -50,11 +50,10 @@ def griewank_walther(problem: Problem) -> Schedule:
         else:
             high = slots - 1
     if best is None:
-        msg = (
+        raise MethodNotApplicableError(
             f"with one slot it needs {peak:,} B, more than the {problem.usable_ram_bytes:,} B that "
             "tensors may use"
         )
-        raise MethodNotApplicableError(msg)
     return best
 
 

@@ -70,11 +70,10 @@ def rotor(problem: Problem) -> Schedule:
             best = min(best or (compute_s, schedule), (compute_s, schedule), key=lambda b: b[0])
         units = (low + high) // 2
     if best is None:
-        msg = (
+        raise MethodNotApplicableError(
             f"no persistent schedule of its {len(chain.steps)} steps keeps within the "
             f"{problem.usable_ram_bytes:,} B that tensors may use"
         )
-        raise MethodNotApplicableError(msg)
     return best[1]
 
 

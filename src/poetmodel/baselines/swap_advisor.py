@@ -63,8 +63,7 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     if checkpoint_all_peak_bytes(problem.graph) <= problem.usable_ram_bytes:
         return execute_gaps(problem, {})
     if not problem.can_page:
-        msg = "it swaps tensors, and the problem allows no paging"
-        raise MethodNotApplicableError(msg)
+        raise MethodNotApplicableError("it swaps tensors, and the problem allows no paging")
     chosen = _GeneticSearch(problem, seed).run()
     return within_budget(problem, execute_gaps(problem, dict.fromkeys(chosen, True)))
 

@@ -280,6 +280,5 @@ def figure(name: str) -> Figure:
     'Capuchin against the optimum, ResNet-18'
     """
     if name not in FIGURES:
-        msg = f"bench {name!r}: expected one of {', '.join(FIGURES)}"
-        raise InputError(msg)
+        raise InputError(f"bench {name!r}: expected one of {', '.join(FIGURES)}")
     return FIGURES[name]

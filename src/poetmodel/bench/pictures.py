@@ -165,13 +165,15 @@ def _solved(found: Sequence[Row]) -> Iterable[Panel]:
 def check_form(path: Path) -> None:
     """Raise `InputError` if the ending of a file is none of `FORMS`, or matplotlib is missing."""
     if path.suffix.removeprefix(".") not in FORMS:
-        msg = f"{path}: expected a file that ends in {', '.join('.' + form for form in FORMS)}"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}: expected a file that ends in {', '.join('.' + form for form in FORMS)}"
+        )
     try:
         import matplotlib as mpl  # noqa: F401 - only whether it is there
     except ImportError:
-        msg = f"{path}: pictures need the extra: pip install 'poetmodel[report]'"
-        raise InputError(msg) from None
+        raise InputError(
+            f"{path}: pictures need the extra: pip install 'poetmodel[report]'"
+        ) from None
 
 
 def draw(path: Path, shown: Sequence[Panel] | Sequence[Map], *, columns: int | None = None) -> None:

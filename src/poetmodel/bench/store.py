@@ -83,8 +83,9 @@ class RecordFile:
                     os.ftruncate(stream.fileno(), size)
                     raise
         except OSError as error:
-            msg = f"{self.path}: cannot be written ({error.strerror or error})"
-            raise InputError(msg) from error
+            raise InputError(
+                f"{self.path}: cannot be written ({error.strerror or error})"
+            ) from error
 
     def claim(self, key: Hashable) -> Claim | None:  # noqa: ARG002 - of those that are shared
         """Return the right to solve a run, None while another process has it."""
@@ -149,8 +150,9 @@ class Store(RecordFile):
         try:
             (folder / SCHEDULES).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            msg = f"{folder}: the folder cannot be made ({error.strerror or error})"
-            raise InputError(msg) from error
+            raise InputError(
+                f"{folder}: the folder cannot be made ({error.strerror or error})"
+            ) from error
 
     def add(self, record: Record) -> None:
         """Write a record, and its schedule to a file of its own."""
@@ -200,8 +202,9 @@ class Claim:
                 path.parent.mkdir(exist_ok=True)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             except OSError as error:
-                msg = f"{path}: cannot be written ({error.strerror or error})"
-                raise InputError(msg) from error
+                raise InputError(
+                    f"{path}: cannot be written ({error.strerror or error})"
+                ) from error
             if not _lock(descriptor):
                 os.close(descriptor)
                 return None

@@ -161,7 +161,8 @@ def write_parquet(path: Path, found: Sequence[Row]) -> None:
         import pandas as pd
         import pyarrow as pa  # noqa: F401 - what pandas writes the file with
     except ImportError:
-        msg = f"{path}: Parquet files need pandas and pyarrow: pip install pandas pyarrow"
-        raise InputError(msg) from None
+        raise InputError(
+            f"{path}: Parquet files need pandas and pyarrow: pip install pandas pyarrow"
+        ) from None
     check_writable(path)
     pd.DataFrame(list(found)).to_parquet(path, index=False)

@@ -102,13 +102,15 @@ def cluster(scheduler: str) -> Iterator[Pools]:
     try:
         from distributed import Client
     except ImportError:
-        msg = "scheduler: a Dask cluster needs the extra: pip install 'poetmodel[cluster]'"
-        raise InputError(msg) from None
+        raise InputError(
+            "scheduler: a Dask cluster needs the extra: pip install 'poetmodel[cluster]'"
+        ) from None
     try:
         client: Any = cast("Any", Client)(scheduler, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as error:
-        msg = f"scheduler {scheduler!r}: something answers there, but no Dask scheduler ({error})"
-        raise InputError(msg) from error
+        raise InputError(
+            f"scheduler {scheduler!r}: something answers there, but no Dask scheduler ({error})"
+        ) from error
     try:
         yield (
             lambda: client.get_executor(pure=False),
@@ -125,18 +127,19 @@ def check_scheduler(scheduler: str) -> None:
     """
     found = _ADDRESS.fullmatch(scheduler)
     if found is None:
-        msg = f"scheduler {scheduler!r}: expected an address such as tcp://10.0.0.1:8786"
-        raise InputError(msg)
+        raise InputError(
+            f"scheduler {scheduler!r}: expected an address such as tcp://10.0.0.1:8786"
+        )
     host, port = found["host"].strip("[]"), int(found["port"])
     try:
         with socket.create_connection((host, port), timeout=CONNECT_S) as found_there:
             speaks_dask = scheduler.startswith("tls:") or _is_greeting(found_there)
     except (OSError, OverflowError, UnicodeError) as error:
-        msg = f"scheduler {scheduler!r}: cannot be reached ({error}); is 'dask scheduler' running?"
-        raise InputError(msg) from error
+        raise InputError(
+            f"scheduler {scheduler!r}: cannot be reached ({error}); is 'dask scheduler' running?"
+        ) from error
     if not speaks_dask:
-        msg = f"scheduler {scheduler!r}: what listens there is no Dask scheduler"
-        raise InputError(msg)
+        raise InputError(f"scheduler {scheduler!r}: what listens there is no Dask scheduler")
 
 
 def _is_greeting(connection: socket.socket) -> bool:

@@ -222,8 +222,7 @@ class Costs:
             )
         }
         if (page_in is None) != (page_out is None):
-            msg = "expected both page_in and page_out, or neither"
-            raise CostError(msg)
+            raise CostError("expected both page_in and page_out, or neither")
         pages = None
         if page_in is not None and page_out is not None:
             pages = {

@@ -92,14 +92,11 @@ def _parse(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        msg = f"not valid TOML ({error})"
-        raise DeviceError(msg) from None
+        raise DeviceError(f"not valid TOML ({error})") from None
     except RecursionError:
-        msg = "its TOML is nested too deeply to be a device file"
-        raise DeviceError(msg) from None
+        raise DeviceError("its TOML is nested too deeply to be a device file") from None
     except ValueError:  # an integer with more digits than Python reads
-        msg = "it holds a number with too many digits"
-        raise DeviceError(msg) from None
+        raise DeviceError("it holds a number with too many digits") from None
 
 
 def _device(document: dict[str, Any], *, key: str) -> Device:

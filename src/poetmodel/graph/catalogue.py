@@ -141,11 +141,10 @@ def load_file(path: str, shape: InputShape = OWN_SHAPE) -> Graph:
     from poetmodel.graph.structure import Graph
 
     if shape.given:
-        msg = (
+        raise InputError(
             f"{path}, {' '.join(shape.options)}: a graph file has fixed sizes; leave the option "
             "out, or give a built-in network"
         )
-        raise InputError(msg)
     return Graph.load(path)
 
 
@@ -153,16 +152,16 @@ def _make(name: str, shape: InputShape) -> Graph:
     """Make a model of the zoo with sizes of its input."""
     said = f"model {name!r}, {' '.join(shape.options)}"
     if name.startswith(_PUBLISHED):
-        msg = f"{said}: the published graphs have fixed sizes; leave the option out"
-        raise GraphError(msg)
+        raise GraphError(f"{said}: the published graphs have fixed sizes; leave the option out")
     from poetmodel.graph.zoo import MODELS
 
     make = MODELS[name]
     known = signature(make).parameters
     taken = [key for key, argument in _ARGUMENTS.items() if key == "batch" or argument in known]
     if not set(shape.given) <= set(taken):
-        msg = f"{said}: this network takes {' and '.join(f'--{key}' for key in taken)} alone"
-        raise GraphError(msg)
+        raise GraphError(
+            f"{said}: this network takes {' and '.join(f'--{key}' for key in taken)} alone"
+        )
     try:
         return make(**{_ARGUMENTS[key]: size for key, size in shape.given.items()})
     except InputError as error:
@@ -198,8 +197,9 @@ def _require_known(name: str) -> None:
     matches = list(dict.fromkeys(_similar(name)))
     hint = f"did you mean {' or '.join(matches)}? " if matches else ""
     file_hint = " (a graph file is given with --graph)" if name.endswith(".json") else ""
-    msg = f"model {name!r}: no such model; {hint}'poetmodel models' lists all{file_hint}"
-    raise GraphError(msg)
+    raise GraphError(
+        f"model {name!r}: no such model; {hint}'poetmodel models' lists all{file_hint}"
+    )
 
 
 def _similar(name: str) -> Iterator[str]:

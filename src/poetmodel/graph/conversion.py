@@ -83,8 +83,7 @@ def from_networkx(digraph: networkx.DiGraph[Any]) -> Graph:
     import networkx as nx
 
     if not isinstance(digraph, nx.DiGraph) or digraph.is_multigraph():
-        msg = f"expected a networkx.DiGraph, got a {type(digraph).__name__}"
-        raise GraphError(msg)
+        raise GraphError(f"expected a networkx.DiGraph, got a {type(digraph).__name__}")
     keys = _execution_order(digraph)
     names = {key: str(key) for key in keys}
     attributes = {key: _plain(dict(digraph.nodes[key])) for key in keys}
@@ -114,8 +113,9 @@ def _execution_order(digraph: networkx.DiGraph[Any]) -> list[Hashable]:
     given = {key: index for key, index in digraph.nodes(data="index") if index is not None}
     if given and len(given) < len(digraph):
         missing = next(key for key in digraph if key not in given)
-        msg = f"digraph: node {shown(missing)} has no index, but others do; give all or none"
-        raise GraphError(msg)
+        raise GraphError(
+            f"digraph: node {shown(missing)} has no index, but others do; give all or none"
+        )
     cycles = [f"digraph: {fault}" for fault in cycle_fault(digraph, str)]
     if cycles:
         raise GraphError(cycles)
@@ -125,16 +125,16 @@ def _execution_order(digraph: networkx.DiGraph[Any]) -> list[Hashable]:
     wrong = [key for key, index in given.items() if not _is_integer(index)]
     if wrong:
         index = shown(given[wrong[0]])
-        msg = f"digraph: node {shown(wrong[0])}: index: expected an integer, got {index}"
-        raise GraphError(msg)
+        raise GraphError(
+            f"digraph: node {shown(wrong[0])}: index: expected an integer, got {index}"
+        )
     order = sorted(given, key=given.__getitem__)
     for first, second in pairwise(order):
         if given[first] == given[second]:
-            msg = (
+            raise GraphError(
                 f"digraph: nodes {shown(first)} and {shown(second)} have the same index "
                 f"{given[first]}"
             )
-            raise GraphError(msg)
     return order
 
 

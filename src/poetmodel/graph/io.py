@@ -125,8 +125,9 @@ def graph_from_dict(
     from poetmodel.graph.validation import graph_faults
 
     if not isinstance(document, dict):
-        msg = f"{source}: expected a {FORMAT} file (a JSON object), got {shown(document)}"
-        raise GraphError(msg)
+        raise GraphError(
+            f"{source}: expected a {FORMAT} file (a JSON object), got {shown(document)}"
+        )
     # A file of another kind would otherwise be answered with a list of all its keys.
     found = list(_kind_faults(document)) or [*faults, *graph_faults(document)]
     if found:

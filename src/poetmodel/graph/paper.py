@@ -153,8 +153,9 @@ class Network:
         parameters: int = 0,
     ) -> PaperLayer:
         if min(shape) < 1:
-            msg = f"{name}: expected every side of its output to be at least 1, got shape {shape}"
-            raise GraphError(msg)
+            raise GraphError(
+                f"{name}: expected every side of its output to be at least 1, got shape {shape}"
+            )
         read = tuple(layer.name for layer in inputs)
         layer = PaperLayer(name, op, shape, flops, parameters, read)
         self.layers.append(layer)
@@ -239,8 +240,7 @@ def vgg16(*, batch_size: int = 1, image_size: int = 224, classes: int = 1000) ->
     """
     require_counts(batch_size=batch_size, image_size=image_size, classes=classes)
     if image_size % 32:
-        msg = f"image_size: expected a multiple of 32, got {image_size}"
-        raise GraphError(msg)
+        raise GraphError(f"image_size: expected a multiple of 32, got {image_size}")
     network = Network(batch_size, 3, image_size, image_size)
     x = network.input
     for stage, channels in enumerate(_VGG16, 1):

@@ -51,8 +51,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"poetmodel.torch.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -88,22 +88,20 @@ def check_agreement(compiled: Compiled) -> None:
                 other = state.results(eager, attributes=False)[0]
                 unstable = list(differences(compiled, one, other))
         if unstable:
-            msg = (
+            raise CaptureError(
                 f"{joint.name}: PyTorch itself gives other results when the step runs again from "
                 f"the same parameters, buffers and random state: {listed(unstable)}; what "
                 "changes them (a clock, random numbers of another library, an attribute that "
                 "forward counts up) would be frozen: make it an input or a buffer"
             )
-            raise CaptureError(msg)
         found, found_random = state.results(lambda: compiled.runner(joint.inputs))
     all_apart = list(differences(compiled, expected, found))
     apart = [difference for difference in all_apart if not _is_rounding(difference, expected)]
     if apart:
-        msg = (
+        raise CaptureError(
             f"{joint.name}: the captured step does not compute what PyTorch does: "
             f"{listed(apart)}; replace the operations that these come from"
         )
-        raise CaptureError(msg)
     if all_apart:
         _LOG.warning("%s: not all bits are those of PyTorch: %s", joint.name, listed(all_apart))
     if not torch.equal(expected_random, found_random):

@@ -174,12 +174,11 @@ class Step:
         """Return what was compiled for such inputs, and the inputs flat; compile if need be."""
         name = self._current.trace.joint.name
         if named:
-            msg = (
+            raise CaptureError(
                 f"{name}: {', '.join(named)}: expected inputs without names, in the order "
                 "that the step was compiled with, as in step(x, y); a batch that is a mapping is "
                 "one input, as in step(batch)"
             )
-            raise CaptureError(msg)
         for compiled in (self._current, *self._compiled):
             try:
                 flat = compiled.trace.joint.flat_inputs(inputs)
@@ -192,8 +191,7 @@ class Step:
             flat = self._current.trace.joint.flat_inputs(inputs)
             refuse(name, input_faults(inputs))
             told = "; ".join(self._current.guards.differences(flat))
-            msg = f"{name}: {told}; compile again, or with dynamic='retrace'"
-            raise CaptureError(msg)
+            raise CaptureError(f"{name}: {told}; compile again, or with dynamic='retrace'")
         self._current = self._compile(inputs)
         return self._current, self._current.trace.joint.flat_inputs(inputs)
 
@@ -290,11 +288,10 @@ class Step:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        msg = (
+        raise TypeError(
             "a compiled step cannot be copied or pickled: it belongs to its model and its page "
             "file; copy or save the model (state_dict()), and compile a step of the copy"
         )
-        raise TypeError(msg)
 
     def _compile(self, inputs: Sequence[Any]) -> Compiled:
         first = self._compiled[0] if self._compiled else None
@@ -363,8 +360,7 @@ def _write(path: str | Path, found: dict[str, Any]) -> None:
     """Write a report, as a page or as JSON by the name of the file."""
     kind = Path(str(path)).suffix
     if kind not in (".html", ".json"):
-        msg = f"{path}: expected a file *.html, the page, or *.json, its figures"
-        raise InputError(msg)
+        raise InputError(f"{path}: expected a file *.html, the page, or *.json, its figures")
     if kind == ".json":
         write_text(path, json.dumps(found, allow_nan=False, ensure_ascii=False) + "\n")
         return

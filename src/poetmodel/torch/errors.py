@@ -45,14 +45,14 @@ def require_torch() -> str:
     try:
         found = version("torch")
     except PackageNotFoundError:
-        msg = (
+        raise BackendUnavailableError(
             "PyTorch is not installed, and tracing needs it: pip install 'poetmodel[torch]' "
             f"(torch {LEAST} or newer)"
-        )
-        raise BackendUnavailableError(msg) from None
+        ) from None
     if Version(found).release < Version(LEAST).release:
-        msg = f"PyTorch {found} is too old: tracing needs torch {LEAST} or newer"
-        raise BackendUnavailableError(msg)
+        raise BackendUnavailableError(
+            f"PyTorch {found} is too old: tracing needs torch {LEAST} or newer"
+        )
     return found
 
 
@@ -74,8 +74,7 @@ def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
                 raise link from None
         place = user_place(error)
         where = f" at {place}" if place else f" in {trail[-1]}" if trail else ""
-        msg = f"{subject}: {_reason(error, where)}"
-        raise CaptureError(msg) from error
+        raise CaptureError(f"{subject}: {_reason(error, where)}") from error
 
 
 @contextmanager
@@ -86,8 +85,7 @@ def enough_memory(subject: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not _is_memory(error):
             raise
-        msg = f"{subject}: there is not enough memory; {_MEMORY_ADVICE}"
-        raise CaptureError(msg) from error
+        raise CaptureError(f"{subject}: there is not enough memory; {_MEMORY_ADVICE}") from error
 
 
 _MEMORY: Final = ("can't allocate memory", "not enough memory", "out of memory")

@@ -241,8 +241,9 @@ def output_specs(
             continue
         if isinstance(descriptor, descriptors.PlainAOTOutput):
             if not hasattr(node, "meta"):
-                msg = f"{name}: expected a loss that is a tensor, got a {type(node).__name__}"
-                raise CaptureError(msg)
+                raise CaptureError(
+                    f"{name}: expected a loss that is a tensor, got a {type(node).__name__}"
+                )
             yield OutputSpec(kind=OutputKind.LOSS, node=node, target=None)
         elif isinstance(descriptor, descriptors.GradAOTOutput):
             target = targets[descriptor.grad_of]

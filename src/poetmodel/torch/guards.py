@@ -146,8 +146,7 @@ class Guards:
 def refuse_surroundings() -> None:
     """Raise `CaptureError` inside of inference mode, whose tensors cannot be trained on."""
     if torch.is_inference_mode_enabled():
-        msg = "inference mode is on: compile and call a training step outside of it"
-        raise CaptureError(msg)
+        raise CaptureError("inference mode is on: compile and call a training step outside of it")
 
 
 def refuse_inputs(inputs: Iterable[Any]) -> None:
@@ -156,12 +155,11 @@ def refuse_inputs(inputs: Iterable[Any]) -> None:
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             continue
         if not value.is_leaf:
-            msg = (
+            raise CaptureError(
                 f"inputs[{place}] requires a gradient and was computed from other tensors, which "
                 "a step does not reach: they would get no gradient. Give inputs"
                 f"[{place}].detach(), or put what computes it into the model"
             )
-            raise CaptureError(msg)
         if _is_hooked(value):
             raise CaptureError(_hooks_told("step", [f"inputs[{place}]"]))
 

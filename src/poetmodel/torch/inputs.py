@@ -81,11 +81,10 @@ def _refilled(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
                 return found
         except RAISED:
             continue
-    msg = (
+    raise CaptureError(
         f"inputs: a {type(mapping).__name__} cannot be made with other values; give a dict, such "
         "as dict(batch), or its values one by one"
     )
-    raise CaptureError(msg)
 
 
 def _copied(mapping: Any, values: dict[Any, Any]) -> Any:
@@ -138,14 +137,14 @@ def loss_in(name: str, output: Any) -> Any:
         return output
     found = output.get("loss") if keyed else output.loss
     if found is None:
-        msg = (
+        raise CaptureError(
             f"{name}: there is no loss in the {type(output).__name__} that is returned; give the "
             "model its target (labels), or give a loss_fn"
         )
-        raise CaptureError(msg)
     if not isinstance(found, torch.Tensor):
-        msg = f"{name}: expected a loss that is a tensor, got a {type(found).__name__}"
-        raise CaptureError(msg)
+        raise CaptureError(
+            f"{name}: expected a loss that is a tensor, got a {type(found).__name__}"
+        )
     return found
 
 
@@ -155,8 +154,7 @@ def loss_in(name: str, output: Any) -> Any:
 def refuse(name: str, faults: Iterable[str]) -> None:
     """Raise `CaptureError` with the first of some faults of a step."""
     for fault in faults:
-        msg = f"{name}: {fault}"
-        raise CaptureError(msg)
+        raise CaptureError(f"{name}: {fault}")
 
 
 def step_faults(model: torch.nn.Module, loss_fn: object, inputs: Sequence[Any]) -> Iterator[str]:

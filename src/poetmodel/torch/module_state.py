@@ -376,12 +376,11 @@ class Draws:
         for source, before in zip(self._sources, self._before, strict=True):
             if _comparable(source.state()) != before:
                 where = f" in {trail[-1]}" if trail else ""
-                msg = (
+                raise CaptureError(
                     f"{self._name}: forward draws from {source.told}{where}, and a compiled step "
                     "would repeat what was drawn when it was captured; draw with PyTorch "
                     "(torch.rand, ...), or outside of the step and give it as an input"
                 )
-                raise CaptureError(msg)
 
 
 def _has_state(source: _Source) -> bool:

@@ -66,8 +66,9 @@ class PageFile:
         new file, as does a forked process, which has no part in the file of its parent.
         """
         if self._closed:
-            msg = f"{self.path}: the step was closed, and its page file removed; compile again"
-            raise PageError(msg)
+            raise PageError(
+                f"{self.path}: the step was closed, and its page file removed; compile again"
+            )
         if self._lost or self._process != os.getpid():
             self._lost = True
             self._remove()
@@ -80,12 +81,14 @@ class PageFile:
             there = self.path.stat()
         except OSError as error:
             self._lost = True
-            msg = f"{self.path}: the page file is gone ({error.strerror or error}); {_ADVICE}"
-            raise PageError(msg) from None
+            raise PageError(
+                f"{self.path}: the page file is gone ({error.strerror or error}); {_ADVICE}"
+            ) from None
         if there.st_size < self.bytes:
             self._lost = True
-            msg = f"{self.path}: the page file has {there.st_size:,} of {self.bytes:,} B; {_ADVICE}"
-            raise PageError(msg)
+            raise PageError(
+                f"{self.path}: the page file has {there.st_size:,} of {self.bytes:,} B; {_ADVICE}"
+            )
 
     def _make(self) -> None:
         folder = self._folder
@@ -93,8 +96,9 @@ class PageFile:
         try:
             self._descriptor, name = tempfile.mkstemp(prefix=".poetmodel-pages-", dir=folder)
         except OSError as error:
-            msg = f"{folder}: no page file can be made here ({error.strerror or error})"
-            raise InputError(msg) from None
+            raise InputError(
+                f"{folder}: no page file can be made here ({error.strerror or error})"
+            ) from None
         self.path = Path(name)
         self._process = os.getpid()
         self._remove = weakref.finalize(self, _remove, self._descriptor, self.path, self._process)
@@ -102,11 +106,10 @@ class PageFile:
             os.posix_fallocate(self._descriptor, 0, max(self.bytes, 1))
         except OSError as error:
             self._remove()
-            msg = (
+            raise InputError(
                 f"{folder}: no room for a page file of {format_bytes(self.bytes)} "
                 f"({error.strerror or error}); free some, or page less"
-            )
-            raise InputError(msg) from None
+            ) from None
 
     def write(self, index: int, memory: memoryview) -> None:
         """Write a page, and return when the medium has it."""
@@ -122,17 +125,15 @@ class PageFile:
             done = read_page(self._descriptor, memory, self.offsets[index])
             os.posix_fadvise(self._descriptor, self.offsets[index], size, os.POSIX_FADV_DONTNEED)
         if done < size:
-            msg = (
+            raise PageError(
                 f"{self.path}: tensor {name!r}: only {done:,} of {size:,} B could be "
                 "read; the file was cut"
             )
-            raise PageError(msg)
         if checksum(memory) != self._sums[index]:
-            msg = (
+            raise PageError(
                 f"{self.path}: tensor {name!r} is not what was written; "
                 "something changed the file, or the medium is failing"
             )
-            raise PageError(msg)
         self.read_bytes += size
 
     @contextmanager
@@ -142,8 +143,9 @@ class PageFile:
             yield
         except OSError as error:
             reason = error.strerror or error
-            msg = f"{self.path}: tensor {self.storages[index].name!r} {fault}: {reason}"
-            raise PageError(msg) from None
+            raise PageError(
+                f"{self.path}: tensor {self.storages[index].name!r} {fault}: {reason}"
+            ) from None
 
 
 def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
@@ -171,8 +173,9 @@ def make_folder(folder: str | Path) -> None:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        msg = f"{folder}: no page file can be made here ({error.strerror or error})"
-        raise InputError(msg) from None
+        raise InputError(
+            f"{folder}: no page file can be made here ({error.strerror or error})"
+        ) from None
 
 
 def _remove(descriptor: int, path: Path, process: int) -> None:

@@ -183,17 +183,17 @@ def _budget_bytes(options: Options, whole: int, first: Compiled | None) -> int:
 def _check_host(model: torch.nn.Module) -> None:
     refuse_surroundings()
     if torch.is_autocast_enabled("cpu"):
-        msg = "autocast is on: use it inside of the model and the loss, and compile outside of it"
-        raise CaptureError(msg)
+        raise CaptureError(
+            "autocast is on: use it inside of the model and the loss, and compile outside of it"
+        )
     if not isinstance(model, torch.nn.Module):
         return  # the capture says so
     kinds = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
     if kinds:
-        msg = (
+        raise InputError(
             f"{type(model).__name__}: only steps on the cpu can be run, and parameters are on "
             f"{' and '.join(sorted(kinds))}"
         )
-        raise InputError(msg)
 
 
 def _costs(traced: Trace, options: Options) -> tuple[Costs, tuple[str, ...]]:
@@ -204,8 +204,7 @@ def _costs(traced: Trace, options: Options) -> tuple[Costs, tuple[str, ...]]:
         try:
             costs.table(traced.graph)
         except CostError as error:
-            msg = f"profile: its costs are those of another step: {error}"
-            raise InputError(msg) from None
+            raise InputError(f"profile: its costs are those of another step: {error}") from None
         if isinstance(given, Profile):
             return costs, given.notes
         return costs, (f"costs: {costs.source or 'as given'}",)

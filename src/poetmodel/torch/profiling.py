@@ -117,20 +117,17 @@ def measure(
 
 def _check(trace: object, repeats: object, threads: object) -> None:
     if not isinstance(trace, Trace):
-        msg = f"expected what `trace` returns, got {shown(trace)}"
-        raise InputError(msg)
+        raise InputError(f"expected what `trace` returns, got {shown(trace)}")
     for name, value in (("repeats", repeats), ("threads", 1 if threads is None else threads)):
         if type(value) is not int or value < 1:
-            msg = f"{name}: expected a whole number from 1, got {shown(value)}"
-            raise InputError(msg)
+            raise InputError(f"{name}: expected a whole number from 1, got {shown(value)}")
     joint = trace.joint
     kinds = {joint.value(argument).device.type for argument in joint.of(InputKind.PARAMETER)}
     if kinds != {"cpu"}:
-        msg = (
+        raise InputError(
             f"{joint.name}: only steps on the cpu can be measured, and its parameters are on "
             f"{' and '.join(sorted(kinds))}; estimate its costs for a device instead"
         )
-        raise InputError(msg)
 
 
 # -- times of operations ----------------------------------------------------------------------
@@ -224,11 +221,10 @@ def measure_paging(
             return _measure(file.fileno(), str(folder), repeats, sorted(sizes_bytes))
     except OSError as error:
         needed = format_bytes(max(sizes_bytes))
-        msg = (
+        raise InputError(
             f"{folder}: pages cannot be timed here ({error.strerror or error}); give a folder "
             f"that exists, can be written and has {needed} free"
-        )
-        raise InputError(msg) from None
+        ) from None
 
 
 def _measure(descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[int]) -> Paging:
@@ -247,8 +243,7 @@ def _measure(descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[i
                 outs.append(perf_counter() - begin)
                 begin = perf_counter()
                 if read_page(descriptor, page, 0) < size:
-                    msg = "the file is shorter than what was written to it"
-                    raise OSError(msg)
+                    raise OSError("the file is shorter than what was written to it")
                 checksum(page)
                 ins.append(perf_counter() - begin)
             page.release()

@@ -49,8 +49,7 @@ def load_step(target: str) -> Loaded:
     """
     require_torch()
     if not is_target(target):
-        msg = f"{shown(target)}: expected {FORM}"
-        raise InputError(msg)
+        raise InputError(f"{shown(target)}: expected {FORM}")
     head, _, name = target.rpartition(":")
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
@@ -59,8 +58,7 @@ def load_step(target: str) -> Loaded:
             module = _load_file(Path(head)) if head.endswith(".py") else _load_module(head)
             function = getattr(module, name, None)
             if not callable(function):
-                msg = f"{target}: {head} has no function {name!r}"
-                raise InputError(msg)
+                raise InputError(f"{target}: {head} has no function {name!r}")
             returned = function()
     finally:
         sys.path.remove(folder)
@@ -72,15 +70,12 @@ def _step(target: str, returned: object) -> Loaded:
         nested = isinstance(returned, tuple | list)
         kind = type(returned).__name__
         got = f"a {kind} of {len(returned)}" if nested else shown(returned)  # type: ignore[arg-type]
-        msg = f"{target}: expected it to return (model, loss_fn, inputs), got {got}"
-        raise InputError(msg)
+        raise InputError(f"{target}: expected it to return (model, loss_fn, inputs), got {got}")
     model, loss_fn, inputs = returned
     if not isinstance(inputs, tuple | list):
-        msg = f"{target}: inputs: expected a tuple, got a {type(inputs).__name__}"
-        raise InputError(msg)
+        raise InputError(f"{target}: inputs: expected a tuple, got a {type(inputs).__name__}")
     if loss_fn is not None and not callable(loss_fn):
-        msg = f"{target}: loss_fn: expected a function or None, got {shown(loss_fn)}"
-        raise InputError(msg)
+        raise InputError(f"{target}: loss_fn: expected a function or None, got {shown(loss_fn)}")
     return model, loss_fn, tuple(inputs)
 
 
@@ -90,16 +85,14 @@ def _load_module(name: str) -> ModuleType:
     except (ModuleNotFoundError, ValueError):
         known = False
     if not known:
-        msg = f"there is no module {name!r} here or installed; expected {FORM}"
-        raise InputError(msg)
+        raise InputError(f"there is no module {name!r} here or installed; expected {FORM}")
     return import_module(name)
 
 
 def _load_file(path: Path) -> ModuleType:
     spec = spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        msg = f"{path}: no such file; expected {FORM}"
-        raise InputError(msg)
+        raise InputError(f"{path}: no such file; expected {FORM}")
     module = module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -114,11 +107,13 @@ def _told(target: str) -> Iterator[None]:
     except InputError:
         raise
     except SystemExit as error:
-        msg = f"{target}: it ended the program (sys.exit({error.code!r})) in place of returning"
-        raise InputError(msg) from error
+        raise InputError(
+            f"{target}: it ended the program (sys.exit({error.code!r})) in place of returning"
+        ) from error
     except (*RAISED, SyntaxError) as error:
         place = user_place(error)
         where = f" at {place}" if place else ""
         reason = " ".join(str(error).split())
-        msg = f"{target}: failed{where} with {type(error).__name__}: {reason}"
-        raise InputError(msg) from error
+        raise InputError(
+            f"{target}: failed{where} with {type(error).__name__}: {reason}"
+        ) from error

@@ -212,11 +212,10 @@ def _observe(joint: Joint) -> dict[fx.Node, _Made]:
             value = call(node, arguments, keywords)
         except RAISED as error:
             reason = " ".join(str(error).split()).rstrip(".")
-            msg = (
+            raise CaptureError(
                 f"{joint.name}: {node.target}{in_module(node)} fails on the example inputs with "
                 f"{type(error).__name__}: {reason}; try one ordinary training step first"
-            )
-            raise CaptureError(msg) from error
+            ) from error
         if node.target is not operator.getitem:
             facts = _facts(node, arguments, keywords, value)
             if facts.storages:
@@ -296,11 +295,10 @@ def _sources(
             storages.add(direct[node][0])
         elif node not in views and node.op == "call_function":
             if node.target is operator.getitem and node.args[0] in made:
-                msg = (
+                raise CaptureError(
                     f"{name}: {node.args[0].target} returns one of its inputs "
                     "beside something new, and cannot be scheduled; leave it out of the step"
                 )
-                raise CaptureError(msg)
             views.add(node)
             pending.extend(node.all_input_nodes)
     return storages, views

@@ -76,8 +76,7 @@ def bert_base(
     understanding", NAACL 2019, doi:10.18653/v1/N19-1423.
     """
     if head not in _HEADS:
-        msg = f"head: expected one of {', '.join(_HEADS)}, got {head!r}"
-        raise InputError(msg)
+        raise InputError(f"head: expected one of {', '.join(_HEADS)}, got {head!r}")
     tape = Tape("bert-base", **options)
     sizes = _Sizes(dropout=dropout)
     require_counts(seq_len=seq_len, classes=classes)
@@ -132,11 +131,9 @@ def transformer(
 def _encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
     """Add embeddings and blocks."""
     if seq_len > sizes.positions:
-        msg = f"seq_len: expected at most {sizes.positions}, got {seq_len}"
-        raise InputError(msg)
+        raise InputError(f"seq_len: expected at most {sizes.positions}, got {seq_len}")
     if sizes.hidden % sizes.heads:
-        msg = f"heads: expected a divisor of hidden ({sizes.hidden}), got {sizes.heads}"
-        raise InputError(msg)
+        raise InputError(f"heads: expected a divisor of hidden ({sizes.hidden}), got {sizes.heads}")
     tables = (
         ("token", (tape.batch_size, seq_len), sizes.vocabulary),
         ("position", (seq_len,), sizes.positions),

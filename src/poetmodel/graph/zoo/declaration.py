@@ -68,8 +68,9 @@ class Value(Array):
     def view(self, *shape: int) -> Value:
         """Return the same tensor with another shape; no node, no copy, and so for its gradient."""
         if prod(shape) != self.size:
-            msg = f"{self.name}: a view of shape {self.shape} cannot have the shape {shape}"
-            raise InputError(msg)
+            raise InputError(
+                f"{self.name}: a view of shape {self.shape} cannot have the shape {shape}"
+            )
         return replace(self, shape=shape)
 
     def flatten(self) -> Value:
@@ -156,9 +157,8 @@ def window_grid(
     height, width = (side + 2 * padding - kernel for side in image.shape[2:])
     if min(height, width) < 0:
         size = "x".join(str(side) for side in image.shape[2:])
-        msg = (
+        raise InputError(
             f"{name}: a window of {kernel}x{kernel} does not fit its input of {size} with padding "
             f"{padding}; choose a larger image_size"
         )
-        raise InputError(msg)
     return height // stride + 1, width // stride + 1

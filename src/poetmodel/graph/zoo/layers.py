@@ -45,8 +45,7 @@ def drop(tape: Tape, name: str, x: Value, *, rate: float) -> Value:
     """Add the two nodes of dropout, or none where nothing is dropped."""
     given: object = rate
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1:
-        msg = f"dropout: expected a number from 0 to below 1, got {rate!r}"
-        raise InputError(msg)
+        raise InputError(f"dropout: expected a number from 0 to below 1, got {rate!r}")
     if rate == 0:
         return x
     return tape.record(dropout(name, x, tape.record(dropout_mask(f"{name}.mask", x))))

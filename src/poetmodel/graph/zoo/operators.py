@@ -48,8 +48,9 @@ def conv2d(
     """
     batch, channels_in = x.shape[:2]
     if channels % groups or channels_in % groups:
-        msg = f"{name}: {channels_in} and {channels} channels do not split into {groups} groups"
-        raise InputError(msg)
+        raise InputError(
+            f"{name}: {channels_in} and {channels} channels do not split into {groups} groups"
+        )
     grid = window_grid(name, x, kernel=kernel, stride=stride, padding=padding)
     y = x.made(name, batch, channels, *grid)
     weight = Weight(
@@ -115,8 +116,7 @@ def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = Fals
     if transpose_right:
         k_right, m = m, k_right
     if (batch, k) != (batch_right, k_right):
-        msg = f"{name}: shapes {left.shape} and {right.shape} cannot be multiplied"
-        raise InputError(msg)
+        raise InputError(f"{name}: shapes {left.shape} and {right.shape} cannot be multiplied")
     y = left.made(name, *batch, n, m)
     macs = y.size * k
     return Declaration(
@@ -281,8 +281,7 @@ def activation(name: str, x: Value, *, kind: str) -> Declaration:
     layer keeps anyway. Nothing is computed in place.
     """
     if kind not in _ACTIVATIONS:
-        msg = f"{name}: expected one of {', '.join(_ACTIVATIONS)}, got {kind!r}"
-        raise InputError(msg)
+        raise InputError(f"{name}: expected one of {', '.join(_ACTIVATIONS)}, got {kind!r}")
     forward, backward = (flops * x.size for flops in _ACTIVATIONS[kind])
     y = x.made(name, *x.shape)
     saved = (x if kind == "gelu" else y,)
@@ -300,8 +299,7 @@ def add(name: str, *terms: Value) -> Declaration:
     first = terms[0]
     for term in terms[1:]:
         if term.shape != first.shape[len(first.shape) - len(term.shape) :]:
-            msg = f"{name}: shapes {first.shape} and {term.shape} cannot be added"
-            raise InputError(msg)
+            raise InputError(f"{name}: shapes {first.shape} and {term.shape} cannot be added")
     repeated = [k for k, term in enumerate(terms) if term.shape != first.shape]
     return Declaration(
         name=name,

@@ -106,8 +106,9 @@ class Tape:
         """Add the forward node of an operator and return its result."""
         for weight in declaration.weights:
             if self._weights.setdefault(weight.name, weight) != weight:
-                msg = f"{declaration.name}: the weight {weight.name!r} is shared in two shapes"
-                raise InputError(msg)
+                raise InputError(
+                    f"{declaration.name}: the weight {weight.name!r} is shared in two shapes"
+                )
         self._recorded.append(declaration)
         self._nodes.append(_forward_node(declaration))
         wanted = bool(declaration.weights) or any(x.differentiable for x in declaration.inputs)
@@ -119,8 +120,7 @@ class Tape:
         With an optimizer it ends in the update.
         """
         if loss.phase is not Phase.LOSS:
-            msg = f"{loss.name}: expected a loss, got phase {loss.phase.value!r}"
-            raise InputError(msg)
+            raise InputError(f"{loss.name}: expected a loss, got phase {loss.phase.value!r}")
         self.record(loss)
         updated = self._optimizer is not None
         backward = BackwardPass(self._recorded, fused=self._fused, updated=updated)
@@ -170,8 +170,7 @@ def _forward_node(declaration: Declaration) -> Node:
 
 def _require_known(setting: str, value: str, accepted: Mapping[str, object]) -> None:
     if value not in accepted:
-        msg = f"{setting}: expected one of {', '.join(accepted)}, got {value!r}"
-        raise InputError(msg)
+        raise InputError(f"{setting}: expected one of {', '.join(accepted)}, got {value!r}")
 
 
 class BackwardPass:
