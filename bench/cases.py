@@ -43,7 +43,7 @@ class Case:
     device: str
     """A shipped device."""
     ram: str
-    """RAM budget, as a share of the checkpoint-all peak."""
+    """RAM budget, as a share of the keep-all peak."""
     deadline_counts: str | None = None
     """Which time counts; None takes the device's default. There is no deadline."""
     limit_s: float = LIMIT_S
@@ -79,7 +79,7 @@ def _floor_ratio(model: str) -> float:
 
 
 def possible(case: Case) -> bool:
-    """Return whether the budget of a case is at least the floor of its graph."""
+    """Return whether the budget of a case is at least the minimum RAM of its graph."""
     return float(case.ram.rstrip("%")) / 100 >= _floor_ratio(case.model)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 FLOOR: Final = "floor+2%"
-"""The budget just above the least that any schedule needs: 1.02 times the floor."""
+"""The budget just above the least that any schedule needs: 1.02 times the minimum RAM."""
 ORDER_SEED: Final = 20
 """Seed of the order in which instances are run."""
 
@@ -57,7 +57,7 @@ class Instance:
     device: str
     """A shipped device, or `PROFILE`."""
     ram: str
-    """RAM budget: a share of the checkpoint-all peak, or `FLOOR`."""
+    """RAM budget: a share of the keep-all peak, or `FLOOR`."""
     deadline: str | None = None
     """Limit of compute plus transfer time, as a share of one pass."""
     method: str = "default"

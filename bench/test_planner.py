@@ -45,7 +45,7 @@ class PlanCase:
     device: str
     """A shipped device; its storage gets a DMA channel."""
     ram_ratio: float
-    """RAM budget, as a share of the checkpoint-all peak."""
+    """RAM budget, as a share of the keep-all peak."""
     recompute: bool
     """Whether the schedule may recompute, or has to page."""
 
@@ -70,7 +70,7 @@ class PlanCase:
 
 
 def _cases() -> tuple[PlanCase, ...]:
-    """Return every case whose budget is at least the floor of its graph."""
+    """Return every case whose budget is at least the minimum RAM of its graph."""
     cases = (
         PlanCase(model=model, device=device, ram_ratio=ratio, recompute=recompute)
         for model in MODELS

@@ -42,7 +42,7 @@ HEADS: Final = (
 
 
 def rows() -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table; a budget below the floor has none."""
+    """Yield the rows of the table; a budget below the minimum RAM has none."""
     for model in MODELS:
         graph = load_model(model)
         for device in DEVICES:

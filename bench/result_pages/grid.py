@@ -88,7 +88,7 @@ def summary_table(records: Sequence[dict[str, Any]], registered: Mapping[int, in
     heads = (
         "grid",
         "instances",
-        "below the floor",
+        "below the minimum RAM",
         "else infeasible",
         "others",
         "proved to 1 %",
@@ -265,8 +265,8 @@ def section(
         "## The grid",
         f"From `bench/results/{source}`, one process an instance; "
         f"[every instance](results-grid.md). {_circumstances(records)} A budget of `floor+2%` is "
-        "1.02 times the floor, below which no schedule is; all others are shares of the "
-        "checkpoint-all peak. Budgets below the floor are proved infeasible at once and counted "
+        "1.02 times the minimum RAM; all others are shares of the "
+        "keep-all peak. Budgets below the minimum RAM are proved infeasible at once and counted "
         "apart. Every other instance counts, those without a schedule and those that ran into "
         "their limit included, with the time that they took. "
         f"{_again(twice)}{unfinished(records, registered)}".strip(),
@@ -309,7 +309,7 @@ def _circumstance(records: Sequence[dict[str, Any]]) -> str:
 
 
 def full_table(runs: Sequence[SolveRecord]) -> str:
-    """Return a line for each instance that is not below the floor."""
+    """Return a line for each instance that is not below the minimum RAM."""
     rows = []
     for run in runs:
         if run.below_floor:
@@ -349,7 +349,7 @@ def _full_parts(records: Sequence[dict[str, Any]], source: str) -> Iterator[str]
         f"Generated from `bench/results/{source}` by `scripts/make_results.py`; summaries are in "
         "[the results](results.md). Bold times ended at their limit. Columns and rows are those of "
         "the largest model solved; memory is the most that the whole process had resident. "
-        "Budgets below the floor are left out here: they are proved infeasible at once."
+        "Budgets below the minimum RAM are left out here: they are proved infeasible at once."
     )
     for goal, heading in HEADINGS.items():
         runs = of_goal(records, goal)

@@ -243,7 +243,7 @@ def _status(run: TrainingRecord) -> str:
     if run.status == "infeasible" and "floor_bytes" in run.record:
         floor = run.record["floor_bytes"]
         if run.budget_bytes is not None and run.budget_bytes < floor:
-            return f"infeasible: the floor is {format_bytes(floor)}"
+            return f"infeasible: the minimum RAM is {format_bytes(floor)}"
         return "infeasible, proved"
     reason = str(run.record.get("reason", "")).splitlines() or [""]
     told = reason[0].replace("|", "/")

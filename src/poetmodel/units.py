@@ -109,7 +109,7 @@ def parse_size(value: str | int, *, field: str, whole_bytes: int | None = None) 
         elif size.denominator != 1:
             raise BudgetError(
                 f"expected {_SIZE.forms}; without a unit {shown(value)} is bytes and must be a "
-                f"whole number (for a fraction of the checkpoint-all peak write "
+                f"whole number (for a fraction of the keep-all peak write "
                 f"{float(size * 100):g}%)"
             )
         if size > MAX_BYTES:

@@ -113,7 +113,7 @@ def test_runs_without_a_plan_stay_in_the_table() -> None:
     text = network_table(found)
     assert "| `both` | 25 %, 5.00 MiB | - | - | - | - | - | - | 1.5 s | - |" in text
     for status in (
-        "| infeasible: the floor is 10.00 MiB |",
+        "| infeasible: the minimum RAM is 10.00 MiB |",
         "| infeasible, proved |",
         "| **no plan found in time** |",
         "| **failed**: ended with -9 / killed |",

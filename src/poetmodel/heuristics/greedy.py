@@ -1,4 +1,4 @@
-"""Schedules without a solver: greedy, from checkpoint-all on.
+"""Schedules without a solver: greedy, from keep-all on.
 
 They start the search, and are what is returned when time runs out before a better one is found.
 """
@@ -72,7 +72,7 @@ def page_everything(problem: Problem) -> Schedule | None:
 
 
 def trivial(problem: Problem) -> Schedule | None:
-    """Return checkpoint-all where it keeps every limit: nothing can cost less than it."""
+    """Return keep-all where it keeps every limit: nothing can cost less than it."""
     if checkpoint_all_peak_bytes(problem.graph) > problem.usable_ram_bytes:
         return None
     return None if obstacle(problem) is not None else checkpoint_all(problem.graph)
@@ -126,7 +126,7 @@ class _Greedy:
                 low = middle + 1
 
     def _attempt(self, penalty: float, limit_bytes: int) -> bool:
-        """Repair checkpoint-all; return whether the result keeps all limits."""
+        """Repair keep-all; return whether the result keeps all limits."""
         partial = PartialSchedule(self.problem.graph)
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)
         repair.until_s = self.until_s if self.best is not None else math.inf

@@ -43,7 +43,7 @@ def restorations_of(schedule: Schedule) -> list[Restoration]:
 
 
 class PartialSchedule:
-    """A set of restorations with the RAM that it needs; without any it is checkpoint-all."""
+    """A set of restorations with the RAM that it needs; without any it is keep-all."""
 
     def __init__(self, graph: Graph, restorations: Iterable[Restoration] = ()) -> None:
         self.graph = graph

@@ -47,7 +47,7 @@ class Problem:
     costs : Costs
         Time and energy of everything in it; may carry the device that gives the defaults below.
     ram : str or int, optional
-        RAM budget: bytes, a size such as ``256KiB``, or a percentage of the checkpoint-all peak
+        RAM budget: bytes, a size such as ``256KiB``, or a percentage of the keep-all peak
         (with `count_parameters` of peak plus resident bytes). Default: the device's RAM.
     deadline : str or float, optional
         Time limit of a step: seconds, a time such as ``20ms``, or a percentage of one computation
@@ -244,7 +244,7 @@ class Problem:
         Parameters
         ----------
         *quantities : Quantity
-            ``ram`` gets all that checkpoint-all takes, ``writes`` all that could be paged out.
+            ``ram`` gets all that keep-all takes, ``writes`` all that could be paged out.
         **changes
             Further fields of the problem.
         """

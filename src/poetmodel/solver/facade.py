@@ -325,7 +325,7 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
 
 
 def _greedy(problem: Problem, request: Request) -> Candidate | None:
-    """Return checkpoint-all if it is valid and cannot be beaten, else what is built greedily."""
+    """Return keep-all if it is valid and cannot be beaten, else what is built greedily."""
     plain = accepted(problem, trivial(problem))
     if plain is not None and problem.objective.is_sum:
         return plain

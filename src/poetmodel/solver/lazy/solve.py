@@ -39,7 +39,7 @@ def solve_lazily(
     """Solve a problem by row generation over groups of stages, from a valid schedule if given.
 
     Rows to enforce from the beginning are those of `first`, by default the stage row that
-    checkpoint-all loads most. `bound` is what is proved already, in the unit of the minimized
+    keep-all loads most. `bound` is what is proved already, in the unit of the minimized
     quantity. With two threads or more, a process searches for schedules beside the proof. After
     Ctrl-C the outcome has the best schedule and bound so far.
 
