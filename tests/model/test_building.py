@@ -622,3 +622,9 @@ def test_costs_of_zero_everywhere() -> None:
     costs = Costs.from_arrays(graph, compute_time_s=zeros, compute_energy_j=zeros)
     result = solve(build(Problem(graph, costs, ram=9)))
     assert (result.status, result.overhead_j, result.gap) == (Status.OPTIMAL, 0.0, 0.0)
+
+
+def test_only_a_problem_is_built() -> None:
+    """Anything else is refused in a sentence."""
+    with pytest.raises(InputError, match="build takes a Problem, got 3"):
+        build(3)  # type: ignore[arg-type]

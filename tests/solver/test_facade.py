@@ -277,6 +277,12 @@ def test_a_start_for_another_graph_is_refused(make: Callable[[Problem], Any]) ->
         solve(make(skip_problem()), start=checkpoint_all(comb_graph()))
 
 
+def test_a_start_that_is_no_schedule_is_refused() -> None:
+    """In a sentence that names the argument."""
+    with pytest.raises(InputError, match="start: expected a Schedule, got 3"):
+        solve(skip_problem(), start=3)  # type: ignore[arg-type]
+
+
 def test_a_start_that_breaks_a_constraint_of_the_model_is_not_returned() -> None:
     """When time is out under a user's own constraints, only what satisfies them is left."""
     problem, schedule = loose_start()

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyomo.core as pyo
 
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, shown
 from poetmodel.model.compact import COMPACT, CompactRelations
 from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.model.paper import PAPER, check_fits, one_output_each, reduction_in_words, restore
 from poetmodel.model.relations import Relation, TriangleRelations
 from poetmodel.model.unreduced import UNREDUCED
+from poetmodel.problem import Problem
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from poetmodel.model.formulation import Formulation
-    from poetmodel.problem import Problem
 
 FORMULATIONS: Final[Mapping[str, Formulation]] = {"compact": COMPACT, "paper": PAPER}
 """The formulations that `build` knows by name."""
@@ -74,6 +74,8 @@ def build(
     >>> sorted(model.S_RAM)
     [(1, 0)]
     """
+    if not isinstance(problem, Problem):
+        raise InputError(f"build takes a Problem, got {shown(problem)}")
     if stages not in ("all", "events"):
         raise InputError(f"stages: expected 'all' or 'events', got {stages!r}")
     chosen = _choose(formulation, reductions=reductions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import InputError, TimeLimitError, TooLargeError
+from poetmodel.errors import InputError, TimeLimitError, TooLargeError, shown
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.problem import Problem, Surrogate
 from poetmodel.problem.infeasibility import obstacle
@@ -129,6 +129,8 @@ def solve(
         task = _Task.of(problem_or_model, formulation)
         problem, reason = task.problem, obstacle(task.problem)
         if start is not None:
+            if not isinstance(start, Schedule):
+                raise InputError(f"start: expected a Schedule, got {shown(start)}")
             check_identity(problem.graph, start)
         if reason is not None:
             outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
