@@ -99,8 +99,15 @@ def measure_variant(fields: dict[str, Any], _start: None = None) -> Record:
     warm_up()
     params, seed = VARIANTS[fields["variant"]]
     lazy.solve_lazily = partial(lazy.solve_lazily, params=params)
-    instance = {name: value for name, value in fields.items() if name != "variant"} | {"seed": seed}
-    return {**measure(instance), "kind": KIND, "cell": fields, "variant": fields["variant"]}
+    variant = fields["variant"]
+    instance = {name: value for name, value in fields.items() if name != "variant"}
+    return {
+        **measure(instance | {"seed": seed}),
+        "kind": KIND,
+        "name": VariantRun(instance=Instance(**instance), variant=variant).name,
+        "cell": fields,
+        "variant": variant,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -50,7 +50,9 @@ def due() -> dict[Path, str]:
     _, ablated = read_newest("*-ablation.jsonl")
     if ablated:
         text = LAZY_PAGE.read_text(encoding="utf-8")
-        pages[LAZY_PAGE] = replace_block(text, "ablation", ablation.page(ablated))
+        _, ablated_again = read_newest("*-ablation-again.jsonl")
+        block = ablation.page(ablated, ablated_again)
+        pages[LAZY_PAGE] = replace_block(text, "ablation", block)
     source, records = read_newest("*[0-9].jsonl")
     if not records:
         return pages | {README: replace_block(readme, "results", figures.NOTHING_YET)}

@@ -19,22 +19,35 @@ EVERYTHING: Final = "everything"
 """The variant that leaves nothing out."""
 
 
-def page(records: Sequence[dict[str, Any]]) -> str:
-    """Return what a record says: means over the sample, and the runs with other limits."""
-    limits = {float(record["cell"]["limit_s"]) for record in records}
-    sample = [record for record in records if record["cell"]["limit_s"] == min(limits)]
-    others = [record for record in records if record["cell"]["limit_s"] != min(limits)]
-    count = len({_problem(record) for record in sample if record["variant"] == EVERYTHING})
-    machine = records[0]["machine"]
-    parts = [
-        f"{count} instances, {min(limits):g} s each, one thread, seed 0 where none is named; "
-        f"{machine['cpu']}, Python {machine['python']}, HiGHS {machine['versions']['highspy']}, "
-        f"{records[0]['recorded'][:10]}.",
-        means(sample),
-    ]
+def page(records: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]] = ()) -> str:
+    """Return what a record says: means over the sample, and the runs with other limits.
+
+    `again` is of the code after what the record decided.
+    """
+    least_s, most_s = (pick(_limit_s(record) for record in records) for pick in (min, max))
+    sample = [record for record in records if _limit_s(record) == least_s]
+    others = [record for record in records if _limit_s(record) != least_s]
+    parts = [_circumstances(sample), means(sample)]
     if others:
-        parts += [f"Single runs of {max(limits):g} s on further instances:", runs(others)]
+        parts += [f"Single runs of {most_s:g} s on further instances:", runs(others)]
+    if again:
+        parts += [f"The code as it is now: {_circumstances(again)}", means(again)]
     return "\n\n".join(parts)
+
+
+def _circumstances(records: Sequence[dict[str, Any]]) -> str:
+    """Return what was run, and where."""
+    count = len({_problem(record) for record in records if record["variant"] == EVERYTHING})
+    machine = records[0]["machine"]
+    return (
+        f"{count} instances, {_limit_s(records[0]):g} s each, one thread, seed 0 where none is "
+        f"named; {machine['cpu']}, Python {machine['python']}, HiGHS "
+        f"{machine['versions']['highspy']}, {records[0]['recorded'][:10]}."
+    )
+
+
+def _limit_s(record: dict[str, Any]) -> float:
+    return float(record["cell"]["limit_s"])
 
 
 def means(records: Sequence[dict[str, Any]]) -> str:
@@ -90,4 +103,4 @@ def _gap(record: dict[str, Any]) -> float:
 
 def _seconds(record: dict[str, Any]) -> float:
     """Return the time to the gap tolerance, or the limit."""
-    return float(record["seconds"] if is_solved(record) else record["cell"]["limit_s"])
+    return float(record["seconds"]) if is_solved(record) else _limit_s(record)

@@ -44,6 +44,7 @@ def test_a_smoke_run_records_what_was_left_out(monkeypatch: pytest.MonkeyPatch) 
     small = {**ablation.SAMPLE[0].to_dict(), "model": "paper/transformer", "ram": "90%"}
     record = ablation.measure_variant({**small, "variant": "no interval cuts"})
     assert record["kind"] == ablation.KIND
+    assert record["name"].endswith("| default | 0 | no interval cuts")
     assert record["variant"] == "no interval cuts"
     assert ablation.lazy.solve_lazily.keywords["params"] == ablation.VARIANTS["no interval cuts"][0]
 
@@ -62,3 +63,12 @@ def test_the_page_counts_time_outs_with_their_limit() -> None:
     assert "| everything | 2 | 1 | 1.8 | 25.0 |" in text
     assert "| no cuts | 1 | 0 | 3.0 | 75.0 |" in text
     assert "| m d 50% | no cuts | feasible | 9.0 | 25.00 |" in text
+
+
+def test_a_second_record_has_a_table_of_its_own() -> None:
+    """What was measured after the decisions is not mixed with what they were taken from."""
+    text = page([run(EVERYTHING, 1.0, 0.0)], [run(EVERYTHING, 2.0, 0.0), run("no cuts", 2.5, 0.1)])
+    before, after = text.split("The code as it is now: 1 instances, 3 s each")
+    assert "| everything | 1 | 1 | 1.0 | 0.0 |" in before
+    assert "| everything | 1 | 1 | 2.0 | 0.0 |" in after
+    assert "no cuts" not in before
