@@ -295,23 +295,9 @@ def test_models_with_own_rows_are_proved_to_the_byte(
     minimize: str, least: int, reductions: bool, name: str
 ) -> None:
     """Without any gap, and beside a row that no other problem has: the cheaper page-out is out."""
-    graph = Graph(
-        name="transfers",
-        nodes=(
-            operation("a", output_bytes=4000000007, recomputable=False),
-            operation("b", output_bytes=4000000001, recomputable=False),
-            operation("c", output_bytes=8000000007, recomputable=False),
-            operation("d", output_bytes=1, inputs=("a", "b")),
-        ),
-    )
-    costs = Costs.from_arrays(
-        graph,
-        compute_time_s=[1] * 4,
-        compute_energy_j=[1] * 4,
-        page_in=[(1, 1)] * 4,
-        page_out=[(1, 1)] * 4,
-    )
-    model = build(Problem(graph, costs, ram=12000000014, minimize=minimize), reductions=reductions)
+    sizes = (4000000007, 4000000001, 8000000007)
+    problem = transfers(1, 1, sizes=sizes, ram=12000000014, minimize=minimize)
+    model = build(problem, reductions=reductions)
     paged_out = [model.M_out[t, 1] for t in range(4) if (t, 1) in model.M_out]
     model.b_stays = pyo.Constraint(expr=sum(paged_out) == 0)
     before = set(model.component_map())
@@ -321,14 +307,22 @@ def test_models_with_own_rows_are_proved_to_the_byte(
     assert set(model.component_map()) == before
 
 
-def transfers(time_s: float, energy_j: float, **limits: object) -> Problem:
+def transfers(
+    time_s: float,
+    energy_j: float,
+    *,
+    sizes: tuple[int, int, int] = (4, 4, 8),
+    ram: int = 12,
+    **limits: object,
+) -> Problem:
     """Return a problem in which one of two transfers that would do has these costs."""
+    a_bytes, b_bytes, c_bytes = sizes
     graph = Graph(
         name="transfers",
         nodes=(
-            operation("a", output_bytes=4, recomputable=False),
-            operation("b", output_bytes=4, recomputable=False),
-            operation("c", output_bytes=8, recomputable=False),
+            operation("a", output_bytes=a_bytes, recomputable=False),
+            operation("b", output_bytes=b_bytes, recomputable=False),
+            operation("c", output_bytes=c_bytes, recomputable=False),
             operation("d", output_bytes=1, inputs=("a", "b")),
         ),
     )
@@ -339,7 +333,7 @@ def transfers(time_s: float, energy_j: float, **limits: object) -> Problem:
         page_in=[(time_s, energy_j), *[(1, 1)] * 3],
         page_out=[(1, 1)] * 4,
     )
-    return Problem(graph, costs, ram=12, **limits)
+    return Problem(graph, costs, ram=ram, **limits)
 
 
 @pytest.mark.parametrize("minimize", ["energy", "time", "writes"])

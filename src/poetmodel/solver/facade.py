@@ -161,14 +161,14 @@ class _Task:
             return cls(problem=given, formulation=name)
         problem = getattr(given, "problem", None)
         if not isinstance(problem, Problem):
-            msg = (
+            raise InputError(
                 "solve takes a Problem or a model made by build(problem), which carries its problem"
             )
-            raise InputError(msg)
         name = given.formulation.name
         if formulation is not None and not name.startswith(formulation):
-            msg = f"formulation: the model was built as {name!r}; leave it out, or pass the problem"
-            raise InputError(msg)
+            raise InputError(
+                f"formulation: the model was built as {name!r}; leave it out, or pass the problem"
+            )
         return cls(problem=problem, formulation=name, model=given)
 
     @property
@@ -320,8 +320,9 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
     from poetmodel.model.paper import check_fits
 
     if formulation not in FORMULATIONS:
-        msg = f"formulation: expected lazy, {' or '.join(FORMULATIONS)}, got {formulation!r}"
-        raise InputError(msg)
+        raise InputError(
+            f"formulation: expected lazy, {' or '.join(FORMULATIONS)}, got {formulation!r}"
+        )
     if formulation == "paper":
         check_fits(problem)
 

@@ -132,7 +132,7 @@ class LazyParams:
     worker_start_s: float = 0.5
     """After how long the process is started: that takes a second of its core."""
     worker_update_s: float = 0.1
-    """How often it is told what is new, above 0."""
+    """How often it gets what is new, above 0."""
 
     def __post_init__(self) -> None:
         faults = []

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import SolveProgress
 
 LAST_LINES: Final = 5
-"""How much of what a process wrote before it failed is told."""
+"""How much of what a process wrote before it failed is reported."""
 PROGRAM: Final = """\
 import pickle, sys
 sys.path[:] = pickle.load(sys.stdin.buffer)

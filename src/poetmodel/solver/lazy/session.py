@@ -76,7 +76,7 @@ class Session:
     recomputable: tuple[bool, ...] = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
     telling: threading.RLock = field(default_factory=threading.RLock)
-    """Held while the watcher is told, so that it hears one thing at a time, and nothing stale."""
+    """Held during a report to the watcher, so that it gets one at a time, and nothing stale."""
 
     def __post_init__(self, best: Candidate | None, ceiling: float, bound: float) -> None:
         gap = self.request.gap
@@ -176,7 +176,7 @@ class Session:
     ) -> RawSolution | None:
         """Solve within the time that is left, or `most_s` of it; None if there is none.
 
-        `targets` are further `Limits`. `watch` is told of progress; False ends this solve only.
+        `targets` are further `Limits`. `watch` gets the progress; False ends this solve only.
         """
         remaining = self.request.remaining_s()
         if remaining <= 0 or self.stopped is not None:
