@@ -18,8 +18,8 @@ from harness import run_key
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, floor
 from poetmodel.graph.catalogue import load_model
-from poetmodel.graph.paper import bert
 from poetmodel.problem import Problem
+from published import bert
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,24 +10,28 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from poetmodel.data import write_text
-from poetmodel.graph import paper, zoo
-from poetmodel.graph.catalogue import SUFFIX, model_path
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "bench"))
+
+import published  # noqa: E402
+from poetmodel.data import write_text  # noqa: E402
+from poetmodel.graph import zoo  # noqa: E402
+from poetmodel.graph.catalogue import SUFFIX, model_path  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.graph import Graph
 
-GRAPHS = Path(__file__).resolve().parents[1] / "graphs"
+GRAPHS: Final = ROOT / "graphs"
 """The folder of shipped graphs."""
 
 
 def shipped_graphs() -> Iterator[tuple[str, Graph]]:
     """Yield every shipped model at its default size, by name."""
-    for models in (zoo.MODELS, paper.MODELS):
+    for models in (zoo.MODELS, published.MODELS):
         for name, make in models.items():
             yield name, make()
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import published
 from poetmodel.data import shipped
 from poetmodel.errors import GraphError
-from poetmodel.graph import paper, zoo
+from poetmodel.graph import zoo
 from poetmodel.graph.catalogue import describe_model, load_model, model_names, model_path
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def script() -> ModuleType:
 
 def test_names_are_those_of_both_families() -> None:
     """Every model of the zoo and of the published code is in the catalogue, and nothing else."""
-    assert sorted(model_names()) == sorted([*zoo.MODELS, *paper.MODELS])
+    assert sorted(model_names()) == sorted([*zoo.MODELS, *published.MODELS])
 
 
 def test_shipped_files_are_what_the_script_makes(
@@ -51,7 +52,7 @@ def test_script_repairs_a_folder_and_then_rests(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Missing, changed and left-over files are reported by a check and put right by a run."""
-    few = [(name, paper.MODELS[name]()) for name in ("paper/linear", "paper/transformer")]
+    few = [(name, published.MODELS[name]()) for name in ("paper/linear", "paper/transformer")]
     monkeypatch.setattr(script, "shipped_graphs", lambda: few)
     changed = model_path(tmp_path, "paper/linear")
     changed.parent.mkdir()

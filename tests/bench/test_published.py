@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import published
 from poetmodel.errors import GraphError
-from poetmodel.graph import Graph, Node, checkpoint_all_peak_bytes, paper
+from poetmodel.graph import Graph, Node, checkpoint_all_peak_bytes
 
 NODES = {
     "paper/bert": 195,
@@ -19,22 +20,22 @@ NODES = {
 }
 
 
-@pytest.fixture(scope="module", params=sorted(paper.MODELS))
+@pytest.fixture(scope="module", params=sorted(published.MODELS))
 def graph(request: pytest.FixtureRequest) -> Graph:
     """Return each model at its default size."""
-    return paper.MODELS[request.param]()
+    return published.MODELS[request.param]()
 
 
 @pytest.fixture(scope="module")
 def vgg() -> Graph:
     """Return VGG-16 for CIFAR-10."""
-    return paper.vgg16_cifar()
+    return published.vgg16_cifar()
 
 
 @pytest.fixture(scope="module")
 def transformer() -> Graph:
     """Return one transformer block."""
-    return paper.transformer()
+    return published.transformer()
 
 
 def node(graph: Graph, name: str) -> Node:
@@ -49,7 +50,7 @@ def forward(graph: Graph) -> list[int]:
 
 def test_models_are_named_and_sized_as_expected() -> None:
     """Every model bears its key as its name and has the known number of nodes."""
-    made = {key: make() for key, make in paper.MODELS.items()}
+    made = {key: make() for key, make in published.MODELS.items()}
     assert {key: len(graph.nodes) for key, graph in made.items()} == NODES
     assert all(graph.name == key for key, graph in made.items())
 
@@ -57,7 +58,7 @@ def test_models_are_named_and_sized_as_expected() -> None:
 @pytest.mark.parametrize(("blocks", "nodes"), [(1, 19), (12, 195), (24, 387), (48, 771)])
 def test_bert_grows_by_sixteen_nodes_a_block(blocks: int, nodes: int) -> None:
     """A block adds eight operators and their eight gradients, and other sizes get other names."""
-    graph = paper.bert(blocks=blocks)
+    graph = published.bert(blocks=blocks)
     assert len(graph.nodes) == nodes
     assert graph.name == ("paper/bert" if blocks == 12 else f"paper/bert-{blocks}")
 
@@ -111,14 +112,14 @@ def test_vgg_follows_the_published_rules(vgg: Graph) -> None:
 
 def test_convolution_counts_its_input_positions() -> None:
     """A stride of 2 does not lower the count: the ResNet stem has 7 x 7 over 224 x 224 inputs."""
-    stem = node(paper.resnet18(), "conv")
+    stem = node(published.resnet18(), "conv")
     assert stem.flops == 2 * 49 * (3 * 224 * 224) * 64 + 64 * 112 * 112
     assert stem.output_bytes == 64 * 112 * 112 * 4
 
 
 def test_pooling_in_the_stem_has_no_padding() -> None:
     """3 x 3 pooling of 112 rows with stride 2 leaves 55, and the stages 55, 28, 14 and 7."""
-    graph = paper.resnet50()
+    graph = published.resnet50()
     sides = [55, 28, 14, 7]
     assert node(graph, "pool").output_bytes == 64 * 55 * 55 * 4
     for stage, side in enumerate(sides, 1):
@@ -128,9 +129,9 @@ def test_pooling_in_the_stem_has_no_padding() -> None:
 
 def test_residuals_start_where_the_published_code_has_them() -> None:
     """Inside the block for ImageNet, at a convolved shortcut for CIFAR-10."""
-    assert node(paper.resnet18(), "block2_1.add").inputs == ("block2_1.relu1", "block2_1.bn2")
-    assert node(paper.resnet50(), "block2_1.add").inputs == ("block2_1.bn3", "block2_1.relu1")
-    cifar = paper.resnet18_cifar()
+    assert node(published.resnet18(), "block2_1.add").inputs == ("block2_1.relu1", "block2_1.bn2")
+    assert node(published.resnet50(), "block2_1.add").inputs == ("block2_1.bn3", "block2_1.relu1")
+    cifar = published.resnet18_cifar()
     assert node(cifar, "block2_1.conv3").inputs == ("block1_2.relu3",)
     assert node(cifar, "block2_1.add").inputs == ("block2_1.relu2", "block2_1.bn3")
 
@@ -165,7 +166,7 @@ def test_second_residual_starts_at_the_projection(transformer: Graph) -> None:
 )
 def test_flops_of_one_pass(name: str, flops: int) -> None:
     """Known totals: ResNet for CIFAR-10 takes 7.89 J at the published A72's 40.1 MFLOP/J."""
-    assert paper.MODELS[name]().flops == flops
+    assert published.MODELS[name]().flops == flops
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_flops_of_one_pass(name: str, flops: int) -> None:
 )
 def test_checkpoint_all_peak(name: str, peak_bytes: int) -> None:
     """Budgets are fractions of these peaks."""
-    assert checkpoint_all_peak_bytes(paper.MODELS[name]()) == peak_bytes
+    assert checkpoint_all_peak_bytes(published.MODELS[name]()) == peak_bytes
 
 
 @pytest.mark.parametrize(
@@ -197,14 +198,14 @@ def test_forward_floor_is_where_the_published_sweeps_start(
     name: str, published_bytes: float
 ) -> None:
     """The published budget sweeps start at the largest forward working set, to three digits."""
-    graph = paper.MODELS[name]()
+    graph = published.MODELS[name]()
     largest = max(graph.step_bytes[k] for k in forward(graph))
     assert largest == pytest.approx(published_bytes, rel=1e-3)
 
 
 def test_batch_scales_images_but_not_linear_layers() -> None:
     """The published rule of a linear layer forgets the batch, and so does the loss's shape."""
-    one, four = paper.vgg16_cifar(), paper.vgg16_cifar(batch_size=4)
+    one, four = published.vgg16_cifar(), published.vgg16_cifar(batch_size=4)
     assert four.batch_size == 4
     assert node(four, "conv3_1").flops == 4 * node(one, "conv3_1").flops
     assert node(four, "fc1").output_bytes == 4 * node(one, "fc1").output_bytes
@@ -215,14 +216,17 @@ def test_batch_scales_images_but_not_linear_layers() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: paper.bert(blocks=0), "blocks: expected a whole number from 1 to 1000000, got 0"),
         (
-            lambda: paper.vgg16(batch_size=True),
+            lambda: published.bert(blocks=0),
+            "blocks: expected a whole number from 1 to 1000000, got 0",
+        ),
+        (
+            lambda: published.vgg16(batch_size=True),
             "batch_size: expected a whole number from 1 to 1000000, got True",
         ),
-        (lambda: paper.vgg16(image_size=100), "image_size: expected a multiple of 32, got 100"),
+        (lambda: published.vgg16(image_size=100), "image_size: expected a multiple of 32, got 100"),
         (
-            lambda: paper.linear(batch_size=1.5),
+            lambda: published.linear(batch_size=1.5),
             "batch_size: expected a whole number from 1 to 1000000, got 1.5",
         ),
     ],
