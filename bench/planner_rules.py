@@ -22,7 +22,7 @@ def prefetch_early(graph: Graph, table: CostTable, moves: Sequence[Instruction])
     that makes their tensor.
     """
     # With room for everything at all times, windows end at nothing but the life of copies.
-    windows = TransferWindows.of(graph, table, moves, sum(graph.tensor_bytes) * (len(moves) + 1))
+    windows = TransferWindows(graph, table, moves, sum(graph.tensor_bytes) * (len(moves) + 1))
     core = bus = 0.0
     stored: dict[int | None, float] = {None: 0.0}
     arrives: dict[int, float] = {}

@@ -17,7 +17,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan.simulation import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.planner.sequence import moves_of, start_at_use
-from poetmodel.planner.timing import timed
+from poetmodel.planner.timing import Timing
 from poetmodel.schedule import simulate
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ def test_planner(
     check = check_plan(graph, costs, made)
     assert check.valid, check.violations
     table, moves = costs.table(graph), moves_of(graph, schedule)
-    at_use = timed(graph, table, start_at_use(graph, moves), budget)
-    early = timed(graph, table, prefetch_early(graph, table, moves), UNLIMITED)
+    at_use = Timing(graph, table, start_at_use(graph, moves), budget)
+    early = Timing(graph, table, prefetch_early(graph, table, moves), UNLIMITED)
     facts = {
         "cpu_s": cpu_s,
         "moves": len(moves),

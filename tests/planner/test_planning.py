@@ -17,7 +17,7 @@ from poetmodel.plan.simulation import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.planner.search import best_transfers
 from poetmodel.planner.sequence import moves_of, start_at_use, unread_page_ins
-from poetmodel.planner.timing import timed
+from poetmodel.planner.timing import Timing
 from poetmodel.planner.windows import TransferWindows
 from poetmodel.schedule import Schedule, checkpoint_all, simulate, storage_entries
 from worked import comb_graph, skip_graph
@@ -113,7 +113,7 @@ def test_makespan_lies_between_the_bound_and_the_simple_rules() -> None:
         table, moves = case.costs.table(case.graph), moves_of(case.graph, case.schedule)
         check = check_plan(case.graph, case.costs, case.plan("dma"))
         blocking = check_plan(case.graph, case.costs, case.plan("blocking"))
-        at_use = timed(case.graph, table, start_at_use(case.graph, moves), case.budget)
+        at_use = Timing(case.graph, table, start_at_use(case.graph, moves), case.budget)
         assert check.makespan_s is not None
         assert blocking.makespan_s is not None
         assert lower_bound_s(table, moves) <= check.makespan_s <= at_use.makespan_s
@@ -227,9 +227,9 @@ def test_page_ins_ahead_of_their_use_share_what_ram_is_left(spare: int) -> None:
     )
     table, moves = costs.table(graph), moves_of(graph, schedule)
     budget = simulate(graph, costs, schedule).peak_ram_bytes + spare
-    windows = TransferWindows.of(graph, table, moves, budget)
-    found = timed(graph, table, windows.steps(best_transfers(windows).transfers), budget)
-    at_use = timed(graph, table, start_at_use(graph, moves), budget)
+    windows = TransferWindows(graph, table, moves, budget)
+    found = Timing(graph, table, windows.steps(best_transfers(windows).transfers), budget)
+    at_use = Timing(graph, table, start_at_use(graph, moves), budget)
     assert found.peak_ram_bytes <= budget
     assert found.makespan_s < at_use.makespan_s or spare == 0
 

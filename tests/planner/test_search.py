@@ -11,7 +11,7 @@ from least_makespan import least_makespan_s
 from poetmodel.plan import Instruction, Op
 from poetmodel.planner.search import best_transfers
 from poetmodel.planner.sequence import moves_of, start_at_use, unread_page_ins
-from poetmodel.planner.timing import timed
+from poetmodel.planner.timing import Timing
 from poetmodel.planner.windows import TransferWindows
 from worked import even_costs, skip_graph
 
@@ -52,7 +52,7 @@ def cases(count: int) -> Iterator[Case]:
         if transfers not in TRANSFERS or unread_page_ins(graph, moves):
             continue
         table = costs.table(graph)
-        tight = timed(graph, table, start_at_use(graph, moves), 0).peak_ram_bytes
+        tight = Timing(graph, table, start_at_use(graph, moves), 0).peak_ram_bytes
         found += 1
         yield Case(graph, table, moves, tight + rng.choice((0, 0, 0, 1, 3, 6)))
 
@@ -61,10 +61,10 @@ def distances(count: int) -> list[float]:
     """Return how far the search is from the optimum, relatively, for each case."""
     found = []
     for graph, table, moves, budget in cases(count):
-        windows = TransferWindows.of(graph, table, moves, budget)
+        windows = TransferWindows(graph, table, moves, budget)
         steps = windows.steps(best_transfers(windows).transfers)
-        timing = timed(graph, table, steps, budget)
-        at_use = timed(graph, table, start_at_use(graph, moves), budget)
+        timing = Timing(graph, table, steps, budget)
+        at_use = Timing(graph, table, start_at_use(graph, moves), budget)
         least = least_makespan_s(graph, table, moves, budget)
         assert least is not None
         assert timing.peak_ram_bytes <= budget

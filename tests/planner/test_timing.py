@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner_rules import lower_bound_s, prefetch_early
 from poetmodel.plan import Instruction, Op
 from poetmodel.planner.sequence import moves_of, program_of, start_at_use, unread_page_ins
-from poetmodel.planner.timing import just_in_time, timed
+from poetmodel.planner.timing import Timing, just_in_time
 from poetmodel.planner.windows import PageIn, PageOut, TransferWindows
 from poetmodel.schedule import Schedule
 from worked import even_costs, skip_graph
@@ -55,7 +55,7 @@ def test_moves_are_without_idle_page_outs() -> None:
 
 def test_page_ins_at_their_use_stall() -> None:
     """The device waits 1 s for `a`: 1 + 2 + 3 + 1 + 4."""
-    timing = timed(GRAPH, TABLE, start_at_use(GRAPH, EARLY), 15)
+    timing = Timing(GRAPH, TABLE, start_at_use(GRAPH, EARLY), 15)
     assert start_at_use(GRAPH, EARLY) == MOVES
     assert (timing.makespan_s, timing.stall_s, timing.peak_ram_bytes) == (11.0, 1.0, 12)
 
@@ -63,7 +63,7 @@ def test_page_ins_at_their_use_stall() -> None:
 def test_page_ins_as_early_as_can_be_take_more_ram() -> None:
     """`a` comes back as soon as its page-out is done: no stall, 4 + 6 + 5 bytes."""
     steps = prefetch_early(GRAPH, TABLE, MOVES)
-    timing = timed(GRAPH, TABLE, steps, 15)
+    timing = Timing(GRAPH, TABLE, steps, 15)
     assert steps == EARLY
     assert (timing.makespan_s, timing.stall_s, timing.peak_ram_bytes) == (10.0, 0.0, 15)
 
@@ -72,31 +72,31 @@ def test_waits_for_page_outs_come_where_ram_is_short() -> None:
     """A page-out of 5 s ends after `b`, at 6 s; the core waits for it only without room for `c`."""
     costs = even_costs(GRAPH, page_out=(5.0, 1.0))
     table = costs.table(GRAPH)
-    tight, loose = (timed(GRAPH, table, MOVES[:4], budget) for budget in (14, 15))
+    tight, loose = (Timing(GRAPH, table, MOVES[:4], budget) for budget in (14, 15))
     assert (tight.stall_s, tight.makespan_s, tight.peak_ram_bytes) == (3.0, 9.0, 11)
     assert (loose.stall_s, loose.makespan_s, loose.peak_ram_bytes) == (0.0, 6.0, 15)
 
 
 def test_page_ins_are_moved_to_the_last_place_without_a_stall() -> None:
     """A page-in of 1 s begins before `c`, which hides it; one that takes no time, after `c`."""
-    timing = timed(GRAPH, TABLE, EARLY, 99)
+    timing = Timing(GRAPH, TABLE, EARLY, 99)
     assert just_in_time(GRAPH, TABLE, EARLY, timing) == EARLY
     quick = even_costs(GRAPH, page_in=(0.0, 1.0)).table(GRAPH)
-    assert just_in_time(GRAPH, quick, EARLY, timed(GRAPH, quick, EARLY, 99)) == MOVES
+    assert just_in_time(GRAPH, quick, EARLY, Timing(GRAPH, quick, EARLY, 99)) == MOVES
 
 
 def test_the_windows_of_transfers() -> None:
     """`a` may leave from the first gap on, and come back before `c` if 4 + 6 + 5 bytes fit."""
     for budget, first, due in ((15, 2, 3), (14, 3, 2)):
-        windows = TransferWindows.of(GRAPH, TABLE, MOVES, budget)
-        assert windows.need_bytes == (4, 10, 11, 12)
-        assert windows.rest_s == (10.0, 9.0, 7.0, 4.0, 0.0)
-        assert windows.page_ins == (
-            PageIn(tensor=0, bytes=4, time_s=1.0, first=first, last=3, source=0),
-        )
-        assert windows.page_outs == (
-            PageOut(tensor=0, bytes=4, time_s=1.0, first=1, last=4, unused=2, due=due),
-        )
+        windows = TransferWindows(GRAPH, TABLE, MOVES, budget)
+        assert windows.need_bytes == [4, 10, 11, 12]
+        assert windows.rest_s == [10.0, 9.0, 7.0, 4.0, 0.0]
+        assert windows.page_ins == [
+            PageIn(tensor=0, bytes=4, time_s=1.0, first=first, last=3, source=0)
+        ]
+        assert windows.page_outs == [
+            PageOut(tensor=0, bytes=4, time_s=1.0, first=1, last=4, unused=2, due=due)
+        ]
 
 
 def test_the_bound_is_the_busier_of_core_and_bus() -> None:

@@ -11,7 +11,7 @@ from poetmodel.plan import Plan, check_plan
 from poetmodel.plan.derivation import with_waits_and_frees
 from poetmodel.planner.search import best_transfers
 from poetmodel.planner.sequence import moves_of, program_of, start_at_use
-from poetmodel.planner.timing import just_in_time, timed
+from poetmodel.planner.timing import Timing, just_in_time
 from poetmodel.planner.windows import TransferWindows
 from poetmodel.problem import within
 from poetmodel.schedule import GraphIdentity, simulate
@@ -92,17 +92,17 @@ def _overlapping(graph: Graph, costs: Costs, schedule: Schedule, budget: int) ->
     table = costs.table(graph)
     moves = moves_of(graph, schedule)
     steps = start_at_use(graph, moves)
-    best = timed(graph, table, steps, budget)
-    windows = TransferWindows.of(graph, table, moves, budget)
+    best = Timing(graph, table, steps, budget)
+    windows = TransferWindows(graph, table, moves, budget)
     chosen = windows.steps(best_transfers(windows).transfers)
-    found = timed(graph, table, chosen, budget)
+    found = Timing(graph, table, chosen, budget)
     if found.peak_ram_bytes <= budget and found.makespan_s < best.makespan_s:
         steps, best = chosen, found
     for _ in range(_PASSES):
         later = just_in_time(graph, table, steps, best)
         if later == steps:
             break
-        timing = timed(graph, table, later, budget)
+        timing = Timing(graph, table, later, budget)
         if not within(timing.makespan_s, best.makespan_s):
             break
         steps, best = later, timing
