@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import DeviceError, shown
 from poetmodel.units import MAX_BYTES, brief, format_bytes
@@ -123,51 +123,50 @@ class Device:
         return load_device(name_or_path)
 
 
+def parts(device: Device) -> Iterator[tuple[str, Device | Compute | Transfer]]:
+    """Yield the parts of a device that have figures, each with what its keys begin with."""
+    yield "", device
+    yield "[compute] ", device.compute
+    if device.storage is not None:
+        yield "[storage.page_in] ", device.storage.page_in
+        yield "[storage.page_out] ", device.storage.page_out
+
+
+_LEAST_BYTES: Final = {"ram_bytes": 1, "aux_bytes": 0}
+_ABOVE_ZERO: Final = ("flops_per_s", "flops_per_j", "bytes_per_s")
+_FROM_ZERO: Final = ("idle_power_w", "power_w", "latency_s")
+
+
 def _faults(device: Device) -> Iterator[str]:
     for key in ("name", "core", "source", "key"):
         value = getattr(device, key)
         if not isinstance(value, str) or (key == "name" and not value):
             wanted = "a non-empty string" if key == "name" else "a string"
             yield f"{key}: expected {wanted}, got {shown(value)}"
-    yield from _bytes_fault("ram_bytes", device.ram_bytes, least=1)
-    if device.aux_bytes is not None:
-        yield from _bytes_fault("aux_bytes", device.aux_bytes, least=0)
-    yield from _number_fault("idle_power_w", device.idle_power_w)
-    yield from _compute_faults(device.compute)
-    if device.storage is not None:
-        yield from _storage_faults(device.storage)
+    for where, part in parts(device):
+        for each in fields(part):
+            value = getattr(part, each.name)
+            if value is not None or each.default is MISSING:
+                yield from _figure_fault(where, each.name, value)
+        if isinstance(part, Compute) and part.power_w is None and part.flops_per_j is None:
+            yield "[compute]: expected power_w or flops_per_j, got neither"
+    if device.storage is not None and device.storage.mode not in tuple(StorageMode):
+        mode = shown(device.storage.mode)
+        yield f"[storage] mode: expected {' or '.join(StorageMode)}, got {mode}"
 
 
-def _compute_faults(compute: Compute) -> Iterator[str]:
-    yield from _number_fault("[compute] flops_per_s", compute.flops_per_s, positive=True)
-    if compute.power_w is None and compute.flops_per_j is None:
-        yield "[compute]: expected power_w or flops_per_j, got neither"
-    for key in ("power_w", "flops_per_j", "bytes_per_s"):
-        value = getattr(compute, key)
-        if value is not None:
-            yield from _number_fault(f"[compute] {key}", value, positive=key != "power_w")
-
-
-def _storage_faults(storage: Storage) -> Iterator[str]:
-    if storage.mode not in tuple(StorageMode):
-        yield f"[storage] mode: expected {' or '.join(StorageMode)}, got {shown(storage.mode)}"
-    for key in ("page_in", "page_out"):
-        transfer = getattr(storage, key)
-        where = f"[storage.{key}]"
-        yield from _number_fault(f"{where} latency_s", transfer.latency_s)
-        yield from _number_fault(f"{where} bytes_per_s", transfer.bytes_per_s, positive=True)
-        yield from _number_fault(f"{where} power_w", transfer.power_w)
-
-
-def _bytes_fault(where: str, value: object, *, least: int) -> Iterator[str]:
-    good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_BYTES
-    if not good:
-        yield f"{where}: expected a whole number of bytes from {least} to 2^53, got {shown(value)}"
-
-
-def _number_fault(where: str, value: object, *, positive: bool = False) -> Iterator[str]:
-    good = isinstance(value, int | float) and not isinstance(value, bool)
-    # Compared, not asked for isfinite, which no integer beyond the floats survives.
-    if not good or not 0 <= value <= sys.float_info.max or (positive and value == 0):  # type: ignore[operator]
-        bound = "> 0" if positive else ">= 0"
-        yield f"{where}: expected a finite number {bound}, got {shown(value)}"
+def _figure_fault(where: str, key: str, value: Any) -> Iterator[str]:
+    """Yield what is wrong with a figure; other keys have none."""
+    least = _LEAST_BYTES.get(key)
+    if least is not None:
+        wanted = f"a whole number of bytes from {least} to 2^53"
+        good = isinstance(value, int) and least <= value <= MAX_BYTES
+    elif key in (*_ABOVE_ZERO, *_FROM_ZERO):
+        wanted = f"a finite number {'>' if key in _ABOVE_ZERO else '>='} 0"
+        # Compared, not asked for isfinite, which no integer beyond the floats survives.
+        good = isinstance(value, int | float) and 0 <= value <= sys.float_info.max
+        good = good and (value > 0 or key in _FROM_ZERO)
+    else:
+        return
+    if not good or isinstance(value, bool):
+        yield f"{where}{key}: expected {wanted}, got {shown(value)}"

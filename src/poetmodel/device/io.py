@@ -107,10 +107,7 @@ def _device(document: dict[str, Any], *, key: str) -> Device:
     storage = _storage(document, faults) if "storage" in document else None
     try:
         device = Device(
-            compute=Compute(
-                flops_per_s=compute.get("flops_per_s"),  # type: ignore[arg-type]
-                **{name: compute.get(name) for name in _COMPUTE_KEYS[1:]},
-            ),
+            compute=Compute(**{name: compute.get(name) for name in _COMPUTE_KEYS}),  # type: ignore[arg-type]
             storage=storage,
             key=key,
             **figures,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from poetmodel.device.hardware import parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,28 +15,27 @@ MAX_POWER_RATIO: Final = 2.0
 """How far the power stated and the power implied by two rates may lie apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """What a figure usually lies in, and what it should be given in."""
+class _Usual(NamedTuple):
+    """The range that a figure usually lies in, its unit, and what it should be given in."""
 
     low: float
     high: float
     unit: str
     meant: str
 
-    def warnings(self, where: str, value: float | None) -> Iterator[str]:
-        """Yield one where a figure lies outside; zero and a figure that is not given never do."""
-        if value and not self.low <= value <= self.high:
-            side = f"under {self.low:g}" if value < self.low else f"over {self.high:g}"
-            yield f"{where} is {value:g} {self.unit}, {side}: is it given in {self.meant}?"
 
-
-_BYTES: Final = _Range(1e3, 2.0**50, "B", "bytes")
-_LATENCY: Final = _Range(0.0, 1.0, "s", "seconds")
-_BYTE_RATE: Final = _Range(1e3, 1e13, "B/s", "bytes per second")
-_FLOP_RATE: Final = _Range(1e3, 1e16, "FLOP/s", "FLOP per second")
-_EFFICIENCY: Final = _Range(1e3, 1e15, "FLOP/J", "FLOP per joule")
-_POWER: Final = _Range(1e-6, 1e3, "W", "watts")
+_BYTES: Final = _Usual(1e3, 2.0**50, "B", "bytes")
+_POWER: Final = _Usual(1e-6, 1e3, "W", "watts")
+_USUAL: Final = {
+    "ram_bytes": _BYTES,
+    "aux_bytes": _BYTES,
+    "idle_power_w": _POWER,
+    "flops_per_s": _Usual(1e3, 1e16, "FLOP/s", "FLOP per second"),
+    "flops_per_j": _Usual(1e3, 1e15, "FLOP/J", "FLOP per joule"),
+    "latency_s": _Usual(0.0, 1.0, "s", "seconds"),
+    "bytes_per_s": _Usual(1e3, 1e13, "B/s", "bytes per second"),
+    "power_w": _POWER,
+}
 
 
 def sanity_warnings(device: Device) -> tuple[str, ...]:
@@ -76,19 +76,11 @@ def _rates(device: Device) -> Iterator[str]:
 
 
 def _units(device: Device) -> Iterator[str]:
-    compute = device.compute
-    yield from _BYTES.warnings("ram_bytes", device.ram_bytes)
-    yield from _BYTES.warnings("aux_bytes", device.aux_bytes)
-    yield from _POWER.warnings("idle_power_w", device.idle_power_w)
-    yield from _FLOP_RATE.warnings("[compute] flops_per_s", compute.flops_per_s)
-    yield from _EFFICIENCY.warnings("[compute] flops_per_j", compute.flops_per_j)
-    yield from _BYTE_RATE.warnings("[compute] bytes_per_s", compute.bytes_per_s)
-    yield from _POWER.warnings("[compute] power_w", compute.power_w)
-    if device.storage is None:
-        return
-    for key in ("page_in", "page_out"):
-        transfer = getattr(device.storage, key)
-        where = f"[storage.{key}]"
-        yield from _LATENCY.warnings(f"{where} latency_s", transfer.latency_s)
-        yield from _BYTE_RATE.warnings(f"{where} bytes_per_s", transfer.bytes_per_s)
-        yield from _POWER.warnings(f"{where} power_w", transfer.power_w)
+    """Yield where a figure lies outside; zero and a figure that is not given never do."""
+    for where, part in parts(device):
+        for key, usual in _USUAL.items():
+            value = getattr(part, key, None)
+            if value and not usual.low <= value <= usual.high:
+                side = f"under {usual.low:g}" if value < usual.low else f"over {usual.high:g}"
+                amount = f"{value:g} {usual.unit}"
+                yield f"{where}{key} is {amount}, {side}: is it given in {usual.meant}?"
