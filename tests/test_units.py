@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from poetmodel.errors import BudgetError, shown
 from poetmodel.units import (
     MAX_BYTES,
+    brief,
     format_bytes,
     format_joules,
     format_seconds,
@@ -208,6 +209,11 @@ def test_format_times_and_energies_have_a_fitting_unit() -> None:
     assert format_joules(2e-6) == "2 uJ"
     assert format_joules(-3.19e-7) == "-319 nJ"
     assert format_seconds(1e-12) == "0.001 ns"
+
+
+def test_brief_is_one_line() -> None:
+    """What a ``repr`` says names the class and leaves out what is empty."""
+    assert brief(1, "small", "", "whole") == "int(small, whole)"
 
 
 def test_shown_is_short_and_in_plain_words() -> None:

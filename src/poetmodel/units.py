@@ -128,13 +128,7 @@ def parse_energy(value: str | float, *, field: str, whole_j: float | None = None
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Return a size for people, in binary units: ``1.50 MiB``.
-
-    Examples
-    --------
-    >>> format_bytes(1536)
-    '1.50 KiB'
-    """
+    """Return a size for people, in binary units: ``1.50 MiB``."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(size_bytes) >= factor:
             return f"{size_bytes / factor:,.2f} {unit}"
@@ -142,13 +136,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_seconds(time_s: float) -> str:
-    """Return a time for people: ``12.3 ms``.
-
-    Examples
-    --------
-    >>> format_seconds(0.0123)
-    '12.3 ms'
-    """
+    """Return a time for people: ``12.3 ms``."""
     if abs(time_s) >= _LONG_S:
         return f"{time_s / 3600:.3g} h"
     if abs(time_s) >= _MEDIUM_S:
@@ -157,13 +145,7 @@ def format_seconds(time_s: float) -> str:
 
 
 def format_joules(energy_j: float) -> str:
-    """Return an energy for people: ``4.56 mJ``.
-
-    Examples
-    --------
-    >>> format_joules(0.00456)
-    '4.56 mJ'
-    """
+    """Return an energy for people: ``4.56 mJ``."""
     return _engineering(energy_j, "J")
 
 
@@ -243,13 +225,7 @@ def _whole(whole: float | None, kind: _Kind) -> Fraction:
 
 
 def brief(subject: object, *facts: str) -> str:
-    """Return one short line about an object, for its ``repr``; empty facts are left out.
-
-    Examples
-    --------
-    >>> brief(1, "small", "", "whole")
-    'int(small, whole)'
-    """
+    """Return one short line about an object, for its ``repr``; empty facts are left out."""
     text = ", ".join(" ".join(fact.split()) for fact in facts if fact)
     if len(text) > BRIEF_CHARACTERS:
         text = text[: BRIEF_CHARACTERS - 3] + "..."

@@ -136,4 +136,7 @@ def test_shift_is_undone() -> None:
     """Equal times have that mean; an overhead of nothing is none."""
     assert shifted_mean_s([3.0, 3.0]) == pytest.approx(3.0)
     assert overhead_ratio(without("unknown")) is None
+    assert shifted_mean_s([0.0, 99.0]) == pytest.approx(9.0)
     assert percent(0.5) == "50 %"
+    assert percent(0.0012345) == "0.123 %"
+    assert percent(None) == "-"

@@ -169,6 +169,8 @@ def test_long_texts_lose_their_middle() -> None:
     text = printable("begin " + "word " * 100_000 + "end")
     assert len(text) <= MOST_SENTENCE
     assert (text[:5], text[-3:]) == ("begin", "end")
+    assert printable("one two " * 1000, most=21) == "one two one...ne two "
+    assert printable("a" * 1000, most_of_a_word=12) == "aaaaa...aaaa"
 
 
 @pytest.mark.parametrize("text", ["", "short", "a name", "x" * 240])

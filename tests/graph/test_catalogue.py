@@ -12,7 +12,13 @@ import published
 from poetmodel.data import shipped
 from poetmodel.errors import GraphError
 from poetmodel.graph import zoo
-from poetmodel.graph.catalogue import describe_model, load_model, model_names, model_path
+from poetmodel.graph.catalogue import (
+    InputShape,
+    describe_model,
+    load_model,
+    model_names,
+    model_path,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -111,3 +117,11 @@ def test_file_name_in_place_of_a_model_points_to_the_option() -> None:
     """A graph file given as a model is told apart from a misspelt name."""
     with pytest.raises(GraphError, match="a graph file is given with --graph"):
         load_model("mine.graph.json")
+
+
+def test_sizes_of_an_input_are_said_in_two_ways() -> None:
+    """Tables label a network with the sizes that are not its own; commands take them as options."""
+    assert InputShape(batch=8).label("mlp") == "mlp, batch 8"
+    assert InputShape().label("mlp") == "mlp"
+    assert InputShape(batch=8, image=96).options == ("--batch", "8", "--image", "96")
+    assert describe_model("resnet18-cifar") == "ResNet-18 on CIFAR-10, 32 x 32"

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from poetmodel.report.presenter import Fact, document, percent, row, rows
+from poetmodel.report.presenter import (
+    Fact,
+    count,
+    document,
+    escaped,
+    fine_joules,
+    percent,
+    plural,
+    row,
+    rows,
+    share,
+    whole_bytes,
+)
 from poetmodel.units import format_bytes
 
 
@@ -37,3 +49,27 @@ def test_a_fact_is_said_once_for_json_and_for_people() -> None:
 def test_percentages_keep_what_matters(ratio: float, text: str) -> None:
     """Five digits, none of them rounding noise."""
     assert percent(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (escaped("a\x1b[31m b"), r"a\x1b[31m b"),
+        (count(11689512), "11.69 M"),
+        (count(512), "512 "),
+        (count(None), "unknown"),
+        (share(0.0033294), "0.3329 %"),
+        (share(0), "0 %"),
+        (share(1), "100 %"),
+        (plural(1, "tensor"), "1 tensor"),
+        (plural(12, "tensor"), "12 tensors"),
+        (whole_bytes(1536), "1,536 B (1.50 KiB)"),
+        (whole_bytes(12), "12 B"),
+        (fine_joules(5.0317041), "5.031704 J"),
+        (fine_joules(0.0167), "16.7 mJ"),
+        (fine_joules(0.0), "0 J"),
+    ],
+)
+def test_words_for_people(said: str, text: str) -> None:
+    """Counts, shares, sizes and energies have as many digits as people need."""
+    assert said == text

@@ -272,13 +272,7 @@ FIGURES: Final[Mapping[str, Figure]] = MappingProxyType(
 
 
 def figure(name: str) -> Figure:
-    """Return a figure by its name.
-
-    Examples
-    --------
-    >>> figure("figure5").title
-    'Capuchin against the optimum, ResNet-18'
-    """
+    """Return a figure by its name."""
     if name not in FIGURES:
         raise InputError(f"bench {name!r}: expected one of {', '.join(FIGURES)}")
     return FIGURES[name]

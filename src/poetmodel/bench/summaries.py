@@ -71,24 +71,12 @@ def overhead_ratio(row: Row) -> float | None:
 
 
 def percent(ratio: float | None) -> str:
-    """Return a fraction as a percentage with three digits, or a dash.
-
-    Examples
-    --------
-    >>> percent(0.0012345), percent(None)
-    ('0.123 %', '-')
-    """
+    """Return a fraction as a percentage with three digits, or a dash."""
     return "-" if ratio is None else f"{100 * ratio:.3g} %"
 
 
 def shifted_mean_s(times_s: Sequence[float]) -> float:
-    """Return the geometric mean of times shifted by `SHIFT_S` [s].
-
-    Examples
-    --------
-    >>> round(shifted_mean_s([0.0, 99.0]), 6)
-    9.0
-    """
+    """Return the geometric mean of times shifted by `SHIFT_S` [s]."""
     return math.exp(statistics.fmean(math.log(time_s + SHIFT_S) for time_s in times_s)) - SHIFT_S
 
 

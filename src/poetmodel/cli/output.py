@@ -249,11 +249,6 @@ def printable(text: str, *, most: int = MOST_SENTENCE, most_of_a_word: int = MOS
     """Return a text for people: control characters spelled out, endless names and lists cut.
 
     Of a text, and of each word, that is longer than so many characters the middle is left out.
-
-    Examples
-    --------
-    >>> printable("a" * 1000, most_of_a_word=12), printable("one two " * 1000, most=21)
-    ('aaaaa...aaaa', 'one two one...ne two ')
     """
     short = escaped(_without_middle(text, 4 * most))
     words = re.sub(r"\S+", lambda match: _without_middle(match[0], most_of_a_word), short)

@@ -46,13 +46,7 @@ _PUBLISHED: Final = "paper/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputShape:
-    """What one training step takes in; None leaves a network's own size.
-
-    Examples
-    --------
-    >>> InputShape(batch=8, image=96).options
-    ('--batch', '8', '--image', '96')
-    """
+    """What one training step takes in; None leaves a network's own size."""
 
     batch: int | None = None
     """Samples."""
@@ -67,13 +61,7 @@ class InputShape:
         return {name: size for name, size in asdict(self).items() if size is not None}
 
     def label(self, model: str) -> str:
-        """Return what tables call a network of these sizes.
-
-        Examples
-        --------
-        >>> InputShape(batch=8).label("mlp"), InputShape().label("mlp")
-        ('mlp, batch 8', 'mlp')
-        """
+        """Return what tables call a network of these sizes: ``mlp, batch 8``."""
         return ", ".join((model, *(f"{name} {size}" for name, size in self.given.items())))
 
     @property
@@ -92,24 +80,12 @@ USUAL_BATCHES: Final = (*range(2, 33), 48, 64, 96, 128, 192, 256, 384, 512, 1024
 
 
 def model_names() -> tuple[str, ...]:
-    """Return the names of all shipped models, the zoo's first, then ``paper/...``.
-
-    Examples
-    --------
-    >>> "resnet18-cifar" in model_names()
-    True
-    """
+    """Return the names of all shipped models, the zoo's first, then ``paper/...``."""
     return tuple(_DESCRIPTIONS)
 
 
 def describe_model(name: str) -> str:
-    """Return what a shipped model is, in one line.
-
-    Examples
-    --------
-    >>> describe_model("resnet18-cifar")
-    'ResNet-18 on CIFAR-10, 32 x 32'
-    """
+    """Return what a shipped model is, in one line."""
     _require_known(name)
     return _DESCRIPTIONS[name]
 

@@ -98,24 +98,12 @@ def look_up(found: Mapping[str, Any], key: str) -> Any:
 
 
 def escaped(text: str) -> str:
-    r"""Return a text with control characters spelled out, so that no name can steer a terminal.
-
-    Examples
-    --------
-    >>> print(escaped("a\x1b[31m b"))
-    a\x1b[31m b
-    """
+    """Return a text with control characters spelled out, so that no name can steer a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def count(value: float | None) -> str:
-    """Return a count for people, ready for a unit: ``11.69 M``, ``512``.
-
-    Examples
-    --------
-    >>> count(11689512), count(512), count(None)
-    ('11.69 M', '512 ', 'unknown')
-    """
+    """Return a count for people, ready for a unit: ``11.69 M``, ``512``."""
     if value is None:
         return "unknown"
     for letter, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -125,24 +113,12 @@ def count(value: float | None) -> str:
 
 
 def percent(ratio: float, *, digits: int = 5, places: int = 5) -> str:
-    """Return a ratio as a percentage for people: ``12.5 %``.
-
-    Examples
-    --------
-    >>> percent(0.125), percent(3e-15)
-    ('12.5 %', '0 %')
-    """
+    """Return a ratio as a percentage for people: ``12.5 %``."""
     return f"{round(100 * ratio, places):.{digits}g} %"
 
 
 def share(ratio: float) -> str:
-    """Return a ratio as a percentage of four digits: ``0.3329 %``.
-
-    Examples
-    --------
-    >>> share(0.0033294), share(0), share(1)
-    ('0.3329 %', '0 %', '100 %')
-    """
+    """Return a ratio as a percentage of four digits: ``0.3329 %``."""
     return percent(ratio, digits=4, places=6)
 
 
@@ -157,37 +133,19 @@ def yes_or_no(value: object) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a number of things.
-
-    Examples
-    --------
-    >>> plural(1, "tensor"), plural(12, "tensor")
-    ('1 tensor', '12 tensors')
-    """
+    """Return a number of things: ``12 tensors``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def whole_bytes(size: float) -> str:
-    """Return a size in bytes, and in a larger unit if it has one.
-
-    Examples
-    --------
-    >>> whole_bytes(1536), whole_bytes(12)
-    ('1,536 B (1.50 KiB)', '12 B')
-    """
+    """Return a size in bytes, and in a larger unit if it has one: ``1,536 B (1.50 KiB)``."""
     rounded = format_bytes(size)
     exact = f"{size:,.0f} B"
     return exact if rounded == exact else f"{exact} ({rounded})"
 
 
 def fine_joules(energy_j: float) -> str:
-    """Return an energy with seven digits, so that close bounds look different.
-
-    Examples
-    --------
-    >>> fine_joules(5.0317041), fine_joules(0.0167), fine_joules(0.0)
-    ('5.031704 J', '16.7 mJ', '0 J')
-    """
+    """Return an energy with seven digits, so that close bounds look different."""
     for prefix, factor in (("", 1.0), ("m", 1e-3), ("u", 1e-6)):
         if abs(energy_j) >= factor:
             return f"{energy_j / factor:,.7g} {prefix}J"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     Facts = Mapping[str, Any]
+    Words = tuple[str, str, str]
 
 REMEDY: Final = "call step.verify(x, y), then write this page again"
 """What to do if a step was not compared with eager PyTorch."""
@@ -25,37 +26,41 @@ class Answer:
     question: str
     word: str
     text: str
-    mood: str = ""
+    mood: str
     """``good``, ``warn``, ``bad``, or nothing."""
 
 
 def answers(found: Facts) -> tuple[Answer, Answer, Answer]:
     """Return whether a schedule fits, whether it is proven, and what it costs."""
-    return _fit(found), _proof(found), _price(found)
+    return (
+        Answer("Does it fit?", *_fit(found)),
+        Answer("Is it proven?", *_proof(found)),
+        Answer("What does it cost?", *_price(found)),
+    )
 
 
 def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
     """Return whether a step equals eager PyTorch, keeps its budget, and how long it takes."""
-    return _sameness(step), _memory(step), _speed(step)
+    return (
+        Answer("Are the results those of eager PyTorch?", *_sameness(step)),
+        Answer("Is the budget kept?", *_memory(step)),
+        Answer("How long does a step take?", *_speed(step)),
+    )
 
 
 # -- a schedule -------------------------------------------------------------------------------
 
 
-def _fit(found: Facts) -> Answer:
-    question = "Does it fit?"
+def _fit(found: Facts) -> Words:
     peak, budget = found["peak_ram_bytes"], found["budget_bytes"]
     if not found["valid"]:
         many = plural(len(found["violations"]), "violation")
-        text = f"the verifier found {many}, listed below"
-        return Answer(question, "Rejected", text, "bad")
-    binding = found["binding"]
-    place = f"at {binding['node']} (stage {binding['stage']})"
+        return "Rejected", f"the verifier found {many}, listed below", "bad"
+    place = f"at {found['binding']['node']} (stage {found['binding']['stage']})"
     over = found["fits_device"] is False
     if budget is None:
         text = f"peak RAM {format_bytes(peak)} {place}; the file states no budget{_room(found)}"
-        word, mood = ("Does not fit", "bad") if over else ("Runs", "good")
-        return Answer(question, word, text, mood)
+        return ("Does not fit", text, "bad") if over else ("Runs", text, "good")
     text = (
         f"peak RAM {format_bytes(peak)} of {format_bytes(budget)}, {share(peak / budget)}, {place}"
     )
@@ -64,9 +69,7 @@ def _fit(found: Facts) -> Answer:
         used = format_seconds(found["deadline_time_s"])
         text += f"; deadline {format_seconds(limit_s)} kept with {used}"
     text += _room(found)
-    if over:
-        return Answer(question, "Does not fit", text, "bad")
-    return Answer(question, "Fits", text, "good")
+    return ("Does not fit", text, "bad") if over else ("Fits", text, "good")
 
 
 def _room(found: Facts) -> str:
@@ -83,19 +86,15 @@ def _room(found: Facts) -> str:
     return "" if warning is None else f"; but {warning}"
 
 
-def _proof(found: Facts) -> Answer:
-    question = "Is it proven?"
+def _proof(found: Facts) -> Words:
     if not found["valid"]:
-        text = "the verifier rejects the schedule, so its bound has no meaning"
-        return Answer(question, "No", text, "bad")
+        return "No", "the verifier rejects the schedule, so its bound has no meaning", "bad"
     objective = found["objective"]
     minimized = "energy" if objective is None else objective["minimize"]
     gap = found["gap"] if minimized == "energy" else objective["gap"]
     if gap is None:
-        text = (
-            "without costs the bound was not compared" if found["bound_j"] else "no bound is stated"
-        )
-        return Answer(question, "Unknown", text, "warn")
+        compared = "without costs the bound was not compared"
+        return "Unknown", compared if found["bound_j"] else "no bound is stated", "warn"
     if minimized == "own":
         least = (
             f"objective {objective['name']!r} of the model has the bound {objective['bound']:.6g}"
@@ -109,21 +108,17 @@ def _proof(found: Facts) -> Answer:
         least = f"the least {minimized} of this problem is {form(objective['bound'])} or more"
         whole = f"the minimized quantity, {minimized},"
     if found["status"] == "optimal":
-        text = f"{least}; gap {share(gap)}"
-        return Answer(question, "Proven optimal", text, "good")
+        return "Proven optimal", f"{least}; gap {share(gap)}", "good"
     if gap >= 1:
-        text = "the stated bound is only what every schedule pays"
-        return Answer(question, "Not proven", text, "warn")
+        return "Not proven", "the stated bound is only what every schedule pays", "warn"
     text = f"at most {share(gap)} of {whole} could be saved; {least}"
-    return Answer(question, f"Within {share(gap)}", text, "warn")
+    return f"Within {share(gap)}", text, "warn"
 
 
-def _price(found: Facts) -> Answer:
-    question = "What does it cost?"
+def _price(found: Facts) -> Words:
     energy_j, baseline_j = found["energy_j"], found["baseline_energy_j"]
     if energy_j is None or found["makespan_s"] is None:
-        text = "give --device or --profile for energies and times"
-        return Answer(question, "Unknown", text, "warn")
+        return "Unknown", "give --device or --profile for energies and times", "warn"
     share_of = share(found["overhead_j"] / baseline_j) if baseline_j else "0 %"
     time_s, pass_s = found["makespan_s"], found["pass_s"]
     longer = f", {share(time_s / pass_s - 1)} more than a single pass" if pass_s else ""
@@ -131,58 +126,52 @@ def _price(found: Facts) -> Answer:
         f"{fine_joules(energy_j)} a step; a single pass, every node computed once, needs "
         f"{fine_joules(baseline_j)}; {format_seconds(time_s)}{longer}"
     )
-    return Answer(question, f"+{share_of} energy", text)
+    return f"+{share_of} energy", text, ""
 
 
 # -- a compiled step --------------------------------------------------------------------------
 
 
-def _sameness(step: Facts) -> Answer:
-    question = "Are the results those of eager PyTorch?"
+def _sameness(step: Facts) -> Words:
     found = step["certificate"]
     if found is None:
-        return Answer(question, "Not verified", REMEDY, "warn")
+        return "Not verified", REMEDY, "warn"
     count, many = found["compared"], len(found["differences"])
     random = "" if found["random_equal"] else "; the random generator ends in another state"
     if found["equal"]:
         text = (
             f"all {count} results (loss, gradients, buffers) and the random generator, bit by bit"
         )
-        return Answer(question, "Equal", text, "good")
+        return "Equal", text, "good"
     text = f"{many} of {count} results differ{', listed below' if many else ''}{random}"
-    return Answer(question, "Different", text, "bad")
+    return "Different", text, "bad"
 
 
-def _memory(step: Facts) -> Answer:
-    question = "Is the budget kept?"
+def _memory(step: Facts) -> Words:
     found, budget = step["certificate"], step["budget_bytes"]
     planned = step["plan"]["peak_bytes"]
     if found is None:
         text = f"the plan needs {format_bytes(planned)} of {format_bytes(budget)}"
-        return Answer(question, "Not measured", text, "warn")
+        return "Not measured", text, "warn"
     peak, eager = found["heap_peak_bytes"], found["eager_heap_peak_bytes"]
     text = f"heap peak {format_bytes(peak)} of {format_bytes(budget)}"
     if eager:
         text += f"; that is {share(peak / eager)} of eager PyTorch's {format_bytes(eager)}"
-    if found["within_budget"]:
-        return Answer(question, "Kept", text, "good")
-    return Answer(question, "Exceeded", text, "bad")
+    return ("Kept", text, "good") if found["within_budget"] else ("Exceeded", text, "bad")
 
 
-def _speed(step: Facts) -> Answer:
-    question = "How long does a step take?"
+def _speed(step: Facts) -> Words:
     found, planned = step["certificate"], step["plan"]["makespan_s"]
     device = step["plan"].get("device")
     plan = "" if planned is None else f"planned {format_seconds(planned)}"
     if plan and device:
         plan += f" on {device}, not on the host where the step ran"
     if found is None:
-        return Answer(question, "Not measured", plan, "warn")
-    word = format_seconds(found["time_s"])
+        return "Not measured", plan, "warn"
     eager = format_seconds(found["eager_time_s"])
     count = found.get("threads")
     threads = f", {plural(count, 'thread')}" if count else ""
     text = (
         f"eager PyTorch {eager}; least of several steps each{threads}{'; ' if plan else ''}{plan}"
     )
-    return Answer(question, word, text)
+    return format_seconds(found["time_s"]), text, ""

@@ -1,4 +1,4 @@
-"""BERT and its building block, the transformer encoder."""
+"""BERT and its building block, the transformer encoder; both also take `TapeOptions`."""
 
 from __future__ import annotations
 
@@ -57,21 +57,9 @@ def bert_base(
     ``769 * classes``; the MLM head has no pooler, but a transform and the decoder, whose weight is
     the word embedding, 109,514,298 parameters in all.
 
-    Parameters
-    ----------
-    seq_len : int
-        Tokens per sample, at most 512; all are attended to, so there is no attention mask.
-    classes : int
-        Number of classes of the classification head.
-    head : {'classification', 'mlm'}
-        What is learnt: a class for each sample, or a token at every place.
-    dropout : float
-        Rate in embeddings, attention, both residual branches and classification head.
-    **options
-        As the keys of `TapeOptions`.
+    A sample has at most 512 tokens. All are attended to, so there is no attention mask. Dropout is
+    in embeddings, attention, both residual branches and classification head.
 
-    References
-    ----------
     J. Devlin et al., "BERT: pre-training of deep bidirectional transformers for language
     understanding", NAACL 2019, doi:10.18653/v1/N19-1423.
     """
@@ -100,20 +88,8 @@ def transformer(
 ) -> Graph:
     """Return a BERT of one block, or of any size: embeddings, blocks, pooler, classification head.
 
-    Parameters
-    ----------
-    seq_len : int
-        Tokens per sample, and the number of positions that have an embedding.
-    classes : int
-        Number of classes.
-    blocks : int
-        Number of encoder blocks.
-    hidden, heads, feedforward : int
-        Features, attention heads (a divisor of the features) and inner features of a block.
-    vocabulary : int
-        Number of different tokens.
-    dropout, **options
-        As of `bert_base`.
+    `seq_len` is also the number of positions that have an embedding. A block has `hidden` features,
+    which its attention heads divide, and `feedforward` inner ones.
     """
     counts = {
         "blocks": blocks,

@@ -1,4 +1,8 @@
-"""Models of images: the multi-layer perceptron, VGG-16, the residual networks and MobileNetV2."""
+"""Models of images: the multi-layer perceptron, VGG-16, the residual networks and MobileNetV2.
+
+`image_size` is the side of a square image, in colour unless its channels are given. `dropout` is a
+rate; 0 leaves its nodes out. Every model also takes the keys of `TapeOptions`.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +35,6 @@ def mlp(
 ) -> Graph:
     """Return a perceptron with ReLU; by default LeNet-300-100 on 28 x 28 images.
 
-    Parameters
-    ----------
-    image_size, channels : int
-        Side and channels of the square image.
-    hidden : sequence of int
-        Widths of the hidden layers.
-    classes : int
-        Number of classes.
-    **options
-        As the keys of `TapeOptions`.
-
-    References
-    ----------
     Y. LeCun et al., "Gradient-based learning applied to document recognition", Proc. IEEE 86(11),
     1998, section III.C.4, doi:10.1109/5.726791.
     """
@@ -74,21 +65,9 @@ def vgg16(
     The first linear layer takes the last feature map as it is: 7 x 7 for an image of 224, so
     138,357,544 parameters with 1000 classes.
 
-    Parameters
-    ----------
-    image_size : int
-        Side of the square colour image, at least 32.
-    classes : int
-        Number of classes.
-    batch_norm : bool
-        Whether a batch norm follows each convolution.
-    dropout : float
-        Rate before the second and third linear layer's input; 0 leaves it out.
-    **options
-        As the keys of `TapeOptions`.
+    Its images have at least 32 x 32 pixels. With `batch_norm` one follows each convolution; dropout
+    is before the second and third linear layer.
 
-    References
-    ----------
     K. Simonyan, A. Zisserman, "Very deep convolutional networks for large-scale image
     recognition", ICLR 2015, table 1, arXiv:1409.1556.
     """
@@ -145,17 +124,6 @@ def resnet18(
 ) -> Graph:
     """Return ResNet-18: 11,689,512 parameters with 1000 classes.
 
-    Parameters
-    ----------
-    image_size : int
-        Side of the square colour image.
-    classes : int
-        Number of classes.
-    **options
-        As the keys of `TapeOptions`.
-
-    References
-    ----------
     K. He et al., "Deep residual learning for image recognition", CVPR 2016, table 1,
     doi:10.1109/CVPR.2016.90.
     """
@@ -179,7 +147,7 @@ def resnet50(
 ) -> Graph:
     """Return ResNet-50 with the stride in the 3 x 3 convolutions ("v1.5", as torchvision has it).
 
-    It has 25,557,032 parameters with 1000 classes. Its options are those of `resnet18`.
+    It has 25,557,032 parameters with 1000 classes.
     """
     return _resnet("resnet50", _bottleneck, (3, 4, 6, 3), image_size, classes, **options)
 
@@ -260,19 +228,6 @@ def mobilenetv2(
 ) -> Graph:
     """Return MobileNetV2 of width 1: 3,504,872 parameters with 1000 classes.
 
-    Parameters
-    ----------
-    image_size : int
-        Side of the square colour image.
-    classes : int
-        Number of classes.
-    dropout : float
-        Rate before the last layer; 0 leaves it out.
-    **options
-        As the keys of `TapeOptions`.
-
-    References
-    ----------
     M. Sandler et al., "MobileNetV2: inverted residuals and linear bottlenecks", CVPR 2018,
     doi:10.1109/CVPR.2018.00474.
     """
