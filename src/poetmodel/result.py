@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import NoScheduleError, shown
-from poetmodel.problem import Problem, Quantity
+from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.schedule.relations import (
     FORMAT,
-    OWN,
     RELATIONS,
     STATED,
     VERSION,

@@ -1,7 +1,10 @@
 """The stated problem: a graph, its costs, what is limited and what is minimized."""
 
 from poetmodel.problem.objective import (
+    CONSTRAINTS,
     DEADLINE_ROWS,
+    LIMITED_SUMS,
+    OWN,
     RELATIVE_TOLERANCE,
     Coefficients,
     DeadlineCounts,
@@ -13,9 +16,13 @@ from poetmodel.problem.objective import (
 )
 from poetmodel.problem.problem import Problem, within
 from poetmodel.problem.surrogate import Surrogate
+from poetmodel.problem.totals import TotalsConstraint
 
 __all__ = [
+    "CONSTRAINTS",
     "DEADLINE_ROWS",
+    "LIMITED_SUMS",
+    "OWN",
     "RELATIVE_TOLERANCE",
     "Coefficients",
     "DeadlineCounts",
@@ -25,6 +32,7 @@ __all__ = [
     "Quantity",
     "Surrogate",
     "TimeSum",
+    "TotalsConstraint",
     "weighted",
     "within",
 ]

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import mul
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.graph import floor
+from poetmodel.problem.totals import CONSTANT, Count, Total
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from poetmodel.graph import Graph
     from poetmodel.problem.problem import Problem
+    from poetmodel.problem.totals import Terms, TotalsConstraint
     from poetmodel.schedule import Simulation
 
 RELATIVE_TOLERANCE: Final = 1e-9
 """Times and energies that differ by less than this, relatively, count as equal."""
+OWN: Final = "own"
+"""What is minimized where it is a user's own sum of totals."""
+CONSTRAINTS: Final = "constraints"
+"""Name of the rows of a user's own constraints in a model; their index is (name, side)."""
 DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "surrogate_deadline")
 """Names of the rows of a deadline: that of the core; where transfers run beside the computing that
 of the bus; and that of a surrogate, while a model states one."""
+LIMITED_SUMS: Final = frozenset({*DEADLINE_ROWS, "energy_budget", CONSTRAINTS})
+"""Names of all rows of `linear_limits`."""
 ROUNDING: Final = 1e-13
 """What the difference of two sums of times may be off by, relative to them."""
 
@@ -84,26 +94,53 @@ def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class OwnSum:
+    """A user's own sum of totals, as simulated."""
+
+    graph: Graph = field(compare=False)
+    terms: Terms
+    rewards: float
+    """What its negative terms take off it at the very most, 0 or less."""
+
+    def measured(self, simulation: Simulation) -> float:
+        """Return the sum."""
+        return simulation.total(self.graph, self.terms)
+
+    def overhead(self, simulation: Simulation) -> float:
+        """Return how far the sum is above its baseline, that of a single pass less the rewards."""
+        return simulation.total(self.graph, self.terms, extra=True) - self.rewards
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearLimit:
     """A limit on a sum over decisions: ``sum of coefficient * decision <= slack``."""
 
     name: str
-    """Name of its row in a model: ``deadline``, ``bus_deadline`` or ``energy_budget``."""
+    """Name of its row in a model: ``deadline``, ``bus_deadline``, ``energy_budget`` or
+    ``constraints``."""
+    index: tuple[str, str] | None = None
+    """Index of the row of a user's own constraint: (name, ``upper`` or ``lower``)."""
     coefficients: Coefficients
-    """What each decision adds [s or J]."""
+    """What each decision adds; of a user's own constraint it may be negative."""
     slack: float
-    """What decisions may add to a single pass, tolerance included; negative if that is too much."""
+    """What decisions may add to a single pass, tolerance included; negative if that is too much.
+    An int, compared exactly, where everything is whole."""
     baseline: float
-    """What a single pass takes [s or J]."""
+    """What a single pass takes."""
+
+    @property
+    def only_adds(self) -> bool:
+        """Whether no decision takes anything off the sum."""
+        return all(min(column, default=0) >= 0 for column in self.coefficients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     """One quantity of a problem: what schedules pay of it, and how it is measured and shown."""
 
-    quantity: Quantity
-    """Which one."""
+    quantity: str
+    """Which `Quantity`, or `OWN`."""
     format: Callable[[float], str]
     """Shows an amount with its unit."""
     label: str
@@ -125,6 +162,8 @@ class Objective:
     """Value of a known schedule; only better ones matter."""
     counted: TimeSum | None = field(default=None, compare=False)
     """The sum of times that stands for a makespan, in a surrogate."""
+    own: OwnSum | None = None
+    """A user's own sum, where that is minimized."""
 
     @property
     def unit(self) -> float:
@@ -150,11 +189,15 @@ class Objective:
 
     def measured(self, simulation: Simulation) -> float:
         """Return the amount that a schedule takes, as simulated."""
+        if self.own is not None:
+            return self.own.measured(simulation)
         figure: float | None = getattr(simulation, self.figure)
         return 0.0 if figure is None else figure
 
     def overhead(self, simulation: Simulation) -> float:
         """Return the amount above the baseline, as simulated; the value that a search lowers."""
+        if self.own is not None:
+            return max(0.0, self.own.overhead(simulation))
         if self.counted is None:
             return max(0.0, getattr(simulation, self.overhead_figure) or 0.0)
         whole_s = self.counted.of(simulation.compute_s or 0.0, simulation.transfer_s or 0.0)
@@ -181,6 +224,64 @@ def linear_limits(problem: Problem) -> Iterator[LinearLimit]:
             slack=problem.energy_budget_j * (1 + RELATIVE_TOLERANCE) - energy.baseline,
             baseline=energy.baseline,
         )
+    for row in problem.constraints:
+        yield from _sides(problem, row)
+
+
+def _sides(problem: Problem, row: TotalsConstraint) -> Iterator[LinearLimit]:
+    """Yield the limits of a user's own constraint, its lower one negated."""
+    coefficients, baseline = sum_of(problem, row.terms)
+    for side, limit, sign in (("upper", row.upper, 1), ("lower", row.lower, -1)):
+        if limit is None:
+            continue
+        signed = weighted((coefficients, sign))
+        slack = sign * (limit - baseline)
+        if all(isinstance(value, int) for column in signed for value in column):
+            slack = math.floor(slack)
+        else:
+            slack += RELATIVE_TOLERANCE * max(abs(limit), abs(baseline))
+        yield LinearLimit(
+            name=CONSTRAINTS,
+            index=(row.name, side),
+            coefficients=signed,
+            slack=slack,
+            baseline=sign * baseline,
+        )
+
+
+def sum_of(problem: Problem, terms: Terms) -> tuple[Coefficients, float]:
+    """Return what each decision adds to a sum of totals, and what a single pass takes."""
+    graph, table = problem.graph, problem.table
+    nothing = (0,) * len(graph.tensors)
+    parts: list[tuple[Coefficients, float]] = []
+    compute: list[float] = [0] * len(graph.nodes)
+    page_in: list[float] = [0] * len(graph.tensors)
+    page_out: list[float] = [0] * len(graph.tensors)
+    baseline: float = 0
+    for key, weight in terms:
+        kind, _, name = key.partition(":")
+        if kind == Count.RECOMPUTATIONS:
+            compute[graph.node_index[name]] += weight
+        elif kind in (Count.PAGE_INS, Count.PAGE_OUTS):
+            counted = page_in if kind == Count.PAGE_INS else page_out
+            counted[graph.tensor_index[name]] += weight
+        elif key == CONSTANT:
+            baseline += weight
+        elif key in (Total.BYTES_WRITTEN, Total.BYTES_READ):
+            sizes = graph.tensor_bytes
+            moved = (nothing, sizes) if key == Total.BYTES_WRITTEN else (sizes, nothing)
+            parts.append((Coefficients((0,) * len(graph.nodes), *moved), weight))
+        elif key == Total.ENERGY:
+            parts.append((problem.energy.coefficients, weight))
+            baseline += weight * problem.energy.baseline
+        elif key == Total.COMPUTE:
+            parts.append((_coefficients(problem, table.compute_time_s), weight))
+            baseline += weight * problem.pass_time_s
+        else:
+            moved_s = (table.page_in_time_s, table.page_out_time_s)
+            parts.append((_coefficients(problem, (), *moved_s), weight))
+    named = Coefficients(tuple(compute), tuple(page_in), tuple(page_out))
+    return weighted((named, 1), *parts), baseline
 
 
 def _energy(problem: Problem) -> Objective:
@@ -246,11 +347,39 @@ def _writes(problem: Problem) -> Objective:
     )
 
 
-OBJECTIVES: Final[Mapping[Quantity, Callable[[Problem], Objective]]] = {
+def _own(problem: Problem) -> Objective:
+    coefficients, baseline = sum_of(problem, problem.own_objective)
+    # No count exceeds the stages after the first computation; a tensor goes out once.
+    n = len(problem.graph.nodes)
+    most = Coefficients(
+        compute=range(n - 1, -1, -1),
+        page_in=[n - 1 - k for k in problem.graph.node_of],
+        page_out=[1] * len(problem.graph.tensors),
+    )
+    rewards = sum(
+        min(0.0, value) * times
+        for column, counts in zip(coefficients, most, strict=True)
+        for value, times in zip(column, counts, strict=True)
+    )
+    return Objective(
+        quantity=OWN,
+        format="{:.6g}".format,
+        label="own objective above a single pass",
+        figure="",
+        overhead_figure="",
+        coefficients=coefficients,
+        baseline=baseline + rewards,
+        whole=sum(map(abs, (value for column in coefficients for value in column))),
+        own=OwnSum(problem.graph, problem.own_objective, rewards),
+    )
+
+
+OBJECTIVES: Final[Mapping[str, Callable[[Problem], Objective]]] = {
     Quantity.ENERGY: _energy,
     Quantity.TIME: _time,
     Quantity.RAM: _peak_ram,
     Quantity.WRITES: _writes,
+    OWN: _own,
 }
 """What makes the objective of each quantity."""
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import BudgetError, InputError, shown
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.problem.objective import DeadlineCounts, Quantity
+from poetmodel.problem.objective import OWN, DeadlineCounts, Quantity
+from poetmodel.problem.totals import check_terms
 from poetmodel.units import parse_energy, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ def resolve_choices(problem: Problem) -> dict[str, Any]:
         ("minimize", Quantity, problem.minimize),
         ("deadline_counts", DeadlineCounts, _default_counts(problem) if counts is None else counts),
     ):
-        if value in tuple(choices):
+        if name == "minimize" and value == OWN and problem.own_objective:
+            found[name] = OWN
+        elif value in tuple(choices):
             found[name] = choices(value)
         else:
             faults.append(f"{name}: expected one of {', '.join(choices)}, got {shown(value)}")
@@ -36,6 +39,7 @@ def resolve_choices(problem: Problem) -> dict[str, Any]:
         if not isinstance(getattr(problem, name), bool):
             faults.append(f"{name}: expected True or False, got {shown(getattr(problem, name))}")
     faults += _costs_beyond_numbers(problem)
+    faults += _own_sums(problem)
     if faults:
         raise InputError(faults)
     return found
@@ -58,6 +62,18 @@ def resolve_limits(problem: Problem) -> dict[str, Any]:
     if faults:
         raise BudgetError(faults)
     return found
+
+
+def _own_sums(problem: Problem) -> Iterator[str]:
+    """Name what is wrong with own constraints and the own objective."""
+    names: set[str] = set()
+    for row in problem.constraints:
+        place = f"constraint {shown(row.name)}"
+        if row.name in names:
+            yield f"{place}: another constraint has this name"
+        names.add(row.name)
+        yield from check_terms(problem.graph, row.terms, place)
+    yield from check_terms(problem.graph, problem.own_objective, "objective")
 
 
 def _default_counts(problem: Problem) -> DeadlineCounts:

@@ -10,7 +10,9 @@ from poetmodel.errors import shown
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.problem.objective import (
     OBJECTIVES,
+    OWN,
     RELATIVE_TOLERANCE,
+    Coefficients,
     DeadlineCounts,
     LinearLimit,
     Objective,
@@ -19,12 +21,14 @@ from poetmodel.problem.objective import (
     linear_limits,
 )
 from poetmodel.problem.parse import resolve_choices, resolve_limits
+from poetmodel.problem.totals import TotalsBlock
 from poetmodel.units import brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from poetmodel.device import Costs, CostTable
+    from poetmodel.problem.totals import Terms, TotalsConstraint
     from poetmodel.schedule import Simulation
 
 _LIMITED_BY: Final[Mapping[Quantity, str]] = {
@@ -58,13 +62,17 @@ class Problem:
         Auxiliary storage for paged-out tensors. Default: the device's, else unlimited.
     recompute, paging : bool
         Whether tensors may be recomputed, and paged.
-    minimize : {'energy', 'time', 'ram', 'writes'}
-        The objective; the other quantities stay limits.
+    minimize : {'energy', 'time', 'ram', 'writes', 'own'}
+        The objective; the other quantities stay limits. ``own`` is set by `minimizing`.
     energy_budget : str or float, optional
         Energy limit of a step: joules, an energy such as ``1.2Wh``, or a percentage of the
         baseline. Default: none.
     count_parameters : bool
         Whether parameters, gradients and optimizer state take room in the RAM budget.
+    constraints : tuple of TotalsConstraint
+        Own constraints on the totals of a schedule; `subject_to` adds some.
+    own_objective : tuple of (str, float)
+        Own objective, by total; `minimizing` sets it.
 
     Notes
     -----
@@ -101,6 +109,8 @@ class Problem:
     minimize: str = "energy"
     energy_budget: str | float | None = None
     count_parameters: bool = False
+    constraints: tuple[TotalsConstraint, ...] = ()
+    own_objective: Terms = ()
 
     ram_budget_bytes: int = field(init=False)
     """The RAM budget as given [B]."""
@@ -129,6 +139,52 @@ class Problem:
     def parse(cls, graph: Graph, costs: Costs, **stated: Any) -> Self:
         """Return a problem whose limits are numbers, from text such as ``40%`` and ``20ms``."""
         return cls(graph, costs, **stated).resolved()
+
+    def subject_to(self, **rules: Callable[[Any], Any]) -> Self:
+        """Return the problem with further constraints on the totals of a schedule.
+
+        Parameters
+        ----------
+        **rules
+            By the name of the constraint, a function of a Pyomo block ``v`` of totals. It returns a
+            linear relation, or a list of them. ``v.recomputations[k]`` is how often node `k` is
+            computed beyond the first time, ``v.page_ins[i]`` and ``v.page_outs[i]`` how often
+            tensor `i` is paged in and out; `k` and `i` are positions or names. ``v.bytes_written``,
+            ``v.bytes_read`` [B], ``v.energy_j`` [J], ``v.compute_s`` and ``v.transfer_s`` [s] are
+            those of a whole training step.
+
+        Raises
+        ------
+        InputError
+            If a rule gives no linear relation, or a name is taken.
+
+        Examples
+        --------
+        >>> from poetmodel.graph import Graph, operation
+        >>> from poetmodel.device import Costs
+        >>> graph = Graph(name="pair", nodes=(operation("a", output_bytes=8),
+        ...                                   operation("b", output_bytes=4, inputs=("a",))))
+        >>> costs = Costs.from_arrays(graph, compute_time_s=[1, 1], compute_energy_j=[2, 3])
+        >>> problem = Problem(graph, costs, ram=12)
+        >>> problem.subject_to(once=lambda v: v.recomputations["a"] <= 0).constraints[0].to_dict()
+        {'name': 'once', 'terms': {'recomputations:a': 1}, 'lower': None, 'upper': 0}
+        """
+        totals = TotalsBlock(self.graph)
+        added = [row for name, rule in rules.items() for row in totals.constraints(rule, name)]
+        return replace(self, constraints=(*self.constraints, *added))
+
+    def minimizing(self, rule: Callable[[Any], Any]) -> Self:
+        """Return the problem with another objective: a linear expression of totals.
+
+        Parameters
+        ----------
+        rule : callable
+            As in `subject_to`, but it returns an expression, which is minimized. Its gap refers to
+            what lies above its value for a single pass; terms with negative coefficients count
+            there as if they were at their largest.
+        """
+        terms = TotalsBlock(self.graph).expression(rule, "objective")
+        return replace(self, minimize=OWN, own_objective=terms)
 
     def resolved(self) -> Self:
         """Return this problem with numbers (SI) for its limits.
@@ -193,7 +249,7 @@ class Problem:
     @cached_property
     def objective(self) -> Objective:
         """The quantity that is minimized."""
-        return self.quantity(Quantity(self.minimize))
+        return self.quantity(self.minimize)
 
     @cached_property
     def energy(self) -> Objective:
@@ -202,10 +258,25 @@ class Problem:
 
     @cached_property
     def linear_limits(self) -> tuple[LinearLimit, ...]:
-        """The limits on sums over decisions: deadline and energy budget."""
+        """The limits on sums over decisions: deadline, energy budget and own constraints."""
         return tuple(linear_limits(self))
 
-    def quantity(self, quantity: Quantity) -> Objective:
+    @cached_property
+    def wanted(self) -> Coefficients:
+        """How much the limits and the objective want each decision: above 0 where one does.
+
+        A constraint with a lower limit, or with a negative coefficient, can be kept by a
+        recomputation or transfer that serves nothing else.
+        """
+        sums = [self.objective.coefficients, *(one.coefficients for one in self.linear_limits)]
+        return Coefficients(
+            *(
+                tuple(max(0.0, -min(values)) for values in zip(*columns, strict=True))
+                for columns in zip(*sums, strict=True)
+            )
+        )
+
+    def quantity(self, quantity: str) -> Objective:
         """Return a quantity, whether it is minimized or not."""
         return OBJECTIVES[quantity](self)
 
@@ -259,11 +330,12 @@ class Problem:
         """Return the problem whose minimized bytes, peak RAM or written, must be below a value."""
         quantity = self.objective.quantity
         more = self.resident_bytes if quantity == Quantity.RAM else 0
-        changes: dict[str, Any] = {_LIMITED_BY[quantity]: value - 1 + more}
+        changes: dict[str, Any] = {_LIMITED_BY[Quantity(quantity)]: value - 1 + more}
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the stated limits and choices as plain values, SI."""
+        rows = self.constraints
         return {
             "ram_budget_bytes": self.ram_budget_bytes,
             "deadline_s": self.deadline_s,
@@ -274,6 +346,8 @@ class Problem:
             "energy_budget_j": self.energy_budget_j,
             "aux_bytes": self.aux_limit_bytes,
             "count_parameters": self.count_parameters,
+            **({"constraints": [row.to_dict() for row in rows]} if rows else {}),
+            **({"weights": dict(self.own_objective)} if self.minimize == OWN else {}),
         }
 
 

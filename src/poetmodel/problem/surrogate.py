@@ -58,7 +58,7 @@ class Surrogate(Problem):
         compute_s, transfer_s = simulation.compute_s or 0.0, simulation.transfer_s or 0.0
         return tuple(counted.of(compute_s, transfer_s) for counted in self.deadline_sums)
 
-    def quantity(self, quantity: Quantity) -> Objective:
+    def quantity(self, quantity: str) -> Objective:
         """Return a quantity as this surrogate counts it, in the unit of its reference."""
         found = super().quantity(quantity)
         if quantity == Quantity.TIME and self.transfer_share is not None:

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from poetmodel.data import parse_json, place, read_text
 from poetmodel.device.room import ROOM
 from poetmodel.errors import InputError, ScheduleError, raised_as, shown
-from poetmodel.problem import Problem
+from poetmodel.problem import Problem, TotalsConstraint
 from poetmodel.schedule.relations import RELATIONS, STATED, VERSION, GraphIdentity, Schedule
 from poetmodel.units import MAX_BYTES
 
@@ -56,6 +56,20 @@ class GraphEntry(Strict):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+class ConstraintEntry(Strict):
+    """A user's own constraint of a schedule file."""
+
+    name: Annotated[str, Field(min_length=1)]
+    terms: dict[str, Finite | int]
+    lower: Finite | int | None = None
+    upper: Finite | int | None = None
+
+    def constraint(self) -> TotalsConstraint:
+        """Return the constraint."""
+        terms = tuple(self.terms.items())
+        return TotalsConstraint(name=self.name, terms=terms, lower=self.lower, upper=self.upper)
+
+
 class ProblemEntry(Strict):
     """The stated problem of a schedule file."""
 
@@ -64,10 +78,12 @@ class ProblemEntry(Strict):
     deadline_counts: Literal["compute", "serial", "overlap"]
     recompute: bool
     paging: bool
-    minimize: Literal["energy", "time", "ram", "writes"] = "energy"
+    minimize: Literal["energy", "time", "ram", "writes", "own"] = "energy"
     energy_budget_j: Finite | None = None
     aux_bytes: Index | None = None
     count_parameters: bool = False
+    constraints: list[ConstraintEntry] = []
+    weights: dict[str, Finite | int] = {}
     method: str = "optimal"
     formulation: str | None = None
     backend: str | None = None
@@ -88,6 +104,8 @@ class ProblemEntry(Strict):
             minimize=self.minimize,
             energy_budget=self.energy_budget_j,
             count_parameters=self.count_parameters,
+            constraints=tuple(row.constraint() for row in self.constraints),
+            own_objective=tuple(self.weights.items()),
         )
 
 

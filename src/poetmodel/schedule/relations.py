@@ -26,8 +26,6 @@ RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out")
 
 FORMAT: Final = "poetmodel-schedule"
 VERSION: Final = 1
-OWN: Final = "own"
-"""What `minimize` of the objective says where a model had an objective of its own."""
 
 STATED: Final = (
     "energy_j",

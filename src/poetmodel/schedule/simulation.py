@@ -9,20 +9,22 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from poetmodel.problem import DeadlineCounts
+from poetmodel.problem.totals import CONSTANT, Count, Total
 from poetmodel.schedule.relations import RELATIONS
 from poetmodel.time_limit import check_time_limit, watched
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
+    from poetmodel.problem.totals import Terms
     from poetmodel.schedule.relations import Schedule
 
 
@@ -54,6 +56,12 @@ class Simulation:
     """Bytes paged out, each time counted [B]."""
     read_bytes: int
     """Bytes paged in, each time counted [B]."""
+    recomputations: Mapping[int, int] = field(default_factory=dict)
+    """How often each node is computed beyond the first time, where it is."""
+    page_ins: Mapping[int, int] = field(default_factory=dict)
+    """How often each tensor is paged in, where it is."""
+    page_outs: Mapping[int, int] = field(default_factory=dict)
+    """How often each tensor is paged out, where it is."""
     compute_s: float | None = None
     """Compute time [s]; None without costs."""
     transfer_s: float | None = None
@@ -68,6 +76,8 @@ class Simulation:
     """Energy beyond the baseline, added up by itself so that small ones keep their digits [J]."""
     overtime_s: float | None = None
     """Counted time beyond a single pass, added up by itself likewise [s]."""
+    recompute_s: float | None = None
+    """Compute time beyond a single pass, added up by itself likewise [s]."""
     planned_s: float | None = None
     """Makespan of a plan whose transfers run beside the computing, where one was given [s]."""
 
@@ -94,6 +104,38 @@ class Simulation:
         if self.compute_s is None or self.transfer_s is None:
             return None
         return self.compute_s + self.transfer_s
+
+    def total(self, graph: Graph, terms: Terms, *, extra: bool = False) -> float:
+        """Return a sum of totals, by the keys of `poetmodel.problem.totals`.
+
+        With `extra` that beyond a single pass, without the constant.
+        """
+        beyond = {
+            CONSTANT: 0,
+            Total.BYTES_WRITTEN: self.written_bytes,
+            Total.BYTES_READ: self.read_bytes,
+            Total.ENERGY: self.overhead_j or 0.0,
+            Total.COMPUTE: self.recompute_s or 0.0,
+            Total.TRANSFER: self.transfer_s or 0.0,
+        }
+        whole = {
+            CONSTANT: 1,
+            Total.ENERGY: self.energy_j or 0.0,
+            Total.COMPUTE: self.compute_s or 0.0,
+        }
+        figures = beyond if extra else beyond | whole
+        value: float = 0
+        for key, coefficient in terms:
+            kind, _, name = key.partition(":")
+            if kind == Count.RECOMPUTATIONS:
+                amount: float = self.recomputations.get(graph.node_index[name], 0)
+            elif kind in (Count.PAGE_INS, Count.PAGE_OUTS):
+                counted = self.page_ins if kind == Count.PAGE_INS else self.page_outs
+                amount = counted.get(graph.tensor_index[name], 0)
+            else:
+                amount = figures[key]
+            value += coefficient * amount
+        return value
 
     @cached_property
     def valid(self) -> bool:
@@ -152,6 +194,9 @@ def simulate(
         aux_used_bytes=sum(sizes[i] for i in written.keys() - execution.aux_from_start),
         written_bytes=sum(sizes[i] * times for i, times in written.items()),
         read_bytes=sum(sizes[i] * times for i, times in read.items()),
+        recomputations=Counter(k for t, k in schedule.R if 0 <= k < t),
+        page_ins=read,
+        page_outs=written,
         **_figures(graph, costs, computed, (read, written), deadline_counts, makespan_s),
     )
 
@@ -371,6 +416,7 @@ def _figures(
         "baseline_energy_j": sum(table.compute_energy_j) + idle_w * pass_s,
         "overhead_j": extra.energy_j + transfer.energy_j + idle_w * extra_s,
         "overtime_s": extra_s,
+        "recompute_s": extra.time_s,
         "planned_s": planned_s,
     }
 

@@ -93,6 +93,7 @@ def verify(
         *simulation.violations,
         *_choices(problem, schedule),
         *_limits(problem, simulation),
+        *_constraints(problem, simulation),
         *_claims(problem, simulation, stated or {}),
     )
     return Verdict(simulation=simulation, violations=violations)
@@ -138,6 +139,23 @@ def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
             f"energy {format_joules(simulation.energy_j)} is above the budget of "
             f"{format_joules(problem.energy_budget_j or 0.0)}"
         )
+
+
+def _constraints(problem: Problem, simulation: Simulation) -> Iterator[str]:
+    """Yield the own constraints that a schedule breaks; sums of whole numbers compare exactly."""
+    for row in problem.constraints:
+        value = simulation.total(problem.graph, row.terms)
+        slack = 0.0
+        if not isinstance(value, int):
+            parts = [simulation.total(problem.graph, (term,)) for term in row.terms]
+            slack = RELATIVE_TOLERANCE * max(map(abs, (row.lower or 0, row.upper or 0, *parts)))
+        below = row.lower is not None and value < row.lower - slack
+        above = row.upper is not None and value > row.upper + slack
+        if below or above:
+            yield (
+                f"constraint {row.name!r}: {value:,} is {'above' if above else 'below'} its limit, "
+                f"{row.limits_in_words()}"
+            )
 
 
 def _claims(

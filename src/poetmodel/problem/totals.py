@@ -1,0 +1,239 @@
+"""Rows and objectives over the totals of a schedule: how often each node and tensor is acted on.
+
+Totals do not speak of stages, so every formulation states them exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from io import StringIO
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.errors import InputError, shown
+
+if TYPE_CHECKING:
+    from poetmodel.graph import Graph
+
+CONSTANT: Final = "constant"
+"""Key of an objective's constant."""
+
+
+class Count(StrEnum):
+    """What is counted for each node or tensor; a key such as ``page_ins:conv1`` names one."""
+
+    RECOMPUTATIONS = "recomputations"
+    """How often a node is computed beyond the first time."""
+    PAGE_INS = "page_ins"
+    """How often a tensor is paged in."""
+    PAGE_OUTS = "page_outs"
+    """How often a tensor is paged out."""
+
+
+class Total(StrEnum):
+    """Sums over all nodes and tensors."""
+
+    BYTES_WRITTEN = "bytes_written"
+    """Bytes paged out [B]."""
+    BYTES_READ = "bytes_read"
+    """Bytes paged in [B]."""
+    ENERGY = "energy_j"
+    """Energy of a training step, a single pass included [J]."""
+    COMPUTE = "compute_s"
+    """Compute time, a single pass included [s]."""
+    TRANSFER = "transfer_s"
+    """Transfer time [s]."""
+
+
+Terms = tuple[tuple[str, float], ...]
+"""A linear expression: coefficients by key, ``bytes_written`` or ``page_ins:conv1``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TotalsConstraint:
+    """A row ``lower <= sum of coefficient * total <= upper`` over the totals of a schedule.
+
+    Raises
+    ------
+    InputError
+        If it has no name, no limit or a number that is not finite, or if its limits cross.
+    """
+
+    name: str
+    """Its name, by which it is reported."""
+    terms: Terms
+    """Coefficients by key."""
+    lower: float | None = None
+    """Least value; None for no such limit."""
+    upper: float | None = None
+    """Largest value; None for no such limit."""
+
+    def __post_init__(self) -> None:
+        place = f"constraint {shown(self.name)}"
+        if not self.name:
+            raise InputError(f"{place}: expected a name that is not empty")
+        limits = [limit for limit in (self.lower, self.upper) if limit is not None]
+        if not limits:
+            raise InputError(f"{place}: expected a limit: at most, at least or equals")
+        for value in (*limits, *(coefficient for _, coefficient in self.terms)):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InputError(f"{place}: expected a number, got {shown(value)}")
+            if not math.isfinite(value):
+                raise InputError(f"{place}: expected a finite number, got {value!r}")
+        if len(limits) > 1 and limits[0] > limits[1]:
+            raise InputError(f"{place}: at least {limits[0]:g} and at most {limits[1]:g} cross")
+        object.__setattr__(self, "terms", tuple((key, _whole(value)) for key, value in self.terms))
+        for side in ("lower", "upper"):
+            limit = getattr(self, side)
+            object.__setattr__(self, side, None if limit is None else _whole(limit))
+
+    def limits_in_words(self) -> str:
+        """Return its limits as a phrase: ``at most 3``."""
+        if self.lower == self.upper:
+            return f"exactly {self.upper:,}"
+        parts = [
+            f"{words} {limit:,}"
+            for words, limit in (("at least", self.lower), ("at most", self.upper))
+            if limit is not None
+        ]
+        return " and ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as an entry of a schedule file."""
+        return {
+            "name": self.name,
+            "terms": dict(self.terms),
+            "lower": self.lower,
+            "upper": self.upper,
+        }
+
+
+def check_terms(graph: Graph, terms: Terms, place: str) -> Iterator[str]:
+    """Yield what is wrong with the keys of an expression: nodes and tensors are named."""
+    for key, _ in terms:
+        kind, _, name = key.partition(":")
+        if key in tuple(Total) or key == CONSTANT:
+            continue
+        if kind not in tuple(Count) or not name:
+            known = ", ".join((*Total, *(f"{count}:NAME" for count in Count)))
+            yield f"{place}: {shown(key)}: expected one of {known}"
+        elif kind == Count.RECOMPUTATIONS and name not in graph.node_index:
+            yield f"{place}: {shown(key)}: the graph has no node {shown(name)}"
+        elif kind != Count.RECOMPUTATIONS and name not in graph.tensor_index:
+            yield f"{place}: {shown(key)}: the graph has no tensor {shown(name)}"
+
+
+# -- rules over a Pyomo block --------------------------------------------------------------------
+
+
+class _Counts(Mapping[Any, Any]):
+    """The variables of one count, indexed by position or by name."""
+
+    def __init__(self, variables: Any, index: Mapping[str, int]) -> None:
+        self._variables = variables
+        self._index = index
+
+    def __getitem__(self, key: object) -> Any:
+        place = self._index.get(key) if isinstance(key, str) else key
+        if place not in self._variables:
+            what = "a name" if isinstance(key, str) else "a position"
+            raise InputError(
+                f"{self._variables.local_name}[{key!r}]: the graph has no such entry; expected "
+                f"{what} of its {len(self._variables)}"
+            )
+        return self._variables[place]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._variables)
+
+    def __len__(self) -> int:
+        return len(self._variables)
+
+
+class TotalsBlock:
+    """The totals of a schedule as variables of a Pyomo block, for rules."""
+
+    def __init__(self, graph: Graph) -> None:
+        import pyomo.environ as pyo
+
+        self.block = pyo.Block(concrete=True)
+        self.block.counted = pyo.Block()
+        self._key: dict[int, str] = {}
+        for count, index in (
+            (Count.RECOMPUTATIONS, graph.node_index),
+            (Count.PAGE_INS, graph.tensor_index),
+            (Count.PAGE_OUTS, graph.tensor_index),
+        ):
+            variables = pyo.Var(range(len(index)), domain=pyo.NonNegativeIntegers)
+            self.block.counted.add_component(count, variables)
+            setattr(self.block, count, _Counts(variables, index))
+            self._key |= {id(variables[place]): f"{count}:{name}" for name, place in index.items()}
+        for total in Total:
+            self.block.add_component(total, pyo.Var(domain=pyo.NonNegativeReals))
+            self._key[id(self.block.component(total))] = str(total)
+
+    def expression(self, rule: Any, place: str) -> Terms:
+        """Return the linear expression that a rule gives, its constant under its own key."""
+        return self._terms(self._call(rule, place), place)
+
+    def constraints(self, rule: Any, name: str) -> list[TotalsConstraint]:
+        """Return the rows that a rule gives: of a list ``name[0]``, ``name[1]``, ..."""
+        import pyomo.environ as pyo
+        from pyomo.common.log import LoggingIntercept
+
+        place = f"constraint {shown(name)}"
+        found = self._call(rule, place)
+        if isinstance(found, Iterable) and not isinstance(found, tuple):
+            relations = {f"{name}[{place}]": relation for place, relation in enumerate(found)}
+        else:
+            relations = {name: found}
+        rows = []
+        for each, relation in relations.items():
+            try:  # Pyomo logs what it raises, too.
+                with LoggingIntercept(StringIO(), "pyomo.core"):
+                    row = pyo.Constraint(expr=relation)
+                    row.construct()
+                    body, limits = row.body, (row.lower, row.upper)
+            except (ValueError, TypeError, KeyError) as error:
+                raise InputError(
+                    f"constraint {shown(each)}: expected a linear relation between totals, got "
+                    f"{shown(relation)} ({str(error).splitlines()[0].strip()})"
+                ) from None
+            terms = self._terms(body, f"constraint {shown(each)}")
+            shift = dict(terms).get(CONSTANT, 0)
+            lower, upper = (None if limit is None else pyo.value(limit) - shift for limit in limits)
+            kept = tuple(term for term in terms if term[0] != CONSTANT)
+            rows.append(TotalsConstraint(name=each, terms=kept, lower=lower, upper=upper))
+        return rows
+
+    def _call(self, rule: Any, place: str) -> Any:
+        if not callable(rule):
+            raise InputError(f"{place}: expected a function of the totals, got {shown(rule)}")
+        return rule(self.block)
+
+    def _terms(self, expression: Any, place: str) -> Terms:
+        from pyomo.repn import generate_standard_repn
+
+        try:
+            found = generate_standard_repn(expression)
+        except (AttributeError, TypeError, ValueError):
+            raise InputError(
+                f"{place}: expected a linear expression of totals, got {shown(expression)}"
+            ) from None
+        if not found.is_linear():
+            raise InputError(f"{place}: the expression is not linear in the totals")
+        total: defaultdict[str, float] = defaultdict(int)
+        for coefficient, variable in zip(found.linear_coefs, found.linear_vars, strict=True):
+            if id(variable) not in self._key:
+                raise InputError(f"{place}: {variable.name} is none of the totals of a schedule")
+            total[self._key[id(variable)]] += coefficient
+        total[CONSTANT] += found.constant
+        return tuple((key, _whole(value)) for key, value in total.items() if value)
+
+
+def _whole(value: float) -> float:
+    """Return a number as an int where it is whole, so that sums of bytes and counts are exact."""
+    return int(value) if float(value).is_integer() else float(value)

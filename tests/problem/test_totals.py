@@ -1,0 +1,207 @@
+"""Own constraints and objectives over totals: what rules may say, and how schedules are held to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import poetmodel as pm
+from instances import random_instance, random_schedule, seeded
+from poetmodel.errors import InputError
+from poetmodel.problem import TotalsConstraint
+
+GRAPH = pm.Graph(
+    name="chain",
+    nodes=(
+        pm.operation("a", output_bytes=8),
+        pm.operation("b", output_bytes=4, inputs=("a",)),
+        pm.operation("c", output_bytes=2, inputs=("a", "b")),
+    ),
+)
+COSTS = pm.Costs.from_arrays(
+    GRAPH,
+    compute_time_s=[1, 2, 4],
+    compute_energy_j=[10, 20, 40],
+    page_in=[(0.5, 5)] * 3,
+    page_out=[(0.25, 2)] * 3,
+)
+PROBLEM = pm.Problem(GRAPH, COSTS, ram="100%")
+SCHEDULE = pm.Schedule(  # `a` goes out and comes back, and is computed again in stage 1
+    R=((0, 0), (1, 0), (1, 1), (2, 2)),
+    S_RAM=((1, 0), (2, 1)),
+    S_AUX=((1, 0), (2, 0)),
+    M_in=((2, 0),),
+    M_out=((0, 0),),
+)
+
+
+def rows(rule: Any) -> tuple[TotalsConstraint, ...]:
+    """Return the rows of a rule."""
+    return PROBLEM.subject_to(own=rule).constraints
+
+
+@pytest.mark.parametrize(
+    ("rule", "terms", "lower", "upper"),
+    [
+        (lambda v: v.bytes_written <= 12, {"bytes_written": 1}, None, 12),
+        (lambda v: v.recomputations["b"] == 1, {"recomputations:b": 1}, 1, 1),
+        (lambda v: v.page_ins[2] >= 1, {"page_ins:c": 1}, 1, None),
+        (lambda v: (1, 2 * v.page_outs["a"] + 3, 4), {"page_outs:a": 2}, -2, 1),
+        (lambda v: v.energy_j <= 2 * v.compute_s, {"energy_j": 1, "compute_s": -2}, None, 0),
+        (
+            lambda v: sum(v.page_ins.values()) <= 2,
+            {"page_ins:a": 1, "page_ins:b": 1, "page_ins:c": 1},
+            None,
+            2,
+        ),
+    ],
+)
+def test_a_rule_gives_one_row(
+    rule: Any, terms: dict[str, float], lower: float | None, upper: float | None
+) -> None:
+    """Constants move to the limits, and a total that comes twice is one term."""
+    (row,) = rows(rule)
+    assert dict(row.terms) == terms
+    assert (row.lower, row.upper) == (lower, upper)
+
+
+def test_a_list_of_relations_gives_numbered_rows() -> None:
+    """Each has the name of the rule, with its place in the list."""
+    found = rows(lambda v: [v.page_ins[i] <= 1 for i in v.page_ins])
+    assert [row.name for row in found] == ["own[0]", "own[1]", "own[2]"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda v: v.energy_j**2 <= 1, "not linear"),
+        (lambda v: v.energy_j, "linear relation"),
+        (lambda _: True, "linear relation"),
+        (3, "expected a function"),
+        (lambda v: v.page_ins["x"] <= 1, "page_ins\\['x'\\]: the graph has no such entry"),
+        (lambda v: v.page_ins[3] <= 1, "page_ins\\[3\\]: the graph has no such entry"),
+        (lambda v: v.page_ins[-1] <= 1, "page_ins\\[-1\\]: the graph has no such entry"),
+    ],
+)
+def test_what_is_no_linear_relation_of_totals_is_refused(
+    rule: Any, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message names the constraint, and Pyomo logs nothing."""
+    with pytest.raises(InputError, match=words):
+        rows(rule)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"name": "", "terms": (), "upper": 1}, "name"),
+        ({"name": "w", "terms": ()}, "expected a limit"),
+        ({"name": "w", "terms": (), "lower": 2, "upper": 1}, "cross"),
+        ({"name": "w", "terms": (("bytes_read", float("nan")),), "upper": 1}, "finite"),
+    ],
+)
+def test_a_row_needs_a_name_finite_numbers_and_limits(row: dict[str, Any], words: str) -> None:
+    """A row that can say nothing is a mistake."""
+    with pytest.raises(InputError, match=words):
+        TotalsConstraint(**row)
+
+
+@pytest.mark.parametrize("key", ["page_ins:x", "recomputations:", "bytes", "page_ins"])
+def test_a_problem_names_keys_that_its_graph_does_not_have(key: str) -> None:
+    """Rows from files name nodes and tensors, too."""
+    row = TotalsConstraint(name="w", terms=((key, 1),), upper=1)
+    with pytest.raises(InputError, match="constraint 'w'"):
+        replace(PROBLEM, constraints=(row,))
+
+
+def test_names_of_rows_are_taken_once() -> None:
+    """A second row of the same name would be reported as the first."""
+    with pytest.raises(InputError, match="another constraint has this name"):
+        PROBLEM.subject_to(w=lambda v: v.energy_j <= 90).subject_to(w=lambda v: v.energy_j <= 80)
+
+
+def test_the_simulator_counts_totals() -> None:
+    """It counts what the relations say, and adds up sums of them."""
+    simulation = pm.simulate(GRAPH, COSTS, SCHEDULE)
+    assert simulation.recomputations == {0: 1}
+    assert simulation.page_ins == {0: 1}
+    assert simulation.page_outs == {0: 1}
+    assert simulation.recompute_s == 1
+    terms = (("recomputations:a", 100), ("bytes_written", 1), ("energy_j", 0.5), ("constant", 3))
+    assert simulation.total(GRAPH, terms) == 100 + 8 + 0.5 * (80 + 7) + 3
+
+
+@pytest.mark.parametrize(
+    ("rule", "broken"),
+    [
+        (lambda v: v.bytes_written <= 8, False),
+        (lambda v: v.bytes_written <= 7, True),
+        (lambda v: v.bytes_written <= 7.5, True),
+        (lambda v: v.recomputations["a"] == v.page_ins["a"], False),
+        (lambda v: v.recomputations["b"] >= 1, True),
+        (lambda v: v.energy_j <= 87, False),
+        (lambda v: v.energy_j <= 86.9, True),
+        (lambda v: v.transfer_s >= 0.76, True),
+        (lambda v: 0.1 * v.compute_s + 0.2 * v.page_ins["a"] <= 1.0, False),  # 0.8 + 0.2
+    ],
+)
+def test_verify_names_a_broken_row(rule: Any, broken: bool) -> None:
+    """Whole numbers compare exactly, others to the tolerance of times and energies."""
+    verdict = pm.verify(replace(PROBLEM, ram=100).subject_to(mine=rule), SCHEDULE)
+    words = [text for text in verdict.violations if "constraint 'mine'" in text]
+    assert bool(words) == broken
+    assert verdict.valid != broken
+
+
+def test_an_own_objective_is_measured_from_the_totals() -> None:
+    """The baseline is its value for a single pass, the constant included."""
+    problem = PROBLEM.minimizing(lambda v: v.energy_j + 2 * v.bytes_written + 1)
+    simulation = pm.simulate(GRAPH, COSTS, SCHEDULE)
+    assert problem.minimize == "own"
+    assert problem.objective.measured(simulation) == 87 + 16 + 1
+    assert problem.objective.baseline == 71
+    assert problem.objective.overhead(simulation) == 17 + 16
+
+
+def test_rewards_count_into_the_baseline() -> None:
+    """What lies above the baseline is never below 0."""
+    problem = PROBLEM.minimizing(lambda v: -3 * v.page_outs["a"] - v.recomputations["a"])
+    assert problem.objective.baseline == -3 - 2
+    assert problem.objective.overhead(pm.simulate(GRAPH, COSTS, SCHEDULE)) == 5 - 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_coefficients_count_what_the_simulator_counts(seed: int) -> None:
+    """Baseline and coefficients of a sum, times the totals, are the sum as simulated."""
+    rng = seeded(seed)
+    problem = replace(random_instance(rng), deadline_counts="serial")
+    simulation = pm.simulate(problem.graph, problem.costs, random_schedule(rng, problem.graph))
+    own = problem.minimizing(
+        lambda v: (
+            v.energy_j
+            + 3 * v.bytes_read
+            + v.bytes_written
+            + 2 * v.compute_s
+            + v.transfer_s
+            + 5 * v.recomputations[0]
+        )
+    )
+    of = own.objective.coefficients
+    counted = (
+        sum(of.compute[k] * times for k, times in simulation.recomputations.items())
+        + sum(of.page_in[i] * times for i, times in simulation.page_ins.items())
+        + sum(of.page_out[i] * times for i, times in simulation.page_outs.items())
+    )
+    assert own.objective.overhead(simulation) == pytest.approx(counted)
+    assert own.objective.measured(simulation) == pytest.approx(own.objective.baseline + counted)
+
+
+def test_a_problem_says_which_decisions_its_rows_want() -> None:
+    """Those that a row has with a sign that more of them helps to keep it."""
+    problem = PROBLEM.subject_to(more=lambda v: 2 * v.page_outs["b"] - v.page_ins["c"] >= 1)
+    assert problem.wanted.page_out == (0, 2, 0)
+    assert problem.wanted.page_in == (0, 0, 0)
+    assert not any(PROBLEM.wanted.compute)
