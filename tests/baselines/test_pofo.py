@@ -9,7 +9,7 @@ import pytest
 
 from chains import chain_costs, random_training_graph, training_chain
 from instances import seeded
-from poetmodel.baselines.chain import Chain
+from poetmodel.baselines.chain import ChainMemory
 from poetmodel.baselines.pofo import (
     Action,
     Layer,
@@ -25,7 +25,7 @@ from poetmodel.planner import verify
 from poetmodel.problem import Problem
 
 
-def planned_s(problem: Problem, chain: Chain, actions: tuple[Action, ...]) -> float | None:
+def planned_s(problem: Problem, chain: ChainMemory, actions: tuple[Action, ...]) -> float | None:
     """Return the makespan of the plan for some actions; None where they take too much RAM."""
     simulation = verify(problem, schedule_of(chain, actions)).simulation
     fits = simulation.peak_ram_bytes <= problem.usable_ram_bytes
@@ -43,7 +43,7 @@ def test_no_choice_of_actions_is_quicker(seed: int) -> None:
         [rng.randint(1, 5) for _ in range(4)], gradient_bytes=2, reads_own=rng.random() < 0.7
     )
     costs = chain_costs(graph, seconds=[rng.randint(1, 6) for _ in graph.nodes])
-    chain = Chain.of(graph)
+    chain = ChainMemory(graph)
     for ram in range(floor(graph).bytes, checkpoint_all_peak_bytes(graph) + 1, 2):
         problem = Problem(graph, costs, ram=ram, deadline_counts="overlap")
         every = itertools.product(Action, repeat=len(chain.steps) - 1)

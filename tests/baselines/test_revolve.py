@@ -65,9 +65,9 @@ def test_schedule_takes_the_steps_of_the_closed_form(length: int, slots: int) ->
     graph = training_chain([1] * (length + 1), reads_own=False, loss=False)
     if length == 1:
         with pytest.raises(MethodNotApplicableError, match="single step"):
-            Chain.of(graph)
+            Chain(graph)
         return
-    schedule = revolve(Chain.of(graph), slots)
+    schedule = revolve(Chain(graph), slots)
     assert simulate(graph, None, schedule).valid
     layers = sum(graph.nodes[k].phase == "forward" for _, k in schedule.R)
     assert layers - 1 == forward_steps(length, slots)
@@ -80,7 +80,7 @@ def test_no_more_states_than_slots_are_kept(slots: int) -> None:
     At the turn there is one more: the state that the forward pass has at hand.
     """
     graph = training_chain([1] * 12, reads_own=False, loss=False)
-    schedule = revolve(Chain.of(graph), slots)
+    schedule = revolve(Chain(graph), slots)
     states = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].phase != "backward"}
     begin = next(k for k, node in enumerate(graph.nodes) if node.phase == "backward")
     kept = [sum((t, i) in schedule.S_RAM for i in states) for t in range(begin, len(graph.nodes))]
@@ -112,9 +112,9 @@ def test_graph_that_is_no_chain_is_refused() -> None:
     moved = operation("late", output_bytes=1, phase="backward", inputs=("f4", "f1", "g1"))
     bent = Graph(name="bent", nodes=(*nodes, moved))
     with pytest.raises(MethodNotApplicableError, match=r"no chain.*'late'"):
-        Chain.of(bent)
+        Chain(bent)
     with pytest.raises(MethodNotApplicableError, match="no backward pass"):
-        Chain.of(Graph(name="forward", nodes=tuple(nodes[:5])))
+        Chain(Graph(name="forward", nodes=tuple(nodes[:5])))
 
 
 def test_state_is_freed_and_recomputed_where_it_takes_too_much() -> None:
@@ -123,7 +123,7 @@ def test_state_is_freed_and_recomputed_where_it_takes_too_much() -> None:
     for seed in range(20):
         rng = seeded(f"revolve/{seed}")
         graph = chain_graph(random_layers(rng, rng.randint(3, 7)))
-        chain, costs = Chain.of(graph), chain_costs(graph)
+        chain, costs = Chain(graph), chain_costs(graph)
         slots = range(1, len(chain.steps) + 1)
         least = [
             min(simulate(graph, None, revolve(chain, n, freed=freed)).peak_ram_bytes for n in slots)

@@ -70,7 +70,7 @@ def test_no_persistent_schedule_is_quicker(seed: int) -> None:
         reads_own=rng.random() < 0.7,
     )
     costs = chain_costs(graph, seconds=[rng.randint(1, 9) for _ in graph.nodes])
-    every = outcomes(costs, Chain.of(graph))
+    every = outcomes(costs, Chain(graph))
     for ram in range(floor(graph).bytes, checkpoint_all_peak_bytes(graph) + 1, 3):
         problem = Problem(graph, costs, ram=ram)
         best = min((time for peak, time in every if peak <= ram), default=None)

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 def capuchin(problem: Problem) -> Schedule:
     """Swap by free time while transfers are hidden, then swap or recompute by saving per second.
 
-    Raises
-    ------
-    MethodNotApplicableError
-        If no tensor is left that could leave a stage that does not fit.
-
     Notes
     -----
     Candidates are the gaps between two accesses of a tensor that cross the peak: a stage that does

@@ -17,7 +17,7 @@ from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase, articulation_points
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from poetmodel.schedule import Schedule
 
@@ -38,19 +38,15 @@ class ChainStep:
     """Nodes of its part of the backward pass, ascending; may be empty."""
 
 
-@dataclass(frozen=True, slots=True)
 class Chain:
-    """A graph cut into steps."""
+    """A graph cut into steps, at least two, which its backward pass goes through in reverse."""
 
-    graph: Graph
-    steps: tuple[ChainStep, ...]
-    """First to last."""
-
-    @classmethod
-    def of(cls, graph: Graph) -> Chain:
-        """Cut a graph into steps, at least two, which its backward pass goes through in reverse."""
-        begin, free = begin_of_backward(graph), droppable(graph)
-        own = {graph.node_of[i] for i in free}
+    def __init__(self, graph: Graph) -> None:
+        begin = begin_of_backward(graph)
+        self.graph = graph
+        self.free = droppable(graph)
+        """Recomputable tensors of the forward pass."""
+        own = {graph.node_of[i] for i in self.free}
         points = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
         ends = [k for k in points if k in own and k < begin]
         if len(ends) < 2 or begin == len(graph.nodes):  # noqa: PLR2004 - a chain has two steps or more
@@ -59,17 +55,17 @@ class Chain:
         ends[-1] = begin - 1
         ranges = [range(a + 1, b + 1) for a, b in pairwise([-1, *ends])]
         read = [
-            frozenset(i for i in graph.outputs_of[k] if i in free and graph.users_of[i])
+            frozenset(i for i in graph.outputs_of[k] if i in self.free and graph.users_of[i])
             for k in ends
         ]
         states = [frozenset(i for i in outputs if graph.users_of[i][0] < begin) for outputs in read]
-        parts = _parts(graph, ranges, states, free)
-        steps = []
+        parts = _parts(graph, ranges, states, self.free)
+        self.steps: list[ChainStep] = []
+        """First to last."""
         for nodes, outputs, state, part in zip(ranges, read, states, parts, strict=True):
-            made = free.intersection(i for k in nodes for i in graph.outputs_of[k])
+            made = self.free.intersection(i for k in nodes for i in graph.outputs_of[k])
             tape = made.intersection(i for t in part for i in graph.inputs_of[t])
-            steps.append(ChainStep(nodes, outputs, state, tape, tuple(part)))
-        return cls(graph, tuple(steps))
+            self.steps.append(ChainStep(nodes, outputs, state, tape, tuple(part)))
 
     def realize(
         self, held: Mapping[int, Collection[int]], *, freed: Collection[int] = ()
@@ -147,45 +143,38 @@ class StepPeaks(NamedTuple):
     """Without a tape, its input counted up to its last use."""
 
 
-class ChainMemory:
-    """Peaks of steps and of parts of the backward pass [B].
+class ChainMemory(Chain):
+    """A chain with the peaks of its steps and of the parts of its backward pass [B].
 
     *Others* are all tensors but the recomputable ones of the forward pass: samples, labels,
     gradients. Every method keeps them from their computation to their last use.
-
-    Attributes
-    ----------
-    free : frozenset of int
-        Recomputable tensors of the forward pass.
-    others_bytes : list of int
-        Others in RAM as each stage begins.
-    backward_bytes : list of int
-        Peak of each part of the backward pass: others, what is left of the tape, working sets. The
-        state before the step aside, which stays to the end of the part.
-    freeing_bytes : list of int
-        The same where that state is freed after its last reader: from there on its bytes are off.
-    first, recomputed : list of StepPeaks
-        Of each step in the forward pass, others included; of each when recomputed, others aside.
     """
 
-    def __init__(self, chain: Chain) -> None:
-        self.chain, self.graph, self.free = chain, chain.graph, droppable(chain.graph)
-        states = [frozenset[int](), *(step.state for step in chain.steps)]
-        steps = range(len(chain.steps))
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        states = [frozenset[int](), *(step.state for step in self.steps)]
+        steps = range(len(self.steps))
         self.others_bytes = self._others_bytes()
+        """Others in RAM as each stage begins."""
         self.backward_bytes = [self._backward_bytes(s, ()) for s in steps]
+        """Peak of each part of the backward pass: others, what is left of the tape, working sets.
+        The state before the step aside, which stays to the end of the part."""
         self.freeing_bytes = [self._backward_bytes(s, states[s]) for s in steps]
+        """The same where that state is freed after its last reader: from there on its bytes are
+        off."""
         self.first = [self._step_peaks(s, states[s], again=False) for s in steps]
+        """Of each step in the forward pass, others included."""
         self.recomputed = [self._step_peaks(s, states[s], again=True) for s in steps]
+        """Of each step when recomputed, others aside."""
 
     def recomputed_nodes(self, s: int) -> list[int]:
         """Return the nodes of step `s` that run when it is recomputed."""
         outputs_of = self.graph.outputs_of
-        return [k for k in self.chain.steps[s].nodes if self.free.intersection(outputs_of[k])]
+        return [k for k in self.steps[s].nodes if self.free.intersection(outputs_of[k])]
 
     def nodes_beside_state(self, s: int) -> list[int]:
         """Return the nodes that compute the rest of the tape of step `s` beside its state."""
-        step, graph = self.chain.steps[s], self.graph
+        step, graph = self.steps[s], self.graph
         nodes: set[int] = set()
         wanted = list(step.tape - step.state)
         while wanted:
@@ -197,24 +186,19 @@ class ChainMemory:
 
     def beside_state_bytes(self, s: int) -> int:
         """Return the peak of computing the rest of the tape of step `s` while its state stays."""
-        step, nodes = self.chain.steps[s], self.nodes_beside_state(s)
-        last = {i: k for k in nodes for i in self.graph.inputs_of[k]}
-        live, peak = set(step.tape & step.state), 0
-        for k in nodes:
-            peak = max(peak, self.chain.bytes_of(live) + self._made_bytes(k))
-            live.update(self.graph.outputs_of[k])
-            live = {i for i in live if i in step.tape or last.get(i, k) > k}
-        return peak + self._others_before(s)
+        step, nodes = self.steps[s], self.nodes_beside_state(s)
+        return self._peak(nodes, nodes, step.tape, step.tape & step.state) + self.others_before(s)
 
     def peaks(self, s: int, t: int) -> StepPeaks:
         """Return the peaks of step `s` before part `t` of the backward pass."""
-        if t == len(self.chain.steps) - 1:
+        if t == len(self.steps) - 1:
             return self.first[s]
-        others = self._others_before(t)
+        others = self.others_before(t)
         return StepPeaks(*(peak + others for peak in self.recomputed[s]))
 
-    def _others_before(self, t: int) -> int:
-        part = self.chain.steps[t].backward
+    def others_before(self, t: int) -> int:
+        """Return the bytes of others as part `t` of the backward pass begins."""
+        part = self.steps[t].backward
         return self.others_bytes[part[0]] if part else 0
 
     def _made_bytes(self, k: int) -> int:
@@ -222,7 +206,7 @@ class ChainMemory:
         return self.graph.nodes[k].output_bytes + self.graph.nodes[k].workspace_bytes
 
     def _others_bytes(self) -> list[int]:
-        graph, steps = self.graph, self.chain.steps
+        graph, steps = self.graph, self.steps
         changes = [0] * (len(graph.nodes) + 2)
         first_stage = {k: step.backward[0] for step in steps if step.backward for k in step.nodes}
         for i, size in enumerate(graph.tensor_bytes):
@@ -236,39 +220,43 @@ class ChainMemory:
         return list(accumulate(changes[: len(graph.nodes)]))
 
     def _backward_bytes(self, s: int, freed: Collection[int]) -> int:
-        step, sizes = self.chain.steps[s], self.graph.tensor_bytes
-        left = _last_readers(self.graph, step.backward, step.tape)
-        state = _last_readers(self.graph, step.backward, freed)
+        part, sizes = self.steps[s].backward, self.graph.tensor_bytes
+        last = {i: t for t in part for i in self.graph.inputs_of[t]}
         peak = 0
-        for t in step.backward:
-            taped = sum(sizes[i] for i, end in left.items() if end >= t)
-            off = sum(sizes[i] for i, end in state.items() if end < t)
+        for t in part:
+            taped = sum(sizes[i] for i in self.steps[s].tape if last[i] >= t)
+            off = sum(sizes[i] for i in freed if last.get(i, -1) < t)
             peak = max(peak, self.others_bytes[t] + taped + self._made_bytes(t) - off)
         return peak
 
     def _step_peaks(self, s: int, before: frozenset[int], *, again: bool) -> StepPeaks:
-        graph, step, free = self.graph, self.chain.steps[s], self.free
-        last: dict[int, int] = {}
-        for k in step.nodes:
-            last.update((i, k) for i in (*graph.outputs_of[k], *graph.inputs_of[k]) if i in free)
+        step = self.steps[s]
         nodes = self.recomputed_nodes(s) if again else step.nodes
-
-        def peak(kept: frozenset[int], counted: frozenset[int] = frozenset()) -> int:
-            live, most = set(counted), 0
-            for k in nodes:
-                others = 0 if again else self.others_bytes[k]
-                most = max(most, self.chain.bytes_of(live) + self._made_bytes(k) + others)
-                live |= free.intersection(graph.outputs_of[k])
-                live = {i for i in live if i in kept or last.get(i, k) > k}
-            return most
-
+        others = None if again else self.others_bytes
         return StepPeaks(
-            taped=peak(step.tape | step.state),
-            run=peak(step.state),
-            run_with_input=peak(step.state, before),
+            taped=self._peak(nodes, step.nodes, step.tape | step.state, others=others),
+            run=self._peak(nodes, step.nodes, step.state, others=others),
+            run_with_input=self._peak(nodes, step.nodes, step.state, before, others=others),
         )
 
+    def _peak(
+        self,
+        nodes: Iterable[int],
+        readers: Iterable[int],
+        kept: frozenset[int],
+        live: frozenset[int] = frozenset(),
+        *,
+        others: Sequence[int] | None = None,
+    ) -> int:
+        """Return the peak of running some nodes beside what is live [B].
 
-def _last_readers(graph: Graph, nodes: Collection[int], tensors: Collection[int]) -> dict[int, int]:
-    """Return the last of some nodes that reads each tensor, -1 where none does."""
-    return {i: max((t for t in nodes if i in graph.inputs_of[t]), default=-1) for i in tensors}
+        What is not kept is freed after the last reader; `others` are counted by stage.
+        """
+        last = {i: k for k in readers for i in self.graph.inputs_of[k]}
+        most = 0
+        for k in nodes:
+            there = self.bytes_of(live) + (0 if others is None else others[k])
+            most = max(most, there + self._made_bytes(k))
+            live |= self.free.intersection(self.graph.outputs_of[k])
+            live = frozenset(i for i in live if i in kept or last.get(i, k) > k)
+        return most

@@ -29,29 +29,23 @@ LIVENESS: Final = "liveness"
 def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) -> Schedule:
     """Evict the tensor of the least score whenever RAM is short, recompute what is missing.
 
-    Parameters
-    ----------
-    problem : Problem
-        What to schedule.
-    heuristic : {'full', 'eq', 'local', 'msps', 'lru', 'size', 'liveness'}
-        The score of a tensor of `m` bytes that was last used `s` seconds ago and whose node takes
-        `c` seconds:
+    The heuristic is the score of a tensor of `m` bytes that was last used `s` seconds ago and whose
+    node takes `c` seconds:
 
-        - ``full`` (h_DTR): ``(c + c of its evicted neighbourhood) / (m s)``. The neighbourhood are
-          the evicted tensors that must be recomputed to recompute this one, and those that need
-          this one to be recomputed;
-        - ``eq`` (h_DTR^eq): the neighbourhood is approximated by the connected sets of evicted
-          tensors next to it, kept by union-find;
-        - ``local`` (h_DTR^local): ``c / (m s)``;
-        - ``msps``: ``(c + c of what must be recomputed for it) / m``, the reciprocal of Capuchin's
-          memory saving per second;
-        - ``lru``: ``1 / s``;
-        - ``size``: ``1 / m``, the largest tensor first.
+    - ``full`` (h_DTR): ``(c + c of its evicted neighbourhood) / (m s)``. The neighbourhood are the
+      evicted tensors that must be recomputed to recompute this one, and those that need this one to
+      be recomputed;
+    - ``eq`` (h_DTR^eq): the neighbourhood is approximated by the connected sets of evicted tensors
+      next to it, kept by union-find;
+    - ``local`` (h_DTR^local): ``c / (m s)``;
+    - ``msps``: ``(c + c of what must be recomputed for it) / m``, the reciprocal of Capuchin's
+      memory saving per second;
+    - ``lru``: ``1 / s``;
+    - ``size``: ``1 / m``, the largest tensor first;
+    - ``liveness``: ``full`` with `liveness`, a name for the command line.
 
-        ``liveness`` is ``full`` with `liveness`: a name for the command line.
-    liveness : bool
-        Whether what a stage recomputes is known when the stage begins, and leaves RAM after its
-        last reader there; the paper's runtime does neither.
+    `liveness` says that what a stage recomputes is known when the stage begins, and leaves RAM
+    after its last reader there; the paper's runtime does neither.
 
     Notes
     -----
@@ -248,28 +242,21 @@ class _Liveness(StagedExecution):
 
     def _recomputability(self) -> Callable[[int], bool]:
         """Return a test whether a tensor can be recomputed from what is in RAM now."""
-        known: dict[int, bool] = {}
-        graph, problem = self.graph, self.problem
+        graph, repeatable = self.graph, set[int]()
 
         def test(i: int) -> bool:
             check_time_limit()
-            todo = [i]
+            found, todo = set[int](), [graph.node_of[i]]
             while todo:
-                u = todo[-1]
-                if u in known:
-                    todo.pop()
+                k = todo.pop()
+                if k in repeatable or k in found:
                     continue
-                k = graph.node_of[u]
-                missing = [p for p in graph.inputs_of[k] if not self._is_available(p)]
-                if not problem.may_recompute(k):
-                    known[u] = False
-                elif unknown := [p for p in missing if p not in known]:
-                    todo.extend(unknown)
-                    continue
-                else:
-                    known[u] = all(known[p] for p in missing)
-                todo.pop()
-            return known[i]
+                if not self.problem.may_recompute(k):
+                    return False
+                found.add(k)
+                todo += [graph.node_of[p] for p in graph.inputs_of[k] if not self._is_available(p)]
+            repeatable.update(found)
+            return True
 
         return test
 

@@ -237,22 +237,12 @@ def retain(
     *,
     stored: Collection[int] = (),
 ) -> Schedule:
-    """Return the schedule that retains what a rule says and recomputes what is missing.
+    """Return the schedule that retains what a rule says and recomputes what is missing, once.
 
-    In each stage all that is missing is recomputed once, or paged in; keeps and transfers that
-    serve nothing are removed.
-
-    Parameters
-    ----------
-    graph : Graph
-        The training graph.
-    keep : callable
-        From a stage and a tensor of a recomputable node of the forward pass to whether the tensor
-        stays in RAM after that stage. Tensors of other nodes stay while they may be needed.
-    demand : callable, optional
-        From a stage to the tensors that must be in RAM in it besides what its node reads.
-    stored : collection of int, optional
-        Tensors that are paged out at their first computation, and paged in where they are missing.
+    `keep` says whether a tensor of a recomputable forward node stays in RAM after a stage; tensors
+    of other nodes stay while they may be needed. `demand` says which tensors a stage needs besides
+    what its node reads. `stored` tensors are paged out at their first computation, and paged in
+    where they are missing. Keeps and transfers that serve nothing are removed.
     """
     retained = _Retention(graph, keep, demand, stored).run()
     return PartialSchedule.of(graph, retained).schedule()

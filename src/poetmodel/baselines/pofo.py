@@ -62,7 +62,7 @@ def pofo(problem: Problem) -> Schedule:
     Beaumont, Eyraud-Dubois, Shilova, Efficient Combination of Rematerialization and Offloading for
     Training DNNs, NeurIPS 2021, section 4.
     """
-    chain = Chain.of(problem.graph)
+    chain = ChainMemory(problem.graph)
     layers = tuple(layers_of(problem, chain))
     left_out = {Action.OFFLOAD: not problem.can_page, Action.RECOMPUTE: not problem.recompute}
     actions = [action for action in Action if not left_out.get(action)]
@@ -298,25 +298,24 @@ def _expected_s(prefix: ActionPrefix) -> float:
     return prefix.spent_s + prefix.page_outs.drain_s + prefix.page_ins.drain_s + prefix.run_s
 
 
-def layers_of(problem: Problem, chain: Chain) -> Iterator[Layer]:
+def layers_of(problem: Problem, chain: ChainMemory) -> Iterator[Layer]:
     """Yield the steps of a chain with their times and peaks."""
-    table, memory = problem.table, ChainMemory(chain)
+    table = problem.table
     before: Collection[int] = ()
     for s, step in enumerate(chain.steps):
         activation = step.tape | step.state
-        first = step.backward[0] if step.backward else None
         yield Layer(
             forward_s=sum(table.compute_time_s[k] for k in step.nodes),
-            recompute_s=sum(table.compute_time_s[k] for k in memory.recomputed_nodes(s)),
+            recompute_s=sum(table.compute_time_s[k] for k in chain.recomputed_nodes(s)),
             backward_s=sum(table.compute_time_s[k] for k in step.backward),
             out_s=sum(table.page_out_time_s[i] for i in activation) if table.has_storage else 0.0,
             in_s=sum(table.page_in_time_s[i] for i in activation) if table.has_storage else 0.0,
             size_bytes=chain.bytes_of(activation),
             input_bytes=chain.bytes_of(before),
-            forward_bytes=memory.first[s].taped,
-            recompute_bytes=memory.recomputed[s].taped,
-            backward_bytes=memory.backward_bytes[s],
-            others_bytes=0 if first is None else memory.others_bytes[first],
+            forward_bytes=chain.first[s].taped,
+            recompute_bytes=chain.recomputed[s].taped,
+            backward_bytes=chain.backward_bytes[s],
+            others_bytes=chain.others_before(s),
         )
         before = step.state
 

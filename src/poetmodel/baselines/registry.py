@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,8 +71,7 @@ class Method:
         it, or a `MethodNotApplicableError` with the reason. Of a method that is `by_solver`
         ``(problem) -> Problem``: what is solved in place of the problem.
         """
-        module, name = self.home.split(":")
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        found: Callable[..., Any] = resolve_name(self.home)
         return found if not self.variant else lambda problem: found(problem, self.variant)
 
 

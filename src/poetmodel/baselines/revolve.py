@@ -36,7 +36,7 @@ def griewank_walther(problem: Problem) -> Schedule:
     Griewank and Walther, Algorithm 799: Revolve, ACM TOMS 26(1), 2000, section 2,
     doi:10.1145/347837.347846.
     """
-    chain = Chain.of(problem.graph)
+    chain = Chain(problem.graph)
     best: Schedule | None = None
     low, high, peak = 1, len(chain.steps), 0
     while low <= high:

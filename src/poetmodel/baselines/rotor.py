@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from poetmodel.baselines.chain import Chain, ChainMemory
+from poetmodel.baselines.chain import ChainMemory
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import simulate
 from poetmodel.time_limit import check_time_limit
@@ -53,8 +52,7 @@ def rotor(problem: Problem) -> Schedule:
     chains: how to train deep neural networks with limited memory, 2019, arXiv:1911.13214,
     section 4.
     """
-    chain = Chain.of(problem.graph)
-    table = _Table(problem, chain)
+    table = _Table(problem)
     best: tuple[float, Schedule] | None = None
     low, high = 0, table.units
     units = table.budget
@@ -71,14 +69,13 @@ def rotor(problem: Problem) -> Schedule:
         units = (low + high) // 2
     if best is None:
         raise MethodNotApplicableError(
-            f"no persistent schedule of its {len(chain.steps)} steps keeps within the "
+            f"no persistent schedule of its {len(table.chain.steps)} steps keeps within the "
             f"{problem.usable_ram_bytes:,} B that tensors may use"
         )
     return best[1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Decision:
+class _Decision(NamedTuple):
     """A first decision for steps ``s..t``: tape step `s`, or store the state before step `cut`."""
 
     cut: int | None
@@ -87,23 +84,18 @@ class _Decision:
     """Time of the forward steps up to the decision [s]."""
     held_units: int
     """What stays while the steps behind the decision are done."""
-    least_units: int
-    """What the forward steps, or the part of a taped step, need at least."""
-
-    @property
-    def begin(self) -> int:
-        """The fewest units with which the decision is possible."""
-        return max(self.held_units, self.least_units)
+    begin: int
+    """The fewest units with which the decision is possible."""
 
 
 class _Table:
     """The dynamic program over steps ``0..L-1``."""
 
-    def __init__(self, problem: Problem, chain: Chain) -> None:
-        self.chain, self.memory = chain, ChainMemory(chain)
+    def __init__(self, problem: Problem) -> None:
+        self.chain = chain = ChainMemory(problem.graph)
         steps, times = range(len(chain.steps)), problem.table.compute_time_s
-        self.forward_s = [sum(times[k] for k in self.memory.recomputed_nodes(s)) for s in steps]
-        self.rest_s = [sum(times[k] for k in self.memory.nodes_beside_state(s)) for s in steps]
+        self.forward_s = [sum(times[k] for k in chain.recomputed_nodes(s)) for s in steps]
+        self.rest_s = [sum(times[k] for k in chain.nodes_beside_state(s)) for s in steps]
         """Time of what is missing of each step's tape when its state is in memory [s]."""
         self.unit_bytes = max(1, -(-problem.usable_ram_bytes // UNITS))
         self.budget = problem.usable_ram_bytes // self.unit_bytes
@@ -156,25 +148,26 @@ class _Table:
         That part must have room for it up to its end.
         """
         times = self.least_s[s, t, True].copy()
-        times[: self.state_units(t) + self.up(self.memory.backward_bytes[t + 1])] = np.inf
+        times[: self.state_units(t) + self.up(self.chain.backward_bytes[t + 1])] = np.inf
         return times
 
     def decisions(self, s: int, t: int, *, kept: bool) -> Iterator[_Decision]:
         """Yield the first decisions for steps ``s..t``."""
         beside = self.kept_bytes(t) if kept else 0
-        step, memory = self.chain.steps[s], self.memory
-        held = self.up(self.chain.bytes_of(step.tape | step.state))
-        least = self.up(max(memory.peaks(s, t).taped + beside, memory.freeing_bytes[s]))
+        chain, step = self.chain, self.chain.steps[s]
+        held = self.up(chain.bytes_of(step.tape | step.state))
+        least = self.up(max(chain.peaks(s, t).taped + beside, chain.freeing_bytes[s]))
         if self.kept_bytes(s):  # the next part has it beside itself up to its end
-            least = max(least, held + self.up(memory.backward_bytes[s + 1]))
-        yield _Decision(None, self.forward_s[s], held, least)
+            least = max(least, held + self.up(chain.backward_bytes[s + 1]))
+        yield _Decision(None, self.forward_s[s], held, max(held, least))
         run_s, peak = 0.0, 0
         for cut in range(s + 1, t + 1):
             run_s += self.forward_s[cut - 1]
-            peaks = memory.peaks(cut - 1, t)
+            peaks = chain.peaks(cut - 1, t)
             run_bytes = peaks.run if cut == s + 1 else peaks.run_with_input
             peak = max(peak, self.up(run_bytes + beside))
-            yield _Decision(cut, run_s, self.state_units(cut - 1), peak)
+            held = self.state_units(cut - 1)
+            yield _Decision(cut, run_s, held, max(held, peak))
 
     def schedule(self, units: int) -> Schedule | None:
         """Return the best schedule with so much memory, None where it is too little."""
@@ -212,11 +205,11 @@ class _Table:
 
     def alone(self, s: int, *, kept: bool) -> tuple[int, float]:
         """Return memory and time of step `s` by itself: no time if its part reads nothing of it."""
-        part = self.memory.freeing_bytes[s]
+        part = self.chain.freeing_bytes[s]
         if kept:
-            return self.up(max(part, self.memory.beside_state_bytes(s))), self.rest_s[s]
+            return self.up(max(part, self.chain.beside_state_bytes(s))), self.rest_s[s]
         if self.chain.steps[s].tape or s == len(self.chain.steps) - 1:
-            return self.up(max(part, self.memory.peaks(s, s).taped)), self.forward_s[s]
+            return self.up(max(part, self.chain.peaks(s, s).taped)), self.forward_s[s]
         return self.up(part), 0.0
 
     def state_units(self, s: int) -> int:

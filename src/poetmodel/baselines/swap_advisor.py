@@ -33,11 +33,6 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
 
     The same seed gives the same schedule.
 
-    Raises
-    ------
-    MethodNotApplicableError
-        If nothing can be paged, or if swapping everything is not enough for the budget.
-
     Notes
     -----
     An individual is a set of gaps: tensors that are out of RAM between two uses. Each is repaired
