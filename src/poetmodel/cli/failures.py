@@ -72,23 +72,21 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
 
 def print_faults(faults: Iterable[str]) -> None:
     """Print the first few faults on stderr, one a line, and how many more there are."""
-    found = list(faults)
-    for fault in found[:MAX_FAULTS]:
-        print(f"error: {printable(' '.join(fault.split()))}", file=sys.stderr)
-    if len(found) > MAX_FAULTS:
-        print(f"and {len(found) - MAX_FAULTS:,} more", file=sys.stderr)
+    for line in _lines("error", faults):
+        print(line, file=sys.stderr)
 
 
 def print_warnings(warnings: Iterable[str], *, kind: str = "warning") -> None:
-    """Print the first few warnings on stderr, one a line, and how many more; none if quiet.
+    """Print warnings as `print_faults`, unless quiet; `kind` is ``hint`` for what to do."""
+    for line in _lines(kind, warnings):
+        print_note(line)
 
-    `kind` is ``hint`` for what to do about an error.
-    """
-    found = list(warnings)
-    for sentence in found[:MAX_FAULTS]:
-        print_note(f"{kind}: {printable(' '.join(sentence.split()))}")
-    if len(found) > MAX_FAULTS:
-        print_note(f"and {len(found) - MAX_FAULTS:,} more")
+
+def _lines(kind: str, sentences: Iterable[str]) -> list[str]:
+    found = list(sentences)
+    lines = [f"{kind}: {printable(' '.join(each.split()))}" for each in found[:MAX_FAULTS]]
+    more = len(found) - MAX_FAULTS
+    return [*lines, f"and {more:,} more"] if more > 0 else lines
 
 
 def print_room_warnings(*rooms: DeviceRoom | None) -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 
 from poetmodel.errors import InputError
 from poetmodel.graph.zoo import Tape, bert_base
-from poetmodel.graph.zoo.layers import drop
 from poetmodel.graph.zoo.operators import (
     activation,
     add,
@@ -143,7 +142,7 @@ def test_dropout_rule() -> None:
     """The mask is drawn once; applying it may be repeated; backward reads only the mask."""
     tape = Tape("x", batch_size=2)
     x = tape.record(linear("fc1", tape.input("input", 2, 8), features=8))
-    x = drop(tape, "drop", x, rate=0.5)
+    x = tape.drop("drop", x, rate=0.5)
     nodes = by_name(finish(tape, tape.record(linear("fc2", x, features=3))))
     mask, applied, gradient = nodes["drop.mask"], nodes["drop"], nodes["drop.grad_input"]
     assert (mask.recomputable, mask.output_bytes, mask.inputs) == (False, 16, ())
@@ -156,7 +155,7 @@ def test_dropout_of_nothing_is_nothing() -> None:
     """A rate of 0 adds no node."""
     tape = Tape("x")
     x = tape.input("input", 1, 4)
-    assert drop(tape, "drop", x, rate=0) is x
+    assert tape.drop("drop", x, rate=0) is x
 
 
 @st.composite
@@ -168,7 +167,7 @@ def networks(draw: st.DrawFn) -> Graph:
         kind = draw(st.sampled_from(("linear", "add", "relu", "gelu", "norm", "matmul", "drop")))
         x, y = draw(st.sampled_from(values)), draw(st.sampled_from(values))
         if kind == "drop":
-            values.append(drop(tape, f"n{k}", x, rate=0.5))
+            values.append(tape.drop(f"n{k}", x, rate=0.5))
             continue
         declared = {
             "linear": lambda name, x, _: linear(name, x, features=4),
@@ -216,4 +215,4 @@ def test_dropout_rate_must_be_a_share(rate: object) -> None:
     """A rate outside 0..1 is refused in words."""
     tape = Tape("x")
     with pytest.raises(InputError, match="dropout: expected a number from 0 to below 1"):
-        drop(tape, "drop", tape.input("input", 1, 4), rate=rate)  # type: ignore[arg-type]
+        tape.drop("drop", tape.input("input", 1, 4), rate=rate)  # type: ignore[arg-type]

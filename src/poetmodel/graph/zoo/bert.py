@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from poetmodel.errors import InputError
 from poetmodel.graph.zoo.declaration import require_counts
-from poetmodel.graph.zoo.layers import activate, classify, drop
 from poetmodel.graph.zoo.operators import (
     add,
     cross_entropy,
@@ -122,7 +121,7 @@ def _encoder(tape: Tape, seq_len: int, sizes: _Sizes) -> Value:
         terms.append(tape.record(table))
     x = tape.record(add("embeddings.add", *terms))
     x = tape.record(layer_norm("embeddings.norm", x))
-    x = drop(tape, "embeddings.dropout", x, rate=sizes.dropout)
+    x = tape.drop("embeddings.dropout", x, rate=sizes.dropout)
     for number in range(sizes.blocks):
         x = _block(tape, f"block{number}", x, sizes)
     return x
@@ -133,7 +132,7 @@ def _block(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
     y = _attention(tape, f"{name}.attention", x, sizes)
     x = _residual(tape, f"{name}.attention", x, y, sizes)
     y = tape.record(linear(f"{name}.ffn.linear1", x, features=sizes.feedforward))
-    y = activate(tape, f"{name}.ffn.gelu", y, "gelu")
+    y = tape.activate(f"{name}.ffn.gelu", y, "gelu")
     y = tape.record(linear(f"{name}.ffn.linear2", y, features=sizes.hidden))
     return _residual(tape, f"{name}.ffn", x, y, sizes)
 
@@ -150,13 +149,13 @@ def _attention(tape: Tape, name: str, x: Value, sizes: _Sizes) -> Value:
     scores = tape.record(matmul(f"{name}.scores", query, key, transpose_right=True))
     scores = tape.record(scale(f"{name}.scale", scores))
     shares = tape.record(softmax(f"{name}.softmax", scores))
-    shares = drop(tape, f"{name}.softmax.dropout", shares, rate=sizes.dropout)
+    shares = tape.drop(f"{name}.softmax.dropout", shares, rate=sizes.dropout)
     context = tape.record(matmul(f"{name}.context", shares, value)).view(batch, length, hidden)
     return tape.record(linear(f"{name}.output", context, features=hidden))
 
 
 def _residual(tape: Tape, name: str, x: Value, y: Value, sizes: _Sizes) -> Value:
-    y = drop(tape, f"{name}.dropout", y, rate=sizes.dropout)
+    y = tape.drop(f"{name}.dropout", y, rate=sizes.dropout)
     return tape.record(layer_norm(f"{name}.norm", tape.record(add(f"{name}.add", y, x))))
 
 
@@ -164,15 +163,15 @@ def _pool_and_classify(tape: Tape, x: Value, classes: int, sizes: _Sizes) -> Gra
     """Add the pooler over each sample's first token and a linear classifier."""
     first = tape.record(select("pooler.select", x))
     pooled = tape.record(linear("pooler.linear", first, features=sizes.hidden))
-    pooled = activate(tape, "pooler.tanh", pooled, "tanh")
-    pooled = drop(tape, "classifier.dropout", pooled, rate=sizes.dropout)
-    return classify(tape, "classifier", pooled, classes=classes)
+    pooled = tape.activate("pooler.tanh", pooled, "tanh")
+    pooled = tape.drop("classifier.dropout", pooled, rate=sizes.dropout)
+    return tape.classify("classifier", pooled, classes=classes)
 
 
 def _predict_tokens(tape: Tape, x: Value, sizes: _Sizes) -> Graph:
     """Add the MLM head: a transform and the decoder to scores over the vocabulary."""
     x = tape.record(linear("mlm.transform", x, features=sizes.hidden))
-    x = activate(tape, "mlm.gelu", x, "gelu")
+    x = tape.activate("mlm.gelu", x, "gelu")
     x = tape.record(layer_norm("mlm.norm", x))
     logits = tape.record(
         linear("mlm.decoder", x, features=sizes.vocabulary, tied_to="embeddings.token.weight")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph.zoo import operators
 from poetmodel.graph.zoo.declaration import require_counts
-from poetmodel.graph.zoo.layers import activate, classify, conv_bn, drop, image
 from poetmodel.graph.zoo.operators import add, global_avg_pool, linear, max_pool
 from poetmodel.graph.zoo.tape import Tape, TapeOptions
 
@@ -41,11 +40,11 @@ def mlp(
     require_counts(image_size=image_size, channels=channels, classes=classes)
     require_counts(**{f"hidden[{k}]": width for k, width in enumerate(hidden)})
     tape = Tape("mlp", **options)
-    x = image(tape, image_size, channels=channels).flatten()
+    x = tape.image(image_size, channels=channels).flatten()
     for number, width in enumerate(hidden, start=1):
         x = tape.record(linear(f"fc{number}", x, features=width))
-        x = activate(tape, f"relu{number}", x)
-    return classify(tape, f"fc{len(hidden) + 1}", x, classes=classes)
+        x = tape.activate(f"relu{number}", x)
+    return tape.classify(f"fc{len(hidden) + 1}", x, classes=classes)
 
 
 _VGG_STAGES: Final = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
@@ -73,7 +72,7 @@ def vgg16(
     """
     require_counts(image_size=image_size, classes=classes)
     tape = Tape("vgg16", **options)
-    x = image(tape, image_size)
+    x = tape.image(image_size)
     for stage, (channels, convolutions) in enumerate(_VGG_STAGES, start=1):
         for number in range(1, convolutions + 1):
             here = f"{stage}_{number}"
@@ -83,14 +82,14 @@ def vgg16(
             x = tape.record(convolution)
             if batch_norm:
                 x = tape.record(operators.batch_norm(f"bn{here}", x))
-            x = activate(tape, f"relu{here}", x)
+            x = tape.activate(f"relu{here}", x)
         x = tape.record(max_pool(f"pool{stage}", x, kernel=2))
     x = x.flatten()
     for number in (6, 7):
         x = tape.record(linear(f"fc{number}", x, features=4096))
-        x = activate(tape, f"relu{number}", x)
-        x = drop(tape, f"drop{number}", x, rate=dropout)
-    return classify(tape, "fc8", x, classes=classes)
+        x = tape.activate(f"relu{number}", x)
+        x = tape.drop(f"drop{number}", x, rate=dropout)
+    return tape.classify("fc8", x, classes=classes)
 
 
 def vgg16_cifar(
@@ -164,23 +163,23 @@ def _resnet(
 ) -> Graph:
     require_counts(image_size=image_size, classes=classes)
     tape = Tape(name, **options)
-    x = image(tape, image_size)
+    x = tape.image(image_size)
     kernel, stride = (3, 1) if small else (7, 2)
-    x = conv_bn(tape, x, ("conv1", "bn1"), channels=_WIDTHS[0], kernel=kernel, stride=stride)
-    x = activate(tape, "relu", x)
+    x = tape.conv_bn(x, ("conv1", "bn1"), channels=_WIDTHS[0], kernel=kernel, stride=stride)
+    x = tape.activate("relu", x)
     if not small:
         x = tape.record(max_pool("maxpool", x, kernel=3, stride=2, padding=1))
     for stage, (width, depth) in enumerate(zip(_WIDTHS, depths, strict=True), start=1):
         for number in range(depth):
             stride = 2 if stage > 1 and number == 0 else 1
             x = block(tape, f"layer{stage}.{number}", x, width, stride)
-    return classify(tape, "fc", tape.record(global_avg_pool("avgpool", x)), classes=classes)
+    return tape.classify("fc", tape.record(global_avg_pool("avgpool", x)), classes=classes)
 
 
 def _basic(tape: Tape, name: str, x: Value, width: int, stride: int) -> Value:
     """Add two 3 x 3 convolutions with a skip connection."""
     y = _conv_bn(tape, name, 1, x, channels=width, kernel=3, stride=stride)
-    y = activate(tape, f"{name}.relu1", y)
+    y = tape.activate(f"{name}.relu1", y)
     y = _conv_bn(tape, name, 2, y, channels=width, kernel=3)
     return _join(tape, name, x, y, stride)
 
@@ -188,23 +187,23 @@ def _basic(tape: Tape, name: str, x: Value, width: int, stride: int) -> Value:
 def _bottleneck(tape: Tape, name: str, x: Value, width: int, stride: int) -> Value:
     """Add convolutions of 1 x 1, 3 x 3 and 1 x 1 with a skip connection."""
     y = _conv_bn(tape, name, 1, x, channels=width, kernel=1)
-    y = activate(tape, f"{name}.relu1", y)
+    y = tape.activate(f"{name}.relu1", y)
     y = _conv_bn(tape, name, 2, y, channels=width, kernel=3, stride=stride)
-    y = activate(tape, f"{name}.relu2", y)
+    y = tape.activate(f"{name}.relu2", y)
     y = _conv_bn(tape, name, 3, y, channels=_EXPANSION * width, kernel=1)
     return _join(tape, name, x, y, stride)
 
 
 def _conv_bn(tape: Tape, name: str, number: int, x: Value, **sizes: int) -> Value:
-    return conv_bn(tape, x, (f"{name}.conv{number}", f"{name}.bn{number}"), **sizes)
+    return tape.conv_bn(x, (f"{name}.conv{number}", f"{name}.bn{number}"), **sizes)
 
 
 def _join(tape: Tape, name: str, x: Value, y: Value, stride: int) -> Value:
     """Add the skip connection, projected where the shape changes, the sum and its ReLU."""
     if x.shape != y.shape:
         names = (f"{name}.downsample.conv", f"{name}.downsample.bn")
-        x = conv_bn(tape, x, names, channels=y.shape[1], kernel=1, stride=stride)
-    return activate(tape, f"{name}.relu", tape.record(add(f"{name}.add", y, x)))
+        x = tape.conv_bn(x, names, channels=y.shape[1], kernel=1, stride=stride)
+    return tape.activate(f"{name}.relu", tape.record(add(f"{name}.add", y, x)))
 
 
 _MOBILENET_STAGES: Final = (
@@ -234,7 +233,7 @@ def mobilenetv2(
     require_counts(image_size=image_size, classes=classes)
     tape = Tape("mobilenetv2", **options)
     x = _conv_bn_relu6(
-        tape, "features.first", image(tape, image_size), channels=32, kernel=3, stride=2
+        tape, "features.first", tape.image(image_size), channels=32, kernel=3, stride=2
     )
     number = 0
     for expansion, channels, blocks, first_stride in _MOBILENET_STAGES:
@@ -244,7 +243,7 @@ def mobilenetv2(
             x = _inverted_residual(tape, f"block{number}", x, expansion, channels, stride)
     x = _conv_bn_relu6(tape, "features.last", x, channels=1280, kernel=1)
     x = tape.record(global_avg_pool("avgpool", x))
-    return classify(tape, "classifier", drop(tape, "drop", x, rate=dropout), classes=classes)
+    return tape.classify("classifier", tape.drop("drop", x, rate=dropout), classes=classes)
 
 
 def _inverted_residual(
@@ -258,10 +257,10 @@ def _inverted_residual(
     y = _conv_bn_relu6(
         tape, f"{name}.depthwise", y, channels=inner, kernel=3, stride=stride, groups=inner
     )
-    y = conv_bn(tape, y, (f"{name}.project", f"{name}.project.bn"), channels=channels, kernel=1)
+    y = tape.conv_bn(y, (f"{name}.project", f"{name}.project.bn"), channels=channels, kernel=1)
     return tape.record(add(f"{name}.add", y, x)) if x.shape == y.shape else y
 
 
 def _conv_bn_relu6(tape: Tape, name: str, x: Value, **sizes: int) -> Value:
-    x = conv_bn(tape, x, (name, f"{name}.bn"), **sizes)
-    return activate(tape, f"{name}.relu6", x, "relu6")
+    x = tape.conv_bn(x, (name, f"{name}.bn"), **sizes)
+    return tape.activate(f"{name}.relu6", x, "relu6")

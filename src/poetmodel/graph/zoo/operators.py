@@ -339,14 +339,8 @@ def dropout(name: str, x: Value, mask: Value) -> Declaration:
     time, so this node, whose result is larger, may be recomputed. As one node with two outputs
     neither could be.
     """
-    return Declaration(
-        name=name,
-        op="dropout",
-        inputs=(x, mask),
-        outputs=(x.made(name, *x.shape),),
-        other_flops=2 * x.size,
-        gradients=(Gradient(part="input", of=x, saved=(mask,), flops=2 * x.size),),
-    )
+    y, work = x.made(name, *x.shape), 2 * x.size
+    return _unary("dropout", x, y, also=(mask,), flops=work, gradient_flops=work, saved=(mask,))
 
 
 # Per element: maximum, subtract, exponential, sum, then divide (or, for the logarithm, subtract).
@@ -370,22 +364,17 @@ def cross_entropy(name: str, logits: Value, labels: Value) -> Declaration:
     """
     loss = logits.made(name, item_bytes=FLOAT_BYTES)
     logs = logits.made(f"{name}.log_probabilities", *logits.shape)
-    return Declaration(
-        name=name,
-        op="cross_entropy",
-        phase=Phase.LOSS,
-        inputs=(logits, labels),
-        outputs=(loss, logs),
-        other_flops=_SOFTMAX_FLOPS * logits.size + labels.size,
+    return _unary(
+        "cross_entropy",
+        logits,
+        loss,
+        logs,
+        also=(labels,),
+        flops=_SOFTMAX_FLOPS * logits.size + labels.size,
         # exponential and scale per element; subtract 1 at each label
-        gradients=(
-            Gradient(
-                part="input",
-                of=logits,
-                saved=(logs, labels),
-                flops=2 * logits.size + labels.size,
-            ),
-        ),
+        gradient_flops=2 * logits.size + labels.size,
+        saved=(logs, labels),
+        phase=Phase.LOSS,
     )
 
 
@@ -393,16 +382,22 @@ def _unary(
     op: str,
     x: Value,
     *outputs: Value,
+    also: tuple[Value, ...] = (),
     flops: int,
     gradient_flops: int,
     saved: tuple[Value, ...] = (),
+    phase: Phase = Phase.FORWARD,
 ) -> Declaration:
-    """Declare an operator of one input and no weights; its first output is the result."""
+    """Declare an operator without weights, and with the gradient of one input.
+
+    Its first output is the result; `also` are inputs without a gradient.
+    """
     return Declaration(
         name=outputs[0].name,
         op=op,
-        inputs=(x,),
+        inputs=(x, *also),
         outputs=outputs,
         other_flops=flops,
         gradients=(Gradient(part="input", of=x, saved=saved, flops=gradient_flops),),
+        phase=phase,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
 from poetmodel.errors import InputError
 from poetmodel.graph.structure import Graph, Node, Phase, Tensor
+from poetmodel.graph.zoo import operators
 from poetmodel.graph.zoo.declaration import (
     FLOAT_BYTES,
     INDEX_BYTES,
@@ -113,6 +114,40 @@ class Tape:
         self._nodes.append(_forward_node(declaration))
         wanted = bool(declaration.weights) or any(x.differentiable for x in declaration.inputs)
         return replace(declaration.outputs[0], differentiable=wanted)
+
+    # -- groups of operators that several models share ----------------------------------------
+
+    def image(self, image_size: int, *, channels: int = 3) -> Value:
+        """Add a batch of square images."""
+        return self.input("input", self.batch_size, channels, image_size, image_size)
+
+    def conv_bn(self, x: Value, names: tuple[str, str], *, kernel: int, **sizes: int) -> Value:
+        """Add a convolution without bias that keeps the size (over the stride), and its batch norm.
+
+        `sizes` are the other sizes of `conv2d`: `channels`, `stride` and `groups`.
+        """
+        x = self.record(operators.conv2d(names[0], x, kernel=kernel, padding=kernel // 2, **sizes))
+        return self.record(operators.batch_norm(names[1], x))
+
+    def activate(self, name: str, x: Value, kind: str = "relu") -> Value:
+        """Add an activation function."""
+        return self.record(operators.activation(name, x, kind=kind))
+
+    def drop(self, name: str, x: Value, *, rate: float) -> Value:
+        """Add the two nodes of dropout, or none where nothing is dropped."""
+        given: object = rate
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 1:
+            raise InputError(f"dropout: expected a number from 0 to below 1, got {rate!r}")
+        if rate == 0:
+            return x
+        mask = self.record(operators.dropout_mask(f"{name}.mask", x))
+        return self.record(operators.dropout(name, x, mask))
+
+    def classify(self, name: str, x: Value, *, classes: int) -> Graph:
+        """Add the last linear layer, the labels and the loss, and return the training graph."""
+        logits = self.record(operators.linear(name, x, features=classes))
+        labels = self.indices("labels", *logits.shape[:-1])
+        return self.differentiate(operators.cross_entropy("loss", logits, labels))
 
     def differentiate(self, loss: Declaration) -> Graph:
         """Record the loss, add the backward pass in reverse order, and return the graph.
