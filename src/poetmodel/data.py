@@ -1,4 +1,4 @@
-"""Where the shipped graphs and devices lie, and how files are read and written safely."""
+"""What is installed and shipped, and how files are read and written safely."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections import Counter
 from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,14 @@ def shipped(kind: str) -> Path:
         if kind in _KINDS and folder.is_dir():
             return folder
     raise InputError(f"the installation of poetmodel has no {kind}; install it again")
+
+
+def installed(package: str) -> str | None:
+    """Return the version of an installed package, without importing it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) -> bytes:

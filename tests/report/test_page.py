@@ -14,7 +14,6 @@ from pages import read_page
 from poetmodel.errors import MissingExtraError
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
-from poetmodel.report import page as module
 from poetmodel.report.page import check_report, report_facts, report_page, write_report
 from poetmodel.report.presenter import look_up
 from poetmodel.schedule import Schedule
@@ -163,6 +162,8 @@ def test_file_is_written_whole(tmp_path: Path) -> None:
 
 def test_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is missing, and what brings it."""
-    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "jinja2" else name)
+    monkeypatch.setattr(
+        "poetmodel.report.drawing.find_spec", lambda name: None if name == "jinja2" else name
+    )
     with pytest.raises(MissingExtraError, match=r'needs jinja2, .*"poetmodel\[report\]"'):
         check_report("r.html")

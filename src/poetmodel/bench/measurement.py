@@ -8,13 +8,13 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.registry import method
 from poetmodel.bench.runs import Run, device_of, graph_of
+from poetmodel.data import installed
 from poetmodel.device import Costs
 from poetmodel.errors import (
     BackendUnavailableError,
@@ -70,7 +70,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "versions": {name: found for name in _PACKAGES if (found := installed(name))},
     }
 
 
@@ -80,13 +80,6 @@ def _cpu() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def blank(run: Run) -> Record:

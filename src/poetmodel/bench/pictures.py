@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.bench.runs import graph_of
 from poetmodel.bench.summaries import grouped, is_solved, overhead_ratio
 from poetmodel.data import write_bytes
-from poetmodel.errors import InputError
+from poetmodel.report.drawing import check_picture
 from poetmodel.report.pictures import COLOURS, Kind, stage_map
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from poetmodel.bench.tables import Row
     from poetmodel.report.pictures import Grid
 
-FORMS: Final = ("png", "svg", "pdf")
-"""Endings of files that can be drawn."""
+FORMS: Final = dict.fromkeys((".png", ".svg", ".pdf"), "matplotlib")
+"""What draws a picture, by the ending of its file."""
 DOTS_PER_INCH: Final = 110
 PANEL_INCHES: Final = (3.1, 2.4)
 """Width and height of a panel [in]."""
@@ -163,17 +163,8 @@ def _solved(found: Sequence[Row]) -> Iterable[Panel]:
 
 
 def check_form(path: Path) -> None:
-    """Raise `InputError` if the ending of a file is none of `FORMS`, or matplotlib is missing."""
-    if path.suffix.removeprefix(".") not in FORMS:
-        raise InputError(
-            f"{path}: expected a file that ends in {', '.join('.' + form for form in FORMS)}"
-        )
-    try:
-        import matplotlib as mpl  # noqa: F401 - only whether it is there
-    except ImportError:
-        raise InputError(
-            f"{path}: pictures need the extra: pip install 'poetmodel[report]'"
-        ) from None
+    """Raise unless a picture of this name can be drawn; nothing is written."""
+    check_picture(path, FORMS)
 
 
 def draw(path: Path, shown: Sequence[Panel] | Sequence[Map], *, columns: int | None = None) -> None:
@@ -190,7 +181,7 @@ def draw(path: Path, shown: Sequence[Panel] | Sequence[Map], *, columns: int | N
     across = max(1, min(columns or (2 if maps else 4), len(shown)))
     down = max(1, -(-len(shown) // across))
     width, height = MAP_INCHES if maps else PANEL_INCHES
-    form = path.suffix.removeprefix(".")
+    form = path.suffix[1:].lower()
     metadata = {"Subject" if form == "pdf" else "Description": f"data {digest(shown)}"}
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
     settings: Any = {"font.size": 7, "svg.hashsalt": "poetmodel", "svg.fonttype": "none"}

@@ -24,6 +24,7 @@ from poetmodel.cli import (
 )
 from poetmodel.cli.failures import ExitStatus, mute, print_faults, report_error
 from poetmodel.cli.output import set_quiet
+from poetmodel.data import installed
 from poetmodel.errors import PoetModelError
 
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
@@ -103,7 +104,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"poetmodel {__version__}")
         for package in doctor.SOLVERS:
-            print(f"{package} {doctor.installed(package) or 'is not installed'}")
+            print(f"{package} {installed(package) or 'is not installed'}")
         raise typer.Exit
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -13,6 +12,7 @@ from poetmodel import __version__
 from poetmodel.cli.failures import ExitStatus
 from poetmodel.cli.options import OutputOptions, command
 from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.data import installed
 from poetmodel.report.presenter import Fact, row
 
 if TYPE_CHECKING:
@@ -70,14 +70,6 @@ def doctor(output: OutputOptions) -> None:
         packages = figures("Optional packages", _facts(extras))
         show(figures("Back ends", _facts(backends)), "", packages)
     raise typer.Exit(ExitStatus.SUCCESS if works else ExitStatus.NO_BACKEND)
-
-
-def installed(package: str) -> str | None:
-    """Return the version of an installed package, without importing it."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _facts(findings: Sequence[Finding]) -> Iterator[Fact]:

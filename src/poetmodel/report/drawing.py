@@ -22,18 +22,23 @@ LIBRARIES: Final[Mapping[str, str]] = {
 """What draws a picture, by the ending of its file."""
 
 
-def check_picture(path: str | Path) -> None:
+def check_picture(path: str | Path, libraries: Mapping[str, str] = LIBRARIES) -> None:
     """Raise unless a picture of this name can be drawn; nothing is written."""
     suffix = Path(path).suffix.lower()
-    if suffix not in LIBRARIES:
+    if suffix not in libraries:
         raise InputError(
-            f"{path}: expected a name that ends with {', '.join(LIBRARIES)}, got {shown(suffix)}"
+            f"{path}: expected a name that ends in {', '.join(libraries)}, got {shown(suffix)}"
         )
-    library = LIBRARIES[suffix]
-    if find_spec(library) is None:
+    check_installed(path, f"drawing {suffix[1:]}", libraries[suffix])
+
+
+def check_installed(path: str | Path, what: str, *libraries: str) -> None:
+    """Raise unless libraries are installed, all of the extra ``report``; nothing is imported."""
+    missing = [name for name in libraries if find_spec(name) is None]
+    if missing:
         raise MissingExtraError(
-            f"{path}: drawing {suffix[1:]} needs {library}, which is not installed; "
-            'pip install "poetmodel[report]" installs it'
+            f"{path}: {what} needs {' and '.join(missing)}, not installed here; "
+            f'pip install "poetmodel[report]" installs {"it" if len(missing) == 1 else "them"}'
         )
 
 

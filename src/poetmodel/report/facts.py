@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.data import installed
 from poetmodel.device.room import room_figures
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.result import relative_gap
@@ -183,13 +183,7 @@ def _versions(subject: Subject) -> dict[str, str]:
     """Return the installed versions of poetmodel and of the packages of the back end."""
     stated = subject.document.problem
     names = ("poetmodel", *_PACKAGES.get((stated and stated.backend) or "", ()))
-    found = {}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {name: found for name in names if (found := installed(name))}
 
 
 def commands(subject: Subject) -> Iterator[str]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.data import write_bytes
-from poetmodel.errors import MissingExtraError
 from poetmodel.report.charts import KINDS, front_chart, kinds, ram_chart, stage_chart
+from poetmodel.report.drawing import check_installed
 from poetmodel.report.facts import CHOICES, decision_rows, facts, graph_facts
 from poetmodel.report.figures import (
     COLUMNS,
@@ -40,12 +39,7 @@ MOST_TENSORS: Final = 12
 
 def check_report(path: str | Path) -> None:
     """Raise unless a report can be made."""
-    missing = [name for name in LIBRARIES if find_spec(name) is None]
-    if missing:
-        raise MissingExtraError(
-            f"{path}: a report needs {' and '.join(missing)}, not installed here; "
-            'pip install "poetmodel[report]" installs them'
-        )
+    check_installed(path, "a report", *LIBRARIES)
 
 
 def report_facts(

@@ -126,7 +126,10 @@ class Tape:
 
         `sizes` are the other sizes of `conv2d`: `channels`, `stride` and `groups`.
         """
-        x = self.record(operators.conv2d(names[0], x, kernel=kernel, padding=kernel // 2, **sizes))
+        padding = kernel // 2
+        x = self.record(
+            operators.conv2d(names[0], x, kernel=kernel, padding=padding, bias=False, **sizes)
+        )
         return self.record(operators.batch_norm(names[1], x))
 
     def activate(self, name: str, x: Value, kind: str = "relu") -> Value:
