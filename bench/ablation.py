@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 KIND: Final = "ablation"
 """Kind of the records."""
-LIMIT_S: Final = 15.0
+LIMIT_S: Final = 10.0
 """Wall time of a solve [s]."""
 
 VARIANTS: Final[dict[str, tuple[LazyParams, int]]] = {
@@ -38,10 +38,10 @@ VARIANTS: Final[dict[str, tuple[LazyParams, int]]] = {
         f"no {one} cuts": (LazyParams(cuts=CUT_FAMILIES - {one}), 0) for one in sorted(CUT_FAMILIES)
     },
     **{f"no {one}": (LazyParams(heuristics=HEURISTICS - {one}), 0) for one in sorted(HEURISTICS)},
-    "no partial targets": (LazyParams(target_step_ratio=1.0), 0),
     "no counting of equal decisions": (LazyParams(counted_part_ratio=1.0), 0),
     "no search for the fastest schedule": (LazyParams(without_schedule_time_ratio=1.0), 0),
     "no early end of a solve": (LazyParams(leave_gap_ratio=0.0), 0),
+    "no slices of time": (LazyParams(wide_gap_time_ratio=1.0), 0),
     "all broken rows at once": (LazyParams(few_rows=10**6, wide_gap_rows=10**6), 0),
 }
 """Parameters and seed of each variant."""
@@ -55,7 +55,15 @@ _SAMPLE: Final = (
     (2, "resnet18-cifar", "mkr1000", "20%", None),
     (1, "paper/bert", "paper-m4", "30%", "115%"),
     (1, "paper/bert", "paper-a72", "30%", "115%"),
-    (1, "paper/resnet18", "paper-a72", "60%", "105%"),
+    (1, "paper/bert", "paper-a72", "40%", "105%"),
+    (1, "paper/resnet50", "paper-a72", "50%", "105%"),
+    (1, "paper/resnet18-cifar", "paper-a72", FLOOR, "130%"),
+    (2, "mobilenetv2", "nrf52840", "70%", None),
+    (2, "resnet18", "jetson-tx2", "50%", None),
+    (2, "resnet18-cifar", "rpi4b", "20%", None),
+    (3, "traced/bert4-b8", "rpi4b", "35%", "150%"),
+    (3, "traced/resnet18-b8", "profile", "50%", None),
+    (4, "paper/bert-96", "paper-a72", "20%", None),
     (2, "resnet18-cifar", "jetson-tx2", "35%", None),
     (1, "paper/resnet18-cifar", "paper-m4", "15%", "105%"),
     (2, "resnet18", "nrf52840", "50%", None),

@@ -4,8 +4,8 @@
 grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``), the last
 ``*-grid-again.jsonl`` for instances of it that were solved again with two threads, the last
 ``*-training.jsonl`` for the comparison of training methods, and the last other file for all else;
-the last ``*-ablation.jsonl`` for a part of ``docs/lazy.md``; ``docs/paper-figures.md`` and the
-pictures beside it are made of ``bench/results/figures/``.
+the last ``*-ablation.jsonl`` and each ``*-ablation-*.jsonl`` for a part of ``docs/lazy.md``;
+``docs/paper-figures.md`` and the pictures beside it are made of ``bench/results/figures/``.
 ``--check`` writes nothing, needs no matplotlib, and exits 1 where something is not what the records
 say. Without a record there is no page.
 """
@@ -50,8 +50,8 @@ def due() -> dict[Path, str]:
     _, ablated = read_newest("*-ablation.jsonl")
     if ablated:
         text = LAZY_PAGE.read_text(encoding="utf-8")
-        _, ablated_again = read_newest("*-ablation-again.jsonl")
-        block = ablation.page(ablated, ablated_again)
+        later = sorted(RESULTS.glob("*-ablation-*.jsonl"))
+        block = ablation.page(ablated, *(latest(path).records() for path in later))
         pages[LAZY_PAGE] = replace_block(text, "ablation", block)
     source, records = read_newest("*[0-9].jsonl")
     if not records:

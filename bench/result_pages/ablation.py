@@ -19,19 +19,18 @@ EVERYTHING: Final = "everything"
 """The variant that leaves nothing out."""
 
 
-def page(records: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]] = ()) -> str:
-    """Return what a record says: means over the sample, and the runs with other limits.
+def page(records: Sequence[dict[str, Any]], *later: Sequence[dict[str, Any]]) -> str:
+    """Return what records say: means over the sample, and the runs with other limits."""
+    return "\n\nA later record: ".join(map(_section, (records, *later)))
 
-    `again` is of the code after what the record decided.
-    """
+
+def _section(records: Sequence[dict[str, Any]]) -> str:
     least_s, most_s = (pick(_limit_s(record) for record in records) for pick in (min, max))
     sample = [record for record in records if _limit_s(record) == least_s]
     others = [record for record in records if _limit_s(record) != least_s]
     parts = [_circumstances(sample), means(sample)]
     if others:
         parts += [f"Single runs of {most_s:g} s on further instances:", runs(others)]
-    if again:
-        parts += [f"The code as it is now: {_circumstances(again)}", means(again)]
     return "\n\n".join(parts)
 
 

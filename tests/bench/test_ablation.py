@@ -68,7 +68,7 @@ def test_the_page_counts_time_outs_with_their_limit() -> None:
 def test_a_second_record_has_a_table_of_its_own() -> None:
     """What was measured after the decisions is not mixed with what they were taken from."""
     text = page([run(EVERYTHING, 1.0, 0.0)], [run(EVERYTHING, 2.0, 0.0), run("no cuts", 2.5, 0.1)])
-    before, after = text.split("The code as it is now: 1 instances, 3 s each")
+    before, after = text.split("A later record: 1 instances, 3 s each")
     assert "| everything | 1 | 1 | 1.0 | 0.0 |" in before
     assert "| everything | 1 | 1 | 2.0 | 0.0 |" in after
     assert "no cuts" not in before

@@ -1,22 +1,19 @@
-"""The search for schedules: restrictions that grow, valid schedules, and no claims."""
+"""The search for schedules: repair, a local search, and no claims."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from instances import seeded
-from lazy_rounds import CLOSE, no_rows, random_rows, run_rounds, scarce_problem, solved
+from lazy_rounds import CLOSE, random_rows, run_rounds, scarce_problem, solved
 from poetmodel.heuristics.greedy import construct, page_everything
-from poetmodel.heuristics.partial_schedule import Restoration
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.solver.lazy import LazyParams
-from poetmodel.solver.lazy.primal import PrimalHeuristic, RelaxedAnswer, examine
-from poetmodel.solver.lazy.relaxation import UsedDecisions
+from poetmodel.solver.lazy.primal import PrimalHeuristic, examine
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
@@ -73,89 +70,6 @@ def test_the_best_schedule_is_where_a_solve_begins() -> None:
     assert relaxation.form.violation(x) <= CLOSE
 
 
-def test_a_search_finds_a_schedule_from_one_answer() -> None:
-    """From the answer of a coarse relaxation on to a valid schedule, with rows of its own."""
-    problem = comb_problem(6, 9)
-    session = session_of(problem)
-    relaxation = session.build(Grouping(12, frozenset({5})))
-    x = solved(relaxation).x
-    assert x is not None
-    search = PrimalHeuristic(session, relaxation.grouping)
-    search.run(RelaxedAnswer.of(relaxation, x, 0.01))
-    assert session.bounds.incumbent is not None
-    assert not session.bounds.incumbent.violations
-    assert search.grouping.stage_rows > relaxation.grouping.stage_rows
-    assert session.bounds.lower == 0.0
-
-
-def test_a_search_is_repeated_only_for_something_new() -> None:
-    """The same answer again is no reason to search, unless forced."""
-    problem = comb_problem(6, 9)
-    session = session_of(problem)
-    relaxation = session.build(Grouping(12, frozenset({5})))
-    x = solved(relaxation).x
-    assert x is not None
-    search = PrimalHeuristic(session, relaxation.grouping)
-    search.run(RelaxedAnswer.of(relaxation, x, 0.01))
-    before = len(session.log)
-    search.run(RelaxedAnswer.of(relaxation, x, 0.01))
-    assert len(session.log) == before
-    search.run(RelaxedAnswer.of(relaxation, x, 0.01), force=True)
-    assert len(session.log) > before
-
-
-def test_a_search_that_finds_nothing_is_repeated_more_and_more_seldom(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """After 2, 4, 8 more answers; after the next one again once it has found something."""
-    session = session_of(comb_problem(6, 9), greedy=True)
-    relaxation = session.build(Grouping(12, frozenset({5})))
-    x = solved(relaxation).x
-    assert x is not None
-    answer = RelaxedAnswer.of(relaxation, x, 0.01)
-    turns: list[int] = []
-    finds = False
-
-    def restricted(search: PrimalHeuristic, *_: object) -> None:
-        turns.append(turn)
-        best = search.session.bounds.incumbent
-        assert best is not None
-        if finds:
-            search.session.bounds.incumbent = replace(best, value=best.value - 1e-3)
-
-    monkeypatch.setattr(PrimalHeuristic, "repair", lambda *_: None)
-    monkeypatch.setattr(PrimalHeuristic, "_solve_restricted", restricted)
-    search = PrimalHeuristic(session, relaxation.grouping)
-    for turn in range(1, 20):
-        search.allowed.recomputed.clear()
-        finds = turn > 7
-        search.run(answer)
-    assert turns == [1, 3, 7, 15, 16, 17, 18, 19]
-
-
-@pytest.mark.parametrize(
-    ("gap", "expected"),
-    [(0.009, [2.0, 2.0]), (0.04, [5.0, 5.0]), (0.06, [5.0, 10.0])],
-)
-def test_far_from_a_proof_the_restricted_relaxation_gets_more_time(
-    gap: float, expected: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the second one on: the first may have had hardly an answer to begin from."""
-    session = session_of(comb_problem(6, 9), greedy=True)
-    assert session.bounds.incumbent is not None
-    session.bounds.lower = session.bounds.incumbent.value * (1 - gap)
-    search = PrimalHeuristic(session, Grouping(12))
-    times: list[float] = []
-
-    def restricted(search: PrimalHeuristic, _: object, until: float) -> None:
-        times.append(until - search.session.request.elapsed_s())
-
-    monkeypatch.setattr(PrimalHeuristic, "_solve_restricted", restricted)
-    for _ in range(2):
-        search.restrict(Grouping(12))
-    assert times == pytest.approx(expected, abs=0.5)
-
-
 def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair() -> None:
     """It is mended and offered without any solve."""
     problem = comb_problem(6, 9)
@@ -166,7 +80,7 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair() -> None:
     rows, _ = examine(session, relaxation, x)
     assert rows
     assert session.bounds.incumbent is None
-    PrimalHeuristic(session, relaxation.grouping).repair(RelaxedAnswer.of(relaxation, x, 0.01))
+    PrimalHeuristic(session).repair(relaxation.disaggregate(x).schedule())
     assert session.bounds.incumbent is not None
     assert not session.bounds.incumbent.violations
     assert not session.log
@@ -181,7 +95,7 @@ def test_the_best_schedule_is_improved_locally() -> None:
     assert session.offer(everything)
     assert session.bounds.incumbent is not None
     before = session.bounds.incumbent.value
-    search = PrimalHeuristic(session, Grouping(12))
+    search = PrimalHeuristic(session)
     search.improve()
     assert session.bounds.incumbent.value < before
     assert search.idle_iterations_per_column > LazyParams().idle_iterations_per_column
@@ -203,49 +117,11 @@ def test_a_local_search_ends_when_something_better_waits(turns: int) -> None:
         asked += 1
         return asked > turns
 
-    search = PrimalHeuristic(session, Grouping(12), is_waited_for=waits)
+    search = PrimalHeuristic(session, is_waited_for=waits)
     search.idle_iterations_per_column = session.columns = 1_000
     search.improve()
     assert asked == turns + 1
     assert session.bounds.incumbent is not before
-
-
-def test_an_answer_is_told_in_terms_of_the_graph() -> None:
-    """What it brings back, in stages; what it uses, in spans of them; no columns.
-
-    Row 2 of the skip connection is enforced: the groups are the stages 0 to 2, and 3. In the second
-    one `a` is recomputed, for 1 J.
-    """
-    session = session_of(skip_problem())
-    relaxation = session.build(Grouping(4, frozenset({2})))
-    x = solved(relaxation).x
-    assert x is not None
-    answer = RelaxedAnswer.of(relaxation, x, 0.01)
-    assert answer.grouping == relaxation.grouping
-    assert answer.restorations == (Restoration(3, 0, recompute=True),)
-    assert answer.used == UsedDecisions(recomputed=((0, 3, 3),), paged_in=())
-    x = x.copy()
-    x[relaxation.paged_in[1, 0]] = 0.25
-    assert RelaxedAnswer.of(relaxation, x, 0.01).used == UsedDecisions(
-        recomputed=((0, 3, 3),), paged_in=((0, 3, 3),)
-    )
-
-
-def test_a_best_schedule_that_is_not_allowed_is_no_start() -> None:
-    """The search goes on without it: HiGHS refuses a start that breaks the bounds of columns."""
-    problem = comb_problem(6, 9)
-    session = session_of(problem, greedy=True)
-    relaxation = session.build(Grouping(12, frozenset({5, 6})))
-    search = PrimalHeuristic(session, relaxation.grouping)
-    search.allowed.recomputed.clear()
-    search.allowed.paged_in.clear()
-    x = np.zeros(relaxation.form.n_columns)
-    x[next(iter(relaxation.paged_in.values()))] = 1.0
-    start = session.start_point(relaxation)
-    assert start is not None
-    before = len(session.log)
-    search.run(RelaxedAnswer.of(relaxation, x, 0.01))
-    assert len(session.log) > before
 
 
 def test_a_search_claims_nothing_and_finds_nothing_wrong() -> None:
@@ -260,9 +136,8 @@ def test_a_search_claims_nothing_and_finds_nothing_wrong() -> None:
         bound = session.bounds.lower
         relaxation = session.build(random_rows(seeded(f"from/{number}"), problem))
         raw = solved(relaxation)
-        search = PrimalHeuristic(session, no_rows(problem))
         if raw.x is not None:
-            search.run(RelaxedAnswer.of(relaxation, raw.x, 0.01), force=True)
+            PrimalHeuristic(session).repair(relaxation.disaggregate(raw.x).schedule())
         assert session.bounds.lower == bound
         if session.bounds.incumbent is not None:
             found += 1

@@ -24,11 +24,10 @@ from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.solver.lazy import LazyParams, primal_worker
-from poetmodel.solver.lazy.primal import RelaxedAnswer
+from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.primal_worker import (
     FoundSchedule,
     PrimalWorker,
-    Task,
     Update,
     WorkerService,
 )
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from poetmodel.schedule import Schedule
     from poetmodel.solver.outcome import Candidate
     from poetmodel.solver.request import SolveProgress
 
@@ -71,12 +71,12 @@ def session_of(problem: Problem, best: Candidate | None = None, **choices: Any) 
     return Session(problem, request, best, params=AT_ONCE)
 
 
-def answer_of(session: Session, grouping: Grouping) -> RelaxedAnswer:
+def answer_of(session: Session, grouping: Grouping) -> Schedule:
     """Solve a relaxation."""
     relaxation = session.build(grouping)
     x = solved(relaxation).x
     assert x is not None
-    return RelaxedAnswer.of(relaxation, x, 0.01)
+    return relaxation.disaggregate(x).schedule()
 
 
 def until(condition: Callable[[], object]) -> bool:
@@ -127,7 +127,7 @@ def test_an_answer_is_searched_with_in_the_process() -> None:
     session = session_of(problem)
     answer = answer_of(session, Grouping(12, frozenset({5})))
     with PrimalWorker(session) as search:
-        search.put(Task(answer=answer, rows=Grouping(12, frozenset({5, 6}))))
+        search.put(answer)
         assert until(
             lambda: (
                 session.bounds.incumbent is not None
@@ -179,18 +179,15 @@ def test_what_is_new_is_told_once(program: Callable[[str], None]) -> None:
     start = everything_paged(problem)
     session = session_of(problem, start)
     search = PrimalWorker(session)
-    first, last = (
-        Task(answer=answer_of(session, Grouping(28)), rows=Grouping(28), repair_only=glance)
-        for glance in (True, False)
-    )
+    first, last = (answer_of(session, Grouping(28)) for _ in range(2))
     search.put(first)
     search.put(last)
     update = search._update()
     assert update.found == FoundSchedule(start.schedule, start.value)
-    assert update.task is last
+    assert update.answer is last
     session.raise_bound(2.0)
     session.columns = 7
-    assert search._update() == Update(bound=2.0, columns=7, found=None, task=None)
+    assert search._update() == Update(bound=2.0, columns=7, found=None, answer=None)
     search._known = 0.0  # the search has sent something better in the meantime
     session.bounds.incumbent = replace(start, value=1.0)
     assert search._update().found is None
@@ -206,8 +203,8 @@ def test_what_is_told_survives_the_way() -> None:
         raw = solved(relaxation)
         if raw.x is None:
             continue
-        answer = RelaxedAnswer.of(relaxation, raw.x, 0.01)
-        count += bool(answer.restorations)
+        answer = relaxation.disaggregate(raw.x).schedule()
+        count += any(k < t for t, k in answer.R) or bool(answer.M_in)
         assert pickle.loads(pickle.dumps(answer)) == answer  # noqa: S301
     assert count > 5
 
@@ -235,7 +232,7 @@ class Peer:
 
     def update(self, **known: Any) -> None:
         """Send what is new."""
-        self.tell(Update(**{"bound": 0.0, "columns": 0, "found": None, "task": None, **known}))
+        self.tell(Update(**{"bound": 0.0, "columns": 0, "found": None, "answer": None, **known}))
 
     def __enter__(self) -> Self:
         self._work = threading.Thread(target=self._serve)
@@ -311,30 +308,21 @@ def test_a_service_sends_what_is_better_than_it_was_given() -> None:
         assert candidate.value == value
 
 
-def test_a_service_takes_the_latest_answer() -> None:
-    """An answer that came before another is dropped; rows are enforced, columns taken note of."""
+def test_a_service_takes_the_latest_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that came before another is dropped; bounds and columns are taken note of."""
     problem = comb_problem(6, 9)
-    session = session_of(problem)
+    answers = [answer_of(session_of(problem), Grouping(12, frozenset({row}))) for row in (3, 5)]
+    assert answers[0] != answers[1]
+    taken: list[Schedule] = []
+    monkeypatch.setattr(PrimalHeuristic, "repair", lambda _, answer: taken.append(answer))
     with Peer(problem) as peer:
-        for row in (3, 5):
-            answer = answer_of(session, Grouping(12, frozenset({row})))
-            rows = Grouping(12, frozenset({row + 1}))
-            peer.service._hear(
-                Update(
-                    bound=0.5,
-                    columns=9,
-                    found=None,
-                    task=Task(answer=answer, rows=rows, repair_only=True),
-                )
-            )
+        for answer in answers:
+            peer.service._hear(Update(bound=0.5, columns=9, found=None, answer=answer))
         peer.update()
-        assert until(lambda: peer.service.primal.grouping.stage_rows)
-        assert peer.service.primal.grouping.stage_rows == {6}
+        assert until(lambda: taken)
         assert peer.service.session.bounds.lower == 0.5
         assert peer.service.session.columns == 9
-        assert not peer.service.session.log  # repair needs no solver
-        peer.update(task=Task(answer=answer, rows=rows))
-        assert until(lambda: peer.service.session.log)
+    assert taken == answers[1:]
 
 
 def test_a_service_finds_nothing_wrong() -> None:
@@ -350,9 +338,8 @@ def test_a_service_finds_nothing_wrong() -> None:
         raw = solved(relaxation)
         if raw.x is None or best is None:
             continue
-        task = Task(answer=RelaxedAnswer.of(relaxation, raw.x, 0.01), rows=relaxation.grouping)
         with Peer(problem) as peer:
-            peer.update(task=task)
+            peer.update(answer=relaxation.disaggregate(raw.x).schedule())
             if until(lambda peer=peer: peer.heard):
                 count += 1
         for schedule, value in peer.heard:
@@ -383,7 +370,7 @@ def test_what_the_process_cannot_read_is_an_error() -> None:
     with PrimalWorker(session) as search:
         assert until(lambda: session.bounds.incumbent is not start)
         unreadable: Any = _Unreadable()
-        search.put(Task(answer=unreadable, rows=Grouping(28)))
+        search.put(unreadable)
         assert until(session.stop.is_set)
     with pytest.raises(BackendError, match=r"invalid literal.*'no number'"):
         search.check()
@@ -460,7 +447,7 @@ def test_a_process_ignores_ctrl_c_and_ends_without_its_parent() -> None:
                     bound=0.0,
                     columns=0,
                     found=FoundSchedule(start.schedule, start.value),
-                    task=None,
+                    answer=None,
                 ),
             ):
                 process.stdin.write(pickle.dumps(what))

@@ -1,4 +1,4 @@
-"""The compiled relaxations: their bounds, the points of schedules, restrictions, cuts as rows."""
+"""The compiled relaxations: their bounds, the points of schedules, cuts as rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solver.lazy.cuts import Cut
 from poetmodel.solver.lazy.cuts.interval import IntervalOrigin
 from poetmodel.solver.lazy.disaggregation import ROUNDING
-from poetmodel.solver.lazy.relaxation import AllowedDecisions, Relaxation, UsedDecisions
+from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import verify_schedule
 from worked import comb_graph, even_costs, skip_problem
 
@@ -241,117 +241,6 @@ def test_a_point_reads_back_as_its_decisions() -> None:
     assert relaxation.decisions(x).recomputed == frozenset()
     assert x[relaxation.paged_out[0]] == 1
     assert float(relaxation.form.objective @ x) * relaxation.unit == pytest.approx(2.0)
-
-
-# -- restrictions ------------------------------------------------------------------------------
-
-
-def test_a_restriction_allows_what_it_is_told_and_no_more() -> None:
-    """Decisions outside the allowed spans are fixed to zero, those within are left alone."""
-    problem = skip_problem()
-    relaxation = relaxation_of(problem, Grouping(4, frozenset({2})))
-    allowed = AllowedDecisions()
-    assert least(relaxation.restricted(allowed)) is None
-    allowed.paged_in[0] = {(3, 3)}
-    form = relaxation.restricted(allowed)
-    assert form.upper[relaxation.paged_in[1, 0]] == 1
-    assert form.upper[relaxation.recomputed[1, 0]] == 0
-    found = least(form)
-    assert found is not None
-    assert found * relaxation.unit == pytest.approx(2.0)
-    allowed.recomputed[0] = {(3, 3)}
-    found = least(relaxation.restricted(allowed))
-    assert found is not None
-    assert found * relaxation.unit == pytest.approx(1.0)
-
-
-def test_spans_reach_every_group_that_they_touch() -> None:
-    """A span of stages allows a decision in each group with one of them; wider ones in more.
-
-    `f0` is read in stages 1 and 5; the groups are stages 0-2, 3, 4 and 5.
-    """
-    relaxation = relaxation_of(comb_problem(), Grouping(6, frozenset({2, 3, 4})))
-    assert {group for group, k in relaxation.recomputed if k == 0} == {1, 2, 3}
-
-    def groups(allowed: AllowedDecisions) -> set[int]:
-        upper = relaxation.restricted(allowed).upper
-        return {g for (g, k), column in relaxation.recomputed.items() if k == 0 and upper[column]}
-
-    allowed = AllowedDecisions(recomputed={0: {(5, 5)}})
-    assert groups(allowed) == {3}
-    allowed.widen(1)
-    assert groups(allowed) == {2, 3}
-    assert groups(AllowedDecisions(recomputed={0: {(0, 3)}})) == {1}
-
-
-def test_what_a_point_uses_is_told_in_stages() -> None:
-    """From some value on; a finer group within a span is nothing new, a coarser one is."""
-    coarse = relaxation_of(skip_problem(), Grouping(4, frozenset({0, 2})))
-    x = np.zeros(coarse.form.n_columns)
-    x[coarse.recomputed[2, 0]] = 0.5
-    x[coarse.paged_in[2, 0]] = 0.25
-    assert coarse.used(x, 0.5) == UsedDecisions(recomputed=((0, 3, 3),), paged_in=())
-    used = coarse.used(x, 0.25)
-    assert used == UsedDecisions(recomputed=((0, 3, 3),), paged_in=((0, 3, 3),))
-    allowed = AllowedDecisions(recomputed={0: {(1, 3)}})
-    assert not allowed.add(coarse.used(x, 0.5))
-    assert allowed.add(used)
-    assert allowed.paged_in == {0: {(3, 3)}}
-    assert allowed.add(UsedDecisions(recomputed=((0, 0, 3),), paged_in=()))
-
-
-def test_a_restriction_to_a_schedule_admits_it() -> None:
-    """What a schedule does is allowed once it is added, so that the restriction keeps its value."""
-    count = 0
-    for number, (problem, value) in enumerate(feasible(60, "relaxation-16")):
-        best = optimum(problem)
-        assert best is not None
-        tidy = PartialSchedule.of(problem.graph, best.schedule).schedule()
-        relaxation = relaxation_of(problem, random_rows(seeded(f"only/{number}"), problem))
-        x = relaxation.start(tidy)
-        allowed = AllowedDecisions()
-        allowed.add_schedule(tidy)
-        form = relaxation.restricted(allowed)
-        if x is None or problem.deadline_s is not None or problem.energy_budget_j is not None:
-            continue
-        count += 1
-        assert np.all(x <= form.upper + CLOSE)
-        found = least(form)
-        assert found is not None
-        assert found * relaxation.unit <= value + CLOSE
-    assert count > 20
-
-
-def test_restrictions_are_never_below_the_relaxation() -> None:
-    """Less freedom never gives a better answer; everything allowed gives the same one."""
-    for number, (problem, _) in enumerate(feasible(60, "relaxation-17")):
-        if problem.deadline_s is not None or problem.energy_budget_j is not None:
-            continue
-        rng = seeded(f"restricted/{number}")
-        relaxation = relaxation_of(problem, random_rows(rng, problem))
-        best = least(relaxation.form)
-        assert best is not None
-        some, everything = AllowedDecisions(), AllowedDecisions()
-        x = np.array([float(rng.random() < 0.5) for _ in relaxation.form.columns])
-        some.add(relaxation.used(x, 0.5))
-        all_used = relaxation.used(np.ones_like(x), 0.5)
-        assert everything.add(all_used) == bool(relaxation.recomputed or relaxation.paged_in)
-        assert not everything.add(all_used)  # nothing new
-        restricted = least(relaxation.restricted(some))
-        assert restricted is None or restricted >= best - CLOSE
-        assert least(relaxation.restricted(everything)) == pytest.approx(best, abs=CLOSE)
-
-
-def test_time_limits_of_a_restriction_are_a_little_tighter() -> None:
-    """Within a solver's tolerance of the deadline is not within it; bytes stay as they are."""
-    problem = comb_problem(deadline=22.5, deadline_counts="compute")  # a pass takes 21 s
-    relaxation = relaxation_of(problem, Grouping(6, frozenset({2, 3, 4})))
-    form, tighter = relaxation.form, relaxation.restricted(AllowedDecisions())
-    names = [row.local_name.partition("[")[0] for row in form.rows]
-    assert {"deadline", "memory"} <= set(names)
-    for r, name in enumerate(names):
-        before, after = form.row_upper[r], tighter.row_upper[r]
-        assert before - 1e-5 < after < before if name == "deadline" else after == before, name
 
 
 # -- cuts as rows ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from lazy_rounds import no_rows, scarce_problem
 from oracle import optimum
-from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStatus
+from poetmodel.backends.protocol import BackendProgress, RawSolution
 from poetmodel.device import Costs
 from poetmodel.errors import BackendError
 from poetmodel.graph import Graph, operation
@@ -23,7 +23,6 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
 from poetmodel.schedule import checkpoint_all
 from poetmodel.solver.lazy import LazyParams, primal_worker, row_generation, solve_lazily
-from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.row_generation import RowGeneration
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from poetmodel.schedule import Schedule
     from poetmodel.solver.outcome import Candidate, Outcome
     from poetmodel.solver.request import SolveProgress
 
@@ -178,45 +178,6 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch: pytest.Monke
 
     assert session.solve(relaxation.form, watch=watch) is not None
     assert session.bounds.lower == 2.0
-
-
-def test_a_forced_search_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process beside is only told of an answer; what decides the end cannot wait for it."""
-    rounds = rounds_of(10.0, 2.0)
-    relaxation = rounds.session.build(Grouping(20))
-    rounds.worker = primal_worker.PrimalWorker(rounds.session)
-    rounds.worker.runs.set()
-    runs: list[bool] = []
-    monkeypatch.setattr(PrimalHeuristic, "run", lambda _, __, *, force: runs.append(force))
-    x = np.zeros(relaxation.form.n_columns)
-    rounds._search(relaxation, x)
-    assert runs == []
-    rounds._search(relaxation, x, force=True)
-    assert runs == [True]
-
-
-def test_the_gap_is_closed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the whole solve the cutoffs rise, and what is ruled out on the way counts."""
-    problem = comb_problem()
-    cutoffs: list[float] = []
-    ruled_out: list[float] = []
-    solve = Session.solve
-
-    def noted(session: Session, form: Any, **settings: Any) -> Any:
-        raw = solve(session, form, **settings)
-        if form.is_mip and settings.get("watch"):
-            cutoffs.append(settings["targets"]["objective_cutoff"])
-            if raw is not None and raw.status == SolverStatus.CUTOFF:
-                ruled_out.append(cutoffs[-1])
-        return raw
-
-    monkeypatch.setattr(Session, "solve", noted)
-    outcome = solved(problem, start=greedy(problem))
-    assert outcome.termination == Termination.PROVED
-    assert cutoffs[0] < cutoffs[-1]
-    assert ruled_out
-    assert min(ruled_out) < max(cutoffs)
-    assert outcome.bound == pytest.approx(value_of(outcome))
 
 
 def test_near_the_end_step_rows_are_enforced_at_once() -> None:
@@ -378,15 +339,14 @@ def test_answers_are_handed_over_while_a_process_runs(monkeypatch: pytest.Monkey
     session = Session(problem, Request(gap=0.0, threads=2), None)
     rounds = RowGeneration(session, Grouping(20))
     rounds.worker = primal_worker.PrimalWorker(session)
-    handed: list[primal_worker.Task] = []
+    handed: list[Schedule] = []
     monkeypatch.setattr(rounds.worker, "put", handed.append)
     relaxation = session.build(Grouping(20, frozenset({9})))
     x = session.solve(relaxation.form).x
     rounds.worker.runs.set()
-    rounds._repair_linear(relaxation, x)
+    rounds._search_linear(relaxation, x)
     rounds._search(relaxation, x)
-    assert [task.repair_only for task in handed] == [True, False]
-    assert handed[1].rows.stage_rows == rounds.primal.grouping.stage_rows == {9}
+    assert len(handed) == 2
     assert session.bounds.incumbent is None
     rounds.worker.runs.clear()
     rounds._search(relaxation, x)

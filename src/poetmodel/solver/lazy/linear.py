@@ -63,18 +63,11 @@ def add_rows(
     session: Session,
     grouping: Grouping,
     on_answer: Callable[[Relaxation, NDArray[Any]], None] | None = None,
-) -> tuple[Relaxation, LinearAnswer, Grouping]:
+) -> tuple[Relaxation, LinearAnswer]:
     """Enforce more rows, the worst of each broken run, while that raises the linear bound.
 
-    Each answer is shown to `on_answer`.
-
-    Returns
-    -------
-    Relaxation, LinearAnswer
-        The one with the fewest rows that has the best bound: rows beyond that make the integer
-        problem harder and prove nothing.
-    Grouping
-        All rows that an answer broke, for the primal heuristic.
+    Each answer is shown to `on_answer`. Returned is the relaxation with the fewest rows that has
+    the best bound: rows beyond that make the integer problem harder and prove nothing.
     """
     params = session.params
     relaxation = session.build(grouping)
@@ -94,12 +87,12 @@ def add_rows(
         every = session.build(every.grouping.add(rows), every)
         latest = add_cuts(session, every)
         if latest.infeasible:
-            return every, latest, every.grouping
+            return every, latest
         if latest.value - answer.value > params.row_gain_ratio * abs(latest.value):
             relaxation, answer, idle = every, latest, 0
         else:
             idle += 1
-    return relaxation, answer, every.grouping
+    return relaxation, answer
 
 
 def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from poetmodel.errors import InputError
 
 CUT_FAMILIES: Final = frozenset({"interval", "rounding", "recompute_memory"})
 """Families of cuts, by the names of their modules."""
-HEURISTICS: Final = frozenset({"repair", "local_search", "restriction"})
+HEURISTICS: Final = frozenset({"repair", "local_search"})
 """Parts of the primal heuristic."""
 
 
@@ -42,7 +42,7 @@ class LazyParams:
     decisions are not counted, as counters are only more columns then."""
     wide_gap_ratio: float = 0.03
     """Gap above which it is far from it: relaxations take long there, so few rows are added,
-    cuts stand in for rows of steps, and the proof goes in steps."""
+    and cuts stand in for rows of steps."""
     very_wide_gap_ratio: float = 0.1
     """Gap after the linear phase above which recompute-memory cuts are stated from the first
     integer relaxation on, where RAM is the only limit."""
@@ -84,13 +84,6 @@ class LazyParams:
     wide_gap_time_ratio: float = 0.75
     """Most of the time left for one integer solve with a wide gap; the primal heuristic has the
     rest. Near the end a solve may take all of it: one that is cut short begins anew."""
-    target_step_ratio: float = 1 / 8
-    """Part of a wide gap that an integer solve is to prove away, after new rows, above 0; 1 for all
-    of it. Below a cutoff near the bound a solver fixes more columns."""
-    least_target_step_ratio: float = 1 / 32
-    """Least such part, above 0, after solves that end by their time."""
-    target_time_ratio: float = 0.4
-    """Most of the time left for a solve that is to prove a part of the gap away."""
     leave_gap_ratio: float = 0.003
     """Gap of a running solve up to which it is left if its best answer breaks rows: more rows raise
     the bound sooner than its last nodes do."""
@@ -101,8 +94,6 @@ class LazyParams:
     counted; 1 switches counting off."""
 
     # -- primal heuristic --------------------------------------------------------------------------
-    used_part_ratio: float = 0.01
-    """Least value at which a fractional answer counts as using a decision."""
     idle_iterations_per_column: float = 0.01
     """Iterations without gain after which the first local search ends, for each column of the
     largest relaxation, above 0. The next has twice as many after one that found something, else
@@ -110,16 +101,7 @@ class LazyParams:
     iterations_per_offer: int = 100
     """After how many iterations of a local search what it has found goes to the verifier."""
     search_most_s: float = 10.0
-    """Longest local search, and longest restricted relaxation, after one answer."""
-    restricted_s: float = 2.0
-    """Time for the first restricted relaxation; twice as much after one that found something."""
-    restricted_wide_s: float = 5.0
-    """Least time for one with a wide gap."""
-    restricted_most_gap_ratio: float = 0.05
-    """Gap above which every restricted relaxation but the first has `search_most_s`: where the
-    proof has not come near by then, it is the schedule that is far from the best one."""
-    widened_stages: int = 2
-    """How many stages earlier and later decisions are allowed where nothing was found."""
+    """Longest local search after one answer."""
 
     # -- deadlines ---------------------------------------------------------------------------------
     without_schedule_time_ratio: float = 1 / 6
@@ -156,14 +138,7 @@ class LazyParams:
 
 
 _KNOWN: Final = {"cuts": CUT_FAMILIES, "heuristics": HEURISTICS}
-_POSITIVE: Final = frozenset(
-    (
-        "idle_iterations_per_column",
-        "worker_update_s",
-        "target_step_ratio",
-        "least_target_step_ratio",
-    )
-)
+_POSITIVE: Final = frozenset({"idle_iterations_per_column", "worker_update_s"})
 
 
 def _most(name: str) -> float:

@@ -20,58 +20,23 @@ class Policy:
     params: LazyParams
     slice_s: float = field(init=False)
     """Least time of the next integer solve [s]."""
-    step_ratio: float = field(init=False)
-    """Part of the gap that the next solve is to prove away; 1 for all of it."""
     bound_before_rows: float = float("-inf")
     """The bound when rows were last added."""
 
     def __post_init__(self) -> None:
         self.slice_s = self.params.first_slice_s
-        self.step_ratio = self.params.target_step_ratio
 
     def is_wide(self) -> bool:
         """Return whether the gap is far from closed."""
         return self.bounds.gap() > self.params.wide_gap_ratio
 
-    def target(self) -> float | None:
-        """Return the value below which the next solve looks for answers; None for the incumbent's.
-
-        It is a part of a wide gap above the bound: nearer limits let a solver fix more columns, and
-        what it proves is kept when the next solve goes on from there.
-        """
-        upper = self.bounds.upper()
-        if self.problem.objective.in_bytes or upper is None:
-            return None  # few whole values lie between bound and incumbent
-        if not self.is_wide() or self.step_ratio >= 1.0:
-            return None
-        return self.bounds.lower + self.step_ratio * (upper - self.bounds.lower)
-
-    def target_ruled_out(self, *, rose: bool, nodes: int | None) -> None:
-        """Take longer steps where nothing below a target was proved at the root of the tree.
-
-        If the bound has not risen, the step was below the solver's tolerance, and all of the gap is
-        next.
-        """
-        if not rose:
-            self.step_ratio = 1.0
-        elif nodes is not None and nodes <= 1:
-            self.step_ratio *= 2
-
-    def ran_out_of_time(self) -> None:
-        """Give the next solve more time, and a nearer target."""
-        self.slice_s *= 2
-        self.step_ratio = max(self.params.least_target_step_ratio, self.step_ratio / 2)
-
-    def kept_all_rows(self) -> None:
-        """Give the next solve of the same relaxation more time: its answer was no better."""
+    def solves_again(self) -> None:
+        """Give the next solve of the same relaxation more time."""
         self.slice_s *= 2
 
-    def solve_time_s(self, remaining_s: float, *, to_target: bool) -> float:
+    def solve_time_s(self, remaining_s: float) -> float:
         """Return the most time for an integer solve [s]."""
-        params = self.params
-        ratio = params.wide_gap_time_ratio if self.is_wide() else 1.0
-        if to_target:
-            ratio = params.target_time_ratio
+        ratio = self.params.wide_gap_time_ratio if self.is_wide() else 1.0
         return max(self.slice_s, remaining_s * ratio)
 
     def leaves(self, open_ratio: float) -> bool:
@@ -84,7 +49,6 @@ class Policy:
         """Return how many rows to add after what the last ones gained; None for all."""
         params, bound = self.params, self.bounds.lower
         rise, self.bound_before_rows = bound - self.bound_before_rows, bound
-        self.step_ratio = params.target_step_ratio
         if rise > params.single_row_gain_ratio * bound:
             return 1
         if self.is_wide():

@@ -23,9 +23,8 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from poetmodel.errors import BackendError
-from poetmodel.model.aggregated import Grouping
 from poetmodel.solver.collection import rare_collections
-from poetmodel.solver.lazy.primal import PrimalHeuristic, RelaxedAnswer
+from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.session import Session
 
 if TYPE_CHECKING:
@@ -48,18 +47,6 @@ serve()
 _LOG: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """An answer to search with."""
-
-    answer: RelaxedAnswer
-    """What the relaxation says."""
-    rows: Grouping
-    """Rows to enforce in the search's own relaxations."""
-    repair_only: bool = False
-    """Whether to leave the restricted relaxation out."""
-
-
 class FoundSchedule(NamedTuple):
     """A schedule that the sender's verifier accepts."""
 
@@ -78,8 +65,8 @@ class Update:
     """Most columns of a relaxation."""
     found: FoundSchedule | None
     """The best schedule, if the search does not know it."""
-    task: Task | None
-    """The latest answer, if the search has not had it."""
+    answer: Schedule | None
+    """The latest answer of a relaxation, if the search has not had it."""
 
 
 class PrimalWorker:
@@ -97,7 +84,7 @@ class PrimalWorker:
         self.session = session
         self.runs = threading.Event()
         """Set while there is such a process."""
-        self._tasks: deque[Task] = deque(maxlen=1)
+        self._answers: deque[Schedule] = deque(maxlen=1)
         self._known = float("inf")
         """Least value of the schedules that both sides know."""
         self._failure: BaseException | None = None
@@ -117,9 +104,9 @@ class PrimalWorker:
                 self._process.kill()
         self._thread.join()
 
-    def put(self, task: Task) -> None:
-        """Let the process search with this answer, and no longer with one before it."""
-        self._tasks.append(task)
+    def put(self, answer: Schedule) -> None:
+        """Let the process search from this answer, and no longer from one before it."""
+        self._answers.append(answer)
 
     def check(self) -> None:
         """Raise what went wrong, if anything did."""
@@ -176,7 +163,7 @@ class PrimalWorker:
             if update != told:
                 into.write(pickle.dumps(update))
                 into.flush()
-            told = replace(update, found=None, task=None)
+            told = replace(update, found=None, answer=None)
             if self._closing.wait(self.session.params.worker_update_s):
                 break
 
@@ -189,7 +176,7 @@ class PrimalWorker:
             bound=session.bounds.lower,
             columns=session.columns,
             found=found,
-            task=self._tasks.popleft() if self._tasks else None,
+            answer=self._answers.popleft() if self._answers else None,
         )
 
     def _ended(self, status: int, errors: str) -> None:
@@ -275,12 +262,8 @@ class WorkerService:
         problem, request, params = _receive(source)
         request = replace(request, on_progress=self._report, started_s=time.monotonic())
         self.session = Session(problem, request, params=params)
-        self.primal = PrimalHeuristic(
-            self.session,
-            Grouping(len(problem.graph.nodes)),
-            is_waited_for=lambda: bool(self._tasks),
-        )
-        self._tasks: deque[Task] = deque(maxlen=1)
+        self.primal = PrimalHeuristic(self.session, is_waited_for=lambda: bool(self._answers))
+        self._answers: deque[Schedule] = deque(maxlen=1)
         self._known = float("inf")
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
@@ -290,15 +273,10 @@ class WorkerService:
         self._hear(_receive(self.source))
         threading.Thread(target=self._listen, daemon=True).start()
         while not self.session.done():
-            if not self._tasks:
-                self.primal.improve()
-                continue
-            task = self._tasks.popleft()
-            self.primal.enforce(task.rows)
-            if task.repair_only:
-                self.primal.repair(task.answer)
+            if self._answers:
+                self.primal.repair(self._answers.popleft())
             else:
-                self.primal.run(task.answer)
+                self.primal.improve()
         if self._failure is not None:
             raise self._failure
 
@@ -322,8 +300,8 @@ class WorkerService:
         if update.found is not None:
             self._known = min(self._known, update.found.value)
             session.offer(update.found.schedule)
-        if update.task is not None:
-            self._tasks.append(update.task)
+        if update.answer is not None:
+            self._answers.append(update.answer)
 
     def _report(self, _: SolveProgress) -> None:
         """Send the best schedule, if it is news to the proof."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +15,6 @@ from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.sparse import csr_array
 from poetmodel.model.aggregated import Grouping, build_relaxation
 from poetmodel.model.memory import assign_memory
-from poetmodel.problem import DEADLINE_ROWS, Problem
 from poetmodel.solver.lazy.disaggregation import (
     ROUNDING,
     Disaggregation,
@@ -31,27 +30,14 @@ if TYPE_CHECKING:
 
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.model.events import Events
+    from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
     from poetmodel.solver.lazy.cuts import Cut, Separator
 
-REAL_LIMITS: Final = frozenset({*DEADLINE_ROWS, "energy_budget"})
-"""Rows over real numbers, which a solver keeps to its tolerance only."""
-MARGIN: Final = 2e-6
-"""How much such a scaled row is tightened in a restriction: twenty of a solver's tolerances."""
 ADMITTED: Final = 1e-6
 """Largest violation of a scaled row by a start."""
 TIGHT: Final = 1e-6
 """Slack up to which a cut counts as tight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsedDecisions:
-    """Decisions that a point of a relaxation uses, without its columns."""
-
-    recomputed: tuple[tuple[int, int, int], ...]
-    """(node, first stage, last stage): it is recomputed in one of these."""
-    paged_in: tuple[tuple[int, int, int], ...]
-    """(tensor, first stage, last stage)."""
 
 
 @dataclass(kw_only=True)
@@ -213,23 +199,6 @@ class Relaxation:
         peak = float(x[self.column[id(self.model.peak)]])
         return min(peak * self.problem.useful_ram_bytes * (1 + ROUNDING), usable)
 
-    def used(self, x: NDArray[np.float64], least: float) -> UsedDecisions:
-        """Return what a point uses by at least `least`."""
-        return UsedDecisions(
-            recomputed=self._spans(self.recomputed, x, least),
-            paged_in=self._spans(self.paged_in, x, least),
-        )
-
-    def _spans(
-        self, columns: dict[tuple[int, int], int], x: NDArray[np.float64], least: float
-    ) -> tuple[tuple[int, int, int], ...]:
-        grouping = self.grouping
-        return tuple(
-            (index, grouping.first_stage[group], grouping.last_stage[group])
-            for (group, index), column in columns.items()
-            if x[column] >= least
-        )
-
     def start(self, schedule: Schedule) -> NDArray[np.float64] | None:
         """Return the point of a schedule, or None where the reductions have no room for it."""
         events, grouping = self.events, self.grouping
@@ -259,72 +228,12 @@ class Relaxation:
         good = not np.isnan(x).any() and self.form.violation(x) <= ADMITTED
         return x if good else None
 
-    def restricted(self, allowed: AllowedDecisions) -> StandardForm:
-        """Return the form, without cuts, in which only some decisions may be taken.
-
-        Its time and energy rows are tightened beyond a solver's tolerance, so that what it finds
-        keeps the limits exactly. Its bound holds for nothing.
-        """
-        form, grouping = self.form, self.grouping
-        upper = form.upper.copy()
-        for columns, spans in (
-            (self.recomputed, allowed.recomputed),
-            (self.paged_in, allowed.paged_in),
-        ):
-            for (group, index), column in columns.items():
-                first, last = grouping.first_stage[group], grouping.last_stage[group]
-                if not any(a <= last and first <= b for a, b in spans.get(index, ())):
-                    upper[column] = 0.0
-        row_upper = form.row_upper.copy()
-        for r, row in enumerate(form.rows):
-            if getattr(row, "local_name", "") in REAL_LIMITS and row_upper[r] > 0:
-                row_upper[r] -= MARGIN * max(1.0, row_upper[r])
-        return replace(form, upper=upper, row_upper=row_upper)
-
 
 class _WithFixed(dict[int, float]):
     """Values by `id`; a variable that is no column is fixed to one."""
 
     def __missing__(self, key: int) -> float:
         return 1.0
-
-
-@dataclass(slots=True)
-class AllowedDecisions:
-    """Recomputations and page-ins that answers so far used: spans of stages."""
-
-    recomputed: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
-    """For each node."""
-    paged_in: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
-    """For each tensor."""
-
-    def add(self, used: UsedDecisions) -> bool:
-        """Allow what an answer uses; return whether any of it is new."""
-        new = False
-        for decisions, spans in (
-            (used.recomputed, self.recomputed),
-            (used.paged_in, self.paged_in),
-        ):
-            for index, first, last in decisions:
-                found = spans.setdefault(index, set())
-                new |= not any(a <= first and last <= b for a, b in found)
-                found.add((first, last))
-        return new
-
-    def add_schedule(self, schedule: Schedule) -> None:
-        """Allow what a schedule does."""
-        for t, k in schedule.R:
-            if k < t:
-                self.recomputed.setdefault(k, set()).add((t, t))
-        for t, i in schedule.M_in:
-            self.paged_in.setdefault(i, set()).add((t, t))
-
-    def widen(self, stages: int) -> None:
-        """Allow everything a few stages earlier and later too."""
-        for spans in (*self.recomputed.values(), *self.paged_in.values()):
-            wider = {(a - stages, b + stages) for a, b in spans}
-            spans.clear()
-            spans.update(wider)
 
 
 def _chosen(

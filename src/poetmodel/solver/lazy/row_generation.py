@@ -16,8 +16,8 @@ from poetmodel.solver.covers import limit_rows, with_covers
 from poetmodel.solver.lazy.cuts.recompute_memory import PRESENT
 from poetmodel.solver.lazy.linear import add_cuts, add_rows
 from poetmodel.solver.lazy.policy import Policy
-from poetmodel.solver.lazy.primal import PrimalHeuristic, RelaxedAnswer, examine
-from poetmodel.solver.lazy.primal_worker import PrimalWorker, Task
+from poetmodel.solver.lazy.primal import PrimalHeuristic, examine
+from poetmodel.solver.lazy.primal_worker import PrimalWorker
 from poetmodel.solver.lazy.symmetry import counted_limits, solve_counted
 from poetmodel.solver.request import GRACE_S
 from poetmodel.time_limit import time_limit
@@ -38,7 +38,7 @@ class RowGeneration:
         self.session = session
         self.grouping = grouping
         self.policy = Policy(session.problem, session.bounds, session.params)
-        self.primal = PrimalHeuristic(session, grouping)
+        self.primal = PrimalHeuristic(session)
         self.worker: PrimalWorker | None = None
         self.rounds = 0
         """Integer relaxations so far."""
@@ -58,20 +58,17 @@ class RowGeneration:
         while not session.done():
             self.rounds += 1
             before = (session.bounds.lower, session.bounds.incumbent)
-            target = self.policy.target()
-            raw = self._solve(relaxation, target)
+            raw = self._solve(relaxation)
             if raw is None:
                 break  # the time is over
             if raw.bound is not None:
                 session.raise_bound(session.within_cutoff(relaxation, raw.bound))
             if raw.infeasible or raw.status == SolverStatus.CUTOFF:
-                if target is None:  # no answer below the cutoff: is there none at all?
-                    nothing = session.bounds.incumbent is None and session.stopped is None
-                    return nothing and math.isinf(session.bounds.ceiling)
-                rose = session.bounds.lower > before[0]
-                self.policy.target_ruled_out(rose=rose, nodes=raw.nodes)
-            elif raw.x is None:
-                self.policy.ran_out_of_time()
+                # No answer is below the cutoff: is there none at all?
+                nothing = session.bounds.incumbent is None and session.stopped is None
+                return nothing and math.isinf(session.bounds.ceiling)
+            if raw.x is None:
+                self.policy.solves_again()
             else:
                 proved = raw.status == SolverStatus.OPTIMAL
                 relaxation = self._follow(relaxation, raw.x, proved=proved, before=before)
@@ -105,9 +102,8 @@ class RowGeneration:
     def _linear_phase(self) -> Relaxation | None:
         """Return the first integer relaxation; None where a linear one has no point."""
         session = self.session
-        relaxation, answer, self.primal.grouping = add_rows(
-            session, self.grouping, self._repair_linear
-        )
+        relaxation, answer = add_rows(session, self.grouping, self._search_linear)
+        self.grouping = relaxation.grouping
         if answer.infeasible:
             return None
         if answer.x is None or session.done():
@@ -120,23 +116,20 @@ class RowGeneration:
             add_cuts(session, relaxation)
         return relaxation
 
-    def _solve(self, relaxation: Relaxation, target: float | None) -> RawSolution | None:
-        """Solve an integer relaxation, for answers below a target or the incumbent's value."""
+    def _solve(self, relaxation: Relaxation) -> RawSolution | None:
+        """Solve an integer relaxation, for answers below the incumbent's value."""
         session = self.session
         targets = session.cutoff(relaxation)
-        if target is not None:
-            targets["objective_cutoff"] = target / relaxation.unit
         gap = session.request.gap / 2
         if session.bounds.lower > 0 and gap < 1:
             targets["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
         self._breaks_rows = False
-        remaining_s = session.request.remaining_s()
         return solve_counted(
             session,
             relaxation.cut_form(),
-            most_s=self.policy.solve_time_s(remaining_s, to_target=target is not None),
+            most_s=self.policy.solve_time_s(session.request.remaining_s()),
             targets=targets,
-            start=session.start_point(relaxation) if target is None else None,
+            start=session.start_point(relaxation),
             watch=lambda progress: self._watch(relaxation, progress),
         )
 
@@ -177,7 +170,7 @@ class RowGeneration:
         rows, steps = examine(session, relaxation, x)
         final = proved and not (rows or steps)
         if not session.done():
-            self._search(relaxation, x, force=final)
+            self._search(relaxation, x)
         lasting = (one for one in relaxation.separators.values() if one.lasting)
         found = [cut for separator in lasting for cut in separator.separate(x, PRESENT)]
         relaxation.lasting += found
@@ -187,7 +180,7 @@ class RowGeneration:
         if tighter is not None:  # only the solver's tolerance let the answer through
             relaxation.form = tighter
             return relaxation
-        self.policy.kept_all_rows()
+        self.policy.solves_again()
         known = (session.bounds.lower, session.bounds.incumbent)
         if final and known == before and not session.done():
             # Solved to its end and nothing moved: the rest is below the solver's tolerances.
@@ -206,36 +199,24 @@ class RowGeneration:
             steps = []
         most = self.policy.rows_to_add()
         relaxation.make_lasting()
-        grouping = relaxation.grouping.add(rows[:most], steps[:most])
-        following = session.build(grouping, relaxation)
+        self.grouping = relaxation.grouping.add(rows[:most], steps[:most])
+        following = session.build(self.grouping, relaxation)
         if not session.done():
             add_cuts(session, following)
         return following
 
     # -- primal heuristic ------------------------------------------------------------------------
 
-    def _search(self, relaxation: Relaxation, x: NDArray[Any], *, force: bool = False) -> None:
+    def _search(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
         """Search for schedules: now, or beside the proof where there is a worker for it."""
-        answer = self._answer(relaxation, x)
+        answer = relaxation.disaggregate(x).schedule()
         if self.worker is not None:
-            self.primal.enforce(relaxation.grouping)
-            self.worker.put(Task(answer=answer, rows=self.primal.grouping))
-        if force or not self._worker_runs():
-            self.primal.run(answer, force=force)
-
-    def _repair_linear(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
-        """Make a schedule of a linear answer: of the first, the second, the fourth, ..."""
-        self._linear_answers += 1
-        if self._linear_answers & (self._linear_answers - 1):
-            return
-        answer = self._answer(relaxation, x)
-        if self.worker is not None:
-            self.worker.put(Task(answer=answer, rows=relaxation.grouping, repair_only=True))
-        if not self._worker_runs():
+            self.worker.put(answer)
+        if self.worker is None or not self.worker.runs.is_set():
             self.primal.repair(answer)
 
-    def _answer(self, relaxation: Relaxation, x: NDArray[Any]) -> RelaxedAnswer:
-        return RelaxedAnswer.of(relaxation, x, self.session.params.used_part_ratio)
-
-    def _worker_runs(self) -> bool:
-        return self.worker is not None and self.worker.runs.is_set()
+    def _search_linear(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
+        """Search from a linear answer: from the first, the second, the fourth, ..."""
+        self._linear_answers += 1
+        if not self._linear_answers & (self._linear_answers - 1):
+            self._search(relaxation, x)

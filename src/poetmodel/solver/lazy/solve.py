@@ -75,7 +75,7 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
         reason = _proved_infeasible(session.problem)
     else:
         reason = f"no schedule was found within {session.request.elapsed_s():.3g} s"
-    grouping = generation.primal.grouping
+    grouping = generation.grouping
     proved = infeasible or session.bounds.closed()
     return Outcome(
         termination=Termination.PROVED if proved else session.stopped or Termination.STALLED,
