@@ -122,6 +122,20 @@ def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -
     return document
 
 
+def parse_toml(text: str, *, expected: str) -> dict[str, Any]:
+    """Return the tables of a TOML text; `expected` names the kind of file in messages."""
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"not valid TOML ({error})") from None
+    except RecursionError:
+        raise InputError(f"its TOML is nested too deeply to be a {expected}") from None
+    except ValueError:  # an integer with more digits than Python reads
+        raise InputError("it holds a number with too many digits") from None
+
+
 def _repeated(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
     """Yield the path of every key that comes twice, outer ones first."""
     if isinstance(value, _Object):

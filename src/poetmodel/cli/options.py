@@ -27,7 +27,7 @@ from poetmodel.cli import completion
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import InputShape
-from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.problem import OWN, DeadlineCounts, Problem, Quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -311,7 +311,9 @@ class LimitOptions:
         "--deadline-counts",
         "Which time the deadline limits. Default: by the device's storage mode, else serial.",
     )
-    minimize: Quantity = limit(Quantity.ENERGY, "--minimize", "What to minimize.")
+    minimize: Quantity | None = limit(
+        None, "--minimize", "What to minimize. Default: energy, or the objective of --constraints."
+    )
     energy_budget: str | None = limit(
         None,
         "--energy-budget ENERGY",
@@ -324,6 +326,11 @@ class LimitOptions:
         "--count-parameters",
         "Count parameters, gradients and optimizer state in the RAM budget.",
     )
+    constraints: str | None = limit(
+        None,
+        "--constraints FILE",
+        "Own constraints on what is recomputed, paged and written, and an own objective, *.toml.",
+    )
 
     def problem(
         self,
@@ -334,7 +341,7 @@ class LimitOptions:
         energy_budget: str | float | None = None,
     ) -> Problem:
         """Return the problem with these limits; a deadline or budget replaces that of a step."""
-        return Problem(
+        stated = Problem(
             graph,
             costs,
             ram=self.ram,
@@ -343,10 +350,21 @@ class LimitOptions:
             aux_bytes=self.aux,
             recompute=not self.no_recompute,
             paging=not self.no_paging,
-            minimize=self.minimize,
+            minimize=self.minimize or Quantity.ENERGY,
             energy_budget=self.energy_budget if energy_budget is None else energy_budget,
             count_parameters=self.count_parameters,
         )
+        if self.constraints is None:
+            return stated
+        from poetmodel.problem.io import load_constraints
+
+        found = load_constraints(self.constraints, stated)
+        if found.minimize == OWN and self.minimize is not None:
+            raise InputError(
+                f"--minimize {self.minimize}: {self.constraints} has an [objective] of its own; "
+                "leave out one of them"
+            )
+        return found
 
 
 @group

@@ -86,7 +86,7 @@ def solve(
         ("--out", files.out),
         ("--plan", files.plan),
         ("--plot", files.plot),
-        inputs=(source.model, source.graph, costing.device, costing.profile),
+        inputs=(source.model, source.graph, costing.device, costing.profile, limits.constraints),
     )
     if costs.device is not None:
         print_warnings(device_warnings(costs.device))

@@ -17,11 +17,10 @@ import io
 import math
 import os
 import re
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.data import read_text, shipped, unknown_key, write_text
+from poetmodel.data import parse_toml, read_text, shipped, unknown_key, write_text
 from poetmodel.device.costs import Cost, Costs, PageCost
 from poetmodel.device.hardware import Compute, Device, Storage, StorageMode, Transfer
 from poetmodel.errors import CostError, DeviceError, raised_as, shown
@@ -67,7 +66,7 @@ def load_device(name_or_path: str | Path) -> Device:
     with raised_as(DeviceError):
         text = read_text(path)
     with raised_as(DeviceError, key):
-        return _device(_parse(text), key=key)
+        return _device(parse_toml(text, expected="device file"), key=key)
 
 
 def _is_path(key: str) -> bool:
@@ -86,17 +85,6 @@ def _unknown(key: str, names: tuple[str, ...]) -> str:
         f"device {shown(key)}: there is no such device{hint}; shipped are {', '.join(names)}; "
         f"else give the path of a {_SUFFIX} file"
     )
-
-
-def _parse(text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise DeviceError(f"not valid TOML ({error})") from None
-    except RecursionError:
-        raise DeviceError("its TOML is nested too deeply to be a device file") from None
-    except ValueError:  # an integer with more digits than Python reads
-        raise DeviceError("it holds a number with too many digits") from None
 
 
 def _device(document: dict[str, Any], *, key: str) -> Device:

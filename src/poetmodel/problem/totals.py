@@ -48,8 +48,23 @@ class Total(StrEnum):
     """Transfer time [s]."""
 
 
+UNITS: Final[Mapping[str, str]] = {
+    Total.BYTES_WRITTEN: "bytes",
+    Total.BYTES_READ: "bytes",
+    Total.ENERGY: "J",
+    Total.COMPUTE: "s",
+    Total.TRANSFER: "s",
+}
+"""Unit of each total; counts have none."""
+
 Terms = tuple[tuple[str, float], ...]
 """A linear expression: coefficients by key, ``bytes_written`` or ``page_ins:conv1``."""
+
+
+def unit_of(terms: Terms) -> str:
+    """Return the unit of a sum; empty for counts, and for a sum of different units."""
+    units = {UNITS.get(key, "") for key, _ in terms if key != CONSTANT}
+    return units.pop() if len(units) == 1 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +100,10 @@ class TotalsConstraint:
                 raise InputError(f"{place}: expected a finite number, got {value!r}")
         if len(limits) > 1 and limits[0] > limits[1]:
             raise InputError(f"{place}: at least {limits[0]:g} and at most {limits[1]:g} cross")
-        object.__setattr__(self, "terms", tuple((key, _whole(value)) for key, value in self.terms))
+        object.__setattr__(self, "terms", tuple((key, whole(value)) for key, value in self.terms))
         for side in ("lower", "upper"):
             limit = getattr(self, side)
-            object.__setattr__(self, side, None if limit is None else _whole(limit))
+            object.__setattr__(self, side, None if limit is None else whole(limit))
 
     def limits_in_words(self) -> str:
         """Return its limits as a phrase: ``at most 3``."""
@@ -231,9 +246,9 @@ class TotalsBlock:
                 raise InputError(f"{place}: {variable.name} is none of the totals of a schedule")
             total[self._key[id(variable)]] += coefficient
         total[CONSTANT] += found.constant
-        return tuple((key, _whole(value)) for key, value in total.items() if value)
+        return tuple((key, whole(value)) for key, value in total.items() if value)
 
 
-def _whole(value: float) -> float:
+def whole(value: float) -> float:
     """Return a number as an int where it is whole, so that sums of bytes and counts are exact."""
     return int(value) if float(value).is_integer() else float(value)

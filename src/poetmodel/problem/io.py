@@ -1,0 +1,250 @@
+"""Reading files of own constraints and an own objective, ``*.toml``, for the graph of a problem.
+
+A name in a sum may be a pattern, as the shell has them: it stands for all nodes or tensors that it
+matches. A name that the graph has is that name, whatever characters are in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.data import parse_toml, place, read_text, unknown_key
+from poetmodel.errors import InputError, raised_as, shown
+from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.problem.objective import OWN
+from poetmodel.problem.totals import CONSTANT, Count, Total, TotalsConstraint, unit_of, whole
+from poetmodel.units import parse_energy, parse_size, parse_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from poetmodel.problem.problem import Problem
+    from poetmodel.problem.totals import Terms
+
+_TABLES: Final = ("constraint", "objective")
+_SIDES: Final[Mapping[str, tuple[str, ...]]] = {
+    "at_most": ("upper",),
+    "at_least": ("lower",),
+    "equals": ("lower", "upper"),
+}
+"""The limits that each key gives."""
+_KEYS: Final = ("name", "sum", "each", *_SIDES)
+_EXAMPLE: Final = '{"bytes_written" = 1}'
+_EACH: Final = "a pattern such as 'recomputations:conv*'"
+
+
+def load_constraints(path: str | Path, problem: Problem) -> Problem:
+    """Return a problem with the constraints, and the objective if there is one, of a file.
+
+    Raises
+    ------
+    InputError
+        With every fault of the file.
+    """
+    text = read_text(path)
+    with raised_as(InputError, str(path)):
+        reader = _Reader(problem)
+        reader.read(parse_toml(text, expected="file of constraints"))
+        if reader.faults:
+            raise InputError(reader.faults)
+        if reader.objective is not None:
+            problem = replace(problem, minimize=OWN, own_objective=reader.objective)
+        return replace(problem, constraints=(*problem.constraints, *reader.rows))
+
+
+class _Reader:
+    """Takes a file apart: its rows, its objective, and every fault with its place."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.rows: list[TotalsConstraint] = []
+        self.objective: Terms | None = None
+        self.faults: list[str] = []
+        self._graph = problem.graph
+        nodes, tensors = list(self._graph.node_index), list(self._graph.tensor_index)
+        self._names = {
+            Count.RECOMPUTATIONS: nodes,
+            Count.PAGE_INS: tensors,
+            Count.PAGE_OUTS: tensors,
+        }
+        self._parsers: dict[str, tuple[Callable[..., float], dict[str, float]]] = {
+            "bytes": (parse_size, {"whole_bytes": checkpoint_all_peak_bytes(self._graph)}),
+            "s": (parse_time, {"whole_s": problem.pass_time_s}),
+            "J": (parse_energy, {"whole_j": problem.baseline_energy_j}),
+        }
+        self._taken = {row.name: "the problem" for row in problem.constraints}
+        """What has each name of a row."""
+
+    def read(self, document: dict[str, Any]) -> None:
+        """Read a whole file."""
+        self._unknown(document, _TABLES, "")
+        found = document.get("constraint", [])
+        if not isinstance(found, list):
+            got = "[constraint]" if isinstance(found, dict) else shown(found)
+            self.faults.append(f"constraint: expected a list of tables, [[constraint]], got {got}")
+            found = []
+        for index, table in enumerate(found):
+            where, default = place(("constraint", index), document), f"constraint {index + 1}"
+            if not isinstance(table, dict):
+                self.faults.append(f"{where}: expected a table, got {shown(table)}")
+            elif "name" in table:
+                self._constraint(table, default, where)
+            else:
+                self._constraint(table, default, f"{where} ({shown(default)})")
+        if "objective" in document:
+            self._objective(document["objective"])
+        elif not found and not self.faults:
+            self.faults.append("expected [[constraint]] or [objective], got neither")
+
+    def _objective(self, table: object) -> None:
+        if not isinstance(table, dict):
+            self.faults.append(f"objective: expected a table, [objective], got {shown(table)}")
+            return
+        self._unknown(table, ("sum",), "objective.")
+        self.objective = self._sum(table.get("sum"), "objective.sum", constant=True)
+
+    def _constraint(self, table: dict[str, Any], default: str, where: str) -> None:
+        before = len(self.faults)
+        self._unknown(table, _KEYS, f"{where}.")
+        name = table.get("name", default)
+        if not isinstance(name, str) or not name:
+            self.faults.append(
+                f"{where}.name: expected a text that is not empty, got {shown(name)}"
+            )
+            name = default
+        sums: dict[str, Terms] = {}
+        if ("sum" in table) == ("each" in table):
+            got = "both" if "sum" in table else "neither"
+            self.faults.append(
+                f"{where}: expected sum = {_EXAMPLE} or each = 'recomputations:conv*', got {got}"
+            )
+        elif "sum" in table:
+            sums = {name: self._sum(table["sum"], f"{where}.sum")}
+        else:
+            sums = {
+                f"{name}[{key.partition(':')[2]}]": ((key, 1),)
+                for key in self._each(table["each"], f"{where}.each")
+            }
+        unit = unit_of(next(iter(sums.values()), ()))
+        limits = self._limits(table, unit, where, known=len(self.faults) == before)
+        for each in sums:
+            if each in self._taken:
+                self.faults.append(
+                    f"{where}.name: {self._taken[each]} already has the name {shown(each)}"
+                )
+            self._taken[each] = where
+        if len(self.faults) == before:
+            try:
+                self.rows += [TotalsConstraint(name=n, terms=t, **limits) for n, t in sums.items()]
+            except InputError as error:
+                self.faults += error.faults
+
+    def _sum(self, value: object, where: str, *, constant: bool = False) -> Terms:
+        """Return the terms of a sum, those of patterns written out."""
+        if not isinstance(value, dict) or not value:
+            got = "an empty table" if value == {} else shown(value)
+            self.faults.append(f"{where}: expected a table such as {_EXAMPLE}, got {got}")
+            return ()
+        total: defaultdict[str, float] = defaultdict(int)
+        for key, weight in value.items():
+            if not _is_number(weight) or weight == 0:
+                self.faults.append(
+                    f"{where}: {shown(key)}: expected a finite number other than 0, got "
+                    f"{shown(weight)}"
+                )
+                continue
+            for one in (CONSTANT,) if constant and key == CONSTANT else self._matches(key, where):
+                total[one] += weight
+        return tuple((key, whole(weight)) for key, weight in total.items() if weight)
+
+    def _each(self, value: object, where: str) -> list[str]:
+        if not isinstance(value, str):
+            self.faults.append(f"{where}: expected {_EACH}, got {shown(value)}")
+            return []
+        if value in tuple(Total):
+            self.faults.append(
+                f"{where}: expected {_EACH}; {shown(value)} is one total: write "
+                f"sum = {{{value} = 1}}"
+            )
+            return []
+        return list(self._matches(value, where))
+
+    def _matches(self, key: str, where: str) -> Iterator[str]:
+        """Yield the totals that a key names, in the order of the graph."""
+        if key in tuple(Total):
+            yield key
+            return
+        kind, _, pattern = key.partition(":")
+        if kind not in self._names or not pattern:
+            known = (*Total, *(f"{count}:NAME" for count in Count))
+            close = get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
+            self.faults.append(f"{where}: {shown(key)}: {hint}")
+            return
+        names, what = self._names[Count(kind)], "tensor" if kind.startswith("page") else "node"
+        found = [pattern] if pattern in names else [n for n in names if fnmatchcase(n, pattern)]
+        if not found:
+            close = get_close_matches(pattern, names, n=1)
+            hint = f"; did you mean {shown(close[0])}?" if close else ""
+            self.faults.append(
+                f"{where}: {shown(key)}: no {what} of graph {shown(self._graph.name)} has "
+                f"this name{hint}"
+            )
+        yield from (f"{kind}:{name}" for name in found)
+
+    def _limits(
+        self, table: dict[str, Any], unit: str, where: str, *, known: bool
+    ) -> dict[str, float]:
+        """Return the limits of a constraint; the unit of its sum is not `known` after a fault."""
+        given = [key for key in _SIDES if key in table]
+        if not given or ("equals" in given and len(given) > 1):
+            got = " and ".join(given) or "none"
+            self.faults.append(
+                f"{where}: expected at_most, at_least or both, or equals alone; got {got}"
+            )
+        limits: dict[str, float] = {}
+        for key in given:
+            amount = self._amount(table[key], unit, f"{where}.{key}", known=known)
+            limits |= dict.fromkeys(_SIDES[key], amount)
+        return limits
+
+    def _amount(self, value: object, unit: str, where: str, *, known: bool) -> float:
+        if isinstance(value, str) and not known:
+            return 0.0  # a size for all that is known
+        if isinstance(value, str) and unit:
+            parse, of = self._parsers[unit]
+            try:
+                return parse(value, field=where, **of)
+            except InputError as error:
+                self.faults += error.faults
+                return 0.0
+        if isinstance(value, str):
+            self.faults.append(
+                f"{where}: expected a number, got {shown(value)}: only a sum of bytes, of times "
+                "or of energies alone has a unit"
+            )
+        elif not _is_number(value):
+            self.faults.append(f"{where}: expected a finite number, got {shown(value)}")
+        else:
+            return value  # type: ignore[return-value]
+        return 0.0
+
+    def _unknown(self, table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+        self.faults += [
+            f"{where}{key}: {unknown_key(key, known)}" for key in table if key not in known
+        ]
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a value is a finite number; an integer has no more digits than floats hold."""
+    try:
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        )
+    except OverflowError:
+        return False

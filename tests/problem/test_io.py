@@ -1,0 +1,324 @@
+"""Files of own constraints: what they state, and every fault with its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from poetmodel.device import Costs
+from poetmodel.errors import InputError
+from poetmodel.graph import Graph, operation
+from poetmodel.problem import OWN, Problem, TotalsConstraint
+from poetmodel.problem.io import load_constraints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def graph() -> Graph:
+    """Return a chain of three nodes; the name of one has characters of patterns."""
+    nodes = [operation("conv1", output_bytes=100)]
+    nodes.append(operation("conv2", output_bytes=60, inputs=("conv1",)))
+    nodes.append(operation("pool[0]", output_bytes=40, inputs=("conv2",)))
+    return Graph(name="net", nodes=tuple(nodes))
+
+
+@pytest.fixture
+def problem() -> Problem:
+    """Return a problem with a pass of 6 s and 9 J; keep-all takes 160 B."""
+    costs = Costs.from_arrays(graph(), compute_time_s=[1, 2, 3], compute_energy_j=[2, 3, 4])
+    return Problem(graph(), costs, ram=200)
+
+
+@pytest.fixture
+def read(problem: Problem, tmp_path: Path) -> Callable[[str], Problem]:
+    """Return what reads the text of a file."""
+
+    def load(text: str) -> Problem:
+        path = tmp_path / "rows.toml"
+        path.write_text(text)
+        return load_constraints(path, problem)
+
+    return load
+
+
+@pytest.fixture
+def faults(read: Callable[[str], Problem], tmp_path: Path) -> Callable[[str], list[str]]:
+    """Return what gives the faults of the text of a file, which all begin with its name."""
+
+    def find(text: str) -> list[str]:
+        with pytest.raises(InputError) as caught:
+            read(text)
+        start = f"{tmp_path / 'rows.toml'}: "
+        assert all(fault.startswith(start) for fault in caught.value.faults)
+        return [fault.removeprefix(start) for fault in caught.value.faults]
+
+    return find
+
+
+def one(text: str) -> str:
+    """Return a file with one constraint, called x."""
+    return f'[[constraint]]\nname = "x"\n{text}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "terms", "lower", "upper"),
+    [
+        ("sum = {bytes_written = 1}\nat_most = 400", {"bytes_written": 1}, None, 400),
+        ('sum = {"recomputations:conv1" = 1}\nequals = 0', {"recomputations:conv1": 1}, 0, 0),
+        (
+            'sum = {"recomputations:conv1" = 1, "recomputations:conv2" = -1}\nequals = 0',
+            {"recomputations:conv1": 1, "recomputations:conv2": -1},
+            0,
+            0,
+        ),
+        (
+            'sum = {"page_ins:conv*" = 2}\nat_least = 1\nat_most = 5',
+            {"page_ins:conv1": 2, "page_ins:conv2": 2},
+            1,
+            5,
+        ),
+        (
+            'sum = {"page_outs:*" = 1, "page_outs:conv1" = 0.5}\nat_most = 3',
+            {"page_outs:conv1": 1.5, "page_outs:conv2": 1, "page_outs:pool[0]": 1},
+            None,
+            3,
+        ),
+        ('sum = {"page_outs:pool[0]" = 1}\nat_most = 0', {"page_outs:pool[0]": 1}, None, 0),
+        ('sum = {"page_outs:?onv[2-9]" = 1}\nat_most = 0', {"page_outs:conv2": 1}, None, 0),
+    ],
+)
+def test_a_sum_names_totals(
+    read: Callable[[str], Problem],
+    text: str,
+    terms: dict[str, float],
+    lower: float | None,
+    upper: float | None,
+) -> None:
+    """A pattern stands for the sum over what it matches; a name of the graph is that name."""
+    expected = TotalsConstraint(name="x", terms=tuple(terms.items()), lower=lower, upper=upper)
+    assert read(one(text)).constraints == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("total", "amount", "upper"),
+    [
+        ("bytes_written", "0.4kB", 400),
+        ("bytes_read", "50%", 80),
+        ("compute_s", "7500ms", 7.5),
+        ("transfer_s", "110%", 6.6),
+        ("energy_j", "10mWh", 36),
+        ("energy_j", "200%", 18),
+    ],
+)
+def test_amounts_have_units(
+    read: Callable[[str], Problem], total: str, amount: str, upper: float
+) -> None:
+    """Bytes, times and energies are written as options take them; percentages likewise."""
+    (row,) = read(one(f'sum = {{{total} = 1}}\nat_most = "{amount}"')).constraints
+    assert row.upper == pytest.approx(upper, rel=1e-12)
+
+
+def test_each_states_a_row_for_every_match(read: Callable[[str], Problem]) -> None:
+    """The rows are named by what they are about; a constraint without a name is numbered."""
+    text = "[[constraint]]\nsum = {bytes_read = 1}\nat_most = 9\n[[constraint]]\n"
+    rows = read(text + 'each = "recomputations:conv*"\nat_most = 1').constraints
+    assert [row.name for row in rows] == [
+        "constraint 1",
+        "constraint 2[conv1]",
+        "constraint 2[conv2]",
+    ]
+    assert rows[2].to_dict() == {
+        "name": "constraint 2[conv2]",
+        "terms": {"recomputations:conv2": 1},
+        "lower": None,
+        "upper": 1,
+    }
+
+
+def test_an_objective_replaces_what_is_minimized(read: Callable[[str], Problem]) -> None:
+    """Weights of totals, and a constant; without constraints, too."""
+    problem = read("[objective]\nsum = {energy_j = 1, bytes_written = 2e-6, constant = 3}\n")
+    assert problem.minimize == OWN
+    assert dict(problem.own_objective) == {"energy_j": 1, "bytes_written": 2e-6, "constant": 3}
+
+
+def test_rows_of_a_file_join_those_of_the_problem(
+    read: Callable[[str], Problem], tmp_path: Path
+) -> None:
+    """A second file adds to the first; a name that is taken is refused."""
+    text = one("sum = {bytes_read = 1}\nat_most = 9")
+    path = tmp_path / "rows.toml"
+    first = read(text)
+    path.write_text(text)
+    with pytest.raises(InputError, match="the problem already has the name 'x'"):
+        load_constraints(path, first)
+    path.write_text(text.replace('"x"', '"y"'))
+    assert [row.name for row in load_constraints(path, first).constraints] == ["x", "y"]
+
+
+PLACE = "constraint[0] ('x')"
+AFTER = "\nat_most = 1"
+FAULTS: dict[str, tuple[str, str]] = {
+    "not TOML": ("[[constraint", "not valid TOML"),
+    "empty": ("", "expected [[constraint]] or [objective], got neither"),
+    "unknown table": ("[constraints]", "constraints: unknown key; did you mean constraint?"),
+    "one table": (
+        "[constraint]\nname = 1",
+        "constraint: expected a list of tables, [[constraint]], got [constraint]",
+    ),
+    "no table": ("constraint = [3]", "constraint[0]: expected a table, got 3"),
+    "unknown key": (
+        one("sum = {bytes_read = 1}\nat_most = 3\nmost = 4"),
+        f"{PLACE}.most: unknown key; did you mean at_most?",
+    ),
+    "no sum": (
+        one("at_most = 3"),
+        f"{PLACE}: expected sum = {{\"bytes_written\" = 1}} or each = 'recomputations:conv*', "
+        "got neither",
+    ),
+    "sum and each": (
+        one('sum = {bytes_read = 1}\neach = "page_ins:*"\nat_most = 3'),
+        f"{PLACE}: expected sum = {{\"bytes_written\" = 1}} or each = 'recomputations:conv*', "
+        "got both",
+    ),
+    "text for a sum": (
+        one('sum = "bytes_read"' + AFTER),
+        f"{PLACE}.sum: expected a table such as {{\"bytes_written\" = 1}}, got 'bytes_read'",
+    ),
+    "empty sum": (
+        one("sum = {}" + AFTER),
+        f'{PLACE}.sum: expected a table such as {{"bytes_written" = 1}}, got an empty table',
+    ),
+    "no total": (
+        one("sum = {wear = 1}" + AFTER),
+        f"{PLACE}.sum: 'wear': expected one of bytes_written, bytes_read, energy_j, compute_s, "
+        "transfer_s, recomputations:NAME, page_ins:NAME, page_outs:NAME",
+    ),
+    "close total": (
+        one("sum = {byte_written = 1}" + AFTER),
+        f"{PLACE}.sum: 'byte_written': did you mean bytes_written?",
+    ),
+    "no match": (
+        one('sum = {"recomputations:bn*" = 1}' + AFTER),
+        f"{PLACE}.sum: 'recomputations:bn*': no node of graph 'net' has this name",
+    ),
+    "no tensor": (
+        one('sum = {"page_ins:Conv1" = 1}' + AFTER),
+        f"{PLACE}.sum: 'page_ins:Conv1': no tensor of graph 'net' has this name; did you mean "
+        "'conv1'?",
+    ),
+    "weight": (
+        one("sum = {bytes_read = true}" + AFTER),
+        f"{PLACE}.sum: 'bytes_read': expected a finite number other than 0, got true",
+    ),
+    "zero weight": (
+        one("sum = {bytes_read = 0}" + AFTER),
+        f"{PLACE}.sum: 'bytes_read': expected a finite number other than 0, got 0",
+    ),
+    "NaN weight": (
+        one("sum = {bytes_read = nan}" + AFTER),
+        f"{PLACE}.sum: 'bytes_read': expected a finite number other than 0, got nan",
+    ),
+    "each total": (
+        one('each = "bytes_read"' + AFTER),
+        f"{PLACE}.each: expected a pattern such as 'recomputations:conv*'; 'bytes_read' is one "
+        "total: write sum = {bytes_read = 1}",
+    ),
+    "each list": (
+        one("each = []" + AFTER),
+        f"{PLACE}.each: expected a pattern such as 'recomputations:conv*', got a list",
+    ),
+    "no limit": (
+        one("sum = {bytes_read = 1}"),
+        f"{PLACE}: expected at_most, at_least or both, or equals alone; got none",
+    ),
+    "too many limits": (
+        one("sum = {bytes_read = 1}\nequals = 1\nat_most = 2"),
+        f"{PLACE}: expected at_most, at_least or both, or equals alone; got at_most and equals",
+    ),
+    "NaN limit": (
+        one("sum = {bytes_read = 1}\nat_most = nan"),
+        f"{PLACE}.at_most: expected a finite number, got nan",
+    ),
+    "limit without a unit": (
+        one('sum = {"page_ins:*" = 1}\nat_most = "3kB"'),
+        f"{PLACE}.at_most: expected a number, got '3kB': only a sum of bytes, of times or of "
+        "energies alone has a unit",
+    ),
+    "wrong unit": (
+        one('sum = {energy_j = 1}\nat_most = "3kB"'),
+        f"{PLACE}.at_most: expected an energy such as 2.5J, 300mJ, 1.2Wh or 105%; '3kB' has the "
+        "unit 'kB', which is none of uJ, mJ, J, kJ, mWh, Wh, nJ",
+    ),
+    "crossing limits": (
+        one("sum = {bytes_read = 1}\nat_least = 5\nat_most = 3"),
+        "constraint 'x': at least 5 and at most 3 cross",
+    ),
+    "name": (
+        "[[constraint]]\nname = 3\nsum = {bytes_read = 1}\nat_most = 3",
+        "constraint[0].name: expected a text that is not empty, got 3",
+    ),
+    "taken name": (
+        one("sum = {bytes_read = 1}\nat_most = 3") * 2,
+        "constraint[1] ('x').name: constraint[0] ('x') already has the name 'x'",
+    ),
+    "objective": ("objective = 3", "objective: expected a table, [objective], got 3"),
+    "objective key": (
+        "[objective]\nsum = {energy_j = 1}\nmaximize = true",
+        "objective.maximize: unknown key; accepted are sum",
+    ),
+    "objective sum": (
+        "[objective]",
+        'objective.sum: expected a table such as {"bytes_written" = 1}, got nothing',
+    ),
+    "constant in a row": (
+        one("sum = {constant = 1}" + AFTER),
+        f"{PLACE}.sum: 'constant': expected one of bytes_written, bytes_read, energy_j, "
+        "compute_s, transfer_s, recomputations:NAME, page_ins:NAME, page_outs:NAME",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_faults_are_named_with_their_place(case: str, faults: Callable[[str], list[str]]) -> None:
+    """One fault, one sentence."""
+    text, sentence = FAULTS[case]
+    (fault,) = faults(text)
+    assert fault == sentence or (case == "not TOML" and fault.startswith(sentence))
+
+
+def test_all_faults_are_named_at_once(faults: Callable[[str], list[str]]) -> None:
+    """Those of a constraint, and those of the next ones."""
+    text = one("sum = {bytes_red = 1}\nat_most = inf\nfoo = 1") + "[[constraint]]\n"
+    found = faults(text)
+    assert [fault.partition(":")[0] for fault in found] == [
+        f"{PLACE}.foo",
+        f"{PLACE}.sum",
+        f"{PLACE}.at_most",
+        "constraint[1] ('constraint 2')",
+        "constraint[1] ('constraint 2')",
+    ]
+
+
+@pytest.mark.parametrize(
+    "value", ["9" * 5000, "1" * 400, '"1e400 J"', "-1e999", '"' + "9" * 500 + 'kB"', "1979-05-27"]
+)
+def test_no_number_breaks_the_reader(value: Any, faults: Callable[[str], list[str]]) -> None:
+    """Numbers beyond numbers are faults like others."""
+    assert faults(one(f"sum = {{bytes_read = 1}}\nat_most = {value}"))
+    assert faults(one(f"sum = {{bytes_read = {value}}}\nat_most = 1"))
+
+
+def test_files_that_cannot_be_read_are_named(problem: Problem, tmp_path: Path) -> None:
+    """A missing file, a folder, and bytes that are no text."""
+    for name, content in (("missing.toml", None), ("binary.toml", b"\xff\xfe\x00")):
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(InputError, match=name):
+            load_constraints(path, problem)
+    with pytest.raises(InputError, match="found a folder"):
+        load_constraints(tmp_path, problem)
