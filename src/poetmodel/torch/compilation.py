@@ -17,7 +17,7 @@ from poetmodel.graph.io import graph_to_dict
 from poetmodel.torch.comparison import certify
 from poetmodel.torch.errors import CaptureError, enough_memory
 from poetmodel.torch.inputs import input_faults, refuse, unflatten
-from poetmodel.torch.preparation import Compiled, Options, prepare
+from poetmodel.torch.preparation import Compiled, Options
 from poetmodel.torch.profiling import Profile
 
 if TYPE_CHECKING:
@@ -106,21 +106,8 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     InputError
         If the page file cannot be made, or costs cannot be measured.
     """
-    options = Options(
-        ram=ram,
-        storage=storage,
-        paging=paging,
-        recompute=recompute,
-        device=device,
-        profile=profile,
-        minimize=minimize,
-        deadline=deadline,
-        time_limit=time_limit,
-        gap=gap,
-        background_io=background_io,
-        rollback=rollback,
-        dynamic=dynamic,
-    )
+    given = locals().copy()
+    options = Options(**{field.name: given[field.name] for field in fields(Options)})
     return Step(model, loss_fn, inputs, options)
 
 
@@ -296,7 +283,7 @@ class Step:
     def _compile(self, inputs: Sequence[Any]) -> Compiled:
         first = self._compiled[0] if self._compiled else None
         with enough_memory(type(self._model).__name__):
-            compiled = prepare(self._model, self._loss_fn, inputs, self._options, first=first)
+            compiled = Compiled(self._model, self._loss_fn, inputs, self._options, first=first)
         self._compiled.append(compiled)
         return compiled
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -12,21 +12,17 @@ from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
 from poetmodel.torch.errors import RAISED
-from poetmodel.torch.interpreter import storage_key, tensors_in
+from poetmodel.torch.interpreter import storage_key, temporarily, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
 
 
-@contextmanager
-def onednn(*, enabled: bool) -> Iterator[None]:
+def onednn(*, enabled: bool) -> AbstractContextManager[None]:
     """Turn the kernels of oneDNN on or off inside."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = enabled
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = before
+    mkldnn = torch.backends.mkldnn
+    return temporarily(partial(setattr, mkldnn, "enabled"), enabled, mkldnn.enabled)
 
 
 # -- strides -----------------------------------------------------------------------------------

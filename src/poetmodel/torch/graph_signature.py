@@ -75,8 +75,8 @@ class InputSpec:
     """Path below the captured module, such as ``model.conv1.weight``; empty for others."""
     name: str
     """For people: the path below the user's module, or ``inputs[0]``."""
-    position: int | None
-    """For a user's input its place among the flat inputs; None for others."""
+    position: int = 0
+    """For a user's input its place among the flat inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ class Joint:
         """
         if argument.kind is InputKind.USER_INPUT:
             chosen = self.inputs if inputs is None else inputs
-            found: torch.Tensor = chosen[argument.position or 0]
+            found: torch.Tensor = chosen[argument.position]
             return found
         if argument.kind is InputKind.TANGENT:
             example = argument.node.meta["val"]
@@ -213,7 +213,7 @@ def input_specs(name: str, graph_module: fx.GraphModule) -> Iterator[InputSpec]:
         kind = _KINDS.get(type(descriptor))
         if kind is None:
             raise CaptureError(_unknown(name, "input", descriptor))
-        target, position = getattr(descriptor, "target", ""), getattr(descriptor, "idx", None)
+        target, position = getattr(descriptor, "target", ""), getattr(descriptor, "idx", 0)
         shown = target.removeprefix(f"{BODY}.") or str(kind)
         if kind is InputKind.USER_INPUT:
             shown = f"inputs[{position}]"
@@ -221,13 +221,9 @@ def input_specs(name: str, graph_module: fx.GraphModule) -> Iterator[InputSpec]:
     for node in graph_module.graph.find_nodes(op="get_attr"):
         target = str(node.target)
         if isinstance(attrgetter(target)(graph_module), torch.Tensor):
-            yield InputSpec(
-                kind=InputKind.CONSTANT_TENSOR,
-                node=node,
-                target=target,
-                name=target.removeprefix(f"{BODY}."),
-                position=None,
-            )
+            shown = target.removeprefix(f"{BODY}.")
+            kind = InputKind.CONSTANT_TENSOR
+            yield InputSpec(kind=kind, node=node, target=target, name=shown)
 
 
 def output_specs(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from poetmodel.errors import listed
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph_signature import InputKind, Joint, shown_path
 
@@ -66,7 +67,7 @@ class Guards:
         )
         changed = {result.target for result in joint.results}
         inputs = [argument for argument in joint.of(InputKind.USER_INPUT) if argument in changed]
-        self._written = tuple(argument.position or 0 for argument in inputs)
+        self._written = tuple(argument.position for argument in inputs)
         self._shared = tuple(argument.name for argument in (*joint.owned, *inputs))
         self.compiled = self._assumptions(joint.inputs)
 
@@ -80,9 +81,8 @@ class Guards:
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
         """Yield in words what is not as it was when the step was compiled."""
         before, now = self.compiled, self._assumptions(inputs)
-        for place, (form, other) in enumerate(zip(before.inputs, now.inputs, strict=True)):
-            if form != other:
-                yield f"inputs[{place}] was {_shown(form)} and is {_shown(other)}"
+        places = [f"inputs[{place}]" for place in range(len(before.inputs))]
+        yield from _changed(places, before.inputs, now.inputs)
         if before.modules != now.modules:
             yield _replaced(self._names, before.modules, now.modules)
             return
@@ -90,9 +90,7 @@ class Guards:
         if len(owned) != len(now.tensors):
             yield "a parameter or a buffer is gone"
             return
-        for argument, form, other in zip(owned, before.tensors, now.tensors, strict=True):
-            if form != other:
-                yield f"{argument.name} was {_shown(form)} and is {_shown(other)}"
+        yield from _changed([argument.name for argument in owned], before.tensors, now.tensors)
         yield from _untied(self._shared, before.same, now.same)
         yield from self._module_differences(now)
 
@@ -104,10 +102,8 @@ class Guards:
         for name, hooks, others in zip(self._names, before.hooks, now.hooks, strict=True):
             if hooks != others:
                 yield f"hooks of {name} came or went"
-        settings = zip(self._settings, before.settings, now.settings, strict=True)
-        for (_, _, name), value, other in settings:
-            if value != other:
-                yield f"{name} was {value!r} and is {other!r}"
+        names = [name for _, _, name in self._settings]
+        yield from _changed(names, map(_form, before.settings), map(_form, now.settings))
         if before.autocast != now.autocast:
             yield "autocast is on around the step: use it inside of the model and the loss"
 
@@ -164,10 +160,6 @@ def refuse_inputs(inputs: Iterable[Any]) -> None:
             raise CaptureError(_hooks_told("step", [f"inputs[{place}]"]))
 
 
-_SHOWN: Final = 5
-"""Most parameters that a message names."""
-
-
 def _is_hooked(tensor: torch.Tensor | None) -> bool:
     """Return whether PyTorch would run a hook when a tensor gets its gradient."""
     return tensor is not None and bool(
@@ -178,12 +170,10 @@ def _is_hooked(tensor: torch.Tensor | None) -> bool:
 
 def _hooks_told(name: str, parameters: Sequence[str]) -> str:
     """Return what is wrong with hooks of parameters, and what to do."""
-    more = len(parameters) - _SHOWN
-    names = ", ".join(parameters[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
     return (
-        f"{name}: {names}: a compiled step does not run hooks of parameters (register_hook, "
-        "register_post_accumulate_grad_hook); remove them, and do what they do with .grad after "
-        "the step"
+        f"{name}: {listed(parameters)}: a compiled step does not run hooks of parameters "
+        "(register_hook, register_post_accumulate_grad_hook); remove them, and do what they do "
+        "with .grad after the step"
     )
 
 
@@ -208,6 +198,12 @@ def _shown(form: Any) -> str:
     return f"{named} on {device}" + (", requiring a gradient" if trained else "")
 
 
+def _changed(names: Iterable[str], before: Iterable[Any], now: Iterable[Any]) -> Iterator[str]:
+    for name, form, other in zip(names, before, now, strict=True):
+        if form != other:
+            yield f"{name} was {_shown(form)} and is {_shown(other)}"
+
+
 def _replaced(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> str:
     if len(before) == len(now):
         found = [name for name, one, other in zip(names, before, now, strict=True) if one != other]
@@ -216,7 +212,7 @@ def _replaced(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -
         found = [name for name, one in zip(names, before, strict=True) if one not in there]
     if not found:
         return "modules were added to the model"
-    return f"{', '.join(found[:_SHOWN])}: another module is there, or none"
+    return f"{listed(found)}: another module is there, or none"
 
 
 def _untied(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> Iterator[str]:

@@ -40,6 +40,16 @@ def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
     return tuple(leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
+@contextmanager
+def temporarily(setter: Callable[[Any], object], value: Any, before: Any) -> Iterator[None]:
+    """Set something inside, and set it as it was before at the end."""
+    setter(value)
+    try:
+        yield
+    finally:
+        setter(before)
+
+
 # -- running -----------------------------------------------------------------------------------
 
 

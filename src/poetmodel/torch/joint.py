@@ -30,7 +30,7 @@ from poetmodel.torch.graph_signature import (
     shown_path,
 )
 from poetmodel.torch.inputs import flatten, loss_in, refuse, step_faults, takes_keywords, unflatten
-from poetmodel.torch.interpreter import tensors_in
+from poetmodel.torch.interpreter import temporarily, tensors_in
 from poetmodel.torch.module_state import AssignedBuffers, Attributes, Draws
 
 if TYPE_CHECKING:
@@ -86,10 +86,12 @@ def capture(
     assigned.at_start = lambda: attributes.put_back(within=True)
     trail: list[str] = []
     mkldnn = torch.backends.mkldnn.enabled
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
     has_lstm = any(isinstance(module, torch.nn.LSTM) for module in stepped.modules())
     try:
         with (
-            _quiet(),
+            # A failure that is raised anyway need not be logged, with its traceback, too.
+            temporarily(logger.setLevel, logging.CRITICAL, logger.level),
             draws.kept(),
             explained(name, trail),
             _refused_seeding(),
@@ -160,18 +162,6 @@ def _with_loss(
     stepped = FlatModule()
     assigned = AssignedBuffers(stepped, name=name)
     return stepped, assigned
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep PyTorch from logging the traceback of a failure that is raised anyway."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _faults(joint: Joint) -> Iterator[str]:

@@ -13,7 +13,7 @@ import torch
 
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, CostError, InputError, VerificationError, shown
-from poetmodel.plan import Plan, PlanCheck, check_plan
+from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.solver import solve
@@ -25,7 +25,6 @@ from poetmodel.torch.pages import make_folder
 from poetmodel.torch.profiling import Profile, measure
 from poetmodel.torch.runtime import Runner
 from poetmodel.torch.tracing import (
-    Coarse,
     Trace,
     coarse_costs,
     coarsened,
@@ -39,6 +38,7 @@ from poetmodel.units import parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from poetmodel.plan import Plan, PlanCheck
     from poetmodel.result import SolveResult
 
 
@@ -83,30 +83,52 @@ class Options:
         return self.storage is not None if self.paging is None else self.paging
 
 
-@dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """A step compiled for inputs of one form."""
+    """A step compiled for inputs of one form: traced, costs found, solved, planned, and a program.
 
-    trace: Trace
-    coarse: Coarse
-    """What was solved, with `costs`."""
-    costs: Costs
-    notes: tuple[str, ...]
-    """How the costs came about."""
-    budget_bytes: int
-    """The budget for tensors and workspaces [B]."""
-    keep_all_bytes: int
-    """The peak of tensors and workspaces when everything is kept [B]."""
-    result: SolveResult
-    plan: Plan
-    check: PlanCheck
-    guards: Guards
-    runner: Runner
-    trace_s: float
-    """Time that capturing took, with running it to find tensors and workspaces [s]."""
-    profile_s: float
-    """Time that finding the costs took [s]."""
-    compile_s: float
+    Parameters and errors are those of `poetmodel.torch.compile`; `first` is the same step for the
+    inputs that came first, whose budget is that of all.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: Callable[..., torch.Tensor] | None,
+        inputs: Sequence[Any],
+        options: Options,
+        *,
+        first: Compiled | None = None,
+    ) -> None:
+        begin = perf_counter()
+        _check_host(model)
+        refuse(type(model).__name__, input_faults(inputs))
+        refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
+        self.trace = trace(model, loss_fn, inputs)
+        self.guards = Guards(self.trace.joint)
+        self.trace_s = perf_counter() - begin
+        """Time that capturing took, with running it to find tensors and workspaces [s]."""
+        self.keep_all_bytes = keep_all_bytes(self.trace)
+        """The peak of tensors and workspaces when everything is kept [B]."""
+        self.budget_bytes = self._budget_bytes(options, first)
+        """The budget for tensors and workspaces [B]."""
+        self.coarse = coarsened(self.trace, budget_bytes=self.budget_bytes)
+        """What was solved, with `costs`."""
+        before = perf_counter()
+        costs, self.notes = _costs(self.trace, options)
+        """How the costs came about."""
+        self.profile_s = perf_counter() - before
+        """Time that finding the costs took [s]."""
+        self.costs = coarse_costs(costs, self.coarse.graph)
+        self.result, self.plan, self.check = self._planned(options)
+        self.runner = Runner(
+            self.trace,
+            self.plan,
+            self.coarse.numbers,
+            folder=options.storage,
+            rollback=options.rollback,
+        )
+        check_agreement(self)
+        self.compile_s = perf_counter() - begin
 
     @property
     def peak_bytes(self) -> int:
@@ -119,65 +141,69 @@ class Compiled:
         device = self.costs.device
         return None if device is None else device.name
 
+    def _budget_bytes(self, options: Options, first: Compiled | None) -> int:
+        """Return the budget; a percentage is of the peak of the first form [B].
 
-def prepare(
-    model: torch.nn.Module,
-    loss_fn: Callable[..., torch.Tensor] | None,
-    inputs: Sequence[Any],
-    options: Options,
-    *,
-    first: Compiled | None = None,
-) -> Compiled:
-    """Trace a step, find its costs, solve, plan, and compile the program.
+        The RAM of a host does not depend on its inputs. Where everything was kept, it still is.
+        """
+        whole = self.keep_all_bytes
+        if first is None or not str(options.ram).strip().endswith("%"):
+            return parse_size(options.ram, field="ram", whole_bytes=whole)
+        keeps = first.budget_bytes >= first.keep_all_bytes
+        return max(first.budget_bytes, whole) if keeps else first.budget_bytes
 
-    Parameters and errors are those of `poetmodel.torch.compile`; `first` is the same step for the
-    inputs that came first, whose budget is that of all.
-    """
-    begin = perf_counter()
-    _check_host(model)
-    refuse(type(model).__name__, input_faults(inputs))
-    refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
-    traced = trace(model, loss_fn, inputs)
-    guards = Guards(traced.joint)
-    trace_s = perf_counter() - begin
-    whole = keep_all_bytes(traced)
-    budget = _budget_bytes(options, whole, first)
-    coarse = coarsened(traced, budget_bytes=budget)
-    before = perf_counter()
-    all_costs, notes = _costs(traced, options)
-    profile_s = perf_counter() - before
-    costs = coarse_costs(all_costs, coarse.graph)
-    result, plan, check = _planned(traced, coarse, costs, budget, options)
-    runner = Runner(traced, plan, coarse.numbers, folder=options.storage, rollback=options.rollback)
-    compiled = Compiled(
-        trace=traced,
-        coarse=coarse,
-        costs=costs,
-        notes=notes,
-        budget_bytes=budget,
-        keep_all_bytes=whole,
-        result=result,
-        plan=plan,
-        check=check,
-        guards=guards,
-        runner=runner,
-        trace_s=trace_s,
-        profile_s=profile_s,
-        compile_s=perf_counter() - begin,
-    )
-    check_agreement(compiled)
-    return replace(compiled, compile_s=perf_counter() - begin)
+    def _planned(self, options: Options) -> tuple[SolveResult, Plan, PlanCheck]:
+        """Solve, and make the plan; its budget is what is left beside what is reserved."""
+        coarse, costs = self.coarse, self.costs
+        usable = self.budget_bytes - coarse.reserved_bytes
+        if usable <= 0:
+            raise BudgetError(self._too_little())
+        overlaps, minimize = options.background_io, options.minimize
+        if minimize is None:
+            minimize = Quantity.TIME if costs.device is None else Quantity.ENERGY
+        problem = Problem(
+            coarse.graph,
+            costs,
+            ram=usable,
+            deadline=options.deadline,
+            deadline_counts=DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL,
+            recompute=options.recompute,
+            paging=options.pages,
+            minimize=minimize,
+        )
+        result = solve(problem, time_limit=options.time_limit, gap=options.gap)
+        if result.schedule is None:
+            if self.budget_bytes < floor_bytes(coarse):
+                reason = f"{self._too_little()}; of what is not reserved: {result.reason}"
+            else:
+                reason = (
+                    f"{result.reason}; that RAM budget is ram={self.budget_bytes:,} B less the "
+                    f"{coarse.reserved_bytes:,} B that are reserved"
+                )
+            result = replace(result, reason=reason)
+        mode = StorageMode.DMA if overlaps else StorageMode.BLOCKING
+        plan = make_plan(
+            coarse.graph, costs, result.require_schedule(), mode=mode, ram_budget_bytes=usable
+        )
+        check = check_plan(coarse.graph, costs, plan, ram_budget_bytes=usable)
+        if check.violations:
+            raise VerificationError(check.violations)
+        return result, plan, check
 
+    def _too_little(self) -> str:
+        """Return what of the budget is reserved, and the least one that is usable."""
+        coarse, whole = self.coarse, self.keep_all_bytes
 
-def _budget_bytes(options: Options, whole: int, first: Compiled | None) -> int:
-    """Return the budget; a percentage is of the peak of the first form [B].
+        def told(size_bytes: int, rounded: Callable[[float], int]) -> str:
+            return f"{size_bytes:,} B ({rounded(1000 * size_bytes / whole) / 10:g}%)"
 
-    The RAM of a host does not depend on its inputs. Where everything was kept, it still is.
-    """
-    if first is None or not str(options.ram).strip().endswith("%"):
-        return parse_size(options.ram, field="ram", whole_bytes=whole)
-    keeps = first.budget_bytes >= first.keep_all_bytes
-    return max(first.budget_bytes, whole) if keeps else first.budget_bytes
+        needed = floor_bytes(coarse) - coarse.reserved_bytes
+        reserves = "; ".join(f"{what} {size:,} B" for what, size in coarse.reserves if size)
+        return (
+            f"ram: {told(self.budget_bytes, round)} is too little: {coarse.reserved_bytes:,} B are "
+            f"reserved ({reserves}), and operations need {needed:,} B beside that; give at least "
+            f"ram={told(least_bytes(self.trace), math.ceil)}"
+        )
 
 
 def _check_host(model: torch.nn.Module) -> None:
@@ -219,60 +245,3 @@ def _costs(traced: Trace, options: Options) -> tuple[Costs, tuple[str, ...]]:
         make_folder(folder)
     found = measure(traced, folder=folder or tempfile.gettempdir())
     return found.costs, found.notes
-
-
-def _planned(
-    traced: Trace, coarse: Coarse, costs: Costs, budget: int, options: Options
-) -> tuple[SolveResult, Plan, PlanCheck]:
-    """Solve, and make the plan; its budget is what is left beside what is reserved."""
-    usable = budget - coarse.reserved_bytes
-    if usable <= 0:
-        raise BudgetError(_too_little(traced, coarse, budget))
-    overlaps, minimize = options.background_io, options.minimize
-    if minimize is None:
-        minimize = Quantity.TIME if costs.device is None else Quantity.ENERGY
-    problem = Problem(
-        coarse.graph,
-        costs,
-        ram=usable,
-        deadline=options.deadline,
-        deadline_counts=DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL,
-        recompute=options.recompute,
-        paging=options.pages,
-        minimize=minimize,
-    )
-    result = solve(problem, time_limit=options.time_limit, gap=options.gap)
-    if result.schedule is None:
-        if budget < floor_bytes(coarse):
-            little = _too_little(traced, coarse, budget)
-            reason = f"{little}; of what is not reserved: {result.reason}"
-        else:
-            reason = (
-                f"{result.reason}; that RAM budget is ram={budget:,} B less the "
-                f"{coarse.reserved_bytes:,} B that are reserved"
-            )
-        result = replace(result, reason=reason)
-    mode = StorageMode.DMA if overlaps else StorageMode.BLOCKING
-    plan = make_plan(
-        coarse.graph, costs, result.require_schedule(), mode=mode, ram_budget_bytes=usable
-    )
-    check = check_plan(coarse.graph, costs, plan, ram_budget_bytes=usable)
-    if check.violations:
-        raise VerificationError(check.violations)
-    return result, plan, check
-
-
-def _too_little(traced: Trace, coarse: Coarse, budget: int) -> str:
-    """Return what of a budget [B] is reserved, and the least one that is usable."""
-    whole = keep_all_bytes(traced)
-
-    def told(size_bytes: int, rounded: Callable[[float], int]) -> str:
-        return f"{size_bytes:,} B ({rounded(1000 * size_bytes / whole) / 10:g}%)"
-
-    needed = floor_bytes(coarse) - coarse.reserved_bytes
-    reserves = "; ".join(f"{what} {size:,} B" for what, size in coarse.reserves if size)
-    return (
-        f"ram: {told(budget, round)} is too little: {coarse.reserved_bytes:,} B are reserved "
-        f"({reserves}), and operations need {needed:,} B beside that; give at least "
-        f"ram={told(least_bytes(traced), math.ceil)}"
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,13 +17,14 @@ import torch
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.graph_signature import InputKind, Joint
-from poetmodel.torch.interpreter import call, replay
+from poetmodel.torch.interpreter import call, replay, temporarily
 from poetmodel.torch.pages import checksum, read_page, write_page
 from poetmodel.torch.tracing import Trace
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import fx
 
@@ -163,15 +163,9 @@ def unit_times_s(
     )
 
 
-@contextmanager
-def limited_threads(threads: int) -> Iterator[None]:
+def limited_threads(threads: int) -> AbstractContextManager[None]:
     """Let PyTorch compute with so many threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return temporarily(torch.set_num_threads, threads, torch.get_num_threads())
 
 
 # -- times of pages ---------------------------------------------------------------------------

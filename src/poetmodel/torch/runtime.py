@@ -68,7 +68,7 @@ class Runner:
         """Places of the arguments that get new values at the end of a step."""
         self._random = any(unit.random for unit in trace.parts.units)
         self._owned = [places[argument.node] for argument in joint.owned]
-        self._inputs = [(places[a.node], a.position or 0) for a in joint.of(InputKind.USER_INPUT)]
+        self._inputs = [(places[a.node], a.position) for a in joint.of(InputKind.USER_INPUT)]
         lasting = (InputKind.TANGENT, InputKind.CONSTANT_TENSOR)
         self._fixed = [joint.value(a) if a.kind in lasting else None for a in joint.arguments]
         """Arguments that are the same in each step; None for others."""

@@ -14,7 +14,7 @@ from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_byte
 from poetmodel.torch.graph_signature import InputKind, Joint
 from poetmodel.torch.interpreter import storage_key, workspace_bytes
 from poetmodel.torch.joint import capture
-from poetmodel.torch.units import Units, find_units, is_counted
+from poetmodel.torch.units import Units, is_counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -77,7 +77,7 @@ def trace(
         If the step cannot be captured: says which operation, where, and what to do.
     """
     joint = capture(model, loss_fn, inputs, name=name)
-    parts = find_units(joint)
+    parts = Units(joint)
     workspace = workspace_bytes(joint, parts) if measure_workspace else (0,) * len(parts.units)
     return Trace(joint=joint, parts=parts, graph=_graph(joint, parts, workspace))
 

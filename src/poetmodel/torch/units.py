@@ -13,7 +13,6 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +34,7 @@ from poetmodel.torch.interpreter import call, replay, storage_key, tensors_in
 from poetmodel.torch.joint import LOSS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import fx
 
@@ -115,149 +114,145 @@ class Emission:
         return self.result.kind is not OutputKind.GRADIENT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """The captured step as units and storages."""
+    """A captured step as units and storages, found by running it once on the inputs of the capture.
 
-    units: tuple[Unit, ...]
-    """In the order of execution."""
-    storages: tuple[TensorStorage, ...]
-    """In the order of their units."""
-    emissions: tuple[Emission, ...]
-    """One per result, in the order of the results."""
-    direct: Mapping[fx.Node, tuple[int, int]]
-    """Nodes that stand for an output of a unit as it is: number of storage, number of layout."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """What one run showed of a node."""
-
-    storages: tuple[tuple[int, tuple[Layout, ...]], ...]
-    """Size and layouts of each new piece of memory."""
-    flops: int
-    moved_bytes: int
-
-
-def find_units(joint: Joint) -> Units:
-    """Find the units of a captured step, by running it once on the inputs of the capture.
-
-    Raises `CaptureError` if an operation fails, or returns an input beside something new.
+    A backward operation belongs to the module of the forward operation whose sequence number it
+    carries. A sum of gradients carries none of its own: it belongs to the innermost module that
+    holds all that it adds. Raises `CaptureError` if an operation fails, or returns an input beside
+    something new.
     """
-    made = _observe(joint)
-    labels = _labels(joint, made)
-    order = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
-    storages: list[TensorStorage] = []
-    direct: dict[fx.Node, tuple[int, int]] = {}
 
-    def reading(nodes: Iterable[fx.Node]) -> Reading:
-        numbers, views = _sources(joint.name, nodes, made, direct)
-        return Reading(
-            storages=tuple(sorted(numbers)), views=tuple(sorted(views, key=order.__getitem__))
-        )
+    def __init__(self, joint: Joint) -> None:
+        self._joint = joint
+        self._order = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
+        self._paths = _all_paths(joint)
+        self._backward = _behind_tangents(joint)
+        self._seen: Counter[str] = Counter()
+        self._makers: set[fx.Node] = set()
+        self.units: list[Unit] = []
+        """In the order of execution."""
+        self.storages: list[TensorStorage] = []
+        """In the order of their units."""
+        self.direct: dict[fx.Node, tuple[int, int]] = {}
+        """Nodes that stand for an output of a unit as it is: number of storage, and of layout."""
+        replay(joint, self._execute)
+        self.emissions: list[Emission] = []
+        """One per result, in the order of the results."""
+        for result in joint.results:
+            reads = self._reading((result.node,))
+            after = max((self.storages[number].unit for number in reads.storages), default=None)
+            self.emissions.append(Emission(result=result, reads=reads, after=after))
 
-    units = []
-    for index, (node, facts) in enumerate(made.items()):
-        name, op, phase = labels[node]
-        first = len(storages)
-        for number, (size, layouts) in enumerate(facts.storages):
-            for place, layout in enumerate(layouts):
-                readers = [node]
-                if layout.position is not None:
-                    pick = (operator.getitem, layout.position)
-                    readers = [user for user in node.users if (user.target, *user.args[1:]) == pick]
-                direct.update(dict.fromkeys(readers, (len(storages), place)))
-            storages.append(
-                TensorStorage(
-                    index=len(storages),
-                    name=f"{name}:{number}" if len(facts.storages) > 1 else name,
-                    unit=index,
-                    bytes=size,
-                    layouts=layouts,
-                )
-            )
-        units.append(
-            Unit(
-                index=index,
-                name=name,
-                op=op,
-                phase=phase,
-                node=node,
-                reads=reading(node.all_input_nodes),
-                storages=tuple(range(first, len(storages))),
-                random=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
-                flops=facts.flops,
-                moved_bytes=facts.moved_bytes,
-            )
-        )
-    emissions = []
-    for result in joint.results:
-        reads = reading((result.node,))
-        after = max((storages[number].unit for number in reads.storages), default=None)
-        emissions.append(Emission(result=result, reads=reads, after=after))
-    return Units(
-        units=tuple(units),
-        storages=tuple(storages),
-        emissions=tuple(emissions),
-        direct=MappingProxyType(direct),
-    )
-
-
-def _observe(joint: Joint) -> dict[fx.Node, _Made]:
-    """Run the step once; return what was seen of the nodes that make memory."""
-    made: dict[fx.Node, _Made] = {}
-
-    def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _execute(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         try:
             value = call(node, arguments, keywords)
         except RAISED as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise CaptureError(
-                f"{joint.name}: {node.target}{in_module(node)} fails on the example inputs with "
-                f"{type(error).__name__}: {reason}; try one ordinary training step first"
+                f"{self._joint.name}: {node.target}{in_module(node)} fails on the example inputs "
+                f"with {type(error).__name__}: {reason}; try one ordinary training step first"
             ) from error
         if node.target is not operator.getitem:
-            facts = _facts(node, arguments, keywords, value)
-            if facts.storages:
-                made[node] = facts
+            self._add(node, arguments, keywords, value)
         return value
 
-    replay(joint, execute)
-    return made
-
-
-def _facts(
-    node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any], value: Any
-) -> _Made:
-    inputs = tensors_in((arguments, keywords))
-    there = {storage_key(tensor) for tensor in inputs}
-    single = not isinstance(value, tuple | list)
-    sizes: dict[int, int] = {}
-    layouts: dict[int, list[Layout]] = {}
-    for place, output in enumerate((value,) if single else value):
-        if not isinstance(output, torch.Tensor) or storage_key(output) in there:
-            continue
-        key = storage_key(output)
-        sizes[key] = output.untyped_storage().nbytes()
-        layouts.setdefault(key, []).append(
-            Layout(
-                position=None if single else place,
-                dtype=output.dtype,
-                shape=tuple(output.shape),
-                stride=tuple(output.stride()),
-                offset=output.storage_offset(),
+    def _add(
+        self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any], value: Any
+    ) -> None:
+        """Add a unit with what it makes, if that is anything."""
+        inputs = tensors_in((arguments, keywords))
+        there = {storage_key(tensor) for tensor in inputs}
+        single = not isinstance(value, tuple | list)
+        first = len(self.storages)
+        sizes: dict[int, int] = {}
+        layouts: dict[int, list[Layout]] = {}
+        for place, output in enumerate((value,) if single else value):
+            if not isinstance(output, torch.Tensor) or storage_key(output) in there:
+                continue
+            key = storage_key(output)
+            sizes[key] = output.untyped_storage().nbytes()
+            found = layouts.setdefault(key, [])
+            pick = (operator.getitem, place)
+            picked = [user for user in node.users if (user.target, *user.args[1:]) == pick]
+            here = (first + list(layouts).index(key), len(found))
+            self.direct.update(dict.fromkeys([node] if single else picked, here))
+            found.append(
+                Layout(
+                    position=None if single else place,
+                    dtype=output.dtype,
+                    shape=tuple(output.shape),
+                    stride=tuple(output.stride()),
+                    offset=output.storage_offset(),
+                )
+            )
+        if not sizes:
+            return
+        name, op, phase = self._label(node)
+        for number, key in enumerate(sizes):
+            self.storages.append(
+                TensorStorage(
+                    index=first + number,
+                    name=f"{name}:{number}" if len(sizes) > 1 else name,
+                    unit=len(self.units),
+                    bytes=sizes[key],
+                    layouts=tuple(layouts[key]),
+                )
+            )
+        read_bytes = sum(
+            # At most a storage for each of its views.
+            min(tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size())
+            for tensor in inputs
+        )
+        self._makers.add(node)
+        self.units.append(
+            Unit(
+                index=len(self.units),
+                name=name,
+                op=op,
+                phase=phase,
+                node=node,
+                reads=self._reading(node.all_input_nodes),
+                storages=tuple(range(first, len(self.storages))),
+                random=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
+                flops=_flops(node, arguments, keywords, value),
+                moved_bytes=read_bytes + sum(sizes.values()),
             )
         )
-    read_bytes = sum(
-        # At most a storage for each of its views.
-        min(tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size())
-        for tensor in inputs
-    )
-    return _Made(
-        storages=tuple((sizes[key], tuple(found)) for key, found in layouts.items()),
-        flops=_flops(node, arguments, keywords, value) if sizes else 0,
-        moved_bytes=read_bytes + sum(sizes.values()),
-    )
+
+    def _label(self, node: fx.Node) -> tuple[str, str, Phase]:
+        """Return name, operator and phase of an operation."""
+        path = self._paths.get(node, BODY)
+        phase = Phase.FORWARD if path.partition(".")[0] == BODY else Phase.LOSS
+        if _is_tagged_backward(node) or node in self._backward:
+            phase = Phase.BACKWARD
+        packet = getattr(node.target, "overloadpacket", node.target)
+        op = str(getattr(packet, "__name__", packet))
+        module = shown_path(path) if path else LOSS
+        name = f"{module}/{op}" if module else op
+        self._seen[name] += 1
+        count = self._seen[name]
+        return f"{name}#{count}" if count > 1 else name, op, phase
+
+    def _reading(self, nodes: Iterable[fx.Node]) -> Reading:
+        """Follow values back to the storages behind them, and the views between."""
+        storages: set[int] = set()
+        views: set[fx.Node] = set()
+        pending = list(nodes)
+        while pending:
+            node = pending.pop()
+            if node in self.direct:
+                storages.add(self.direct[node][0])
+            elif node not in views and node.op == "call_function":
+                if node.target is operator.getitem and node.args[0] in self._makers:
+                    raise CaptureError(
+                        f"{self._joint.name}: {node.args[0].target} returns one of its inputs "
+                        "beside something new, and cannot be scheduled; leave it out of the step"
+                    )
+                views.add(node)
+                pending.extend(node.all_input_nodes)
+        order = sorted(views, key=self._order.__getitem__)
+        return Reading(storages=tuple(sorted(storages)), views=tuple(order))
 
 
 def _flops(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any], value: Any) -> int:
@@ -279,59 +274,7 @@ def is_counted(node: fx.Node) -> bool:
     return getattr(node.target, "overloadpacket", None) in flop_registry
 
 
-def _sources(
-    name: str,
-    nodes: Iterable[fx.Node],
-    made: Mapping[fx.Node, _Made],
-    direct: Mapping[fx.Node, tuple[int, int]],
-) -> tuple[set[int], set[fx.Node]]:
-    """Follow values back to the storages behind them; return their numbers, and views between."""
-    storages: set[int] = set()
-    views: set[fx.Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node in direct:
-            storages.add(direct[node][0])
-        elif node not in views and node.op == "call_function":
-            if node.target is operator.getitem and node.args[0] in made:
-                raise CaptureError(
-                    f"{name}: {node.args[0].target} returns one of its inputs "
-                    "beside something new, and cannot be scheduled; leave it out of the step"
-                )
-            views.add(node)
-            pending.extend(node.all_input_nodes)
-    return storages, views
-
-
 # -- names and phases ---------------------------------------------------------------------------
-
-
-def _labels(joint: Joint, nodes: Iterable[fx.Node]) -> dict[fx.Node, tuple[str, str, Phase]]:
-    """Return name, operator and phase of some operations of a captured step.
-
-    A backward operation belongs to the module of the forward operation whose sequence number it
-    carries. A sum of gradients carries none of its own: it belongs to the innermost module that
-    holds all that it adds.
-    """
-    paths = _all_paths(joint)
-    backward = _behind_tangents(joint)
-    seen: Counter[str] = Counter()
-    found = {}
-    for node in nodes:
-        path = paths.get(node, BODY)
-        phase = Phase.FORWARD if path.partition(".")[0] == BODY else Phase.LOSS
-        if _is_tagged_backward(node) or node in backward:
-            phase = Phase.BACKWARD
-        packet = getattr(node.target, "overloadpacket", node.target)
-        op = str(getattr(packet, "__name__", packet))
-        module = shown_path(path) if path else LOSS
-        name = f"{module}/{op}" if module else op
-        seen[name] += 1
-        if seen[name] > 1:
-            name = f"{name}#{seen[name]}"
-        found[node] = (name, op, phase)
-    return found
 
 
 def _all_paths(joint: Joint) -> dict[fx.Node, str]:
