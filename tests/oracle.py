@@ -10,39 +10,50 @@ tensors of node ``k`` and, if ``k`` is computed, its inputs can go; letting one 
 each such step, is a choice of ``S_RAM`` of the next stage together with the later uses. Held to no
 use, it is in the next ``S_RAM``. Tensors whose step lies ahead stay.
 
-What is left out, none of which can be better (only costs, times, bytes written and RAM in use of a
-schedule shrink, and nothing else changes, when it is struck out):
+A decision is *rewarded* where an objective or a limit has it with a negative coefficient: one more
+of it can be better although it serves nothing else. All sums are exact: integers, in units of the
+finest binary digit that a coefficient has. What is left out, none of which can be better (where a
+decision that nothing rewards is struck out of a schedule, only costs, times, bytes and RAM in use
+shrink, and nothing else changes):
 
-1. paging out what is on storage already;
-2. paging a tensor in at a step that computes it anew;
-3. tensors that no step still ahead may read (``useful``): holding, paging or recomputing them;
+1. paging out after the first computation: done there, it takes no more RAM, the page-ins are the
+   same, and each tensor goes out once;
+2. paging out what lay on storage from the start, and paging a tensor in at a step that computes it
+   anew, unless rewarded;
+3. tensors that no step still ahead may read (``useful``): holding them; paging them in or out, and
+   recomputing what makes no others, unless rewarded;
 4. dropping an entry of ``S_AUX``: storage keeps what it has, so all of it is always listed.
 
-A label that is no better than an earlier one in any quantity that is minimized or limited, at the
-same state, is dropped too: whatever follows the one may follow the other.
+A label that is no better than an earlier one in any sum that is minimized or limited, at the same
+state, is dropped too: whatever follows the one may follow the other. A lower limit is an upper one
+of the negated sum. A limit is passed, and a label comes late, with all rewards that lie ahead.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from fractions import Fraction
+from math import floor, lcm
 from typing import TYPE_CHECKING, NamedTuple
 
 from poetmodel.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from poetmodel.problem import Problem
 
-TOLERANCE = 1e-9
+TOLERANCE = Fraction(1, 10**9)
+"""What times and energies may be beyond a limit, relative to it."""
 
 
 class Optimum(NamedTuple):
     """The least value of the minimized quantity, and a schedule that has it."""
 
     value: float
-    """Energy [J], time [s], peak RAM or bytes written [B], with what every schedule pays."""
+    """Energy [J], time [s], peak RAM or bytes written [B], with what every schedule pays; or the
+    value of an own objective."""
     schedule: Schedule
     """One of the best."""
 
@@ -61,10 +72,42 @@ class _Move(NamedTuple):
 class _Quantity(NamedTuple):
     """One summed quantity: what every schedule pays, and what each choice adds."""
 
-    base: float
-    compute: list[float]
-    page_in: list[float]
-    page_out: list[float]
+    base: Fraction
+    compute: list[Fraction]
+    page_in: list[Fraction]
+    page_out: list[Fraction]
+
+    def times(self, weight: Fraction) -> _Quantity:
+        """Return a multiple."""
+        columns = [[weight * value for value in column] for column in self[1:]]
+        return _Quantity(weight * self.base, *columns)
+
+    def plus(self, other: _Quantity) -> _Quantity:
+        """Return the sum of two."""
+        columns = [
+            list(map(Fraction.__add__, *both)) for both in zip(self[1:], other[1:], strict=True)
+        ]
+        return _Quantity(self.base + other.base, *columns)
+
+
+class _Counted(NamedTuple):
+    """A quantity as a label counts it: in integers, without what every schedule pays."""
+
+    base: Fraction
+    scale: int
+    """How many units are one of the quantity."""
+    columns: tuple[list[int], list[int], list[int]]
+    """What computing a node again, paging a tensor in, and out, add."""
+    slack: int | None
+    """How much may be added; None for no limit."""
+
+    @classmethod
+    def of(cls, quantity: _Quantity, limit: Fraction | None = None) -> _Counted:
+        """Return a quantity that is not to exceed a limit, its tolerance included."""
+        scale = lcm(*(value.denominator for column in quantity[1:] for value in column))
+        columns = ([int(scale * value) for value in column] for column in quantity[1:])
+        slack = None if limit is None else floor((limit - quantity.base) * scale)
+        return cls(quantity.base, scale, (*columns,), slack)  # type: ignore[arg-type]
 
 
 def optimum(problem: Problem, minimize: str | None = None) -> Optimum | None:
@@ -73,8 +116,9 @@ def optimum(problem: Problem, minimize: str | None = None) -> Optimum | None:
     Parameters
     ----------
     problem : Problem
-        At most about six nodes; the number of states grows as ``4 ** tensors``.
-    minimize : {'energy', 'time', 'ram', 'writes'}, optional
+        At most about six nodes; the number of states grows as ``4 ** tensors``, and with own
+        constraints the number of labels at each. Five nodes, where decisions are rewarded.
+    minimize : {'energy', 'time', 'ram', 'writes', 'own'}, optional
         What to minimize in place of the problem's own quantity; its limits stay.
 
     Returns
@@ -101,7 +145,9 @@ class _Search:
         self.budget = problem.usable_ram_bytes
         self.bytes = [tensor.bytes for node in graph.nodes for tensor in node.outputs]
         maker = {tensor.name: k for k, node in enumerate(graph.nodes) for tensor in node.outputs}
-        number = {name: i for i, name in enumerate(maker)}
+        self.number = {name: i for i, name in enumerate(maker)}
+        self.node_number = {node.name: k for k, node in enumerate(graph.nodes)}
+        number = self.number
         self.inputs = [sum(1 << number[name] for name in set(v.inputs)) for v in graph.nodes]
         self.outputs = [sum(1 << number[made.name] for made in v.outputs) for v in graph.nodes]
         self.workspace = [node.workspace_bytes for node in graph.nodes]
@@ -110,9 +156,12 @@ class _Search:
         self.from_start = sum(self.outputs[k] for k, node in enumerate(graph.nodes) if node.on_aux)
         self.room = problem.aux_limit_bytes
         self.steps = [(t, k) for t in range(self.n) for k in range(t + 1)]
+        self.counted = list(self._counted(problem, minimize))
+        self._rewards()
         self.useful = self._useful()
         self.sums: dict[int, int] = {0: 0}
-        self._quantities(problem, minimize)
+        self.paid: dict[tuple[int, bool, int, int], list[int]] = {}
+        self.ahead = [self._ahead(of) for of in self.counted]
 
     def _useful(self) -> list[int]:
         """Return for each step the tensors that a step after it may read to any avail."""
@@ -120,40 +169,109 @@ class _Search:
         masks = []
         for t, k in reversed(self.steps):
             masks.append(after)
-            if k == t or (self.again[k] and self.outputs[k] & after):
+            if k == t or (self.again[k] and (self.outputs[k] & after or self.pays_again[k])):
                 after |= self.inputs[k]
         return masks[::-1]
 
-    def _quantities(self, problem: Problem, minimize: str) -> None:
-        """Set what a label counts: the minimized quantity first, then the other limited ones."""
-        table = problem.table
-        device = problem.costs.device
-        idle_w = device.idle_power_w if device is not None else 0.0
+    def _counted(self, problem: Problem, minimize: str) -> Iterator[_Counted]:
+        """Yield what a label counts: the minimized quantity first, then the limited ones."""
+        total = self._totals(problem)
+        time = total["compute_s"]
+        if str(problem.deadline_counts) == "serial":
+            time = time.plus(total["transfer_s"])
+        if minimize != "ram":
+            own = self._sum(total, problem.own_objective)
+            by_name = {"energy": total["energy_j"], "writes": total["bytes_written"]}
+            yield _Counted.of({**by_name, "time": time, "own": own}[minimize])
+        for quantity, given in (
+            (time, problem.deadline_s),
+            (total["energy_j"], problem.energy_budget_j),
+        ):
+            if given is not None:
+                yield _Counted.of(quantity, Fraction(given) * (1 + TOLERANCE))
+        for row in problem.constraints:
+            quantity = self._sum(total, row.terms)
+            near = max(
+                map(abs, (Fraction(row.lower or 0), Fraction(row.upper or 0), quantity.base))
+            )
+            slack = Fraction(0) if _is_whole(row.terms) else TOLERANCE * near
+            if row.upper is not None:
+                yield _Counted.of(quantity, Fraction(row.upper) + slack)
+            if row.lower is not None:
+                yield _Counted.of(quantity.times(Fraction(-1)), slack - Fraction(row.lower))
+
+    def _totals(self, problem: Problem) -> dict[str, _Quantity]:
+        """Return the sums over all nodes and tensors, by the names that own constraints use."""
+        table, device = problem.table, problem.costs.device
+        idle_w = Fraction(device.idle_power_w if device is not None else 0)
         counts = str(problem.deadline_counts)
         if counts == "overlap" and (idle_w or problem.deadline_s is not None):
             msg = "the search knows no overlap of transfers and computation"
             raise ValueError(msg)
-        transfers = 0.0 if counts == "compute" else 1.0
-        none = [0.0] * len(self.bytes)
-        compute_s = list(table.compute_time_s)
-        in_s = [transfers * value for value in table.page_in_time_s] or none
-        out_s = [transfers * value for value in table.page_out_time_s] or none
-        time = _Quantity(sum(compute_s), compute_s, in_s, out_s)
-        energy = _Quantity(
-            sum(table.compute_energy_j) + idle_w * sum(compute_s),
-            [j + idle_w * s for j, s in zip(table.compute_energy_j, compute_s, strict=True)],
-            [j + idle_w * s for j, s in zip(table.page_in_energy_j or none, in_s, strict=True)],
-            [j + idle_w * s for j, s in zip(table.page_out_energy_j or none, out_s, strict=True)],
+        nodes, tensors = [Fraction(0)] * self.n, [Fraction(0)] * len(self.bytes)
+        compute_s = list(map(Fraction, table.compute_time_s))
+        in_s = list(map(Fraction, table.page_in_time_s)) or tensors
+        out_s = list(map(Fraction, table.page_out_time_s)) or tensors
+        compute = _Quantity(sum(compute_s, Fraction(0)), compute_s, tensors, tensors)
+        transfer = _Quantity(Fraction(0), nodes, in_s, out_s)
+        compute_j = list(map(Fraction, table.compute_energy_j))
+        in_j = list(map(Fraction, table.page_in_energy_j)) or tensors
+        out_j = list(map(Fraction, table.page_out_energy_j)) or tensors
+        energy = _Quantity(sum(compute_j, Fraction(0)), compute_j, in_j, out_j)
+        energy = energy.plus(compute.times(idle_w))
+        if counts == "serial":
+            energy = energy.plus(transfer.times(idle_w))
+        sizes = list(map(Fraction, self.bytes))
+        return {
+            "energy_j": energy,
+            "compute_s": compute,
+            "transfer_s": transfer,
+            "bytes_written": _Quantity(Fraction(0), nodes, tensors, sizes),
+            "bytes_read": _Quantity(Fraction(0), nodes, sizes, tensors),
+        }
+
+    def _sum(self, totals: dict[str, _Quantity], terms: Sequence[tuple[str, float]]) -> _Quantity:
+        """Return a sum over totals, each at its coefficient."""
+        tensors = len(self.bytes)
+        found = _Quantity(Fraction(0), *([Fraction(0)] * m for m in (self.n, tensors, tensors)))
+        for key, coefficient in terms:
+            weight = Fraction(coefficient)
+            kind, _, name = key.partition(":")
+            if key == "constant":
+                found = found._replace(base=found.base + weight)
+            elif kind == "recomputations":
+                found.compute[self.node_number[name]] += weight
+            elif kind == "page_ins":
+                found.page_in[self.number[name]] += weight
+            elif kind == "page_outs":
+                found.page_out[self.number[name]] += weight
+            else:
+                found = found.plus(totals[key].times(weight))
+        return found
+
+    def _rewards(self) -> None:
+        """Note which decisions a quantity rewards; page-ins and page-outs as masks."""
+        columns = list(zip(*(of.columns for of in self.counted), strict=True)) or [(), (), ()]
+        again, into, out = (
+            [any(value < 0 for value in values) for values in zip(*column, strict=True)]
+            for column in columns
         )
-        writes = _Quantity(0.0, [0.0] * self.n, none, [float(size) for size in self.bytes])
-        none_at_all = _Quantity(0.0, [0.0] * self.n, none, none)
-        by_name = {"energy": energy, "time": time, "writes": writes, "none": none_at_all}
-        limits = {"time": problem.deadline_s, "energy": problem.energy_budget_j}
-        limits = {name: limit for name, limit in limits.items() if limit is not None}
-        first = next(iter(limits), "none") if minimize == "ram" else minimize
-        names = [first, *(name for name in limits if name != first)]
-        self.counted = [by_name[name] for name in names]
-        self.limits = [limits.get(name) for name in names]
+        self.pays_again = again or [False] * self.n
+        self.pays_in = sum(1 << i for i, pays in enumerate(into) if pays)
+        self.pays_out = sum(1 << i for i, pays in enumerate(out) if pays)
+
+    def _ahead(self, of: _Counted) -> list[int]:
+        """Return for each step, and the end, the least that this step and those after it add."""
+        compute, page_in, page_out = ([min(0, value) for value in each] for each in of.columns)
+        least = [0]
+        for t, k in reversed(self.steps):
+            more = 0
+            if k < t and self.again[k]:
+                more += compute[k]
+            for i in _bits(self.outputs[k]) if self.pages else ():
+                more += page_in[i] if k < t else page_out[i]
+            least.append(least[-1] + more)
+        return least[::-1]
 
     def size(self, mask: int) -> int:
         """Return the bytes of a set of tensors."""
@@ -188,16 +306,17 @@ class _Search:
     def run(self) -> Optimum | None:
         """Expand labels from the least value on; the first that is through is the best."""
         order = itertools.count()
-        start = (0.0,) * len(self.counted)
-        heap = [(start[0], 0, next(order), start, 0, self.from_start, -1)]
+        start = (0,) * len(self.counted)
+        heap = [(0, 0, next(order), start, 0, self.from_start, -1)]
         trail: list[tuple[int, int, _Move]] = []
-        seen: dict[tuple[int, int, int], list[tuple[float, ...]]] = {}
+        seen: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
+        first = self.ahead[0] if self.ahead else [0] * (len(self.steps) + 1)
         while heap:
             _, minus_step, _, cost, ram, aux, parent = heapq.heappop(heap)
             step = -minus_step
             if step == len(self.steps):
                 self.peak_bytes = max(move.peak_bytes for _, move in _path(trail, parent))
-                return Optimum(self.counted[0].base + cost[0], self._schedule(trail, parent))
+                return Optimum(self._value(cost), self._schedule(trail, parent))
             if not _is_new(seen.setdefault((step, ram, aux), []), cost):
                 continue
             for move in self.moves(step, ram, aux):
@@ -205,24 +324,33 @@ class _Search:
                 if total is None:
                     continue
                 trail.append((parent, step, move))
-                entry = (total[0], -step - 1, next(order), total, move.ram, move.aux)
+                least = total[0] + first[step + 1] if total else 0
+                entry = (least, -step - 1, next(order), total, move.ram, move.aux)
                 heapq.heappush(heap, (*entry, len(trail) - 1))
         return None
+
+    def _value(self, cost: tuple[int, ...]) -> float:
+        """Return the minimized quantity of a label."""
+        if not cost:
+            return 0.0
+        of = self.counted[0]
+        return float(of.base + Fraction(cost[0], of.scale))
 
     def moves(self, step: int, ram: int, aux: int) -> Iterator[_Move]:
         """Yield everything that a step may do within RAM and storage."""
         t, k = self.steps[step]
         out, useful = self.outputs[k], self.useful[step]
-        wanted = k == t or (self.again[k] and bool(out & useful))
+        readable = out & aux & ~ram if self.pages and k < t else 0
+        wanted = k == t or (self.again[k] and (bool(out & useful) or self.pays_again[k]))
         if wanted and not self.inputs[k] & ~ram:
-            peak = self.size(ram) + self.size(out) + self.workspace[k]
-            if peak <= self.budget:
-                touched = out | self.inputs[k]
-                yield from self._leave(step, ram | out, aux, touched, (True, 0, peak))
+            for paged_in in _subsets(readable & self.pays_in):
+                peak = self.size(ram | paged_in) + self.size(out) + self.workspace[k]
+                if peak <= self.budget:
+                    touched = out | self.inputs[k]
+                    yield from self._leave(step, ram | out, aux, touched, (True, paged_in, peak))
         if k == t:
             return
-        readable = out & aux & ~ram & useful if self.pages else 0
-        for paged_in in _subsets(readable):
+        for paged_in in _subsets(readable & (useful | self.pays_in)):
             held = ram | paged_in
             peak = self.size(held)
             if peak <= self.budget:
@@ -237,8 +365,7 @@ class _Search:
         idle = ram & ~useful
         if idle & ~touched:
             return  # held until now for nothing: the same without it is tried as well
-        writable = self.outputs[self.steps[step][1]] & ram & ~aux & useful if self.pages else 0
-        for paged_out in _subsets(writable):
+        for paged_out in _subsets(self._writable(step)):
             stored = aux | paged_out
             if self.room is not None and self.size(stored & ~self.from_start) > self.room:
                 continue
@@ -246,20 +373,33 @@ class _Search:
                 kept = ram & ~gone & ~idle
                 yield _Move(computes, paged_in, paged_out, kept, stored, peak)
 
-    def _pay(self, cost: tuple[float, ...], step: int, move: _Move) -> tuple[float, ...] | None:
-        """Add what a move costs; None where a limit is passed."""
+    def _writable(self, step: int) -> int:
+        """Return the tensors that may be paged out at a step."""
         t, k = self.steps[step]
-        total = []
-        for quantity, limit, paid in zip(self.counted, self.limits, cost, strict=True):
-            more = paid
-            if move.computes and k < t:
-                more += quantity.compute[k]
-            more += sum(quantity.page_in[i] for i in _bits(move.paged_in))
-            more += sum(quantity.page_out[i] for i in _bits(move.paged_out))
-            if limit is not None and quantity.base + more > limit + TOLERANCE * limit:
+        if k < t or not self.pages:
+            return 0
+        read = (self.useful[step] | self.pays_in) & ~self.from_start
+        return self.outputs[k] & (read | self.pays_out)
+
+    def _pay(self, cost: tuple[int, ...], step: int, move: _Move) -> tuple[int, ...] | None:
+        """Add what a move costs; None where a limit is passed, whatever follows."""
+        t, k = self.steps[step]
+        key = (k, move.computes and k < t, move.paged_in, move.paged_out)
+        more = self.paid.get(key)
+        if more is None:
+            more = []
+            for compute, page_in, page_out in (of.columns for of in self.counted):
+                more.append(
+                    (compute[k] if key[1] else 0)
+                    + sum(page_in[i] for i in _bits(move.paged_in))
+                    + sum(page_out[i] for i in _bits(move.paged_out))
+                )
+            self.paid[key] = more
+        total = tuple(map(int.__add__, cost, more))
+        for of, sum_, ahead in zip(self.counted, total, self.ahead, strict=True):
+            if of.slack is not None and sum_ + ahead[step + 1] > of.slack:
                 return None
-            total.append(more)
-        return tuple(total)
+        return total
 
     def _schedule(self, trail: list[tuple[int, int, _Move]], last: int) -> Schedule:
         """Write down the moves that lead to a label."""
@@ -292,7 +432,7 @@ def _path(trail: list[tuple[int, int, _Move]], last: int) -> Iterator[tuple[int,
         yield step, move
 
 
-def _is_new(labels: list[tuple[float, ...]], cost: tuple[float, ...]) -> bool:
+def _is_new(labels: list[tuple[int, ...]], cost: tuple[int, ...]) -> bool:
     """Note a label unless an earlier one is at least as good in everything."""
     for label in labels:
         if all(map(_at_most, label, cost)):
@@ -301,7 +441,15 @@ def _is_new(labels: list[tuple[float, ...]], cost: tuple[float, ...]) -> bool:
     return True
 
 
-_at_most: Callable[[float, float], bool] = float.__le__
+_at_most: Callable[[int, int], bool] = int.__le__
+
+
+def _is_whole(terms: Sequence[tuple[str, float]]) -> bool:
+    """Return whether a sum has whole values only: whole coefficients, no times and energies."""
+    return all(
+        isinstance(coefficient, int) and key not in ("energy_j", "compute_s", "transfer_s")
+        for key, coefficient in terms
+    )
 
 
 def _bits(mask: int) -> Iterator[int]:
