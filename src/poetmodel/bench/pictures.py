@@ -13,6 +13,7 @@ from poetmodel.bench.summaries import grouped, is_solved, overhead_ratio
 from poetmodel.data import write_bytes
 from poetmodel.report.drawing import check_picture
 from poetmodel.report.pictures import COLOURS, Kind, stage_map
+from poetmodel.report.still import draw_cells
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 
 if TYPE_CHECKING:
@@ -242,27 +243,15 @@ def _draw(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
 
 def _draw_map(axis: Any, shown: Map) -> dict[str, Any]:
     """Draw one map; return a patch for each kind by its word."""
-    from matplotlib.collections import PatchCollection
-    from matplotlib.patches import Patch, Polygon, Rectangle
+    from matplotlib.patches import Patch
 
     grid = shown.grid
-    handles = {}
-    for kind in (*grid.kinds, *grid.marks):
-        cells = [(cell.column, cell.row) for cell in grid.cells if cell.kind == kind]
-        marks = [(cell.column, cell.row) for cell in grid.cells if cell.mark == kind]
-        shapes: list[Patch] = [Rectangle((x - 0.5, y - 0.5), 1, 1) for x, y in cells]
-        for x, y in marks:
-            corners = [(x - 0.5, y + 0.5), (x + 0.5, y + 0.5), (x + 0.5, y - 0.5)]
-            shapes.append(Polygon(corners))
-        axis.add_collection(PatchCollection(shapes, facecolor=COLOURS[kind], linewidth=0))
-        handles[str(kind)] = Patch(facecolor=COLOURS[kind])
-    axis.set(xlim=(-0.5, len(grid.columns) - 0.5), ylim=(len(grid.rows) - 0.5, -0.5))
+    draw_cells(axis, grid)
     axis.set_xticks(range(len(grid.columns)), grid.columns, rotation=90, fontsize=5)
     axis.set_yticks(range(len(grid.rows)), grid.rows, fontsize=5)
-    axis.set(title=shown.title, xlabel=grid.column_name, ylabel=grid.row_name)
+    axis.set_title(shown.title)
     axis.grid(visible=True, linewidth=0.1)
-    axis.set_axisbelow(True)
-    return handles
+    return {str(kind): Patch(facecolor=COLOURS[kind]) for kind in (*grid.kinds, *grid.marks)}
 
 
 def _set_overheads(axis: Any, overheads: Sequence[float]) -> None:

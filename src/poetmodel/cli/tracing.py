@@ -80,8 +80,10 @@ class CostingOptions:
         with redirect_stdout(sys.stderr):
             return trace(*load_step(target), name=self.name)
 
-    def measure(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:
-        """Measure a trace on this host, and return notes; its output goes to stderr."""
+    def costs(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:
+        """Estimate or measure the costs of a trace, and return notes; output goes to stderr."""
+        if self.device is not None:
+            return estimate(trace.graph, self.device)
         from poetmodel.torch.profiling import measure
 
         with redirect_stdout(sys.stderr):
@@ -94,14 +96,14 @@ class CostingOptions:
             )
         return found.costs, found.notes
 
-    @staticmethod
-    def estimate(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
-        """Return the estimates of a device, and a note on them."""
-        from poetmodel.device import Costs
-        from poetmodel.device.io import load_device
 
-        note = f"costs: estimated for device {device} from FLOP and bytes; nothing was measured"
-        return Costs.estimate(graph, load_device(device)), (note,)
+def estimate(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
+    """Return the estimates of a device, and a note on them."""
+    from poetmodel.device import Costs
+    from poetmodel.device.io import load_device
+
+    note = f"costs: estimated for device {device} from FLOP and bytes; nothing was measured"
+    return Costs.estimate(graph, load_device(device)), (note,)
 
 
 def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
@@ -162,10 +164,8 @@ def trace(costing: CostingOptions, wanted: TraceOptions, output: options.OutputO
         traced.graph.save(out)
     costs: Costs | None = None
     notes: tuple[str, ...] = ()
-    if costing.device is not None:
-        costs, notes = costing.estimate(traced.graph, costing.device)
-    elif profile_out is not None:
-        costs, notes = costing.measure(traced)
+    if costing.device is not None or profile_out is not None:
+        costs, notes = costing.costs(traced)
     if profile_out is not None and costs is not None:
         from poetmodel.device.io import save_profile
 
@@ -240,13 +240,10 @@ def profile(
     if is_target(what):
         traced = costing.trace(what)
         graph = traced.graph
-        if costing.device is None:
-            costs, notes = costing.measure(traced)
-        else:
-            costs, notes = costing.estimate(graph, costing.device)
+        costs, notes = costing.costs(traced)
     elif costing.device is not None:
         graph = read_model_or_file(what, sizes.shape)
-        costs, notes = costing.estimate(graph, costing.device)
+        costs, notes = estimate(graph, costing.device)
     else:
         raise InputError(
             f"{what}: a graph cannot be run; give the MODULE:FUNCTION that it was traced from, or "

@@ -138,16 +138,12 @@ def _execution_order(digraph: networkx.DiGraph[Any]) -> list[Hashable]:
     return order
 
 
-def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return attributes as JSON would hold them: lists for tuples, int for NumPy's integers."""
-    return {key: _plain_value(value) for key, value in attributes.items()}
-
-
-def _plain_value(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """Return a value as JSON would hold it: lists for tuples, int for NumPy's integers."""
     if isinstance(value, list | tuple):
-        return [_plain_value(item) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return _plain(value)
+        return {key: _plain(item) for key, item in value.items()}
     return int(value) if _is_integer(value) else value
 
 

@@ -141,13 +141,26 @@ def _draw_lane(axes: Any, place: int, lane: Lane, *, room: float) -> None:
 
 
 def _grid(picture: Grid) -> Any:
-    from matplotlib.collections import PatchCollection
     from matplotlib.figure import Figure
-    from matplotlib.patches import Polygon, Rectangle
 
     size = [_clamped(NAME_INCHES * len(names)) for names in (picture.columns, picture.rows)]
     figure = Figure(figsize=(size[0], size[1]))
     axes = figure.add_axes((0, 0, 1, 1))
+    draw_cells(axes, picture)
+    axes.xaxis.set_ticks(*_ticks(picture.columns, size[0]), rotation=90)
+    axes.yaxis.set_ticks(*_ticks(picture.rows, size[1]))
+    axes.tick_params(labelsize=FONT, length=2, width=0.4)
+    axes.grid(visible=True, linewidth=0.15, color="#BBBBBB")
+    axes.set_title(_drawable(picture.title), loc="left", fontsize=FONT + 3)
+    _legend(axes, (*picture.kinds, *picture.marks))
+    return figure
+
+
+def draw_cells(axes: Any, picture: Grid) -> None:
+    """Draw the cells of a grid and their marks, above grid lines, and name the axes."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Polygon, Rectangle
+
     for kind in picture.kinds:
         runs = [
             Rectangle((column - 0.5, first - 0.5), 1, last - first + 1)
@@ -160,18 +173,9 @@ def _grid(picture: Grid) -> Any:
             for x, y in ((cell.column, cell.row) for cell in picture.cells if cell.mark == mark)
         ]
         axes.add_collection(PatchCollection(corners, facecolor=COLOURS[mark], linewidth=0))
-    axes.set_xlim(-0.5, len(picture.columns) - 0.5)
-    axes.set_ylim(len(picture.rows) - 0.5, -0.5)
-    axes.xaxis.set_ticks(*_ticks(picture.columns, size[0]), rotation=90)
-    axes.yaxis.set_ticks(*_ticks(picture.rows, size[1]))
-    axes.tick_params(labelsize=FONT, length=2, width=0.4)
-    axes.grid(visible=True, linewidth=0.15, color="#BBBBBB")
+    axes.set(xlim=(-0.5, len(picture.columns) - 0.5), ylim=(len(picture.rows) - 0.5, -0.5))
+    axes.set(xlabel=picture.column_name, ylabel=picture.row_name)
     axes.set_axisbelow(True)
-    axes.set_xlabel(picture.column_name)
-    axes.set_ylabel(picture.row_name)
-    axes.set_title(_drawable(picture.title), loc="left", fontsize=FONT + 3)
-    _legend(axes, (*picture.kinds, *picture.marks))
-    return figure
 
 
 def _runs(cells: Iterable[GridCell]) -> Iterator[tuple[int, int, int]]:
