@@ -61,8 +61,8 @@ def diff(
                     {
                         "tensor": graph.tensors[one.tensor].name,
                         "bytes": graph.tensor_bytes[one.tensor],
-                        "a": _side(one),
-                        "b": _side(other),
+                        "a": _side(one, graph),
+                        "b": _side(other, graph),
                     }
                     for one, other in changed
                 ],
@@ -75,15 +75,10 @@ def diff(
     _print_changed(graph, names, changed)
 
 
-def _side(decision: Decision) -> dict[str, Any]:
-    return {
-        "fate": str(decision.choice),
-        "recomputed": list(decision.recomputed),
-        "paged_out": list(decision.paged_out),
-        "paged_in": list(decision.paged_in),
-        "energy_j": decision.energy_j,
-        "time_s": decision.time_s,
-    }
+def _side(decision: Decision, graph: Graph) -> dict[str, Any]:
+    found = decision.to_dict(graph)
+    kept = ("fate", "recomputed", "paged_out", "paged_in", "energy_j", "time_s")
+    return {key: found[key] for key in kept}
 
 
 def _facts(side: VerifiedSchedule) -> Iterator[Fact]:

@@ -15,13 +15,13 @@ from poetmodel.graph.zoo.operators import add, global_avg_pool, linear, max_pool
 from poetmodel.graph.zoo.tape import Tape, TapeOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Unpack
 
     from poetmodel.graph.structure import Graph
     from poetmodel.graph.zoo.declaration import Value
 
-    Block = Callable[[Tape, str, Value, int, int], Value]
+    Convolutions = Sequence[tuple[int, int, bool]]
 
 
 def mlp(
@@ -114,8 +114,10 @@ def vgg16_cifar(
 _WIDTHS: Final = (64, 128, 256, 512)
 """Channels of the four stages."""
 
-_EXPANSION: Final = 4
-"""Channels that a bottleneck puts out, over those inside."""
+_BASIC: Final = ((3, 1, True), (3, 1, False))
+_BOTTLENECK: Final = ((1, 1, False), (3, 1, True), (1, 4, False))
+"""Of each convolution of a block: kernel, channels over those of the stage, and whether it has the
+stride."""
 
 
 def resnet18(
@@ -126,7 +128,7 @@ def resnet18(
     K. He et al., "Deep residual learning for image recognition", CVPR 2016, table 1,
     doi:10.1109/CVPR.2016.90.
     """
-    return _resnet("resnet18", _basic, (2, 2, 2, 2), image_size, classes, **options)
+    return _resnet("resnet18", _BASIC, (2, 2, 2, 2), image_size, classes, **options)
 
 
 def resnet18_cifar(
@@ -137,7 +139,7 @@ def resnet18_cifar(
     It has 11,173,962 parameters with 10 classes.
     """
     return _resnet(
-        "resnet18-cifar", _basic, (2, 2, 2, 2), image_size, classes, small=True, **options
+        "resnet18-cifar", _BASIC, (2, 2, 2, 2), image_size, classes, small=True, **options
     )
 
 
@@ -148,12 +150,12 @@ def resnet50(
 
     It has 25,557,032 parameters with 1000 classes.
     """
-    return _resnet("resnet50", _bottleneck, (3, 4, 6, 3), image_size, classes, **options)
+    return _resnet("resnet50", _BOTTLENECK, (3, 4, 6, 3), image_size, classes, **options)
 
 
 def _resnet(
     name: str,
-    block: Block,
+    convolutions: Convolutions,
     depths: Sequence[int],
     image_size: int,
     classes: int,
@@ -172,34 +174,21 @@ def _resnet(
     for stage, (width, depth) in enumerate(zip(_WIDTHS, depths, strict=True), start=1):
         for number in range(depth):
             stride = 2 if stage > 1 and number == 0 else 1
-            x = block(tape, f"layer{stage}.{number}", x, width, stride)
+            x = _block(tape, f"layer{stage}.{number}", x, width, stride, convolutions)
     return tape.classify("fc", tape.record(global_avg_pool("avgpool", x)), classes=classes)
 
 
-def _basic(tape: Tape, name: str, x: Value, width: int, stride: int) -> Value:
-    """Add two 3 x 3 convolutions with a skip connection."""
-    y = _conv_bn(tape, name, 1, x, channels=width, kernel=3, stride=stride)
-    y = tape.activate(f"{name}.relu1", y)
-    y = _conv_bn(tape, name, 2, y, channels=width, kernel=3)
-    return _join(tape, name, x, y, stride)
-
-
-def _bottleneck(tape: Tape, name: str, x: Value, width: int, stride: int) -> Value:
-    """Add convolutions of 1 x 1, 3 x 3 and 1 x 1 with a skip connection."""
-    y = _conv_bn(tape, name, 1, x, channels=width, kernel=1)
-    y = tape.activate(f"{name}.relu1", y)
-    y = _conv_bn(tape, name, 2, y, channels=width, kernel=3, stride=stride)
-    y = tape.activate(f"{name}.relu2", y)
-    y = _conv_bn(tape, name, 3, y, channels=_EXPANSION * width, kernel=1)
-    return _join(tape, name, x, y, stride)
-
-
-def _conv_bn(tape: Tape, name: str, number: int, x: Value, **sizes: int) -> Value:
-    return tape.conv_bn(x, (f"{name}.conv{number}", f"{name}.bn{number}"), **sizes)
-
-
-def _join(tape: Tape, name: str, x: Value, y: Value, stride: int) -> Value:
-    """Add the skip connection, projected where the shape changes, the sum and its ReLU."""
+def _block(
+    tape: Tape, name: str, x: Value, width: int, stride: int, convolutions: Convolutions
+) -> Value:
+    """Add convolutions and a skip connection, which is projected where the shape changes."""
+    y = x
+    for number, (kernel, expansion, strided) in enumerate(convolutions, start=1):
+        if number > 1:
+            y = tape.activate(f"{name}.relu{number - 1}", y)
+        names = (f"{name}.conv{number}", f"{name}.bn{number}")
+        sizes = {"channels": expansion * width, "stride": stride if strided else 1}
+        y = tape.conv_bn(y, names, kernel=kernel, **sizes)
     if x.shape != y.shape:
         names = (f"{name}.downsample.conv", f"{name}.downsample.bn")
         x = tape.conv_bn(x, names, channels=y.shape[1], kernel=1, stride=stride)
