@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 def capuchin(problem: Problem) -> Schedule:
     """Swap by free time while transfers are hidden, then swap or recompute by saving per second.
 
-    Notes
-    -----
     Candidates are the gaps between two accesses of a tensor that cross the peak: a stage that does
     not fit in RAM. On the timeline of keep-all the *free time* of a gap is the start of its
     back-access less page-in time, less the end of its evicted-access plus page-out time. Where it
@@ -47,11 +45,6 @@ def capuchin(problem: Problem) -> Schedule:
     stage. Inputs recomputed for a tensor are not kept for others ("collective recomputation").
 
     Takes O(gaps) choices, each of which looks at every gap and what is recomputed for it.
-
-    References
-    ----------
-    Peng, Shi, Dai, Jin, Ma, Xiong, Yang, Qian: Capuchin. ASPLOS 2020, section 4, doi
-    10.1145/3373376.3378505.
     """
     return _Capuchin(problem).run()
 

@@ -47,14 +47,12 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     `liveness` says that what a stage recomputes is known when the stage begins, and leaves RAM
     after its last reader there; the paper's runtime does neither.
 
-    Notes
-    -----
-    As in the authors' simulator (simrd), the clock is compute time, an input is used when its
-    reader is requested and an output when it is computed first, and a tensor without a further user
-    leaves at once ("eager eviction") but counts as evicted, since others may need it again. When it
-    is recomputed after that, it stays until its score is the least: the runtime does not know that
-    no node reads it any more. This matters where a recomputation has further outputs, and where it
-    needs long chains of others; see `Runtime`.
+    As in the authors' simulator (simrd, github.com/uwsampl/dtr-prototype), the clock is compute
+    time, an input is used when its reader is requested and an output when it is computed first, and
+    a tensor without a further user leaves at once ("eager eviction") but counts as evicted, since
+    others may need it again. When it is recomputed after that, it stays until its score is the
+    least: the runtime does not know that no node reads it any more. This matters where a
+    recomputation has further outputs, and where it needs long chains of others; see `Runtime`.
 
     Interpretations. What may not be recomputed is never evicted; it leaves when no node can need it
     any more ("banishing"; simrd pins constants for good). A node that the runtime computes twice
@@ -70,11 +68,6 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
 
     Each eviction looks at the neighbourhood of every candidate: O(n) evictions of O(n) candidates
     with up to O(edges) each; neighbourhoods are small in practice.
-
-    References
-    ----------
-    Kirisame, Lyubomirsky, Haan, Brennan, He, Roesch, Chen, Tatlock: Dynamic Tensor
-    Rematerialization. ICLR 2021, section 4; simulator at github.com/uwsampl/dtr-prototype.
     """
     if heuristic == LIVENESS:
         heuristic, liveness = HEURISTICS[0], True
@@ -90,8 +83,6 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
 def dtr_paging(problem: Problem) -> Schedule:
     """Run `dtr` with liveness, and with eviction to storage wherever that is cheaper.
 
-    Notes
-    -----
     The score is that of h_DTR, where the cost of a tensor is the lesser of recomputing it (its
     evicted neighbourhood included) and of its transfers: page-in, and page-out unless it lies on
     storage already. The lesser one also decides how it leaves. Costs are energy, or time in the

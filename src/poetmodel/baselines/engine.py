@@ -35,8 +35,6 @@ class Execution:
 
     Tensors and workspaces may fill `limit_bytes` [B].
 
-    Notes
-    -----
     The first computations come in graph order, each in its own stage. Within a stage a schedule
     knows no order but that of the nodes. A node that a stage computes twice is computed once by the
     schedule, and its outputs stay in RAM between their uses there. A tensor that a stage frees
@@ -141,8 +139,6 @@ class Execution:
 class StagedExecution(Execution):
     """An execution that computes or pages in, stage by stage, what is missing in RAM.
 
-    Notes
-    -----
     A stage computes in graph order, each node once, as a schedule does. So a tensor that a later
     step of the stage reads is never evicted before that step.
     """

@@ -27,20 +27,13 @@ UNITS: Final = 1000
 def min_cut(problem: Problem) -> Schedule:
     """Save a minimum cut of tensors for the backward pass and recompute the others once.
 
-    Notes
-    -----
-    Two steps, as in PyTorch. A knapsack chooses which nodes must not run again: the most compute
-    time for a number of bytes of their outputs. Then the tensors of least size are saved that cut
-    those nodes, as sources, from what the backward pass reads. PyTorch chooses candidates by
-    kinds of operators and counts all saved bytes. Here all nodes of the forward pass are
-    candidates, each with its time, and the knapsack shrinks by tenths until the budget is kept.
-    What is recomputed is computed when it is read first and stays until its last use, so a small
-    saved set need not mean a small peak.
-
-    References
-    ----------
-    PyTorch, ``torch/_functorch/partitioners.py``: ``min_cut_rematerialization_partition`` and
-    ``choose_saved_values_set``.
+    Two steps, as in PyTorch (``torch/_functorch/partitioners.py``). A knapsack chooses which nodes
+    must not run again: the most compute time for a number of bytes of their outputs. Then the
+    tensors of least size are saved that cut those nodes, as sources, from what the backward pass
+    reads. PyTorch chooses candidates by kinds of operators and counts all saved bytes. Here all
+    nodes of the forward pass are candidates, each with its time, and the knapsack shrinks by tenths
+    until the budget is kept. What is recomputed is computed when it is read first and stays until
+    its last use, so a small saved set need not mean a small peak.
     """
     graph = problem.graph
     whole = sum(graph.tensor_bytes[i] for i in droppable(graph))

@@ -28,17 +28,10 @@ if TYPE_CHECKING:
 def lru_paging(problem: Problem) -> Schedule:
     """Page out the least recently used tensor whenever RAM is short, page in what is read.
 
-    Notes
-    -----
     A tensor is used when a node computes or reads it; among those of the same step the lowest
     number goes first. Tensors do not change, so each is written once, as far as the storage limit
     allows. Evicted again it is dropped, as a clean page is. Tensors without a further user are
     freed at once, those of 0 bytes stay. Takes O(n) evictions of O(n) candidates.
-
-    References
-    ----------
-    Denning: Virtual Memory. ACM Computing Surveys 2(3), 1970, doi 10.1145/356571.356573: demand
-    paging and least recently used replacement, here with tensors in place of pages.
     """
     return _LeastRecentlyUsed(problem).run()
 
@@ -46,17 +39,11 @@ def lru_paging(problem: Problem) -> Schedule:
 def offload_all(problem: Problem) -> Schedule:
     """Page out every tensor that is saved for the backward pass, page it in at each use there.
 
-    Notes
-    -----
     Saved is what input, forward and loss nodes compute and backward or update nodes read. It stays
     in RAM until its last use before the backward pass. It is paged in for each node that reads it
     there, and stays no longer than the next node if that one reads it too. The method looks at no
     budget. Gradients stay in RAM from the first to the last use, as do tensors of 0 bytes. Samples
     that lie on storage from the start are not written. Takes linear time.
-
-    References
-    ----------
-    Rhu, Gimelshein, Clemons, Zulfiqar, Keckler: vDNN. MICRO 2016, section 3, policy "vDNN-all";
     ``torch.autograd.graph.save_on_cpu`` does the same with what autograd saves.
     """
     graph = problem.graph

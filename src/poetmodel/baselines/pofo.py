@@ -39,8 +39,6 @@ def pofo(problem: Problem) -> Schedule:
 
     Energy and deadline are ignored. The plan of the schedule for DMA decides when transfers begin.
 
-    Notes
-    -----
     As in the paper: chains only; one action per layer; page-outs end before the last step of the
     forward pass (the loss) begins, page-ins begin after it; transfers run one at a time beside the
     computing, and the core waits where RAM is not free yet. The dynamic program goes through the
@@ -48,19 +46,13 @@ def pofo(problem: Problem) -> Schedule:
     process with time reversed, a page-in being a page-out there.
 
     Interpreted: a layer is a step between articulation points, its activation what its part of the
-    backward pass reads and the state it hands on. Adjacent steps with the action
-    recompute form a run. All of it is recomputed, with its tapes, before the part behind the run
-    begins; the paper goes through such runs by rotor, which may compute a layer more often. The
-    state of a prefix is its bytes kept, its pending transfers in both passes and its time so far. A
-    prefix dominates another if it is no worse in all of these. Up to `WIDTH` undominated prefixes
-    are extended, beyond that the quickest of each class of kept bytes. So the method is exact for
-    short chains and a beam search for long ones, in time proportional to ``L * WIDTH**2`` for `L`
-    steps.
-
-    References
-    ----------
-    Beaumont, Eyraud-Dubois, Shilova, Efficient Combination of Rematerialization and Offloading for
-    Training DNNs, NeurIPS 2021, section 4.
+    backward pass reads and the state it hands on. Adjacent steps with the action recompute form a
+    run. All of it is recomputed, with its tapes, before the part behind the run begins; the paper
+    goes through such runs by rotor, which may compute a layer more often. The state of a prefix is
+    its bytes kept, its pending transfers in both passes and its time so far. A prefix dominates
+    another if it is no worse in all of these. Up to `WIDTH` undominated prefixes are extended,
+    beyond that the quickest of each class of kept bytes. So the method is exact for short chains
+    and a beam search for long ones, in time proportional to ``L * WIDTH**2`` for `L` steps.
     """
     chain = ChainMemory(problem.graph)
     layers = tuple(layers_of(problem, chain))

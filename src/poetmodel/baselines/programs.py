@@ -37,8 +37,6 @@ def checkmate(problem: Problem) -> Problem:
     Nothing is paged, and time is that of the core; the verifier alone sees deadline and energy
     budget, as Checkmate knows neither.
 
-    Notes
-    -----
     Checkmate's stages are those of this package. Its memory is counted by the rules of execution
     here: workspaces count, and tensors are freed after their last use in a stage.
     """

@@ -1,4 +1,4 @@
-"""Which methods there are. A new one is a function, and an entry here."""
+"""Which methods there are. A new one is a function, and an entry here, which names its source."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ _ALL: Final = (
     Method(
         name="chen-sqrt",
         summary="keep about the square root of the layers, recompute each segment once",
-        source="Chen et al., 2016, section 3; linearized as in Jain et al., 2020, section 6.1",
+        source="Chen et al., Training deep nets with sublinear memory cost, 2016, section 3; "
+        "linearized as in Jain et al., 2020, section 6.1",
         assumptions="segments of equal cost; a network of layers one after the other",
         not_for=_NO_BACKWARD,
         home="poetmodel.baselines.segments:chen_sqrt",
@@ -150,7 +151,8 @@ _ALL: Final = (
     Method(
         name="chen-greedy",
         summary="close a segment when its tensors exceed a threshold, take the best threshold",
-        source="Chen et al., 2016, algorithm 3; linearized as in Jain et al., 2020, section 6.1",
+        source="Chen et al., Training deep nets with sublinear memory cost, 2016, algorithm 3; "
+        "linearized as in Jain et al., 2020, section 6.1",
         assumptions="each segment is recomputed once; compute times do not matter",
         not_for=_NO_BACKWARD,
         home="poetmodel.baselines.segments:chen_greedy",
@@ -171,7 +173,8 @@ _ALL: Final = (
     Method(
         name="griewank-walther",
         summary="revolve: binomial checkpointing, optimal on chains of unit cost",
-        source="Griewank and Walther, ACM TOMS 26(1), 2000, Algorithm 799, section 2",
+        source="Griewank and Walther, ACM TOMS 26(1), 2000, Algorithm 799, section 2, "
+        "doi 10.1145/347837.347846",
         assumptions="a chain of steps of equal time and size; other graphs are cut into steps at "
         "their articulation points",
         not_for=_NO_CHAIN,
@@ -182,7 +185,8 @@ _ALL: Final = (
     Method(
         name="rotor",
         summary="optimal persistent checkpointing of chains with unequal layers",
-        source="Beaumont et al., Optimal checkpointing for heterogeneous chains, 2019, section 4",
+        source="Beaumont et al., Optimal checkpointing for heterogeneous chains, 2019, "
+        "arXiv:1911.13214, section 4",
         assumptions="a chain of steps, as griewank-walther; a checkpoint stays until its use",
         not_for=_NO_CHAIN,
         home="poetmodel.baselines.rotor:rotor",
@@ -225,7 +229,7 @@ _ALL: Final = (
     Method(
         name="capuchin",
         summary="swap what is unused longest; recompute only what swapping would hold up more",
-        source="Peng et al., Capuchin, ASPLOS 2020, section 4",
+        source="Peng et al., Capuchin, ASPLOS 2020, section 4, doi 10.1145/3373376.3378505",
         assumptions="the accesses of the first step repeat",
         home="poetmodel.baselines.capuchin:capuchin",
         **_table_1("+++-"),
@@ -235,7 +239,8 @@ _ALL: Final = (
     Method(
         name="lru-paging",
         summary="demand paging: page out what was used longest ago",
-        source="least recently used replacement, as operating systems page",
+        source="least recently used replacement, as operating systems page: Denning, Virtual "
+        "memory, ACM Computing Surveys 2(3), 1970, doi 10.1145/356571.356573",
         assumptions="later reads are unknown",
         not_for=_NO_STORAGE,
         home="poetmodel.baselines.paging:lru_paging",
@@ -255,7 +260,7 @@ _ALL: Final = (
     Method(
         name="swap-advisor",
         summary="search over sets of tensors to swap",
-        source="Huang et al., SwapAdvisor, ASPLOS 2020, section 4",
+        source="Huang et al., SwapAdvisor, ASPLOS 2020, section 4, doi 10.1145/3373376.3378530",
         assumptions="a genetic search with a fixed seed",
         not_for=_NO_STORAGE,
         home="poetmodel.baselines.swap_advisor:swap_advisor",

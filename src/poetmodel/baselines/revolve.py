@@ -20,8 +20,6 @@ def griewank_walther(problem: Problem) -> Schedule:
 
     The largest number of slots whose schedule keeps the RAM budget is found by bisection.
 
-    Notes
-    -----
     Steps are those of `poetmodel.baselines.chain`: on a plain chain its nodes, else what lies
     between articulation points. A slot holds all outputs of a step's last node that are still read;
     the sample is the first slot. All steps count the same, whatever they cost. Reversing a step
@@ -30,11 +28,6 @@ def griewank_walther(problem: Problem) -> Schedule:
     step is in RAM already, as the next step's part has read it, it stays. Where that takes too much
     RAM, it is freed and recomputed, as revolve does. The bisection takes time
     in proportion to the square of the number of nodes, times the logarithm of that of the steps.
-
-    References
-    ----------
-    Griewank and Walther, Algorithm 799: Revolve, ACM TOMS 26(1), 2000, section 2,
-    doi:10.1145/347837.347846.
     """
     chain = Chain(problem.graph)
     best: Schedule | None = None

@@ -30,8 +30,6 @@ def rotor(problem: Problem) -> Schedule:
 
     Energy, deadline and storage are ignored.
 
-    Notes
-    -----
     The dynamic program of the paper: ``C(s, t, m)`` is the least time to go through steps ``s..t``
     and their parts of the backward pass with memory `m` beside the state before `s`. Either step
     `s` is computed and taped once (``F_all``), then ``s+1..t`` follow; or steps run without a tape
@@ -45,12 +43,6 @@ def rotor(problem: Problem) -> Schedule:
     So the simulator may count less than the program did. A bisection finds the largest memory, up
     to a fourth above the budget, whose schedule keeps the budget in the simulator. The best
     schedule seen is returned. It takes time in proportion to ``L**3 * 500`` for `L` steps.
-
-    References
-    ----------
-    Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, Optimal checkpointing for heterogeneous
-    chains: how to train deep neural networks with limited memory, 2019, arXiv:1911.13214,
-    section 4.
     """
     table = _Table(problem)
     best: tuple[float, Schedule] | None = None

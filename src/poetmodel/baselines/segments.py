@@ -35,18 +35,12 @@ def keep_all(problem: Problem) -> Schedule:
 def chen_sqrt(problem: Problem) -> Schedule:
     """Keep about the square root of the layers and recompute each segment between them once.
 
-    Notes
-    -----
     Of ``m`` candidates every ``ceil(sqrt(m))``-th is kept, all its outputs that are still read.
     What follows the last of them is kept as well: the backward pass begins with it. Two sets of
     candidates are tried: the articulation points of the forward pass (the paper's segments), and
     all its nodes in their order, as if they were a chain (the linearized variant of Jain et al.,
     2020). The quickest schedule that fits the budget wins. Samples, labels and what cannot be
     recomputed are always kept.
-
-    References
-    ----------
-    Chen, Xu, Zhang, Guestrin, Training Deep Nets with Sublinear Memory Cost, 2016, section 3.
     """
     return _quickest(problem, (_every_root(nodes) for nodes in _candidates(problem.graph)))
 
@@ -54,16 +48,10 @@ def chen_sqrt(problem: Problem) -> Schedule:
 def chen_greedy(problem: Problem) -> Schedule:
     """Close a segment where its tensors exceed a threshold; take the quickest that fits the budget.
 
-    Notes
-    -----
     Algorithm 3 of the paper adds up the bytes of the outputs and, once they exceed the threshold,
     keeps the next candidate and starts again from zero. Thresholds go from the largest tensor to
     all bytes in equal ratios. Candidates as in `chen_sqrt`. It takes time in proportion to the
     square of the number of nodes, for each threshold.
-
-    References
-    ----------
-    Chen, Xu, Zhang, Guestrin, Training Deep Nets with Sublinear Memory Cost, 2016, algorithm 3.
     """
     graph = problem.graph
     plans = (

@@ -33,8 +33,6 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
 
     The same seed gives the same schedule.
 
-    Notes
-    -----
     An individual is a set of gaps: tensors that are out of RAM between two uses. Each is repaired
     as the paper's swap planner works: where a stage does not fit, the tensor leaves whose next use
     is furthest. Then tensors that need not have left stay, the costliest first. The first
@@ -50,10 +48,6 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
 
     Takes O(generations * population * gaps * stages) operations of numpy arrays, at most
     `GENERATIONS` * `POPULATION` repairs.
-
-    References
-    ----------
-    Huang, Jin, Li: SwapAdvisor. ASPLOS 2020, section 4, doi 10.1145/3373376.3378530.
     """
     if checkpoint_all_peak_bytes(problem.graph) <= problem.usable_ram_bytes:
         return execute_gaps(problem, {})

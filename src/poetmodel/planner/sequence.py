@@ -19,13 +19,10 @@ if TYPE_CHECKING:
 def program_of(graph: Graph, schedule: Schedule) -> Program:
     """Write a valid schedule down as the program that a device with blocking storage runs.
 
+    It is Algorithm 2 of Patil et al., POET (ICML 2022); ``docs/deviations.md`` lists what differs.
     It has page-ins, the computation and page-outs of every step, and frees. A stage frees what the
     next one does not begin with: after its last use there, or at its own step where nothing in the
     stage uses it. Energy, time and peak RAM are those of the schedule's simulation.
-
-    References
-    ----------
-    Patil et al., POET (ICML 2022), Algorithm 2; ``docs/deviations.md`` lists what differs.
     """
     n = len(graph.nodes)
     kept = rows_of_pairs(schedule.S_RAM, n + 1)

@@ -26,10 +26,9 @@ class Attributes:
     """All that the modules of a step hold, as it is now, to be put back after they have run.
 
     Attributes, hooks, submodules, parameters, buffers and modes; what is in the containers and the
-    objects of a user's classes that a module reaches; flags and hooks of its tensors;
-    hooks of all modules; classes of modules, which parametrizations change. The values that tensors
-    have while a step is captured are no numbers: whoever read them later would get an error of
-    PyTorch.
+    objects of a user's classes that a module reaches; flags and hooks of its tensors; hooks of all
+    modules; classes of modules, which parametrizations change. The values that tensors have while a
+    step is captured are no numbers: whoever read them later would get an error of PyTorch.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

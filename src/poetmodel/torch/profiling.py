@@ -206,9 +206,8 @@ def measure_paging(
     the copy in the file cache is dropped after it (``POSIX_FADV_DONTNEED``); a page-in then reads
     from the medium. Both take the checksum of the page, as steps do. The median is taken, and not
     the least as for operations: what a medium takes varies by itself, and a step pays for all of
-    it. Whether the cache was empty is tried with a read that may not wait
-    (``RWF_NOWAIT``). Latency and rate are fitted to the relative deviations, so that small pages
-    count as much as large ones.
+    it. Whether the cache was empty is tried with a read that may not wait (``RWF_NOWAIT``). Latency
+    and rate are fitted to the relative deviations, so that small pages count as much as large ones.
     """
     try:
         with tempfile.TemporaryFile(dir=folder, prefix=".poetmodel-paging-") as file:
