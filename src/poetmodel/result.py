@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import NoScheduleError, shown
 from poetmodel.problem import OWN, Problem, Quantity
+from poetmodel.problem.totals import in_words
 from poetmodel.schedule.relations import (
     FORMAT,
     RELATIONS,
@@ -131,7 +132,10 @@ class SolveResult:
         facts = [f"{self.status}: {self.reason}" if self.reason else str(self.status)]
         if self.energy_j is not None:
             gap, peak_bytes = self.objective_gap or 0.0, self.peak_ram_bytes or 0
-            facts += [f"energy {format_joules(self.energy_j)}, gap {gap:.2%}"]
+            own = self.problem.minimize == OWN
+            facts += [f"objective {self.objective_value:.6g}, gap {gap:.2%}"] if own else []
+            energy = f"energy {format_joules(self.energy_j)}"
+            facts += [energy if own else f"{energy}, gap {gap:.2%}"]
             facts += [f"peak RAM {format_bytes(peak_bytes)}"]
         facts += [f"{len(self.violations)} violations"] if self.violations else []
         wall = format_seconds(self.wall_s)
@@ -253,8 +257,12 @@ class SolveResult:
         if self.schedule is None:
             return f"{self.status}: {self.reason or 'no schedule was found'}"
         gap = self.objective_gap if self.objective_gap is not None else 0.0
-        own = self.own_objective
-        if own is None:
+        own, objective = self.own_objective, self._objective()
+        if self.problem.minimize == OWN and own is None:
+            what = in_words(self.problem.own_objective)
+            figures = f"{what}: {objective['value']:.6g}, bound {objective['bound']:.6g}"
+            figures += f", gap {gap:.2%}; energy {self.energy_j:.6g} J"
+        elif own is None:
             figures = f"energy {self.energy_j:.6g} J, bound {self.bound_j:.6g} J, gap {gap:.2%}"
         else:
             bound = "none" if own.bound is None else f"{own.bound:.6g}"

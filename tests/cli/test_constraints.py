@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,3 +83,143 @@ def test_an_objective_excludes_minimize(solve: Callable[..., Outcome], tmp_path:
     assert document["problem"]["minimize"] == "own"
     assert document["problem"]["weights"] == {"energy_j": 1, "bytes_written": 1e-06}
     assert document["objective"]["minimize"] == "own"
+
+
+EACH = WEAR + '\n[[constraint]]\neach = "recomputations:h*"\nat_most = 1\n'
+
+
+def test_the_table_has_each_row_with_its_value_and_limit(solve: Callable[..., Outcome]) -> None:
+    """A row at its limit says so. In 350 B the sample x of 100 B is paged once."""
+    lines = solve(EACH, "--ram", "350").out.splitlines()
+    rows = {line.split("  ")[0]: line.split(maxsplit=1)[1] for line in lines if "at most" in line}
+    assert rows["wear"].split("  ")[-1].strip() == "at its limit: at most 100 B"
+    assert rows["constraint 2[h1]"].endswith("at most 1")
+    assert "at its limit" not in rows["constraint 2[h1]"]
+
+
+@pytest.fixture
+def schedule_file(solve: Callable[..., Outcome], tmp_path: Path) -> Path:
+    """Return the file of the schedule that pages the sample, with the row about wear."""
+    path = tmp_path / "c.schedule.json"
+    assert solve(EACH, "--ram", "350", "--out", path).status == 0
+    return path
+
+
+def rewrite(path: Path, **limits: object) -> None:
+    """Change the first row of a schedule file."""
+    document = json.loads(path.read_text())
+    document["problem"]["constraints"][0] |= limits
+    path.write_text(json.dumps(document))
+
+
+def test_verify_holds_a_file_to_its_rows(schedule_file: Path, chain_file: Path) -> None:
+    """A broken row is a violation by its name: exit 3; with or without costs."""
+    command = ("verify", schedule_file, "--graph", chain_file)
+    outcome = invoke(*command)
+    assert outcome.status == 0
+    assert "wear" in outcome.out
+    (first, *_) = invoke(*command, "--json").json["constraints"]
+    assert (first["name"], first["value"], first["at_limit"]) == ("wear", 100, True)
+    rewrite(schedule_file, upper=99)
+    outcome = invoke(*command)
+    assert outcome.status == 3
+    assert "constraint 'wear': 100 is above its limit, at most 99" in outcome.out
+
+
+def test_without_costs_rows_of_times_and_energies_are_not_checked(
+    schedule_file: Path, chain_file: Path
+) -> None:
+    """Those of bytes are."""
+    document = json.loads(schedule_file.read_text())
+    document["device"] = "unknown board"
+    timed = {"name": "late", "terms": {"compute_s": 1}, "lower": 100, "upper": None}
+    document["problem"]["constraints"].append(timed)
+    schedule_file.write_text(json.dumps(document))
+    command = ("verify", schedule_file, "--graph", chain_file)
+    assert invoke(*command).status == 0
+    rewrite(schedule_file, upper=99)
+    assert invoke(*command).status == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"terms": {"bytes": 1}}, "problem: constraint 'wear': 'bytes': expected one of"),
+        (
+            {"terms": {"page_ins:h9": 1}},
+            "problem: constraint 'wear': 'page_ins:h9': the graph has no tensor 'h9'",
+        ),
+        ({"lower": 200}, "problem: constraint 'wear': at least 200 and at most 100 cross"),
+        ({"upper": None}, "problem: constraint 'wear': expected a limit"),
+        ({"name": ""}, "problem.constraints[0].name"),
+        ({"name": "constraint 2[h1]"}, "another constraint has this name"),
+    ],
+)
+def test_faulty_rows_of_a_file_are_named(
+    changed: dict[str, object], sentence: str, schedule_file: Path, chain_file: Path
+) -> None:
+    """The file, the row, and what is wrong with it: exit 2."""
+    rewrite(schedule_file, **changed)
+    for command in ("verify", "explain"):
+        outcome = invoke(command, schedule_file, "--graph", chain_file)
+        assert outcome.status == 2, outcome.err
+        assert f"error: {schedule_file}: " in outcome.err
+        assert sentence in outcome.err
+
+
+def test_diff_and_explain_and_report_carry_the_rows(
+    schedule_file: Path, chain_file: Path, tmp_path: Path
+) -> None:
+    """Values beside each other, in JSON, and on the page."""
+    about = ("--graph", chain_file)
+    out = invoke("diff", schedule_file, schedule_file, *about).out
+    assert "wear" in out
+    assert "0; at most 1" in out
+    (one, other) = invoke("diff", schedule_file, schedule_file, *about, "--json").json["schedules"]
+    assert one["constraints"] == other["constraints"]
+    explained = invoke("explain", schedule_file, *about, "--json").json
+    assert [row["name"] for row in explained["constraints"]] == [
+        "wear",
+        "constraint 2[h1]",
+        "constraint 2[h2]",
+    ]
+    page = tmp_path / "r.html"
+    reported = invoke("report", schedule_file, *about, "--out", page, "--json").json
+    assert reported["schedules"][0]["constraints"] == explained["constraints"]
+    text = page.read_text()
+    assert "Own constraints" in text
+    assert "100 B; at its limit: at most 100 B" in text
+    assert "3 own constraints kept" in text
+
+
+def test_an_own_objective_is_shown_with_its_weights(solve: Callable[..., Outcome]) -> None:
+    """Energy and wear: paging x costs 4 mJ and 100 B, computing it again 1 J."""
+    text = '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-4}\n'
+    (line,) = (row for row in solve(text, "--ram", "350").out.splitlines() if "own obj" in row)
+    assert "6.014" in line
+    assert "energy_j + 0.0001 bytes_written; bound 6.014" in line
+    document = solve(text.replace("1e-4", "2e-2"), "--ram", "350", "--json").json
+    assert document["objective"]["value"] == pytest.approx(7.0)
+    assert document["M_out"] == []
+
+
+def test_the_report_says_how_to_solve_again(
+    solve: Callable[..., Outcome], chain_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commands write the file of constraints and give the same schedule, objective included."""
+    path = tmp_path / "c.schedule.json"
+    text = EACH + '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-06, "constant" = 2}\n'
+    assert solve(text, "--ram", "350", "--out", path).status == 0
+    before = path.read_text()
+    about = ("--graph", chain_file, "--out", tmp_path / "r.html")
+    found = invoke("report", path, *about, "--json").json["schedules"][0]["commands"]
+    monkeypatch.chdir(tmp_path)
+    written, again, _ = (shlex.split(command) for command in found)
+    assert written[:2] == ["printf", "%s\\n"]
+    (tmp_path / written[-1]).write_text("\n".join(written[2:-2]) + "\n")
+    path.unlink()
+    assert invoke(*again[1:]).status == 0
+    after = path.read_text()
+    keys = ("problem", "objective", "R", "M_out")
+    one, other = ({key: json.loads(each)[key] for key in keys} for each in (before, after))
+    assert one == other

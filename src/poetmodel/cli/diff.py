@@ -9,7 +9,7 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.output import listing, print_json, print_text, show
-from poetmodel.report.presenter import Fact, document, plural, room_facts
+from poetmodel.report.presenter import Fact, constraint_rows, document, plural, room_facts
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def diff(
         return
     names = [path.name if files.a.name != files.b.name else str(path) for path in paths]
     lines = [_line(*pair) for pair in zip(*facts, strict=True) if pair[0].name is not None]
+    lines += [_line(*pair) for pair in constraint_rows([side.constraints for side in sides])]
     show(listing(f"Schedules for {graph.name}", ("", *names, "change"), lines))
     _print_changed(graph, names, changed)
 
@@ -103,6 +104,7 @@ def _facts(side: VerifiedSchedule) -> Iterator[Fact]:
     yield Fact("read_bytes", simulation.read_bytes, "paged in", format_bytes)
     again = sum(k < t for t, k in side.schedule.R)
     yield Fact("recomputations", again, "recomputations")
+    yield Fact("constraints", [one.to_dict() for one in side.constraints])
 
 
 def _line(one: Fact, other: Fact) -> tuple[str, str, str, str]:

@@ -15,7 +15,7 @@ from poetmodel.cli.output import figures, listing, print_json, print_text, show
 from poetmodel.device.room import room_figures
 from poetmodel.errors import InputError
 from poetmodel.problem import RELATIVE_TOLERANCE
-from poetmodel.report.presenter import Fact, room_facts, row
+from poetmodel.report.presenter import Fact, constraint_facts, document, room_facts, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ def as_dict(account: Account) -> dict[str, Any]:
         "peak_ram_bytes": simulation.peak_ram_bytes,
         "ram_budget_bytes": stated.problem.ram_budget_bytes,
         **room_figures(stated.room),
+        **document(constraint_facts(stated.constraints)),
         "binding": [
             {"stage": at.stage, "node": graph.nodes[at.node].name, "ram_bytes": at.ram_bytes}
             for at in account.at_limit
@@ -306,6 +307,7 @@ def _print_schedule(account: Account) -> None:
         ),
         _at_limit(account),
         *room_facts(stated.room),
+        *constraint_facts(stated.constraints),
         *(_saved(account, more) for more in account.more_ram),
     ]
     show(figures(f"Schedule for {graph.name}", facts))

@@ -247,7 +247,9 @@ def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | Non
             graph, compute_time_s=nothing, compute_energy_j=nothing, page_in=pages, page_out=pages
         )
         if stated is not None:
-            stated = stated.model_copy(update={"deadline_s": None, "energy_budget_j": None})
+            kept = [row for row in stated.constraints if not row.needs_costs]
+            limits = {"deadline_s": None, "energy_budget_j": None, "constraints": kept}
+            stated = stated.model_copy(update=limits)
     if stated is None:
         return Problem(graph, costs, ram=MAX_BYTES, aux_bytes=MAX_BYTES)
     return stated.problem(graph, costs)

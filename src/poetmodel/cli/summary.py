@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli.output import figures
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.problem import DeadlineCounts, Quantity
-from poetmodel.report.presenter import Fact, percent, plural, room_facts, row
+from poetmodel.problem import OWN, DeadlineCounts, Quantity
+from poetmodel.problem.totals import in_words
+from poetmodel.report.presenter import Fact, constraint_facts, percent, plural, room_facts, row
 from poetmodel.result import Termination
+from poetmodel.schedule import constraint_values
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
             read_bytes=simulation.read_bytes,
         )
         facts += _times(problem, simulation)
+        facts += constraint_facts(constraint_values(problem, simulation))
     facts += _effort(result, total_s=total_s, read_s=read_s)
     return figures(f"{problem.graph.name} on {place}" if place else problem.graph.name, facts)
 
@@ -95,7 +98,10 @@ def _proof(result: SolveResult) -> Iterator[Fact]:
     objective, amount = result.to_dict()["objective"], result.problem.objective.format
     value, bound = (amount(objective[key] or 0.0) for key in ("value", "bound"))
     gap = percent(objective["gap"] or 0.0, digits=3)
-    yield row(f"minimized {minimize}", value, f"bound {bound}, gap {gap}; {tolerance}")
+    name, what = f"minimized {minimize}", ""
+    if minimize == OWN:
+        name, what = "own objective", f"{in_words(result.problem.own_objective)}; "
+    yield row(name, value, f"{what}bound {bound}, gap {gap}; {tolerance}")
 
 
 def _memory(problem: Problem, simulation: Simulation) -> Iterator[Fact]:

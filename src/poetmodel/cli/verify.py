@@ -23,7 +23,7 @@ from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.plan.simulation import check_identity
-from poetmodel.report.presenter import Fact, document, plural, room_facts, whole
+from poetmodel.report.presenter import Fact, constraint_facts, document, plural, room_facts, whole
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ def _schedule_facts(found: VerifiedSchedule) -> Iterator[Fact]:
     held = [graph.tensors[i].name for i in tensors]
     yield Fact("peak", {"stage": peak.stage, "node": node, "tensors": held})
     yield from _moved(simulation)
+    yield from constraint_facts(found.constraints)
 
 
 def _moved(found: object) -> Iterator[Fact]:

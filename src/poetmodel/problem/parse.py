@@ -12,9 +12,11 @@ from poetmodel.problem.totals import check_terms
 from poetmodel.units import parse_energy, parse_size, parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from poetmodel.graph import Graph
     from poetmodel.problem.problem import Problem
+    from poetmodel.problem.totals import Terms, TotalsConstraint
 
 SMALLEST_COST: Final = 1e-300
 """Least time or energy other than nothing: a thousandth of it is still a full number."""
@@ -39,7 +41,7 @@ def resolve_choices(problem: Problem) -> dict[str, Any]:
         if not isinstance(getattr(problem, name), bool):
             faults.append(f"{name}: expected True or False, got {shown(getattr(problem, name))}")
     faults += _costs_beyond_numbers(problem)
-    faults += _own_sums(problem)
+    faults += own_sum_faults(problem.graph, problem.constraints, problem.own_objective)
     if faults:
         raise InputError(faults)
     return found
@@ -64,16 +66,18 @@ def resolve_limits(problem: Problem) -> dict[str, Any]:
     return found
 
 
-def _own_sums(problem: Problem) -> Iterator[str]:
-    """Name what is wrong with own constraints and the own objective."""
+def own_sum_faults(
+    graph: Graph, constraints: Iterable[TotalsConstraint], objective: Terms
+) -> Iterator[str]:
+    """Yield what is wrong with own constraints and an own objective."""
     names: set[str] = set()
-    for row in problem.constraints:
+    for row in constraints:
         place = f"constraint {shown(row.name)}"
         if row.name in names:
             yield f"{place}: another constraint has this name"
         names.add(row.name)
-        yield from check_terms(problem.graph, row.terms, place)
-    yield from check_terms(problem.graph, problem.own_objective, "objective")
+        yield from check_terms(graph, row.terms, place)
+    yield from check_terms(graph, objective, "objective")
 
 
 def _default_counts(problem: Problem) -> DeadlineCounts:

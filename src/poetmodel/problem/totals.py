@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from io import StringIO
@@ -67,6 +67,18 @@ def unit_of(terms: Terms) -> str:
     return units.pop() if len(units) == 1 else ""
 
 
+def in_words(terms: Terms, *, most: int = 4) -> str:
+    """Return the first terms of a sum as people write it: ``energy_j + 1e-06 bytes_written``."""
+    text = ""
+    for key, weight in terms[:most]:
+        sign = "-" if weight < 0 else "+"
+        factor = "" if abs(weight) == 1 and key != CONSTANT else f"{abs(weight):.6g} "
+        word = factor.strip() if key == CONSTANT else f"{factor}{key}"
+        text += f" {sign} {word}" if text else f"{sign.strip('+')}{word}"
+    more = len(terms) - most
+    return f"{text} and {more:,} more" if more > 0 else text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TotalsConstraint:
     """A row ``lower <= sum of coefficient * total <= upper`` over the totals of a schedule.
@@ -105,12 +117,12 @@ class TotalsConstraint:
             limit = getattr(self, side)
             object.__setattr__(self, side, None if limit is None else whole(limit))
 
-    def limits_in_words(self) -> str:
-        """Return its limits as a phrase: ``at most 3``."""
-        if self.lower == self.upper:
-            return f"exactly {self.upper:,}"
+    def limits_in_words(self, amount: Callable[[float], str] = "{:,}".format) -> str:
+        """Return its limits as a phrase: ``at most 3``; `amount` shows a number."""
+        if self.upper is not None and self.lower == self.upper:
+            return f"exactly {amount(self.upper)}"
         parts = [
-            f"{words} {limit:,}"
+            f"{words} {amount(limit)}"
             for words, limit in (("at least", self.lower), ("at most", self.upper))
             if limit is not None
         ]

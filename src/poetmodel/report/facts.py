@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
 from dataclasses import asdict
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.data import installed
 from poetmodel.device.room import room_figures
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.problem import OWN
 from poetmodel.result import relative_gap
 from poetmodel.schedule.decisions import Choice, find_decisions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
@@ -64,6 +66,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         "read_bytes": simulation.read_bytes,
         "solve_s": subject.document.stated.get("solve_s"),
         "build_s": subject.document.stated.get("build_s"),
+        "constraints": [one.to_dict() for one in subject.constraints],
         "binding": _binding(subject),
         "plan": _plan(subject),
         "decisions": _counts(subject),
@@ -199,6 +202,9 @@ def commands(subject: Subject) -> Iterator[str]:
     device = sources.device if sources.device is not None else subject.document.device
     costs = [*_given("--device", device), *_given("--profile", sources.profile)]
     if stated is not None and subject.costs is not None:
+        if stated.constraints or stated.minimize == OWN:
+            lines = shlex.join(["printf", r"%s\n", *_own_sums(stated)])
+            yield f"{lines} > {shlex.quote(_rows_file(sources))}"
         yield shlex.join(_solve(sources, stated, costs))
     verify = ["poetmodel", "verify", sources.schedule, "--graph", sources.graph]
     yield shlex.join([*verify, *sources.shape.options, *costs])
@@ -207,6 +213,7 @@ def commands(subject: Subject) -> Iterator[str]:
 def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str]:
     deadline = None if stated.deadline_s is None else f"{stated.deadline_s!r}s"
     energy = None if stated.energy_budget_j is None else f"{stated.energy_budget_j!r}J"
+    own = stated.minimize == OWN
     switches = {
         "--no-recompute": not stated.recompute,
         "--no-paging": not stated.paging,
@@ -218,7 +225,8 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
         *_given("--aux", stated.aux_bytes),
         *_given("--deadline", deadline),
         *_given("--deadline-counts", stated.deadline_counts),
-        *_given("--minimize", None if stated.minimize == "energy" else stated.minimize),
+        *_given("--minimize", None if stated.minimize in ("energy", OWN) else stated.minimize),
+        *_given("--constraints", _rows_file(sources) if stated.constraints or own else None),
         *_given("--energy-budget", energy),
         *(switch for switch, wanted in switches.items() if wanted),
         *_given("--method", None if stated.method == "optimal" else stated.method),
@@ -228,6 +236,33 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
         *_given("--gap", stated.gap),
         *("--out", sources.schedule),
     ]
+
+
+def _rows_file(sources: Sources) -> str:
+    """Return where the constraints of a schedule are written: beside it."""
+    return f"{sources.schedule.removesuffix('.json').removesuffix('.schedule')}.constraints.toml"
+
+
+def _own_sums(stated: ProblemEntry) -> Iterator[str]:
+    """Yield the lines of a file with the constraints and the own objective of a problem."""
+    for row in stated.constraints:
+        limits = {"at_least": row.lower, "at_most": row.upper}
+        if row.lower == row.upper:
+            limits = {"equals": row.upper}
+        yield "[[constraint]]"
+        yield f"name = {_toml(row.name)}"
+        yield f"sum = {_toml(row.terms)}"
+        yield from (f"{key} = {limit!r}" for key, limit in limits.items() if limit is not None)
+    if stated.minimize == OWN:
+        yield "[objective]"
+        yield f"sum = {_toml(stated.weights)}"
+
+
+def _toml(value: str | Mapping[str, float]) -> str:
+    """Return a text or a table of numbers as TOML has them, on one line."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return f"{{{', '.join(f'{_toml(key)} = {number!r}' for key, number in value.items())}}}"
 
 
 def _given(option: str, value: object) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from poetmodel.report.presenter import (
     Fact,
     Parts,
     Row,
+    constraint_rows,
     fine_joules,
     look_up,
     row,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.report.presenter import Unit
+    from poetmodel.schedule import ConstraintValue
 
     Facts = Mapping[str, Any]
 
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
 def figures(schedules: Sequence[Facts]) -> Parts:
     """Return the rows of figures of schedules in named parts."""
     return side_by_side(_FIGURES, schedules)
+
+
+def constraint_part(several: Sequence[Sequence[ConstraintValue]]) -> Parts:
+    """Return the rows of the own constraints of schedules as a part, if there are any."""
+    lines = list(constraint_rows(several))
+    return [("Own constraints", lines)] if lines else []
 
 
 def step_figures(schedules: Sequence[Facts]) -> Parts:

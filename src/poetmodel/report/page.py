@@ -14,6 +14,7 @@ from poetmodel.report.facts import CHOICES, decision_rows, facts, graph_facts
 from poetmodel.report.figures import (
     COLUMNS,
     FIRST_PARTS,
+    constraint_part,
     figures,
     graph_rows,
     measured_rows,
@@ -85,7 +86,8 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
         graph=found["graph"],
         schedules=found["schedules"],
         answers=[answers(entry) for entry in found["schedules"]],
-        parts=[part for part in parts if part[0] in FIRST_PARTS],
+        parts=[part for part in parts if part[0] in FIRST_PARTS]
+        + constraint_part([subject.constraints for subject in subjects]),
         fact_parts=[part for part in parts if part[0] not in FIRST_PARTS],
         graph_rows=list(graph_rows(found["graph"])),
         steps=[_step(entry) for entry in found["schedules"] if entry["step"] is not None],

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import room_figures
-from poetmodel.units import format_bytes
+from poetmodel.problem.totals import unit_of
+from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from poetmodel.device.room import DeviceRoom
+    from poetmodel.problem import TotalsConstraint
+    from poetmodel.schedule import ConstraintValue
 
 Unit = Callable[[Any], str]
 """How people read a value."""
@@ -64,6 +67,70 @@ def room_facts(room: DeviceRoom | None) -> Iterator[Fact]:
             yield Fact(key, value)
 
 
+MOST_CONSTRAINTS: Final = 20
+"""Most own constraints that people read of; JSON has all of them."""
+
+
+def constraint_facts(values: Sequence[ConstraintValue]) -> Iterator[Fact]:
+    """Yield what the sums of own constraints are, and their limits."""
+    if not values:
+        return
+    yield Fact("constraints", [one.to_dict() for one in values])
+    shown = _foremost(values)
+    for one in shown:
+        yield Fact("", one.value, one.row.name, amount_of(one.row), _state(one), bool(one.broken))
+    if len(shown) < len(values):
+        more = plural(len(values) - len(shown), "constraint")
+        at_limit = sum(one.at_limit for one in values)
+        yield row("", f"and {more} more", f"{at_limit} of all are at a limit")
+
+
+def constraint_rows(several: Sequence[Sequence[ConstraintValue]]) -> Iterator[tuple[Fact, ...]]:
+    """Yield the facts about own constraints of several schedules in rows, one for each name."""
+    places = [{one.row.name: place for place, one in enumerate(values)} for values in several]
+    foremost = [one.row.name for values in several for one in _foremost(values)]
+    for name in dict.fromkeys(foremost):
+        yield tuple(
+            _constraint_cell(name, found.get(name), values)
+            for found, values in zip(places, several, strict=True)
+        )
+
+
+def _constraint_cell(name: str, place: int | None, values: Sequence[ConstraintValue]) -> Fact:
+    if place is None:
+        return Fact("", None, name)
+    one = values[place]
+    amount = amount_of(one.row)
+    return Fact(
+        f"constraints.{place}.value",
+        one.value,
+        name,
+        lambda value: f"{amount(value)}; {_state(one)}",
+        alarm=bool(one.broken),
+    )
+
+
+def _foremost(values: Sequence[ConstraintValue]) -> Sequence[ConstraintValue]:
+    """Return the constraints that people read of: all, or else those at a limit first."""
+    if len(values) <= MOST_CONSTRAINTS:
+        return values
+    return sorted(values, key=lambda one: not (one.at_limit or one.broken))[:MOST_CONSTRAINTS]
+
+
+def _state(one: ConstraintValue) -> str:
+    limits = one.row.limits_in_words(amount_of(one.row))
+    if one.broken:
+        return f"{one.broken} its limit: {limits}"
+    free = one.row.lower != one.row.upper
+    return f"at its limit: {limits}" if one.at_limit and free else limits
+
+
+def amount_of(row: TotalsConstraint) -> Unit:
+    """Return how people read the sum of an own constraint."""
+    units = {"bytes": whole_bytes, "s": format_seconds, "J": fine_joules}
+    return units.get(unit_of(row.terms), whole)
+
+
 Row = tuple[str, str, Unit]
 """The path of a value in JSON, its name and its unit."""
 Parts = list[tuple[str, list[tuple[Fact, ...]]]]
@@ -85,12 +152,12 @@ def side_by_side(parts: Mapping[str, Sequence[Row]], objects: Sequence[Mapping[s
 
 
 def look_up(found: Mapping[str, Any], key: str) -> Any:
-    """Return the value at a path of keys, None where the path ends early."""
+    """Return the value at a path of keys and places, None where the path ends early."""
     value: Any = found
     for name in key.split("."):
         if value is None:
             return None
-        value = value.get(name)
+        value = value[int(name)] if isinstance(value, list) else value.get(name)
     return value
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetmodel.device.room import DeviceRoom
 from poetmodel.graph.catalogue import OWN_SHAPE, InputShape
-from poetmodel.schedule import RELATIONS, Schedule
+from poetmodel.schedule import RELATIONS, Schedule, constraint_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Simulation, Verdict
+    from poetmodel.schedule import ConstraintValue, Simulation, Verdict
     from poetmodel.schedule.io import ScheduleDocument
 
 
@@ -67,6 +67,11 @@ class VerifiedSchedule:
         """What the schedule takes of the device's RAM; None without a device."""
         device, peak_bytes = self.problem.costs.device, self.simulation.peak_ram_bytes
         return DeviceRoom.of(device, self.problem.graph, peak_bytes)
+
+    @property
+    def constraints(self) -> tuple[ConstraintValue, ...]:
+        """What the sums of the own constraints are."""
+        return constraint_values(self.problem, self.simulation)
 
     @property
     def budget_bytes(self) -> int | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import DeviceRoom
+from poetmodel.problem.totals import in_words
 from poetmodel.report.presenter import fine_joules, look_up, plural, share
 from poetmodel.units import format_bytes, format_seconds
 
@@ -68,6 +69,8 @@ def _fit(found: Facts) -> Words:
     if limit_s is not None and found["deadline_time_s"] is not None:
         used = format_seconds(found["deadline_time_s"])
         text += f"; deadline {format_seconds(limit_s)} kept with {used}"
+    if found["constraints"]:
+        text += f"; {plural(len(found['constraints']), 'own constraint')} kept"
     text += _room(found)
     return ("Does not fit", text, "bad") if over else ("Fits", text, "good")
 
@@ -96,10 +99,11 @@ def _proof(found: Facts) -> Words:
         compared = "without costs the bound was not compared"
         return "Unknown", compared if found["bound_j"] else "no bound is stated", "warn"
     if minimized == "own":
-        least = (
-            f"objective {objective['name']!r} of the model has the bound {objective['bound']:.6g}"
-        )
-        whole = "the objective of the model"
+        name = objective.get("name")
+        terms = tuple((look_up(found, "problem.weights") or {}).items())
+        of = in_words(terms) if name is None else f"objective {name!r} of the model"
+        least = f"{of} has the bound {objective['bound']:.6g}"
+        whole = "the own objective" if name is None else "the objective of the model"
     elif minimized == "energy":
         least = f"no schedule of this problem needs less than {fine_joules(found['bound_j'])}"
         whole = "the energy overhead"

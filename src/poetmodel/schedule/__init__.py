@@ -11,10 +11,17 @@ from poetmodel.schedule.relations import (
     storage_entries,
 )
 from poetmodel.schedule.simulation import MemoryPoint, Simulation, simulate
-from poetmodel.schedule.verification import Verdict, check_identity, verify
+from poetmodel.schedule.verification import (
+    ConstraintValue,
+    Verdict,
+    check_identity,
+    constraint_values,
+    verify,
+)
 
 __all__ = [
     "RELATIONS",
+    "ConstraintValue",
     "GraphIdentity",
     "MemoryPoint",
     "Schedule",
@@ -22,6 +29,7 @@ __all__ = [
     "Verdict",
     "check_identity",
     "checkpoint_all",
+    "constraint_values",
     "paged_at_once",
     "rows_of_pairs",
     "rows_of_spans",

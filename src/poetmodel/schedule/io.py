@@ -12,6 +12,8 @@ from poetmodel.data import parse_json, place, read_text
 from poetmodel.device.room import ROOM
 from poetmodel.errors import InputError, ScheduleError, raised_as, shown
 from poetmodel.problem import Problem, TotalsConstraint
+from poetmodel.problem.parse import own_sum_faults
+from poetmodel.problem.totals import UNITS
 from poetmodel.schedule.relations import RELATIONS, STATED, VERSION, GraphIdentity, Schedule
 from poetmodel.units import MAX_BYTES
 
@@ -64,6 +66,11 @@ class ConstraintEntry(Strict):
     lower: Finite | int | None = None
     upper: Finite | int | None = None
 
+    @property
+    def needs_costs(self) -> bool:
+        """Whether times or energies take part."""
+        return any(UNITS.get(key) in ("s", "J") for key in self.terms)
+
     def constraint(self) -> TotalsConstraint:
         """Return the constraint."""
         terms = tuple(self.terms.items())
@@ -92,6 +99,11 @@ class ProblemEntry(Strict):
 
     def problem(self, graph: Graph, costs: Costs) -> Problem:
         """Return the problem, on the graph and the costs that it was stated for."""
+        with raised_as(ScheduleError, "problem"):
+            rows = tuple(row.constraint() for row in self.constraints)
+            faults = list(own_sum_faults(graph, rows, tuple(self.weights.items())))
+            if faults:
+                raise InputError(faults)
         return Problem(
             graph,
             costs,
@@ -104,7 +116,7 @@ class ProblemEntry(Strict):
             minimize=self.minimize,
             energy_budget=self.energy_budget_j,
             count_parameters=self.count_parameters,
-            constraints=tuple(row.constraint() for row in self.constraints),
+            constraints=rows,
             own_objective=tuple(self.weights.items()),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import InputError, ScheduleError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from poetmodel.graph import Graph
-    from poetmodel.problem import Problem
+    from poetmodel.problem import Problem, TotalsConstraint
     from poetmodel.schedule.relations import Schedule
 
 
@@ -38,6 +38,47 @@ class Verdict:
     def valid(self) -> bool:
         """Whether nothing is broken."""
         return not self.violations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstraintValue:
+    """An own constraint, and what its sum is in a schedule."""
+
+    row: TotalsConstraint
+    value: float
+    slack: float
+    """By how much the value may be off; 0 for sums of whole numbers, which are exact."""
+
+    @property
+    def broken(self) -> str:
+        """``above`` or ``below`` where the value breaks the limit on that side; else empty."""
+        if self.row.lower is not None and self.value < self.row.lower - self.slack:
+            return "below"
+        above = self.row.upper is not None and self.value > self.row.upper + self.slack
+        return "above" if above else ""
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether the value is a limit."""
+        limits = [limit for limit in (self.row.lower, self.row.upper) if limit is not None]
+        return any(abs(self.value - limit) <= self.slack for limit in limits)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values, SI."""
+        return self.row.to_dict() | {"value": self.value, "at_limit": self.at_limit}
+
+
+def constraint_values(problem: Problem, simulation: Simulation) -> tuple[ConstraintValue, ...]:
+    """Return what the sums of the own constraints of a problem are in a schedule."""
+    found = []
+    for row in problem.constraints:
+        value = simulation.total(problem.graph, row.terms)
+        slack = 0.0
+        if not isinstance(value, int):
+            parts = [simulation.total(problem.graph, (term,)) for term in row.terms]
+            slack = RELATIVE_TOLERANCE * max(map(abs, (row.lower or 0, row.upper or 0, *parts)))
+        found.append(ConstraintValue(row=row, value=value, slack=slack))
+    return tuple(found)
 
 
 def verify(
@@ -142,19 +183,12 @@ def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
 
 
 def _constraints(problem: Problem, simulation: Simulation) -> Iterator[str]:
-    """Yield the own constraints that a schedule breaks; sums of whole numbers compare exactly."""
-    for row in problem.constraints:
-        value = simulation.total(problem.graph, row.terms)
-        slack = 0.0
-        if not isinstance(value, int):
-            parts = [simulation.total(problem.graph, (term,)) for term in row.terms]
-            slack = RELATIVE_TOLERANCE * max(map(abs, (row.lower or 0, row.upper or 0, *parts)))
-        below = row.lower is not None and value < row.lower - slack
-        above = row.upper is not None and value > row.upper + slack
-        if below or above:
+    """Yield the own constraints that a schedule breaks."""
+    for each in constraint_values(problem, simulation):
+        if each.broken:
             yield (
-                f"constraint {row.name!r}: {value:,} is {'above' if above else 'below'} its limit, "
-                f"{row.limits_in_words()}"
+                f"constraint {each.row.name!r}: {each.value:,} is {each.broken} its limit, "
+                f"{each.row.limits_in_words()}"
             )
 
 
