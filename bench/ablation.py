@@ -40,7 +40,6 @@ VARIANTS: Final[dict[str, tuple[LazyParams, int]]] = {
     **{f"no {one}": (LazyParams(heuristics=HEURISTICS - {one}), 0) for one in sorted(HEURISTICS)},
     "no counting of equal decisions": (LazyParams(counted_part_ratio=1.0), 0),
     "no search for the fastest schedule": (LazyParams(without_schedule_time_ratio=1.0), 0),
-    "no early end of a solve": (LazyParams(leave_gap_ratio=0.0), 0),
     "no slices of time": (LazyParams(wide_gap_time_ratio=1.0), 0),
     "all broken rows at once": (LazyParams(few_rows=10**6, wide_gap_rows=10**6), 0),
 }

@@ -47,11 +47,11 @@ def due() -> dict[Path, str]:
     """Return the pages as they should be."""
     readme = README.read_text(encoding="utf-8")
     pages = {FIGURES_PAGE: figures.page_text(FIGURES_PAGE, RESULTS / "figures")}
-    _, ablated = read_newest("*-ablation.jsonl")
-    if ablated:
+    ablations = sorted(RESULTS.glob("*-ablation.jsonl"))
+    if ablations:
         text = LAZY_PAGE.read_text(encoding="utf-8")
-        later = sorted(RESULTS.glob("*-ablation-*.jsonl"))
-        block = ablation.page(ablated, *(latest(path).records() for path in later))
+        files = (ablations[-1], *sorted(RESULTS.glob("*-ablation-*.jsonl")))
+        block = ablation.page(*map(ablation.read, files))
         pages[LAZY_PAGE] = replace_block(text, "ablation", block)
     source, records = read_newest("*[0-9].jsonl")
     if not records:

@@ -5,18 +5,27 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from blocks import table
 from cases import GAP
+from poetmodel.bench.store import RecordFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 SHIFT_S: Final = 1.0
 """Shift of the geometric mean of times [s]."""
 EVERYTHING: Final = "everything"
 """The variant that leaves nothing out."""
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the last record of each run; the same one with another limit is another run."""
+    key = itemgetter("name", "variant")
+    return RecordFile(path, lambda record: (key(record), _limit_s(record))).records()
 
 
 def page(records: Sequence[dict[str, Any]], *later: Sequence[dict[str, Any]]) -> str:
@@ -53,7 +62,7 @@ def means(records: Sequence[dict[str, Any]]) -> str:
     """Return a line for each variant: runs, solved instances, mean time and mean gap.
 
     Where a variant was not run on an instance, for what it leaves out is not used there, the run
-    with everything stands in.
+    that leaves out one part less stands in: that of the longest name that its name begins with.
     """
     by_variant: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for record in records:
@@ -61,7 +70,9 @@ def means(records: Sequence[dict[str, Any]]) -> str:
     base = by_variant[EVERYTHING]
     rows = []
     for variant, own in by_variant.items():
-        found = [own.get(key, whole) for key, whole in base.items()]
+        less = (name for name in by_variant if variant.startswith(f"{name},"))
+        instead = base | by_variant[max(less, key=len, default=EVERYTHING)]
+        found = [own.get(key, instead[key]) for key in base]
         times = [_seconds(record) for record in found]
         mean_s = math.exp(sum(math.log(t + SHIFT_S) for t in times) / len(times)) - SHIFT_S
         gap = sum(map(_gap, found)) / len(found)

@@ -65,6 +65,20 @@ def test_the_page_counts_time_outs_with_their_limit() -> None:
     assert "| m d 50% | no cuts | feasible | 9.0 | 25.00 |" in text
 
 
+def test_what_was_not_run_stands_for_itself_with_one_part_more() -> None:
+    """Parts that are left out together are compared with the runs that leave out one less."""
+    text = page(
+        [
+            run(EVERYTHING, 1.0, 0.0),
+            run(EVERYTHING, 1.0, 0.0, ram="30%"),
+            run("no a", 2.0, 0.0),
+            run("no a", 2.0, 0.0, ram="30%"),
+            run("no a, b", 2.0, 0.0),
+        ]
+    )
+    assert "| no a, b | 1 | 2 | 2.0 | 0.0 |" in text
+
+
 def test_a_second_record_has_a_table_of_its_own() -> None:
     """What was measured after the decisions is not mixed with what they were taken from."""
     text = page([run(EVERYTHING, 1.0, 0.0)], [run(EVERYTHING, 2.0, 0.0), run("no cuts", 2.5, 0.1)])

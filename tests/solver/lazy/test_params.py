@@ -47,7 +47,7 @@ def test_all_faults_are_told_at_once() -> None:
         LazyParams(cuts=frozenset(), heuristics=frozenset()),
         LazyParams(counted_part_ratio=1.0),
         LazyParams(cut_rounds=1, cuts_per_round=1, rounds_without_gain=1),
-        LazyParams(single_row_gain_ratio=0.0, leave_gap_ratio=0.0),
+        LazyParams(single_row_gain_ratio=0.0),
         LazyParams(few_rows=100, wide_gap_rows=100, single_row_gain_ratio=1.0),
     ],
 )

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from poetmodel.schedule import Schedule
     from poetmodel.solver.outcome import Candidate, Outcome
     from poetmodel.solver.request import SolveProgress
@@ -203,29 +201,19 @@ def test_where_ram_is_minimized_step_rows_are_enforced_at_once() -> None:
     assert relaxation.grouping.step_rows == {(12, 11)}
 
 
-def test_a_solve_whose_answer_breaks_rows_ends_before_its_proof() -> None:
-    """As soon as its own gap is small beside the whole; a better one of it would break them too."""
+def test_a_running_solve_is_followed_until_the_gap_is_closed() -> None:
+    """An answer that breaks rows is no schedule, and a bound within the gap ends the solve."""
     problem = comb_problem()
     best = greedy(problem)
     session = Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
     rounds = RowGeneration(session, Grouping(20))
     relaxation = session.build(Grouping(20))
-    half = best.value / relaxation.unit / 2
-
-    def goes_on(left_open: float, x: NDArray[np.float64] | None = None) -> bool:
-        bound = half * (1 - left_open)
-        return rounds._watch(relaxation, BackendProgress(incumbent=half, bound=bound, x=x))
-
-    assert goes_on(0.0)  # nothing is known of its answers
-    assert goes_on(0.01, np.zeros(0))
-    assert rounds._breaks_rows
-    assert not goes_on(0.002)
-    rounds._breaks_rows = False
-    assert goes_on(0.002)
-    session.raise_bound(best.value * 0.99)
-    rounds._breaks_rows = True
-    assert goes_on(0.002)  # with 1 % open in all that is no longer small
-    assert not goes_on(0.0005)
+    value = best.value / relaxation.unit
+    answer = np.zeros(relaxation.form.n_columns)
+    assert rounds._watch(relaxation, BackendProgress(incumbent=0.0, bound=value / 2, x=answer))
+    assert session.bounds.incumbent is best
+    assert session.bounds.lower == pytest.approx(best.value / 2)
+    assert not rounds._watch(relaxation, BackendProgress(incumbent=None, bound=value, x=None))
 
 
 def test_every_first_grouping_leads_to_the_same_value() -> None:

@@ -84,11 +84,6 @@ class LazyParams:
     wide_gap_time_ratio: float = 0.75
     """Most of the time left for one integer solve with a wide gap; the primal heuristic has the
     rest. Near the end a solve may take all of it: one that is cut short begins anew."""
-    leave_gap_ratio: float = 0.003
-    """Gap of a running solve up to which it is left if its best answer breaks rows: more rows raise
-    the bound sooner than its last nodes do."""
-    leave_part_ratio: float = 0.1
-    """Part of the gap of the whole that it must be below, too."""
     counted_part_ratio: float = 0.02
     """Part of the best value, or of a limit, that one decision must take where equal ones are
     counted; 1 switches counting off."""

@@ -39,12 +39,6 @@ class Policy:
         ratio = self.params.wide_gap_time_ratio if self.is_wide() else 1.0
         return max(self.slice_s, remaining_s * ratio)
 
-    def leaves(self, open_ratio: float) -> bool:
-        """Return whether a solve with this gap of its own, whose answer breaks rows, is left."""
-        params = self.params
-        most = min(params.leave_gap_ratio, params.leave_part_ratio * self.bounds.gap())
-        return open_ratio <= most
-
     def rows_to_add(self) -> int | None:
         """Return how many rows to add after what the last ones gained; None for all."""
         params, bound = self.params, self.bounds.lower

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStatus
 from poetmodel.errors import TimeLimitError, TooLargeError
-from poetmodel.result import Termination, relative_gap
+from poetmodel.result import Termination
 from poetmodel.solver.covers import limit_rows, with_covers
 from poetmodel.solver.lazy.cuts.recompute_memory import PRESENT
 from poetmodel.solver.lazy.linear import add_cuts, add_rows
@@ -43,8 +43,6 @@ class RowGeneration:
         self.rounds = 0
         """Integer relaxations so far."""
         self._linear_answers = 0
-        self._breaks_rows = False
-        """Whether the best answer of the solve that runs breaks rows that are not enforced."""
 
     def run(self) -> bool:
         """Solve, disaggregate, search, separate, refine, until nothing is left to do.
@@ -123,7 +121,6 @@ class RowGeneration:
         gap = session.request.gap / 2
         if session.bounds.lower > 0 and gap < 1:
             targets["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
-        self._breaks_rows = False
         return solve_counted(
             session,
             relaxation.cut_form(),
@@ -134,25 +131,18 @@ class RowGeneration:
         )
 
     def _watch(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
-        """Follow a running solve; return whether it should go on.
-
-        It should not once its bound closes the gap, or once its best answer, which breaks rows, is
-        near to its bound when compared with what is open.
-        """
+        """Follow a running solve, with schedules on its way; return whether it should go on."""
         session = self.session
         if progress.bound is not None:
             session.raise_bound(session.within_cutoff(relaxation, progress.bound))
-        if session.done():
-            return False
-        if progress.incumbent is None:
-            return True
-        if progress.x is not None:
-            value, upper = progress.incumbent * relaxation.unit, session.bounds.incumbent
-            if upper is None or value < upper.value:
-                self._breaks_rows = any(examine(session, relaxation, progress.x))
-        if not self._breaks_rows or progress.bound is None:
-            return True
-        return not self.policy.leaves(relative_gap(progress.incumbent, progress.bound))
+        best = session.bounds.incumbent
+        if (
+            progress.x is not None
+            and progress.incumbent is not None
+            and (best is None or progress.incumbent * relaxation.unit < best.value)
+        ):
+            examine(session, relaxation, progress.x)
+        return not session.done()
 
     def _follow(
         self,
