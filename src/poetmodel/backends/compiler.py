@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _listed: Final = partial(listed, most=10)
 """Faults of one kind: ten are named one by one; the others are counted."""
+_ORDER: Final = FileDeterminism_to_SortComponents(FileDeterminism.ORDERED)
+"""As a model declares its components."""
 
 
 def compile_model(model: Any) -> StandardForm:
@@ -105,11 +107,9 @@ class _Rows:
     """
 
     def __init__(self, model: Any, objective: Any) -> None:
-        sorter = FileDeterminism_to_SortComponents(FileDeterminism.ORDERED)
-        _check_kinds(model, sorter)
         self.variables: dict[int, Any] = {}
         self._order: dict[int, int] = {}
-        recorder = OrderedVarRecorder(self.variables, self._order, sorter)
+        recorder = OrderedVarRecorder(self.variables, self._order, _ORDER)
         self._walk = LinearRepnVisitor({}, var_recorder=recorder).walk_expression
         self.constraints: list[Any] = []
         self.lower: list[float] = []
@@ -124,7 +124,7 @@ class _Rows:
         linear = self._linear(objective, objective.expr)
         self.offset = float(linear.constant)
         self._costs = {self._order[key]: value for key, value in linear.linear.items()}
-        for constraint in model.component_data_objects(pyo.Constraint, active=True, sort=sorter):
+        for constraint in model.component_data_objects(pyo.Constraint, active=True, sort=_ORDER):
             check_time_limit()
             if not self._add(constraint):
                 self.contradiction = constraint.name
@@ -188,46 +188,37 @@ def _only_objective(model: Any) -> Any:
     return found[0]
 
 
+_BIGM: Final = "apply TransformationFactory('gdp.bigm') first"
+_REMEDIES: Final = {
+    "Disjunction": _BIGM,
+    "Disjunct": _BIGM,
+    "LogicalConstraint": _BIGM.replace("gdp.bigm", "core.logical_to_linear"),
+    "SOSConstraint": "write it with binary variables",
+    "Complementarity": "write it with binary variables",
+}
+
+
 def _check_components(model: Any) -> None:
     """Raise for components that no linear solver knows, and for variables fixed to nothing."""
-    bigm = "apply TransformationFactory('gdp.bigm') first"
-    remedies = (
-        ("pyomo.gdp", "Disjunction", bigm),
-        ("pyomo.gdp", "Disjunct", bigm),
-        ("pyomo.core", "LogicalConstraint", bigm.replace("gdp.bigm", "core.logical_to_linear")),
-        ("pyomo.core", "SOSConstraint", "write it with binary variables"),
-        ("pyomo.mpec", "Complementarity", "write it with binary variables"),
-    )
-    faults = []
-    for home, name, remedy in remedies:
-        kind = getattr(sys.modules.get(home), name, None)
-        if kind is None:  # what nobody has loaded is in no model
-            continue
-        names = [item.name for item in model.component_data_objects(kind, active=True)]
-        if names:
-            faults.append(f"{_listed(names)}: {kind.__name__} is not linear; {remedy}")
-    if faults:
-        raise ModelError(faults)
-    unset = [v.name for v in _variables(model) if v.fixed and v.value is None]
-    if unset:
-        raise ModelError(f"{_listed(unset)}: is fixed but has no value; give it one or unfix it")
-
-
-def _check_kinds(model: Any, sorter: Any) -> None:
-    """Raise for active components of kinds that say nothing to a linear solver."""
     network = sys.modules.get("pyomo.network")
     valid = {pyo.Block, pyo.Constraint, pyo.Var, pyo.Param, pyo.Expression, pyo.Set, pyo.RangeSet}
     valid |= {pyo.ExternalFunction} | (set() if network is None else {network.Port})
     targets = {pyo.Suffix, pyo.Objective}
     _, unknown = categorize_valid_components(
-        model, active=True, sort=sorter, valid=valid, targets=targets
+        model, active=True, sort=_ORDER, valid=valid, targets=targets
     )
-    if unknown:
-        names = (item.name for found in unknown.values() for item in found)
-        kinds = ", ".join(sorted(kind.__name__ for kind in unknown))
-        raise ModelError(
-            f"model {model.name!r}: {_listed(names)}: a linear solver knows no {kinds}"
-        )
+    faults = []
+    for kind, found in unknown.items():
+        remedy = _REMEDIES.get(kind.__name__)
+        why = f"{kind.__name__} is not linear; {remedy}"
+        if remedy is None:
+            why = f"a linear solver knows no {kind.__name__}"
+        faults.append(f"{_listed(item.name for item in found)}: {why}")
+    if faults:
+        raise ModelError(faults)
+    unset = [v.name for v in _variables(model) if v.fixed and v.value is None]
+    if unset:
+        raise ModelError(f"{_listed(unset)}: is fixed but has no value; give it one or unfix it")
 
 
 def _check_columns(columns: Iterable[Any], model: Any) -> None:

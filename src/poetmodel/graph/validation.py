@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.data import place, unknown_key
@@ -71,6 +72,8 @@ _GRAPH_KEYS: Final = {
     "forward_macs": _COUNT,
     "nodes": _Rule(lambda value: isinstance(value, list), "a list"),
 }
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
+"""The characters that UTF-8 cannot hold."""
 _REQUIRED: Final = frozenset({"name", "bytes", "op", "phase", "inputs", "nodes"})
 
 
@@ -111,16 +114,8 @@ def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tupl
             if rule is _NAMES and isinstance(value, list):
                 got = f"[{', '.join(map(shown, value))}]"
             yield (key,), f"expected {rule.expected}, got {got}"
-        elif rule is _NAME and not _is_utf8(str(value)):
+        elif rule is _NAME and _SURROGATE.search(str(value)):
             yield (key,), f"expected characters that UTF-8 can hold, got {shown(value)}"
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _structure_faults(nodes: Sequence[Any]) -> Iterator[str]:
@@ -132,15 +127,8 @@ def _structure_faults(nodes: Sequence[Any]) -> Iterator[str]:
             got = "both" if "outputs" in node else "neither"
             yield f"{_place(nodes, k)}: expected output_bytes or outputs, got {got}"
     outputs = [_output_names(node) for node in nodes]
-    yield from _repeated_names(nodes, outputs)
-    yield from _order_faults(nodes, outputs)
-
-
-def _order_faults(nodes: Sequence[Any], outputs: Sequence[tuple[str, ...] | None]) -> Iterator[str]:
     maker: dict[str, int] = {}
-    for k, names in enumerate(outputs):
-        for name in names or ():
-            maker.setdefault(name, k)
+    yield from _repeated_names(nodes, outputs, maker)
     edges = []
     for k, node in enumerate(nodes):
         for name in _input_names(node):
@@ -162,10 +150,10 @@ def _order_faults(nodes: Sequence[Any], outputs: Sequence[tuple[str, ...] | None
 
 
 def _repeated_names(
-    nodes: Sequence[Any], outputs: Sequence[tuple[str, ...] | None]
+    nodes: Sequence[Any], outputs: Sequence[tuple[str, ...] | None], maker: dict[str, int]
 ) -> Iterator[str]:
+    """Yield names used twice, and put the first node of each tensor into `maker`."""
     first: dict[object, int] = {}
-    maker: dict[str, int] = {}
     for k, node in enumerate(nodes):
         own = node.get("name") if isinstance(node, dict) else None
         repeated = own in first if isinstance(own, str) and own else False
