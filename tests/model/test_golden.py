@@ -10,6 +10,9 @@ The problem is `worked.skip_graph` with a workspace of 1 byte at `b`, with two o
 for ``paper``, costs that rise from node to node, and every limit there is, each of which binds::
 
     RAM 13 B (all kept: 15)   storage 9 B of 15   deadline 12 s of 10 s   energy budget 12 J of 10 J
+
+``constraints`` and what is called ``own-...`` are of the same problem with four constraints of a
+user's own and, but for ``paper``, an objective of his own; see `golden_problem`.
 """
 
 from __future__ import annotations
@@ -37,24 +40,44 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "golden"
 SHIPPED = (*FORMULATIONS.values(), UNREDUCED)
+OWN = {
+    PAPER.name: ("constraints",),
+    COMPACT.name: ("constraints", "own-variables", "own-once", "own-objective"),
+    UNREDUCED.name: ("constraints", "own-objective"),
+}
+"""Files of the problem with own constraints; its other components state what the others do."""
 CASES = [
-    pytest.param(formulation, part.name, id=f"{formulation.name}.{part.name}")
+    pytest.param(formulation, name, id=f"{formulation.name}.{name}")
     for formulation in SHIPPED
-    for part in formulation.components
+    for name in (
+        *(part.name for part in formulation.components if part.name != "constraints"),
+        *OWN[formulation.name],
+    )
 ]
 
 
-def golden_problem(formulation: Formulation) -> Problem:
+def golden_problem(formulation: Formulation, *, own: bool = False) -> Problem:
     """Return the problem that the files speak of."""
     paper = formulation == PAPER
     graph = skip_graph(mask=not paper, workspace=True)
     limits: dict[str, Any] = {} if paper else {"aux_bytes": 9, "energy_budget": 12}
-    return Problem(graph, even_costs(graph), ram=13, deadline=12, **limits)
+    problem = Problem(graph, even_costs(graph), ram=13, deadline=12, **limits)
+    if not own:
+        return problem
+    problem = problem.subject_to(
+        upper=lambda v: v.recomputations["a"] + 2 * v.page_ins["a"] <= 1,
+        lower=lambda v: v.bytes_written >= 4,
+        equality=lambda v: v.page_ins["b"] + v.recomputations["b"] == v.page_outs["d"],
+        real=lambda v: v.energy_j - 0.75 * v.transfer_s <= 10.5,
+    )
+    if paper:
+        return problem
+    return problem.minimizing(lambda v: v.energy_j - 3 * v.page_outs["a"] - 2 * v.page_ins["b"])
 
 
-def stated(formulation: Formulation) -> dict[str, list[str]]:
+def stated(formulation: Formulation, *, own: bool = False) -> dict[str, list[str]]:
     """Build a formulation component by component; return the lines that each one adds."""
-    problem = golden_problem(formulation)
+    problem = golden_problem(formulation, own=own)
     m = pyo.ConcreteModel()
     m.problem = problem
     if formulation == COMPACT:
@@ -137,7 +160,8 @@ def same_lines(found: Iterable[str], expected: Iterable[str]) -> bool:
 @pytest.mark.parametrize(("formulation", "component"), CASES)
 def test_component_states_what_its_file_says(formulation: Formulation, component: str) -> None:
     """No variable, row or coefficient changes unseen."""
-    lines = stated(formulation)[component]
+    own = component in OWN[formulation.name]
+    lines = stated(formulation, own=own)[component.removeprefix("own-")]
     path = file_of(formulation, component)
     if os.environ.get("POETMODEL_WRITE_GOLDEN"):
         path.write_text("\n".join([*lines, ""]), encoding="utf-8")
@@ -148,19 +172,24 @@ def test_component_states_what_its_file_says(formulation: Formulation, component
 
 def test_every_file_belongs_to_a_component() -> None:
     """A renamed component leaves no file behind that nothing is compared with."""
-    expected = {file_of(form, part.name).name for form in SHIPPED for part in form.components}
+    expected = {
+        file_of(form, name).name
+        for form in SHIPPED
+        for name in (*(part.name for part in form.components), *OWN[form.name])
+    }
     assert {path.name for path in FOLDER.iterdir()} == expected
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["stated", "own"])
 @pytest.mark.parametrize("formulation", SHIPPED, ids=lambda formulation: formulation.name)
-def test_build_states_nothing_beside_the_components(formulation: Formulation) -> None:
+def test_build_states_nothing_beside_the_components(formulation: Formulation, own: bool) -> None:
     """What `build` returns has the rows and columns of the files, and no others."""
-    problem = golden_problem(formulation)
+    problem = golden_problem(formulation, own=own)
     if formulation == UNREDUCED:
         model = build(problem, reductions=False)
     else:
         model = build(problem, formulation.name)
     kinds = (pyo.Var, pyo.Constraint, pyo.Objective)
     built = [line for item in model.component_objects(kinds) for line in written(item)]
-    expected = [line for lines in stated(formulation).values() for line in lines]
+    expected = [line for lines in stated(formulation, own=own).values() for line in lines]
     assert same_lines(built, expected)

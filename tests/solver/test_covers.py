@@ -7,22 +7,23 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyomo.environ as pyo
 import pytest
 
 from instances import random_costs, random_graph, random_instance, seeded
 from oracle import optimum
+from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, floor
-from poetmodel.model import Formulation, build
-from poetmodel.model.compact import COMPACT
-from poetmodel.model.objective import WRITES_ROW
-from poetmodel.model.unreduced import UNREDUCED
-from poetmodel.problem import DEADLINE_ROWS, Problem
+from poetmodel.model import build
+from poetmodel.model.linear import ExactLimit, stated_limit
+from poetmodel.problem import LIMITED_SUMS, Problem
 from poetmodel.result import Status
 from poetmodel.schedule import simulate
-from poetmodel.solver import covers, monolithic, solve
-from poetmodel.solver.covers import with_covers
+from poetmodel.solver import monolithic, solve
+from poetmodel.solver.covers import limit_rows, with_covers
+from worked import even_costs, skip_problem
 
 if TYPE_CHECKING:
     import random
@@ -175,12 +176,65 @@ def test_the_least_ram_is_bounded_to_the_byte(reductions: bool) -> None:
         assert (result.status == Status.OPTIMAL) == (result.objective_value == best.value), seed
 
 
-@pytest.mark.parametrize("formulation", [COMPACT, UNREDUCED], ids=lambda form: form.name)
-def test_the_rows_that_covers_look_at_exist(formulation: Formulation) -> None:
-    """A component renamed in a formulation must be renamed there as well."""
-    names = {part.name for part in formulation.components} | {*DEADLINE_ROWS, WRITES_ROW}
-    assert names >= covers.LIMITS
-    assert "deadline" in DEADLINE_ROWS
+@pytest.mark.parametrize("reductions", [True, False])
+def test_covers_look_at_every_limit(reductions: bool) -> None:
+    """Whatever states a limit that the verifier holds schedules to, and nothing else."""
+    seen = set()
+    for counts in ("serial", "overlap"):
+        problem = skip_problem(deadline=12, deadline_counts=counts, energy_budget=12, aux_bytes=9)
+        problem = replace(problem, costs=even_costs(problem.graph, page_in=(5.0, 1.0)))
+        problem = problem.subject_to(few=lambda v: v.page_ins["a"] <= v.recomputations["a"])
+        form = compile_model(build(problem, reductions=reductions))
+        seen |= {form.rows[r].parent_component().local_name for r in limit_rows(form)}
+    sums = LIMITED_SUMS - {"surrogate_deadline"}
+    assert seen == {"memory", "storage", *sums}
+
+
+def signed_form(values: list[float], limit: float) -> StandardForm:
+    """Return a model with one limit over binaries, stated as formulations do."""
+    m = pyo.ConcreteModel()
+    m.x = pyo.Var(range(len(values)), domain=pyo.Binary)
+    m.objective = pyo.Objective(expr=sum(m.x.values()))
+    exact = ExactLimit([(value, m.x[j]) for j, value in enumerate(values)], limit)
+    row = stated_limit(m, "few", None, exact)
+    m.few = pyo.Constraint(expr=m.x[0] >= 0 if row is None else row)
+    m.anchor = pyo.Constraint(expr=sum(m.x.values()) >= 0)
+    return compile_model(m)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_no_point_that_keeps_a_signed_row_is_lost(whole: bool) -> None:
+    """The row and its covers keep every 0/1 point within the limit; covers take the others."""
+    excluded = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        values = [int(value) for value in rng.integers(-9, 10, size=6) if value]
+        positive = sum(value for value in values if value > 0)
+        if positive < 2:
+            continue
+        limit = int(rng.integers(sum(values) - positive, positive))
+        scale = 1 if whole else 0.1
+        form = signed_form([scale * value for value in values], scale * limit)
+        points = [np.array(bits) for bits in product((0.0, 1.0), repeat=len(values))]
+        kept = [x for x in points if sum(values * x) <= limit]
+        assert all(form.violation(x) == 0.0 for x in kept)
+        for x in points:
+            found = with_covers(form, x, limit_rows(form))
+            assert (found is None) == (sum(values * x) <= limit), (values, limit, x)
+            if found is not None:
+                excluded += 1
+                assert found.violation(x) >= 1.0
+                assert all(found.violation(y) == 0.0 for y in kept)
+    assert excluded > 100
+
+
+def test_a_column_that_may_be_more_than_one_has_no_cover() -> None:
+    """What is said of literals does not hold of counts."""
+    form = signed_form([2, -1, 1], 1)
+    x = np.array([1.0, 0.0, 1.0])
+    assert with_covers(form, x, limit_rows(form)) is not None
+    counts = replace(form, upper=np.array([2.0, 1.0, 1.0]))
+    assert with_covers(counts, x, limit_rows(counts)) is None
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-12, 1e6])

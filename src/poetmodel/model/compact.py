@@ -32,15 +32,19 @@ def _variables(m: pyo.ConcreteModel) -> None:
         recomputed[t,k]  node k is recomputed in stage t: R[t,k]
         paged_in[t,i]    tensor i is paged in, in stage t: M_in[t,i]
         paged_out[i]     tensor i is paged out right after its first computation; S_AUX from then on
+
+    What a limit or the objective wants for its own sake (a lower limit, a negative coefficient) is
+    offered in every stage: recomputations, page-ins, and page-outs of whatever they are wanted of.
     """
-    graph, events = m.problem.graph, m.events
+    graph, events, wanted = m.problem.graph, m.events, m.problem.wanted.page_out
     kept = [(i, a) for i, stages in enumerate(events.events) for a in range(len(stages))]
     recomputed = [(t, k) for k, stages in enumerate(events.recompute) for t in stages]
     paged_in = [(t, i) for i, stages in enumerate(events.page_in) for t in stages]
     paged_out = [
         i
         for i, stages in enumerate(events.page_in)
-        if stages and not graph.nodes[graph.node_of[i]].on_aux
+        if m.problem.can_page
+        and (wanted[i] or (stages and not graph.nodes[graph.node_of[i]].on_aux))
     ]
     m.kept = pyo.Var(kept, domain=pyo.Binary)
     m.recomputed = pyo.Var(recomputed, domain=pyo.Binary)
@@ -74,9 +78,9 @@ def _once(m: pyo.ConcreteModel) -> None:
     """Put a tensor into RAM at most once a stage.
 
     Paging in what is in RAM is not allowed; recomputing it is waste where the node makes nothing
-    else::
+    else, and no limit and no objective wants it recomputed::
 
-        S_RAM[t,i] + M_in[t,i] + R[t,node(i)] <= 1    node(i) has one output
+        S_RAM[t,i] + M_in[t,i] + R[t,node(i)] <= 1    node(i) has one output and is not wanted
         S_RAM[t,i] + M_in[t,i] <= 1                   otherwise
     """
     state_once(m, [(t, i) for i, stages in enumerate(m.events.events) for t in stages])
@@ -84,13 +88,13 @@ def _once(m: pyo.ConcreteModel) -> None:
 
 def state_once(m: pyo.ConcreteModel, index: Sequence[tuple[int, int]]) -> None:
     """State these rows for (stage or group, tensor)."""
-    graph = m.problem.graph
+    graph, wanted = m.problem.graph, m.problem.wanted.compute
 
     def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
         k = graph.node_of[i]
         again = entry(m.recomputed, (t, k))
-        several = len(graph.outputs_of[k]) > 1
-        found = [var for var in sources(m, t, i) if not (several and var is again)]
+        beside = len(graph.outputs_of[k]) > 1 or wanted[k] > 0
+        found = [var for var in sources(m, t, i) if not (beside and var is again)]
         if len(found) <= 1:
             return pyo.Constraint.Skip
         return (None, linear((1, var) for var in found), 1)
@@ -128,11 +132,12 @@ def _from_storage(m: pyo.ConcreteModel) -> None:
 
     ::
 
-        M_in[t,i] <= paged_out[i]
+        M_in[t,i] <= paged_out[i]    i is not on storage from the start
     """
+    graph = m.problem.graph
 
     def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
-        if i not in m.paged_out:
+        if graph.nodes[graph.node_of[i]].on_aux:
             return pyo.Constraint.Skip
         return covered(m.paged_in[t, i], [m.paged_out[i]])
 
@@ -184,9 +189,16 @@ def _storage(m: pyo.ConcreteModel) -> None:
 
         sum(bytes[i] * paged_out[i]) <= aux_bytes
     """
-    limit = m.problem.aux_limit_bytes
-    if limit is not None:
-        add_limit(m, "storage", m.problem.quantity(Quantity.WRITES).coefficients, limit)
+    problem = m.problem
+    limit = problem.aux_limit_bytes
+    if limit is None:
+        return
+    taken = [
+        0 if problem.graph.nodes[k].on_aux else size
+        for k, size in zip(problem.graph.node_of, problem.graph.tensor_bytes, strict=True)
+    ]
+    room = problem.quantity(Quantity.WRITES).coefficients._replace(page_out=taken)
+    add_limit(m, "storage", room, limit)
 
 
 STORAGE = Component(

@@ -72,8 +72,14 @@ def storage_is_limiting(problem: Problem) -> bool:
         return False
     return limit < sum(
         size
-        for size, users, k in zip(graph.tensor_bytes, graph.users_of, graph.node_of, strict=True)
-        if users and not graph.nodes[k].on_aux
+        for size, users, out, k in zip(
+            graph.tensor_bytes,
+            graph.users_of,
+            problem.wanted.page_out,
+            graph.node_of,
+            strict=True,
+        )
+        if (users or out) and not graph.nodes[k].on_aux
     )
 
 
@@ -88,6 +94,15 @@ def dominated(problem: Problem, k: int, *, limiting: bool | None = None) -> bool
     recomputation: needs no input, and no more RAM at any step. It must be no dearer in every
     quantity that is minimized or limited. Written bytes only grow, so it never holds where they are
     minimized or storage is limiting; where time is a makespan it would load the bus.
+
+    Each row counts ``sum <= limit``, a lower limit with all signs turned, so it must be no larger
+    in any such sum. There `r >= 1` recomputations go, and what comes is *at most* `r` page-ins and
+    one page-out of each read output: an output that is in RAM, or on storage, already needs none.
+    So what has a negative coefficient may not come at all, and takes nothing off for sure:
+
+        r * compute  >=  r * sum(max(0, page_in)) + sum(max(0, page_out))    for every r >= 1
+
+    which ``r = 1`` implies. A row that wants `k` recomputed (``compute < 0``) always forbids it.
     """
     graph = problem.graph
     timed = problem.minimize == Quantity.TIME or problem.deadline_s is not None
@@ -100,18 +115,19 @@ def dominated(problem: Problem, k: int, *, limiting: bool | None = None) -> bool
     stored = graph.nodes[k].on_aux
     counted = [problem.objective.coefficients, *(one.coefficients for one in problem.linear_limits)]
     return all(
-        of.compute[k] >= sum(of.page_in[i] + (0.0 if stored else of.page_out[i]) for i in outputs)
+        of.compute[k]
+        >= sum(max(0, of.page_in[i]) + (0 if stored else max(0, of.page_out[i])) for i in outputs)
         for of in counted
     )
 
 
 def recomputable_nodes(problem: Problem, *, dominance: bool = True) -> tuple[bool, ...]:
     """Return for each node whether the model must offer its recomputation."""
-    graph = problem.graph
+    graph, wanted = problem.graph, problem.wanted.compute
     limiting = storage_is_limiting(problem)
     return tuple(
         problem.may_recompute(k)
-        and any(graph.users_of[i] for i in graph.outputs_of[k])
+        and (wanted[k] > 0 or any(graph.users_of[i] for i in graph.outputs_of[k]))
         and not (dominance and dominated(problem, k, limiting=limiting))
         for k in range(len(graph.nodes))
     )
@@ -138,6 +154,11 @@ def find_events(
     happens, between two uses can as well end at the earlier or happen at the later one, with no
     more RAM at any step; a recomputation cannot be moved like that, for its inputs may be in RAM
     only then, and its transients may only fit then.
+
+    What a limit or the objective wants (`Problem.wanted`) may serve nothing else. Such
+    recomputations and page-ins are offered in every group after the first computation, one in each:
+    groups are of one stage there. A page-in is an event of its tensor up to the last use, since the
+    tensor must be gone before it; beyond that a copy goes right after its step.
 
     *Free keep*: a tensor that is surely in RAM in an event's group and free up to the next event is
     kept. Then it need not be paged in there, and its node not be recomputed if that holds for all
@@ -172,6 +193,7 @@ class _Sweep:
     ) -> None:
         self.problem = problem
         self.graph = problem.graph
+        self.wanted = problem.wanted
         self.group_of = group_of
         self.recomputable = recomputable
         self.extra = extra
@@ -200,27 +222,39 @@ class _Sweep:
     def _visit(self, k: int) -> None:
         graph, group_of = self.graph, self.group_of
         first = group_of[k]
-        wanted: set[int] = set()
+        used: set[int] = set()
         for i in graph.outputs_of[k]:
             readers = graph.users_of[i]
             found = {group_of[j] for j in readers}.union(*(self.recompute[j] for j in readers))
             self.uses[i] = tuple(sorted(e for e in found if e > first))
-            wanted.update(self.uses[i])
-        if not wanted:
-            return
+            used.update(self.uses[i])
         if self.recomputable[k]:
-            self.recompute[k] = self._useful(k, self._offered(k, wanted))
+            self.recompute[k] = self._recompute(k, used)
         for i in graph.outputs_of[k]:
             self.events[i] = self._events(i, self.recompute[k])
             self.sure[i] = self._sure(i, self.events[i])
             if self.problem.can_page:
-                self.page_in[i] = tuple(e for e in self.uses[i] if e not in self.sure[i])
+                offered = self._after(first) if self._is_wanted_in(i) else self.uses[i]
+                self.page_in[i] = tuple(e for e in offered if e not in self.sure[i])
 
-    def _offered(self, k: int, wanted: set[int]) -> Sequence[int]:
-        first, last = self.group_of[k], max(wanted)
+    def _is_wanted_in(self, i: int) -> bool:
+        """Return whether a page-in of tensor `i` may be wanted for its own sake."""
+        return self.problem.can_page and self.wanted.page_in[i] > 0
+
+    def _after(self, group: int) -> range:
+        return range(group + 1, self.group_of[-1] + 1)
+
+    def _recompute(self, k: int, used: set[int]) -> tuple[int, ...]:
+        """Return the groups in which node `k` may be recomputed, given the uses of its outputs."""
+        first = self.group_of[k]
+        if self.wanted.compute[k]:
+            return tuple(self._after(first))
+        if not used:
+            return ()
+        last = max(used)
         if self.extra is None:
-            return range(first + 1, last + 1)
-        return sorted(wanted | {e for e in self.extra[k] if first < e < last})
+            return self._useful(k, range(first + 1, last + 1))
+        return self._useful(k, sorted(used | {e for e in self.extra[k] if first < e < last}))
 
     def _useful(self, k: int, offered: Sequence[int]) -> tuple[int, ...]:
         """Return the groups in which some output that is still used is not surely in RAM."""
@@ -234,16 +268,21 @@ class _Sweep:
         return tuple(sorted(useful))
 
     def _events(self, i: int, recompute: Sequence[int]) -> tuple[int, ...]:
-        """Return uses and recomputations up to the last use: nothing is kept for nobody."""
+        """Return where tensor `i` may be read, made or wanted, up to the last use.
+
+        Beyond that nothing is kept for nobody.
+        """
         last = self.uses[i][-1] if self.uses[i] else -1
-        return tuple(sorted({*self.uses[i], *(e for e in recompute if e <= last)}))
+        paged = self._after(self.group_of[self.graph.node_of[i]]) if self._is_wanted_in(i) else ()
+        return tuple(sorted({*self.uses[i], *(e for e in (*recompute, *paged) if e <= last)}))
 
     def _sure(self, i: int, events: tuple[int, ...]) -> frozenset[int]:
         """Return the events that tensor `i` may enter in RAM at no cost, in any solution.
 
         A free stretch begins in a group whose last stage makes or reads `i`, which is there then.
+        A tensor whose page-ins are wanted is not kept for sure: it must be gone before one.
         """
-        if self.is_free is None:
+        if self.is_free is None or self._is_wanted_in(i):
             return frozenset()
         stretches = pairwise((self.group_of[self.graph.node_of[i]], *events))
         return frozenset(end for begin, end in stretches if self.is_free(i, begin, end))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
 
+from poetmodel.problem.objective import ROUNDING
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
@@ -63,6 +64,17 @@ class ExactLimit:
     limit: float
     """The right-hand side; an int for bytes."""
 
+    @property
+    def room(self) -> float:
+        """What the *literals* may take together, each its value without the sign.
+
+        The literal of a positive value is its variable `x`, that of a negative one ``1 - x``. Real
+        numbers get what their sum may be off by.
+        """
+        taken = sum(-value for value, _ in self.terms if value < 0)
+        whole = isinstance(self.limit, int)
+        return self.limit + taken + (0 if whole else ROUNDING * taken)
+
 
 def limit_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
     """Return the row that a solver gets for a limit, None if it cannot bind.
@@ -108,12 +120,30 @@ def limit_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
     return scaled, right + max(half, RESOLVED * right)
 
 
+def signed_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
+    """Return what `limit_row` does, of a limit whose values may be negative: its room is not.
+
+    The row is that of the literals. Positive values that do not exceed the limit cannot break it.
+    """
+    if all(value >= 0 for value, _ in limit.terms):
+        return limit_row(limit)
+    if sum(value for value, _ in limit.terms if value > 0) <= limit.limit:
+        return None
+    literals = [(abs(value), (math.copysign(1.0, value), var)) for value, var in limit.terms]
+    found = limit_row(ExactLimit(literals, limit.room))
+    if found is None:
+        return None
+    row, right = found
+    taken = sum(value for value, (sign, _) in row if sign < 0)
+    return [(sign * value, variable) for value, (sign, variable) in row], right - taken
+
+
 def stated_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> Any | None:
     """Return the row for a limit, None where it cannot bind; a row that can is kept as a limit.
 
     It is that of constraint `name`, whose index is None if it is a scalar one.
     """
-    row = limit_row(limit)
+    row = signed_row(limit)
     if row is None:
         return None
     keep_limit(m, name, index, limit)
@@ -130,9 +160,14 @@ def keep_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> None:
 
 def never(m: pyo.ConcreteModel) -> pyo.Constraint:
     """Return a constraint that no values satisfy, stated so that every solver proves it."""
+    return pyo.Constraint(expr=impossible(m))
+
+
+def impossible(m: pyo.ConcreteModel) -> Any:
+    """Return a row that no values satisfy."""
     if not hasattr(m, "nothing"):
         m.nothing = pyo.Var(bounds=(0, 0))
-    return pyo.Constraint(expr=m.nothing >= 1)
+    return m.nothing >= 1
 
 
 def entry(variables: Any, index: Any, default: Any = None) -> Any:

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 import pyomo.core as pyo
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
-from poetmodel.model.linear import ExactLimit, Term, linear, merged, never, stated_limit
-from poetmodel.problem import DEADLINE_ROWS, Coefficients
+from poetmodel.model.linear import (
+    ExactLimit,
+    Term,
+    impossible,
+    linear,
+    merged,
+    stated_limit,
+)
+from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Coefficients, largest_rewards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,9 +55,10 @@ def _objective(m: pyo.ConcreteModel) -> None:
 
         sum(R * compute) + sum(M_in * page_in) + sum(M_out * page_out)
 
-    with energies, times or bytes written; or the peak RAM variable. Costs that dwarf all others
-    count for less: for a million units, or twice the reference. Bounds stay bounds, and what is
-    better than the reference is not concerned.
+    with energies, times, bytes written or a user's own coefficients; or the peak RAM variable.
+    Where coefficients are negative a constant is added, so that it is 0 or more: what they take off
+    at the very most. Costs that dwarf all others count for less: for a million units, or twice the
+    reference. Bounds stay bounds, and what is better than the reference is not concerned.
     """
     m.objective_unit = m.problem.objective.unit
     m.objective = pyo.Objective(expr=minimized(m))
@@ -65,8 +73,14 @@ def minimized(m: pyo.ConcreteModel) -> Any:
         return 1000 * m.peak
     unit, reference = objective.unit, objective.reference
     most = MOST_UNITS if reference is None else 2 * reference / unit
-    terms = m.decisions.terms(objective.coefficients)
-    return linear((min(coefficient / unit, most), var) for coefficient, var in terms)
+    capped = Coefficients(
+        *(
+            tuple(max(-most, min(coefficient / unit, most)) for coefficient in column)
+            for column in objective.coefficients
+        )
+    )
+    rewards = largest_rewards(m.problem.graph, capped)
+    return linear(m.decisions.terms(capped), -rewards if rewards else 0.0)
 
 
 OBJECTIVE = Component("objective", _objective, "POET (ICML 2022), equation 2", AFTER_VARIABLES)
@@ -108,7 +122,7 @@ def _energy_budget(m: pyo.ConcreteModel) -> None:
         <=  budget
     """
     for limit in m.problem.linear_limits:
-        if limit.name not in DEADLINE_ROWS:
+        if limit.name == ENERGY_BUDGET.name:
             add_limit(m, limit.name, limit.coefficients, limit.slack)
 
 
@@ -119,14 +133,63 @@ ENERGY_BUDGET = Component(
     AFTER_VARIABLES,
 )
 
-LIMITS_AND_OBJECTIVE: Final = (DEADLINE, ENERGY_BUDGET, OBJECTIVE)
+
+def _constraints(m: pyo.ConcreteModel) -> None:
+    """Keep the user's own constraints on the totals of a schedule.
+
+    For every constraint ``lower <= a sum of totals <= upper``, with what it counts for each
+    decision, less what a single pass takes; a constraint has one such row, or two::
+
+        sum(R * compute) + sum(M_in * page_in) + sum(M_out * page_out)  <=  upper - pass
+        - sum(R * compute) - sum(M_in * page_in) - sum(M_out * page_out)  <=  pass - lower
+
+    Where a limit or the objective wants a tensor paged out, that counts once::
+
+        sum(M_out[t,i], t >= node(i)) <= 1
+    """
+    stated = {}
+    for limit in m.problem.linear_limits:
+        if limit.name == CONSTRAINTS:
+            row = _limit_row(m, limit.name, limit.index, limit.coefficients, limit.slack)
+            if row is not None:
+                stated[limit.index] = row
+    if stated:
+        m.constraints = pyo.Constraint(list(stated), rule=lambda _, *index: stated[index])
+    wanted = m.problem.wanted.page_out
+    outs: dict[int, list[Any]] = {}
+    for i, var in m.decisions.page_outs:
+        if wanted[i]:
+            outs.setdefault(i, []).append(var)
+    several = {i: found for i, found in outs.items() if len(found) > 1}
+    if several:
+        m.paged_out_once = pyo.Constraint(
+            list(several), rule=lambda _, i: (None, linear((1, var) for var in several[i]), 1)
+        )
+
+
+OWN_CONSTRAINTS = Component(
+    CONSTRAINTS,
+    _constraints,
+    "poetmodel: a user's own rows, over the decisions that totals count",
+    AFTER_VARIABLES,
+)
+
+LIMITS_AND_OBJECTIVE: Final = (DEADLINE, ENERGY_BUDGET, OWN_CONSTRAINTS, OBJECTIVE)
 
 
 def add_limit(m: pyo.ConcreteModel, name: str, coefficients: Coefficients, slack: float) -> None:
-    """Add a limit on a sum over decisions under a name; nothing satisfies one below zero."""
-    if slack < 0:
-        setattr(m, name, never(m))
-        return
-    row = stated_limit(m, name, None, ExactLimit(m.decisions.terms(coefficients), slack))
+    """Add a limit on a sum over decisions under a name."""
+    row = _limit_row(m, name, None, coefficients, slack)
     if row is not None:
         setattr(m, name, pyo.Constraint(expr=row))
+
+
+def _limit_row(
+    m: pyo.ConcreteModel, name: str, index: Any, coefficients: Coefficients, slack: float
+) -> Any | None:
+    """Return the row of a limit, None where it cannot bind.
+
+    Nothing satisfies one that is exceeded even by what takes off the most.
+    """
+    limit = ExactLimit(m.decisions.terms(coefficients), slack)
+    return impossible(m) if limit.room < 0 else stated_limit(m, name, index, limit)

@@ -19,7 +19,7 @@ from poetmodel.errors import ModelError
 from poetmodel.graph import Graph, Tensor
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.linear import covered, linear
-from poetmodel.model.objective import DEADLINE, OBJECTIVE
+from poetmodel.model.objective import DEADLINE, OBJECTIVE, OWN_CONSTRAINTS
 from poetmodel.model.relations import TRIANGLE, Relation
 from poetmodel.problem import Problem, Quantity
 from poetmodel.schedule import RELATIONS
@@ -67,7 +67,8 @@ def one_output_each(problem: Problem) -> Problem:
 
     The tensor has the bytes of all outputs; paging it costs what paging those costs that any node
     reads. A node without outputs gets one of no bytes. Limits are those of the problem in bytes,
-    seconds and joules, so that percentages keep their meaning.
+    seconds and joules, so that percentages keep their meaning; own constraints, which name tensors,
+    are stated by `restore`.
     """
     graph, table = problem.graph, problem.table
     read = read_outputs(graph)
@@ -98,7 +99,7 @@ def one_output_each(problem: Problem) -> Problem:
         page_out=summed(table.page_out_time_s, table.page_out_energy_j),
         device=problem.costs.device,
     )
-    return replace(problem.resolved(), graph=reduced, costs=costs)
+    return replace(problem.resolved(), graph=reduced, costs=costs, constraints=())
 
 
 def read_outputs(graph: Graph) -> list[tuple[int, ...]]:
@@ -130,6 +131,7 @@ def restore(m: pyo.ConcreteModel, problem: Problem) -> None:
         page_outs=[(i, var) for k, var in m.decisions.page_outs for i in read[k]],
     )
     m.problem = problem
+    OWN_CONSTRAINTS.build(m)
 
 
 def _inputs_resident(m: pyo.ConcreteModel) -> None:
@@ -288,6 +290,7 @@ PAPER = Formulation(
             AFTER_VARIABLES | {"freeing"},
         ),
         DEADLINE,
+        OWN_CONSTRAINTS,
         OBJECTIVE,
     ),
 )

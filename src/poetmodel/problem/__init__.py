@@ -12,6 +12,7 @@ from poetmodel.problem.objective import (
     Objective,
     Quantity,
     TimeSum,
+    largest_rewards,
     weighted,
 )
 from poetmodel.problem.problem import Problem, within
@@ -33,6 +34,7 @@ __all__ = [
     "Surrogate",
     "TimeSum",
     "TotalsConstraint",
+    "largest_rewards",
     "weighted",
     "within",
 ]

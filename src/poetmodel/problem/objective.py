@@ -32,7 +32,7 @@ of the bus; and that of a surrogate, while a model states one."""
 LIMITED_SUMS: Final = frozenset({*DEADLINE_ROWS, "energy_budget", CONSTRAINTS})
 """Names of all rows of `linear_limits`."""
 ROUNDING: Final = 1e-13
-"""What the difference of two sums of times may be off by, relative to them."""
+"""What the difference of two sums may be off by, relative to them."""
 
 
 class Quantity(StrEnum):
@@ -109,7 +109,9 @@ class OwnSum:
 
     def overhead(self, simulation: Simulation) -> float:
         """Return how far the sum is above its baseline, that of a single pass less the rewards."""
-        return simulation.total(self.graph, self.terms, extra=True) - self.rewards
+        extra = simulation.total(self.graph, self.terms, extra=True)
+        above = extra - self.rewards
+        return above if above > ROUNDING * max(abs(extra), abs(self.rewards)) else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,11 +171,12 @@ class Objective:
     def unit(self) -> float:
         """How much one unit of a model's objective is.
 
-        A thousandth of the baseline, of the RAM that schedules can use, or of the reference, so
-        that gaps that matter are far above a solver's absolute tolerances; else the dearest
-        transfer.
+        A thousandth of the reference, the baseline, the RAM that schedules can use or a user's own
+        coefficients together, so that gaps that matter are far above a solver's absolute
+        tolerances; else the dearest transfer.
         """
-        whole = (self.reference or self.baseline) if self.is_sum else self.whole
+        measured = self.whole if self.own is not None or not self.is_sum else self.baseline
+        whole = (self.reference if self.is_sum else None) or measured
         transfers = (*self.coefficients.page_in, *self.coefficients.page_out)
         return whole / 1000 or float(max(transfers, default=0.0)) or 1.0
 
@@ -197,7 +200,7 @@ class Objective:
     def overhead(self, simulation: Simulation) -> float:
         """Return the amount above the baseline, as simulated; the value that a search lowers."""
         if self.own is not None:
-            return max(0.0, self.own.overhead(simulation))
+            return self.own.overhead(simulation)
         if self.counted is None:
             return max(0.0, getattr(simulation, self.overhead_figure) or 0.0)
         whole_s = self.counted.of(simulation.compute_s or 0.0, simulation.transfer_s or 0.0)
@@ -349,18 +352,7 @@ def _writes(problem: Problem) -> Objective:
 
 def _own(problem: Problem) -> Objective:
     coefficients, baseline = sum_of(problem, problem.own_objective)
-    # No count exceeds the stages after the first computation; a tensor goes out once.
-    n = len(problem.graph.nodes)
-    most = Coefficients(
-        compute=range(n - 1, -1, -1),
-        page_in=[n - 1 - k for k in problem.graph.node_of],
-        page_out=[1] * len(problem.graph.tensors),
-    )
-    rewards = sum(
-        min(0.0, value) * times
-        for column, counts in zip(coefficients, most, strict=True)
-        for value, times in zip(column, counts, strict=True)
-    )
+    rewards = largest_rewards(problem.graph, coefficients)
     return Objective(
         quantity=OWN,
         format="{:.6g}".format,
@@ -371,6 +363,24 @@ def _own(problem: Problem) -> Objective:
         baseline=baseline + rewards,
         whole=sum(map(abs, (value for column in coefficients for value in column))),
         own=OwnSum(problem.graph, problem.own_objective, rewards),
+    )
+
+
+def largest_rewards(graph: Graph, coefficients: Coefficients) -> float:
+    """Return what the negative coefficients of a sum take off it at the very most, 0 or less.
+
+    No count exceeds the stages after the first computation; a tensor goes out once.
+    """
+    n = len(graph.nodes)
+    most = Coefficients(
+        compute=range(n - 1, -1, -1),
+        page_in=[n - 1 - k for k in graph.node_of],
+        page_out=[1] * len(graph.tensors),
+    )
+    return sum(
+        min(0.0, value) * times
+        for column, counts in zip(coefficients, most, strict=True)
+        for value, times in zip(column, counts, strict=True)
     )
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from poetmodel.backends.sparse import csr_array
-from poetmodel.model.objective import WRITES_ROW
-from poetmodel.problem import DEADLINE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,17 +18,33 @@ if TYPE_CHECKING:
 EXCEEDED: Final = 1e-12
 """By how much a scaled row must be exceeded, so that rounding errors of its sum do not count."""
 _HALF: Final = 0.5
-LIMITS: Final = frozenset({"memory", "storage", *DEADLINE_ROWS, "energy_budget", WRITES_ROW})
-"""Constraints of the exact formulations that state limits which the verifier looks at."""
+
+
+class _Literal(NamedTuple):
+    """A column that is 0 or 1 as a row counts it: itself, or what it lacks to 1."""
+
+    column: int
+    size: float
+    """What it takes where it holds, 0 or more."""
+    sign: int
+    """1 for the column itself, -1 for ``1 - column``."""
+
+    def holds(self, x: NDArray[np.float64]) -> bool:
+        """Return whether it is 1 at a point."""
+        return bool(x[self.column] > _HALF) == (self.sign > 0)
 
 
 def limit_rows(form: StandardForm) -> list[int]:
-    """Return the rows of a form that state what the verifier looks at."""
-    return [
-        r
-        for r, row in enumerate(form.rows)
-        if not isinstance(row, str) and row.parent_component().local_name in LIMITS
-    ]
+    """Return the rows of a form that state what the verifier looks at: those of exact limits."""
+    stated = getattr(form.model, "exact_limits", {})
+    return [r for r, row in enumerate(form.rows) if _key(row) in stated]
+
+
+def _key(row: Any) -> tuple[str, Any] | None:
+    """Return the name and index of a constraint; None for a row of something else."""
+    if not hasattr(row, "parent_component"):
+        return None
+    return row.parent_component().local_name, row.index()
 
 
 def with_covers(
@@ -49,7 +63,9 @@ def with_covers(
     ten bytes too many are within it. The columns ``C`` of such a point exceed the limit by
     themselves, so ``sum of C <= |C| - 1`` holds for every schedule, and no tolerance hides that.
     Columns that need at least as much as the largest of ``C`` may join the sum. Of limits that a
-    model states in bytes, times or energies these are compared, bytes as integers.
+    model states in bytes, times or energies these are compared, bytes as integers. A column that
+    takes off such a limit counts as a literal: ``1 - x`` takes what `x` would take off, of a limit
+    that is higher by as much.
 
     References
     ----------
@@ -62,56 +78,61 @@ def with_covers(
             break
     else:
         return None
-    index = np.concatenate([columns for columns, _ in found])
-    ends = np.cumsum([0, *(columns.size for columns, _ in found)])
-    cuts = csr_array((np.ones(index.size), index, ends), shape=(len(found), form.n_columns))
+    index = [literal.column for literals, _ in found for literal in literals]
+    signs = [literal.sign for literals, _ in found for literal in literals]
+    ends = np.cumsum([0, *(len(literals) for literals, _ in found)])
+    cuts = csr_array(
+        (np.array(signs, dtype=np.float64), np.array(index, dtype=np.int32), ends),
+        shape=(len(found), form.n_columns),
+    )
     least, most = np.full(len(found), -np.inf), [float(right) for _, right in found]
     return form.with_rows(cuts, least, most, ["cover"] * len(found))
 
 
 def _cover(
     form: StandardForm, x: NDArray[np.float64], row: int, allowance: float
-) -> tuple[NDArray[np.int32], int] | None:
-    """Return columns of a row, and how many of them can be 1; None where `x` keeps the row."""
-    values, limit = _exactly(form, row, allowance)
-    ordered = sorted(values.items(), key=lambda entry: -entry[1])
-    chosen = [entry for entry in ordered if x[entry[0]] > _HALF]
-    needs = [value for _, value in chosen]
+) -> tuple[list[_Literal], int] | None:
+    """Return literals of a row, and the limit of a row on their columns.
+
+    None where `x` keeps the row, or where a column may be more than 1.
+    """
+    literals, limit = _exactly(form, row, allowance)
+    ordered = sorted(literals, key=lambda literal: -literal.size)
+    chosen = [literal for literal in ordered if literal.holds(x)]
+    needs = [literal.size for literal in chosen]
     size = next((u for u in range(1, len(needs) + 1) if sum(needs[:u]) > limit), None)
-    if size is None:
+    if size is None or any(form.upper[literal.column] > 1 for literal in literals):
         return None
     begin = 0  # as many that need less, so that more columns need as much as the largest
     while begin + size < len(needs) and sum(needs[begin + 1 : begin + 1 + size]) > limit:
         begin += 1
     cover = chosen[begin : begin + size]
-    largest = cover[0][1]
-    members = {column for column, _ in cover}
-    members.update(column for column, value in ordered if value >= largest)
-    return np.array(sorted(members), dtype=np.int32), size - 1
+    members = {literal for literal in ordered if literal.size >= cover[0].size}.union(cover)
+    lacking = sum(literal.sign < 0 for literal in members)
+    return sorted(members), size - 1 - lacking
 
 
-def _exactly(form: StandardForm, row: int, allowance: float) -> tuple[dict[int, float], float]:
+def _exactly(form: StandardForm, row: int, allowance: float) -> tuple[list[_Literal], float]:
     """Return what each column of a row needs, and the limit; in bytes where they are known."""
-    constraint = form.rows[row]
     stated = getattr(form.model, "exact_limits", {})
-    name = getattr(getattr(constraint, "parent_component", lambda: None)(), "local_name", None)
-    exact = None if name is None else stated.get((name, constraint.index()))
+    exact = stated.get(_key(form.rows[row]))
     if exact is None:
         span = slice(form.matrix.indptr[row], form.matrix.indptr[row + 1])
         columns, coefficients = form.matrix.indices[span], form.matrix.data[span]
         falling = coefficients < 0
         limit = form.row_upper[row] - coefficients[falling] @ form.upper[columns[falling]]
         pairs = zip(columns[~falling].tolist(), coefficients[~falling].tolist(), strict=True)
-        return dict(pairs), float(limit) + allowance
+        return [_Literal(column, size, 1) for column, size in pairs], float(limit) + allowance
     column = {id(variable): j for j, variable in enumerate(form.columns)}
     limit = exact.limit
-    values: dict[int, float] = {}
+    literals = []
     for value, variable in exact.terms:
         j = column.get(id(variable))
         if j is not None:
-            values[j] = value
+            literals.append(_Literal(j, abs(value), 1 if value > 0 else -1))
+            limit -= min(value, 0)
         elif variable.value:  # fixed
             limit -= value
     if not isinstance(limit, int):
         limit += allowance * abs(limit)
-    return values, limit
+    return literals, limit

@@ -118,7 +118,7 @@ def is_tight(problem: Problem, value: float, bound: float) -> bool:
     missing = value - bound
     if problem.objective.in_bytes:
         return missing < EQUAL_BYTES
-    whole = problem.objective.baseline + value
+    whole = abs(problem.objective.baseline) + value
     return missing <= EQUAL * value and missing <= EQUAL_IN_ALL * whole
 
 
@@ -135,7 +135,7 @@ def reported_bound(problem: Problem, candidate: Candidate, bound: float) -> floa
     """
     bound = max(bound, problem.objective.least)
     if is_tight(problem, candidate.value, bound):
-        slack = EQUAL * abs(candidate.value) + EQUAL_IN_ALL * problem.objective.baseline
+        slack = EQUAL * abs(candidate.value) + EQUAL_IN_ALL * abs(problem.objective.baseline)
         if bound > candidate.value + slack and not candidate.violations:
             msg = (
                 f"the solver's bound {bound!r} is above the value {candidate.value!r} of a "
