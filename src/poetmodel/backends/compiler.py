@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from array import array
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -23,12 +24,15 @@ from pyomo.repn.util import (
 from poetmodel.backends.sparse import csr_array
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, SLACK, StandardForm, round_binaries
 from poetmodel.errors import ModelError, listed
+from poetmodel.model.rows import ArrayTerms, RowConstraintData
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import ArrayLike, NDArray
+
+    from poetmodel.model.rows import Row
 
 _listed: Final = partial(listed, most=10)
 """Faults of one kind: ten are named one by one; the others are counted."""
@@ -109,15 +113,17 @@ class _Rows:
     def __init__(self, model: Any, objective: Any) -> None:
         self.variables: dict[int, Any] = {}
         self._order: dict[int, int] = {}
-        recorder = OrderedVarRecorder(self.variables, self._order, _ORDER)
-        self._walk = LinearRepnVisitor({}, var_recorder=recorder).walk_expression
+        self._recorder = OrderedVarRecorder(self.variables, self._order, _ORDER)
+        self._walk = LinearRepnVisitor({}, var_recorder=self._recorder).walk_expression
+        self._known: dict[int, tuple[NDArray[np.int32], NDArray[np.float64] | None]] = {}
+        """Columns and fixed values of the variables that rows of arrays share, by `id`."""
         self.constraints: list[Any] = []
         self.lower: list[float] = []
         """Lower side of each row, constants folded."""
         self.upper: list[float] = []
         """Upper side likewise."""
-        self._data: list[float] = []
-        self._index: list[int] = []
+        self._data = array("d")
+        self._index = array("i")
         self._ends = [0]
         self.contradiction: str | None = None
         """The name of the first constraint without variables that does not hold."""
@@ -138,6 +144,9 @@ class _Rows:
 
     def _add(self, constraint: Any) -> bool:
         """Add the row of a constraint; return whether it can hold."""
+        row = constraint.row if isinstance(constraint, RowConstraintData) else None
+        if row is not None:
+            return self._add_row(constraint, row)
         low, body, up = constraint.to_bounded_expression()
         if low is None and up is None:
             return True
@@ -154,12 +163,69 @@ class _Rows:
         self._ends.append(len(self._data))
         return True
 
+    def _add_row(self, constraint: Any, row: Row) -> bool:
+        """Add a row that has no expression yet; return whether it can hold."""
+        low = -math.inf if row.lower is None else row.lower
+        up = math.inf if row.upper is None else row.upper
+        begin, constant = len(self._data), 0.0
+        if isinstance(row.terms, ArrayTerms):
+            constant = self._add_arrays(row.terms)
+        else:
+            for coefficient, variable in row.terms:
+                if variable.fixed:
+                    constant += coefficient * variable.value
+                else:
+                    self._index.append(self._place(variable))
+                    self._data.append(coefficient)
+        low, up = low - constant, up - constant
+        if len(self._data) == begin:
+            return low <= 0 <= up
+        self.constraints.append(constraint)
+        self.lower.append(low)
+        self.upper.append(up)
+        self._ends.append(len(self._data))
+        return True
+
+    def _add_arrays(self, terms: ArrayTerms) -> float:
+        """Add the terms of a row on free variables; return the sum of the others."""
+        columns, fixed = self._columns_of(terms.variables)
+        index, data, constant = terms.index, terms.values, 0.0
+        if fixed is not None:
+            known = ~np.isnan(fixed[index])
+            constant = float(data[known] @ fixed[index[known]])
+            index, data = index[~known], data[~known]
+        self._index.frombytes(columns[index].tobytes())
+        self._data.frombytes(data.astype(np.float64).tobytes())
+        return constant
+
+    def _place(self, variable: Any) -> int:
+        """Return the place of a variable in the order of the columns."""
+        place = self._order.get(id(variable))
+        if place is None:
+            self._recorder.add(variable)
+            place = self._order[id(variable)]
+        return place
+
+    def _columns_of(
+        self, variables: list[Any]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float64] | None]:
+        """Return the columns of variables, and the values of those that are fixed, if any is."""
+        found = self._known.get(id(variables))
+        if found is None:
+            places = [self._place(variable) for variable in variables]
+            values = [variable.value if variable.fixed else math.nan for variable in variables]
+            fixed = np.array(values, dtype=np.float64)
+            none = bool(np.isnan(fixed).all())
+            found = np.array(places, dtype=np.int32), None if none else fixed
+            self._known[id(variables)] = found
+        return found
+
     def arrays(self) -> tuple[csr_array, NDArray[np.float64], tuple[Any, ...]]:
         """Return matrix, costs and variables of the columns that have a coefficient."""
         costs = np.zeros(len(self._order))
         costs[list(self._costs)] = list(self._costs.values())
-        data = np.array(self._data, dtype=np.float64)
-        index = np.array(self._index, dtype=np.int32)
+        data = np.frombuffer(self._data, dtype=np.float64)
+        index = np.frombuffer(self._index, dtype=np.int32)
         used = costs != 0
         used[index[data != 0]] = True
         matrix = csr_array(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetmodel import solver
 from poetmodel.baselines.registry import DEFAULT, method
+from poetmodel.collection import rare_collections
 from poetmodel.errors import (
     InputError,
     MethodNotApplicableError,
@@ -16,7 +17,6 @@ from poetmodel.errors import (
 )
 from poetmodel.problem.infeasibility import limits_in_words, obstacle
 from poetmodel.result import Status, Termination
-from poetmodel.solver.collection import rare_collections
 from poetmodel.solver.outcome import Outcome, finish, verify_schedule
 from poetmodel.solver.request import Request
 from poetmodel.time_limit import time_limit

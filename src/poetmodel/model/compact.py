@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pyomo.core as pyo
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.linear import covered, entry, linear
+from poetmodel.model.linear import entry
 from poetmodel.model.memory import MEMORY, StepView, assign_memory
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE, Decisions, add_limit
+from poetmodel.model.rows import Row, covered, row_constraint
 from poetmodel.problem import Quantity
 
 if TYPE_CHECKING:
@@ -90,16 +91,14 @@ def state_once(m: pyo.ConcreteModel, index: Sequence[tuple[int, int]]) -> None:
     """State these rows for (stage or group, tensor)."""
     graph, wanted = m.problem.graph, m.problem.wanted.compute
 
-    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
+    def rule(t: int, i: int) -> Row | None:
         k = graph.node_of[i]
         again = entry(m.recomputed, (t, k))
         beside = len(graph.outputs_of[k]) > 1 or wanted[k] > 0
         found = [var for var in sources(m, t, i) if not (beside and var is again)]
-        if len(found) <= 1:
-            return pyo.Constraint.Skip
-        return (None, linear((1, var) for var in found), 1)
+        return Row([(1, var) for var in found], upper=1) if len(found) > 1 else None
 
-    m.once = pyo.Constraint(index, rule=rule)
+    m.once = row_constraint(index, rule)
 
 
 ONCE = Component(
@@ -118,10 +117,10 @@ def _keeping(m: pyo.ConcreteModel) -> None:
         kept[i,a] <= S_RAM[t,i] + R[t,node(i)] + M_in[t,i]
     """
 
-    def rule(m: pyo.ConcreteModel, i: int, a: int) -> Any:
+    def rule(i: int, a: int) -> Row:
         return covered(m.kept[i, a], sources(m, m.events.events[i][a - 1], i))
 
-    m.keeping = pyo.Constraint([(i, a) for i, a in m.kept if a > 0], rule=rule)
+    m.keeping = row_constraint([(i, a) for i, a in m.kept if a > 0], rule)
 
 
 KEEPING = Component("keeping", _keeping, "POET (ICML 2022), constraint 1c", AFTER_VARIABLES)
@@ -136,12 +135,12 @@ def _from_storage(m: pyo.ConcreteModel) -> None:
     """
     graph = m.problem.graph
 
-    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
+    def rule(t: int, i: int) -> Row | None:
         if graph.nodes[graph.node_of[i]].on_aux:
-            return pyo.Constraint.Skip
+            return None
         return covered(m.paged_in[t, i], [m.paged_out[i]])
 
-    m.from_storage = pyo.Constraint(list(m.paged_in), rule=rule)
+    m.from_storage = row_constraint(m.paged_in, rule)
 
 
 FROM_STORAGE = Component(
@@ -159,18 +158,18 @@ def _inputs(m: pyo.ConcreteModel) -> None:
     """
     graph, group_of = m.problem.graph, m.events.group_of
 
-    def first(m: pyo.ConcreteModel, j: int, i: int) -> Any:
-        return (1, linear((1, var) for var in sources(m, group_of[j], i)), None)
+    def first(j: int, i: int) -> Row:
+        return Row([(1, var) for var in sources(m, group_of[j], i)], lower=1)
 
-    def again(m: pyo.ConcreteModel, t: int, j: int, i: int) -> Any:
+    def again(t: int, j: int, i: int) -> Row:
         return covered(m.recomputed[t, j], sources(m, t, i))
 
     reads = [(j, i) for j, inputs in enumerate(graph.inputs_of) for i in inputs]
-    m.inputs = pyo.Constraint(
-        [(j, i) for j, i in reads if group_of[graph.node_of[i]] < group_of[j]], rule=first
+    m.inputs = row_constraint(
+        [(j, i) for j, i in reads if group_of[graph.node_of[i]] < group_of[j]], first
     )
-    m.inputs_again = pyo.Constraint(
-        [(t, j, i) for j, i in reads for t in m.events.recompute[j]], rule=again
+    m.inputs_again = row_constraint(
+        [(t, j, i) for j, i in reads for t in m.events.recompute[j]], again
     )
 
 

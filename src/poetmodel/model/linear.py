@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
 
@@ -13,7 +14,9 @@ from poetmodel.problem.objective import ROUNDING
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
+
+    from numpy.typing import NDArray
 
 Term = tuple[float, Any]
 """A coefficient and a Pyomo variable."""
@@ -32,11 +35,6 @@ def linear(terms: Iterable[Term], constant: float = 0.0) -> Any:
     return LinearExpression(parts)
 
 
-def covered(variable: Any, by: Iterable[Any]) -> Any:
-    """Return the row ``variable <= sum of by``."""
-    return (None, linear([(1, variable), *((-1, var) for var in by)]), 0)
-
-
 def merged(terms: Iterable[Term]) -> list[Term]:
     """Return the terms with coefficients of the same variable added and zeros dropped."""
     total: dict[int, list[Any]] = {}
@@ -51,6 +49,8 @@ RESOLVED: Final = 5e-7
 """By how much a row is loosened, relative to its limit: five times a solver's tolerance."""
 EXCLUDED: Final = 1e3
 """Largest coefficient of a value above the limit, in limits."""
+LARGEST_SUM: Final = 2.0**62
+"""Sums of whole numbers above this do not fit into those of arrays."""
 NEGLIGIBLE: Final = 1e-9
 """Share of a row's largest value below which a value is left out: solvers drop such numbers."""
 
@@ -59,7 +59,7 @@ NEGLIGIBLE: Final = 1e-9
 class ExactLimit:
     """A limit in its own unit, as the simulator looks at it: ``sum of terms <= limit``."""
 
-    terms: list[Term]
+    terms: Collection[Term]
     """Whole bytes, or times or energies, on variables that are 0 or 1 where it matters."""
     limit: float
     """The right-hand side; an int for bytes."""
@@ -94,30 +94,47 @@ def limit_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
     A value above the limit rules its variable out, however large it is. It counts as at most a
     thousand limits, so that small ones beside it are not lost.
     """
-    row, most = limit.terms, limit.limit
-    if sum(value for value, _ in row) <= most:
+    row = list(limit.terms)
+    found = scaled_limit(np.array([value for value, _ in row]), limit.limit)
+    if found is None:
         return None
-    fitting = [value for value, _ in row if value <= most]
-    if sum(fitting) <= most:
-        return [(1.0, variable) for value, variable in row if value > most], 0.0
-    largest = max(fitting)
+    kept, scaled, right = found
+    variables = [variable for (_, variable), stays in zip(row, kept, strict=True) if stays]
+    return list(zip(scaled.tolist(), variables, strict=True)), right
+
+
+def scaled_limit(
+    values: NDArray[Any], most: float
+) -> tuple[NDArray[np.bool_], NDArray[np.float64], float] | None:
+    """Return which values a row for a limit has, their coefficients, and the right-hand side.
+
+    As `limit_row`.
+    """
+    if _total(values) <= most:
+        return None
+    above = values > most
+    fitting = values[~above]
+    if _total(fitting) <= most:
+        return above, np.ones(int(above.sum())), 0.0
+    largest = fitting.max().item()
     half = 0.0
     if isinstance(most, int):
-        divisor = math.gcd(*(int(value) for value, _ in row))
+        divisor = int(np.gcd.reduce(values.astype(np.int64)))
         most = most // divisor * divisor
         half = divisor / 2 / largest
     right = most / largest
-    scaled = [
-        (
-            value / largest
-            if value <= most
-            else min(max(value / largest, 2 * right), EXCLUDED * right),
-            variable,
-        )
-        for value, variable in row
-        if value >= NEGLIGIBLE * largest
-    ]
-    return scaled, right + max(half, RESOLVED * right)
+    kept = values >= NEGLIGIBLE * largest
+    scaled = values / largest
+    scaled[above] = np.clip(scaled[above], 2 * right, EXCLUDED * right)
+    return kept, scaled[kept], right + max(half, RESOLVED * right)
+
+
+def _total(values: NDArray[Any]) -> float:
+    """Return the sum of values, exactly where they are whole numbers."""
+    if values.dtype.kind == "f":
+        return float(sum(values.tolist()))
+    fits = values.sum(dtype=np.float64) <= LARGEST_SUM
+    return int(values.sum()) if fits else int(sum(values.tolist()))
 
 
 def signed_row(limit: ExactLimit) -> tuple[list[Term], float] | None:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyomo.core as pyo
 
 from poetmodel.graph import Graph, floor
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
-from poetmodel.model.linear import (
-    RESOLVED,
-    ExactLimit,
-    Term,
-    entry,
-    keep_limit,
-    linear,
-    merged,
-    never,
-    stated_limit,
-)
+from poetmodel.model.linear import RESOLVED, ExactLimit, entry, keep_limit, never, scaled_limit
+from poetmodel.model.rows import ArrayTerms, Row, RowConstraint
 from poetmodel.schedule import Schedule, simulate
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
 
     from poetmodel.problem import Problem
 
@@ -56,78 +51,161 @@ class StepView:
         return entry(self.m.paged_in, (self.m.events.group_of[t], i))
 
 
+_NOT: Final = -(2**62)
+"""In place of a column: nobody needs the tensor any more."""
+_CONSTANT: Final = _NOT + 1
+"""The stage's own step needs it."""
+_SEVERAL: Final = _NOT + 2
+"""Several variables need it, whose liveness column is yet to be found."""
+
+
 class MemoryRows:
     """Generates memory rows of a model, and the liveness columns that they need."""
 
     def __init__(self, view: StepView) -> None:
         self.view = view
         self.graph = view.graph
+        self.limit = view.problem.usable_ram_bytes
         self.sizes = self.graph.tensor_bytes
-        self.live: dict[tuple[int, ...], tuple[list[Any], int]] = {}
-        """For each set of variables (by id) that make a tensor live: the set, and its number."""
+        self.variables: list[Any] = []
+        """Variables of the rows; a term has the place of one."""
+        self._places: dict[int, int] = {}
+        self.live: dict[tuple[int, ...], int] = {}
+        """For each set of variables, by place, that make a tensor live: its number."""
 
-    def rows(self, t: int, wanted: Iterable[int]) -> Iterator[tuple[int, list[Any], int]]:
-        """Yield (step, terms, constant bytes) of those wanted steps of a stage that may execute.
+    def rows(
+        self, t: int, wanted: Iterable[int], *, binding: bool
+    ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64], int]]:
+        """Yield (step, places, bytes, constant bytes) of those wanted steps that may execute.
 
-        A term is on a variable or on the number of a live column.
+        The steps ascend. A place below zero, ``-1 - number``, is that of a liveness column. With
+        `binding`, steps at which all terms together keep the limit are left out.
         """
-        view, sizes = self.view, self.sizes
-        node_of = self.graph.node_of[: bisect_left(self.graph.node_of, t)]
-        older = [(i, k) for i, k in enumerate(node_of) if sizes[i]]
-        held = [(k, sizes[i], view.in_ram(t, i)) for i, k in older]
-        before = [(k, size, var) for k, size, var in held if var is not None]
+        stage = _Stage(self, t)
         for k in wanted:
-            if k < t and not self._may_execute(t, k):
+            if k < t and not stage.may_execute(k):
                 continue
-            terms: list[Any] = [(size, var) for j, size, var in before if j > k]
-            constant = self._own_step(t, k, terms)
-            for i, made in older:
-                if made < k:
-                    constant += self._live(t, i, k, terms)
-            yield k, terms, constant
+            stage.go_to(k)
+            row = stage.row(k, self.limit if binding else -1)
+            if row is not None:
+                yield k, *row
 
-    def _may_execute(self, t: int, k: int) -> bool:
-        view = self.view
-        return view.computed(t, k) is not None or any(
-            view.paged_in(t, i) is not None for i in self.graph.outputs_of[k]
+    def place(self, variable: Any | None) -> int:
+        """Return the place of a variable, below zero for None."""
+        if variable is None:
+            return _NOT
+        place = self._places.setdefault(id(variable), len(self.variables))
+        if place == len(self.variables):
+            self.variables.append(variable)
+        return place
+
+
+class _Stage:
+    """The terms of the rows of one stage, followed from step to step.
+
+    Between two steps only what a step between them reads or makes counts for something else.
+    """
+
+    def __init__(self, rows: MemoryRows, t: int) -> None:
+        self.generator, self.t = rows, t
+        graph, view = rows.graph, rows.view
+        older = bisect_left(graph.node_of, t)
+        tensors = [i for i in range(older) if rows.sizes[i]]
+        self.nodes = [graph.node_of[i] for i in tensors]
+        self.bytes = np.array([rows.sizes[i] for i in tensors], dtype=np.int64)
+        self.held = np.array([rows.place(view.in_ram(t, i)) for i in tensors], dtype=np.int64)
+        self.computed = [rows.place(view.computed(t, k)) for k in range(t)]
+        self.needed: list[list[int]] = []
+        """For each older tensor the places of what needs it, first readers first."""
+        self.passing: dict[int, list[int]] = {}
+        """For each step the older tensors of which its recomputation is a reader."""
+        for p, i in enumerate(tensors):
+            self.needed.append(self._needed(p, i))
+        self.live = np.array([self._kind(needed) for needed in self.needed], dtype=np.int64)
+        """For each older tensor what it counts for after its step."""
+        self.at = 0
+
+    def _needed(self, p: int, i: int) -> list[int]:
+        t, view = self.t, self.generator.view
+        readers = self.generator.graph.users_of[i]
+        if t in readers:
+            return [_CONSTANT]
+        needed = []
+        for j in readers:
+            if j < t and self.computed[j] >= 0:
+                needed.append(self.computed[j])
+                self.passing.setdefault(j, []).append(p)
+        after = self.generator.place(view.in_ram(t + 1, i))
+        return [*needed, after] if after >= 0 else needed
+
+    def _kind(self, needed: list[int]) -> int:
+        if len(needed) <= 1:
+            return needed[0] if needed else _NOT
+        return _SEVERAL
+
+    def may_execute(self, k: int) -> bool:
+        """Return whether step `k` before the stage's own may execute."""
+        view, t = self.generator.view, self.t
+        return self.computed[k] >= 0 or any(
+            view.paged_in(t, i) is not None for i in self.generator.graph.outputs_of[k]
         )
 
-    def _own_step(self, t: int, k: int, terms: list[Any]) -> int:
-        """Add outputs and workspace of step `k` itself; return their constant part [B]."""
-        view, node = self.view, self.graph.nodes[k]
+    def go_to(self, k: int) -> None:
+        """Let the steps before `k` pass."""
+        for j in range(self.at, min(k, self.t)):
+            for p in self.passing.get(j, ()):
+                self.needed[p] = self.needed[p][1:]
+                self.live[p] = self._kind(self.needed[p])
+        self.at = k
+
+    def row(self, k: int, limit: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int] | None:
+        """Return places, bytes and constant bytes of a step; None where all keep the limit."""
+        before, after = bisect_left(self.nodes, k), bisect_right(self.nodes, k)
+        own, constant = self._own(k)
+        later, live = self.held[after:], self.live[:before]
+        keeps, counts = later >= 0, live != _NOT
+        own_bytes = sum(size for size, _ in own)
+        later_bytes, live_bytes = self.bytes[after:][keeps], self.bytes[:before][counts]
+        if int(later_bytes.sum()) + int(live_bytes.sum()) + own_bytes + constant <= limit:
+            return None
+        for p in np.flatnonzero(live == _SEVERAL).tolist():
+            key = tuple(self.needed[p])
+            number = self.generator.live.setdefault(key, len(self.generator.live))
+            self.live[p] = -1 - number
+        added = np.array(own, dtype=np.int64).reshape(-1, 2)
+        places = np.concatenate((later[keeps], added[:, 1], live[counts]))
+        sizes = np.concatenate((later_bytes, added[:, 0], live_bytes))
+        fixed = places == _CONSTANT
+        return *_merged(places[~fixed], sizes[~fixed]), constant + int(sizes[fixed].sum())
+
+    def _own(self, k: int) -> tuple[list[tuple[int, int]], int]:
+        """Return outputs and workspace of step `k` itself as terms, and their constant part [B]."""
+        rows, t = self.generator, self.t
+        node = rows.graph.nodes[k]
         made = node.output_bytes + node.workspace_bytes
         if k == t:
-            return made
-        computed = view.computed(t, k)
-        if computed is not None:
-            terms.append((made, computed))
-        for i in self.graph.outputs_of[k]:
-            for var in (view.in_ram(t, i), view.paged_in(t, i)):
-                if var is not None:
-                    terms.append((self.sizes[i], var))
-        return 0
+            return [], made
+        terms = [(made, self.computed[k])]
+        for i in rows.graph.outputs_of[k]:
+            for var in (rows.view.in_ram(t, i), rows.view.paged_in(t, i)):
+                terms.append((rows.sizes[i], rows.place(var)))
+        return [(size, place) for size, place in terms if size and place >= 0], 0
 
-    def _live(self, t: int, i: int, k: int, terms: list[Any]) -> int:
-        """Add tensor `i`, made before step `k`, if a later use in stage `t` or `t+1` needs it."""
-        view = self.view
-        needed = []
-        for j in self.graph.users_of[i]:
-            if j == t:
-                return self.sizes[i]
-            if k <= j < t:
-                var = view.computed(t, j)
-                if var is not None:
-                    needed.append(var)
-        var = view.in_ram(t + 1, i)
-        if var is not None:
-            needed.append(var)
-        if len(needed) == 1:
-            terms.append((self.sizes[i], needed[0]))
-        elif needed:
-            key = tuple(id(var) for var in needed)
-            _, number = self.live.setdefault(key, (needed, len(self.live)))
-            terms.append((self.sizes[i], number))
-        return 0
+
+def _merged(
+    places: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the terms with bytes of the same variable added, in the order of its first ones."""
+    order = np.argsort(places, kind="stable")
+    ordered = places[order]
+    new = np.ones(places.size, dtype=np.bool_)
+    new[1:] = ordered[1:] != ordered[:-1]
+    if new.all():
+        return places, sizes
+    first = np.flatnonzero(new)
+    sums = np.add.reduceat(sizes[order], first)
+    back = np.argsort(order[first])
+    return ordered[first][back], sums[back]
 
 
 def _memory(m: pyo.ConcreteModel) -> None:
@@ -162,20 +240,39 @@ def state_memory(
     generator = MemoryRows(view)
     if steps is None:
         steps = {t: range(t + 1) for t in range(len(problem.graph.nodes))}
-    rows = [(t, *row) for t in sorted(steps) for row in generator.rows(t, sorted(steps[t]))]
+    binding = problem.objective.is_sum
+    rows = []
+    for t in sorted(steps):
+        check_time_limit()
+        rows += [(t, *row) for row in generator.rows(t, sorted(steps[t]), binding=binding)]
     m.live = pyo.Var(range(len(generator.live)), bounds=(0, 1))
-    m.live_for = tuple(needed for needed, _ in generator.live.values())
-    m.liveness = pyo.ConstraintList()
-    for needed, number in generator.live.values():
-        for var in needed:
-            m.liveness.add((None, linear([(1, var), (-1, m.live[number])]), 0))
+    variables = generator.variables
+    m.live_for = tuple([variables[place] for place in places] for places in generator.live)
+    begin = len(variables)
+    variables.extend(m.live.values())
+    m.liveness = RowConstraint(_liveness(variables, begin, generator.live))
+    if hasattr(m, "peak"):
+        variables.append(m.peak)
     stated = {}
-    for t, k, terms, constant in rows:
-        named = [(size, m.live[v] if isinstance(v, int) else v) for size, v in terms]
-        row = _row(m, (t, k), named, constant)
+    for t, k, places, sizes, constant in rows:
+        check_time_limit()
+        index = np.where(places < 0, begin - 1 - places, places).astype(np.int32)
+        row = _row(m, (t, k), ArrayTerms(variables, index, sizes), constant)
         if row is not None:
             stated[t, k] = row
-    m.memory = pyo.Constraint(list(stated), rule=lambda _, t, k: stated[t, k])
+    m.memory = RowConstraint(stated)
+
+
+def _liveness(
+    variables: list[Any], begin: int, live: Mapping[tuple[int, ...], int]
+) -> dict[int, Row]:
+    """Return the rows of liveness columns, whose places begin at `begin`."""
+    signs = np.array([1.0, -1.0])
+    pairs = ((place, begin + number) for places, number in live.items() for place in places)
+    return {
+        row: Row(ArrayTerms(variables, np.array(pair, dtype=np.int32), signs), upper=0.0)
+        for row, pair in enumerate(pairs, start=1)
+    }
 
 
 def assign_memory(
@@ -193,19 +290,22 @@ def assign_memory(
 
 
 def _row(
-    m: pyo.ConcreteModel, step: tuple[int, int], terms: Iterable[Term], constant: int
-) -> Any | None:
-    limit = ExactLimit(merged(terms), m.problem.usable_ram_bytes - constant)
+    m: pyo.ConcreteModel, step: tuple[int, int], terms: ArrayTerms, constant: int
+) -> Row | None:
+    limit = ExactLimit(terms, m.problem.usable_ram_bytes - constant)
     if m.problem.objective.is_sum:
-        return stated_limit(m, "memory", step, limit)
+        found = scaled_limit(terms.values, limit.limit)
+        if found is None:
+            return None
+        keep_limit(m, "memory", step, limit)
+        kept, scaled, right = found
+        return Row(ArrayTerms(terms.variables, terms.index[kept], scaled), upper=right)
     keep_limit(m, "memory", step, limit)  # the peak may have to be lower than it can be now
     unit = m.problem.useful_ram_bytes
-    scale = max([unit, *(size for size, _ in limit.terms)])
-    return (
-        None,
-        linear([*((size / scale, var) for size, var in limit.terms), (-unit / scale, m.peak)]),
-        -constant / scale,
-    )
+    scale = max(unit, int(terms.values.max(initial=0)))
+    index = np.append(terms.index, np.int32(len(terms.variables) - 1))
+    scaled = np.append(terms.values / scale, -unit / scale)
+    return Row(ArrayTerms(terms.variables, index, scaled), upper=-constant / scale)
 
 
 MEMORY = Component(

@@ -18,9 +18,9 @@ from poetmodel.device import Costs
 from poetmodel.errors import ModelError
 from poetmodel.graph import Graph, Tensor
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.linear import covered, linear
 from poetmodel.model.objective import DEADLINE, OBJECTIVE, OWN_CONSTRAINTS
 from poetmodel.model.relations import TRIANGLE, Relation
+from poetmodel.model.rows import Row, covered, row_constraint
 from poetmodel.problem import Problem, Quantity
 from poetmodel.schedule import RELATIONS
 
@@ -142,13 +142,13 @@ def _inputs_resident(m: pyo.ConcreteModel) -> None:
         R[t,j] <= R[t,i] + S_RAM[t,i]
     """
 
-    def rule(m: pyo.ConcreteModel, t: int, i: int, j: int) -> Any:
+    def rule(t: int, i: int, j: int) -> Row:
         return covered(m.R[t, j], [m.R[t, i], *([m.S_RAM[t, i]] if i < t else [])])
 
     graph = m.problem.graph
     n = len(graph.nodes)
     index = [(t, i, j) for j, ins in enumerate(graph.inputs_of) for i in ins for t in range(j, n)]
-    m.inputs_resident = pyo.Constraint(index, rule=rule)
+    m.inputs_resident = row_constraint(index, rule)
 
 
 def _ram_continuity(m: pyo.ConcreteModel) -> None:
@@ -159,13 +159,13 @@ def _ram_continuity(m: pyo.ConcreteModel) -> None:
         S_RAM[t+1,i] <= R[t,i] + S_RAM[t,i] + M_in[t,i]
     """
 
-    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
+    def rule(t: int, i: int) -> Row:
         found = [m.R[t - 1, i]]
         if i < t - 1:
             found += [m.S_RAM[t - 1, i], m.M_in[t - 1, i]]
         return covered(m.S_RAM[t, i], found)
 
-    m.ram_continuity = pyo.Constraint(list(m.S_RAM), rule=rule)
+    m.ram_continuity = row_constraint(m.S_RAM, rule)
 
 
 def _aux_continuity(m: pyo.ConcreteModel) -> None:
@@ -176,11 +176,11 @@ def _aux_continuity(m: pyo.ConcreteModel) -> None:
         S_AUX[t+1,i] <= S_AUX[t,i] + M_out[t,i]
     """
 
-    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
+    def rule(t: int, i: int) -> Row:
         before = [m.S_AUX[t - 1, i]] if i < t - 1 else []
         return covered(m.S_AUX[t, i], [m.M_out[t - 1, i], *before])
 
-    m.aux_continuity = pyo.Constraint(list(m.S_AUX), rule=rule)
+    m.aux_continuity = row_constraint(m.S_AUX, rule)
 
 
 def _page_in_source(m: pyo.ConcreteModel) -> None:
@@ -190,9 +190,7 @@ def _page_in_source(m: pyo.ConcreteModel) -> None:
 
         M_in[t,i] <= S_AUX[t,i]
     """
-    m.page_in_source = pyo.Constraint(
-        list(m.M_in), rule=lambda m, t, i: m.M_in[t, i] <= m.S_AUX[t, i]
-    )
+    m.page_in_source = row_constraint(m.M_in, lambda t, i: covered(m.M_in[t, i], [m.S_AUX[t, i]]))
 
 
 def _page_out_source(m: pyo.ConcreteModel) -> None:
@@ -203,11 +201,11 @@ def _page_out_source(m: pyo.ConcreteModel) -> None:
         M_out[t,i] <= S_RAM[t,i]    (so M_out[t,t] = 0)
     """
 
-    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
-        return m.M_out[t, i] <= (0 if i == t else m.S_RAM[t, i])
+    def rule(t: int, i: int) -> Row:
+        return covered(m.M_out[t, i], [] if i == t else [m.S_RAM[t, i]])
 
-    m.page_out_source = pyo.Constraint(
-        [index for index, var in m.M_out.items() if not var.fixed], rule=rule
+    m.page_out_source = row_constraint(
+        [index for index, var in m.M_out.items() if not var.fixed], rule
     )
 
 
@@ -228,21 +226,21 @@ def _freeing(m: pyo.ConcreteModel) -> None:
     index = [(t, i, k) for i, k in edges for t in range(k, n)]
     m.FREE = pyo.Var(index, domain=pyo.Binary)
 
-    def hazards(m: pyo.ConcreteModel, t: int, i: int, k: int) -> list[Any]:
+    def hazards(t: int, i: int, k: int) -> list[Any]:
         terms = [(-1, m.R[t, k])]
         if t + 1 < n:
             terms.append((1, m.S_RAM[t + 1, i]))
         return terms + [(1, m.R[t, j]) for j in graph.users_of[i] if k < j <= t]
 
-    def lower(m: pyo.ConcreteModel, t: int, i: int, k: int) -> Any:
-        return linear([*hazards(m, t, i, k), (1, m.FREE[t, i, k])]) >= 0
+    def lower(t: int, i: int, k: int) -> Row:
+        return Row([*hazards(t, i, k), (1, m.FREE[t, i, k])], lower=0)
 
-    def upper(m: pyo.ConcreteModel, t: int, i: int, k: int) -> Any:
-        terms = hazards(m, t, i, k)
-        return linear([*terms, (len(terms), m.FREE[t, i, k])]) <= len(terms) - 1
+    def upper(t: int, i: int, k: int) -> Row:
+        terms = hazards(t, i, k)
+        return Row([*terms, (len(terms), m.FREE[t, i, k])], upper=len(terms) - 1)
 
-    m.freeing_lower = pyo.Constraint(index, rule=lower)
-    m.freeing_upper = pyo.Constraint(index, rule=upper)
+    m.freeing_lower = row_constraint(index, lower)
+    m.freeing_upper = row_constraint(index, upper)
 
 
 def _memory(m: pyo.ConcreteModel) -> None:
@@ -261,16 +259,16 @@ def _memory(m: pyo.ConcreteModel) -> None:
     index = list(m.R)
     m.U = pyo.Var(index, bounds=(0, min(limit, unit) / unit if limit > 0 else 0))
 
-    def rule(m: pyo.ConcreteModel, t: int, k: int) -> Any:
+    def rule(t: int, k: int) -> Row:
         terms = [(-1, m.U[t, k]), (size[k], m.R[t, k])]
         if k == 0:
             terms += [(size[i], m.S_RAM[t, i]) for i in range(t)]
         else:
             terms.append((1, m.U[t, k - 1]))
             terms += [(-size[i], m.FREE[t, i, k - 1]) for i in graph.inputs_of[k - 1]]
-        return linear(terms) == 0
+        return Row(terms, lower=0, upper=0)
 
-    m.memory = pyo.Constraint(index, rule=rule)
+    m.memory = row_constraint(index, rule)
 
 
 PAPER = Formulation(

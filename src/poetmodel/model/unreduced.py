@@ -11,10 +11,11 @@ from typing import Any
 import pyomo.core as pyo
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.linear import ExactLimit, covered, merged, stated_limit
+from poetmodel.model.linear import ExactLimit, merged, stated_limit
 from poetmodel.model.memory import state_memory
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
 from poetmodel.model.relations import TRIANGLE, TriangleRelations
+from poetmodel.model.rows import Row, covered, row_constraint
 
 
 def _present(m: pyo.ConcreteModel, t: int, i: int) -> list[Any]:
@@ -35,7 +36,7 @@ def _inputs(m: pyo.ConcreteModel) -> None:
     graph = m.problem.graph
     n = len(graph.nodes)
     index = [(t, j, i) for j, ins in enumerate(graph.inputs_of) for i in ins for t in range(j, n)]
-    m.inputs = pyo.Constraint(index, rule=lambda m, t, j, i: covered(m.R[t, j], _present(m, t, i)))
+    m.inputs = row_constraint(index, lambda t, j, i: covered(m.R[t, j], _present(m, t, i)))
 
 
 def _keeping(m: pyo.ConcreteModel) -> None:
@@ -45,9 +46,7 @@ def _keeping(m: pyo.ConcreteModel) -> None:
 
         S_RAM[t+1,i] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
     """
-    m.keeping = pyo.Constraint(
-        list(m.S_RAM), rule=lambda m, t, i: covered(m.S_RAM[t, i], _present(m, t - 1, i))
-    )
+    m.keeping = row_constraint(m.S_RAM, lambda t, i: covered(m.S_RAM[t, i], _present(m, t - 1, i)))
 
 
 def _on_storage(m: pyo.ConcreteModel) -> None:
@@ -59,13 +58,13 @@ def _on_storage(m: pyo.ConcreteModel) -> None:
     """
     graph = m.problem.graph
 
-    def rule(m: pyo.ConcreteModel, t: int, i: int) -> Any:
+    def rule(t: int, i: int) -> Row | None:
         if graph.nodes[graph.node_of[i]].on_aux:
-            return pyo.Constraint.Skip
+            return None
         before = [m.S_AUX[t - 1, i]] if (t - 1, i) in m.S_AUX else []
         return covered(m.S_AUX[t, i], [*before, m.M_out[t - 1, i]])
 
-    m.on_storage = pyo.Constraint(list(m.S_AUX), rule=rule)
+    m.on_storage = row_constraint(m.S_AUX, rule)
 
 
 def _from_storage(m: pyo.ConcreteModel) -> None:
@@ -75,10 +74,10 @@ def _from_storage(m: pyo.ConcreteModel) -> None:
 
         M_in[t,i] <= S_AUX[t,i],    M_in[t,i] + S_RAM[t,i] <= 1
     """
-    m.from_storage = pyo.Constraint(
-        list(m.M_in), rule=lambda m, t, i: m.M_in[t, i] <= m.S_AUX[t, i]
+    m.from_storage = row_constraint(m.M_in, lambda t, i: covered(m.M_in[t, i], [m.S_AUX[t, i]]))
+    m.once = row_constraint(
+        m.M_in, lambda t, i: Row([(1, m.M_in[t, i]), (1, m.S_RAM[t, i])], upper=1)
     )
-    m.once = pyo.Constraint(list(m.M_in), rule=lambda m, t, i: m.M_in[t, i] + m.S_RAM[t, i] <= 1)
 
 
 def _page_out(m: pyo.ConcreteModel) -> None:
@@ -88,9 +87,7 @@ def _page_out(m: pyo.ConcreteModel) -> None:
 
         M_out[t,i] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
     """
-    m.page_out = pyo.Constraint(
-        list(m.M_out), rule=lambda m, t, i: covered(m.M_out[t, i], _present(m, t, i))
-    )
+    m.page_out = row_constraint(m.M_out, lambda t, i: covered(m.M_out[t, i], _present(m, t, i)))
 
 
 def _memory(m: pyo.ConcreteModel) -> None:
@@ -117,9 +114,9 @@ def _storage(m: pyo.ConcreteModel) -> None:
     if row is None:
         return
     m.storage = pyo.Constraint(expr=row)
-    m.storing = pyo.Constraint(
+    m.storing = row_constraint(
         [(t, i) for t, i in m.M_out if i in m.stored],
-        rule=lambda m, t, i: m.M_out[t, i] <= m.stored[i],
+        lambda t, i: covered(m.M_out[t, i], [m.stored[i]]),
     )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.collection import rare_collections
 from poetmodel.errors import InputError, TimeLimitError, TooLargeError, shown
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.problem import Problem, Surrogate
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import SolveResult, Termination
 from poetmodel.schedule import Schedule, check_identity
-from poetmodel.solver.collection import rare_collections
 from poetmodel.solver.outcome import Candidate, Outcome, accepted, finish, is_closed, is_tight
 from poetmodel.solver.overlap import solve_overlapping
 from poetmodel.solver.request import GRACE_S, Request, SolveProgress

@@ -1,4 +1,4 @@
-"""Fewer garbage collections while a problem is solved: models and schedules are no garbage."""
+"""Fewer garbage collections while models are built and solved: they are no garbage."""
 
 from __future__ import annotations
 

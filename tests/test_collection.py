@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from poetmodel.solver.collection import ALLOCATIONS, rare_collections
+from poetmodel.collection import ALLOCATIONS, rare_collections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
