@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import StorageMode
@@ -74,28 +75,46 @@ def _before_later_transfers(program: Sequence[Instruction], i: int) -> int:
     return place
 
 
-def ends_of_copies(graph: Graph, steps: Sequence[Instruction]) -> dict[int, list[int]]:
-    """Return, by place in `steps`, the tensors whose copy that step is the last to touch.
+@dataclass(slots=True)
+class Copy:
+    """One copy of a tensor, by places in a list of steps as `with_waits_and_frees` takes it."""
 
-    The steps are as `with_waits_and_frees` takes them; the tensors are ascending.
-    """
-    last: dict[int, int] = {}
-    ends: dict[int, list[int]] = {}
+    tensor: int
+    made: int
+    """The computation or page-in that makes it."""
+    end: int
+    """The last step that touches it; that which makes it where none does."""
+    reads: list[int] = field(default_factory=list)
+    """The computations that read it."""
+    paged_out: bool = False
+
+
+def copies_of(graph: Graph, steps: Iterable[Instruction]) -> list[Copy]:
+    """Return all copies that some steps make, in order."""
+    found: list[Copy] = []
+    latest: dict[int, Copy] = {}
     for place, (op, index) in enumerate(steps):
         made: tuple[int, ...] = (index,) if op == Op.PAGE_IN else ()
-        read: tuple[int, ...] = () if op == Op.PAGE_IN else (index,)
+        touched: tuple[int, ...] = () if op == Op.PAGE_IN else (index,)
         if op == Op.COMPUTE:
-            made, read = graph.outputs_of[index], graph.inputs_of[index]
-        last.update((i, place) for i in read if i in last)
+            made, touched = graph.outputs_of[index], graph.inputs_of[index]
+        for copy in [latest[i] for i in touched if i in latest]:
+            copy.end = place
+            copy.paged_out |= op == Op.PAGE_OUT
+            if op == Op.COMPUTE:
+                copy.reads.append(place)
         for i in made:
-            if i in last:
-                ends.setdefault(last[i], []).append(i)
-            last[i] = place
-    for i, place in last.items():
-        ends.setdefault(place, []).append(i)
-    for tensors in ends.values():
-        tensors.sort()
-    return ends
+            latest[i] = Copy(i, place, place)
+            found.append(latest[i])
+    return found
+
+
+def ends_of_copies(graph: Graph, steps: Iterable[Instruction]) -> dict[int, list[int]]:
+    """Return, by place, the tensors whose copy that step is the last to touch, ascending."""
+    ends: dict[int, list[int]] = {}
+    for copy in copies_of(graph, steps):
+        ends.setdefault(copy.end, []).append(copy.tensor)
+    return {place: sorted(tensors) for place, tensors in ends.items()}
 
 
 def explicit_steps(

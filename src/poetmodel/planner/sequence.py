@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from poetmodel.plan import Instruction, Op
+from poetmodel.plan.derivation import copies_of
 from poetmodel.schedule import rows_of_pairs
 from poetmodel.time_limit import check_time_limit
 
@@ -58,18 +59,8 @@ def moves_of(graph: Graph, schedule: Schedule) -> Program:
 
 def unread_page_ins(graph: Graph, moves: Sequence[Instruction]) -> frozenset[int]:
     """Return the positions of page-ins whose tensor no computation reads before it is replaced."""
-    unread: set[int] = set()
-    open_ones: dict[int, int] = {}
-    for place, (op, index) in enumerate(moves):
-        if op == Op.PAGE_IN:
-            open_ones[index] = place
-            unread.add(place)
-        elif op == Op.COMPUTE:
-            for i in graph.inputs_of[index]:
-                unread.discard(open_ones.pop(i, -1))
-            for i in graph.outputs_of[index]:
-                open_ones.pop(i, None)
-    return frozenset(unread)
+    copies = copies_of(graph, moves)
+    return frozenset(c.made for c in copies if not c.reads and moves[c.made].op == Op.PAGE_IN)
 
 
 def start_at_use(graph: Graph, moves: Sequence[Instruction]) -> Program:

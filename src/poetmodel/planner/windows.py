@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from poetmodel.plan import Instruction, Op
+from poetmodel.plan.derivation import copies_of
 from poetmodel.planner.sequence import unread_page_ins
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device import CostTable
     from poetmodel.graph import Graph
+    from poetmodel.plan.derivation import Copy
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,18 +49,6 @@ class PageOut(_Transfer):
     """The first gap at which something waits for it: RAM is short, or a page-in reads it."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Copy:
-    """One copy of a tensor."""
-
-    begin: int
-    """First computation at which it is in RAM beside what the computation makes."""
-    end: int
-    """The gap from which on nothing reads it."""
-    page_in: PageIn | None = None
-    page_out: PageOut | None = None
-
-
 class TransferWindows:
     """The computations of a schedule in order, and windows of its transfers.
 
@@ -69,20 +59,22 @@ class TransferWindows:
         self, graph: Graph, table: CostTable, moves: Sequence[Instruction], ram_budget_bytes: int
     ) -> None:
         self._graph, self._table = graph, table
-        self._unread = unread_page_ins(graph, moves)
-        self._end = sum(op == Op.COMPUTE for op, _ in moves) + len(self._unread)
-        """The gap after the last computation."""
-        self._copies: dict[int, _Copy] = {}
-        self._held: list[tuple[int, int, int]] = []
-        """Copies as (first computation, gap after the last, bytes)."""
-        self._ins: list[PageIn] = []
-        self._outs: dict[int, PageOut] = {}
+        unread = unread_page_ins(graph, moves)
+        gaps = []
         self.nodes: list[int | None] = []
         """What is computed; None stands for the place of a page-in that nothing reads."""
-        for place, step in enumerate(moves):
-            self._follow(place, step)
-        for i in list(self._copies):
-            self._close(i, self._end)
+        for place, (op, index) in enumerate(moves):
+            gaps.append(len(self.nodes))
+            if op == Op.COMPUTE or place in unread:
+                self.nodes.append(index if op == Op.COMPUTE else None)
+        self._change = [0] * (len(self.nodes) + 1)
+        """By how much the copies in RAM change from each computation on [B]."""
+        self._before: dict[int, tuple[int, bool]] = {}
+        """From where the latest copy of a tensor is unused, and whether it is paged out."""
+        self._ins: list[PageIn] = []
+        self._outs: dict[int, PageOut] = {}
+        for copy in copies_of(graph, moves):
+            self._enter(copy, gaps, paged_in=moves[copy.made].op == Op.PAGE_IN)
         self.compute_s = [0.0 if k is None else table.compute_time_s[k] for k in self.nodes]
         """How long each computation takes [s]."""
         self.rest_s = [*list(accumulate(reversed(self.compute_s)))[::-1], 0.0]
@@ -113,57 +105,42 @@ class TransferWindows:
                 steps.append(Instruction(Op.COMPUTE, node))
         return tuple(steps)
 
-    def _follow(self, place: int, step: Instruction) -> None:
-        """Follow the copies of tensors through one move."""
-        op, index = step
-        gap = len(self.nodes)
-        size = self._graph.tensor_bytes[index] if op != Op.COMPUTE else 0
-        if op == Op.COMPUTE:
-            self.nodes.append(index)
-            for i in self._graph.inputs_of[index]:
-                copy = self._copies[i]
-                if copy.page_in is not None and copy.end == copy.begin:
-                    copy.begin = copy.page_in.last = gap
-                copy.end = gap + 1
-            for i in self._graph.outputs_of[index]:
-                self._close(i, gap)
-                self._copies[i] = _Copy(begin=gap + 1, end=gap + 1)
-        elif op == Op.PAGE_OUT:
-            copy, time_s = self._copies[index], self._table.page_out_time_s[index]
-            copy.page_out = self._outs[index] = PageOut(
-                tensor=index, bytes=size, time_s=time_s, first=copy.begin, last=self._end
+    def _enter(self, copy: Copy, gaps: Sequence[int], *, paged_in: bool) -> None:
+        """Enter a copy, with its page-in and page-out; `gaps` are those of the moves."""
+        i, gap, end = copy.tensor, gaps[copy.made], len(self.nodes)
+        size, table = self._graph.tensor_bytes[i], self._table
+        begin, unused = (gap if paged_in else gap + 1), gap + 1
+        if copy.reads:
+            begin = gaps[copy.reads[0]] if paged_in else begin
+            unused = gaps[copy.reads[-1]] + 1
+        self._change[begin] += size
+        self._change[unused] -= size
+        older, paged_out = self._before.get(i, (0, False))
+        self._before[i] = (unused, copy.paged_out)
+        if paged_in:
+            first = max(older, self._outs[i].first if i in self._outs else 0)
+            self._ins.append(
+                PageIn(
+                    tensor=i,
+                    bytes=size,
+                    time_s=table.page_in_time_s[i],
+                    first=first if copy.reads else gap,
+                    last=begin,
+                )
             )
-        else:
-            source, time_s = self._outs.get(index), self._table.page_in_time_s[index]
-            first = max(self._close(index, self._end), 0 if source is None else source.first)
-            into = PageIn(tensor=index, bytes=size, time_s=time_s, first=first)
-            self._ins.append(into)
-            copy = self._copies[index] = _Copy(begin=gap, end=gap, page_in=into)
-            if place in self._unread:
-                self.nodes.append(None)
-                into.first = into.last = gap
-                copy.end = gap + 1
-
-    def _close(self, i: int, gap: int) -> int:
-        """End a copy, which is recomputed after `gap`; return the gap from which it is unused."""
-        copy = self._copies.pop(i, None)
-        if copy is None:
-            return 0
-        self._held.append((copy.begin, copy.end, self._graph.tensor_bytes[i]))
-        if copy.page_out is not None:
-            copy.page_out.unused = copy.end
-            copy.page_out.last = gap
-        return copy.end
+        elif paged_out:
+            self._outs[i].last = gap
+        if copy.paged_out:
+            time_s = table.page_out_time_s[i]
+            self._outs[i] = PageOut(
+                tensor=i, bytes=size, time_s=time_s, first=begin, last=end, unused=unused
+            )
 
     def _need_bytes(self) -> list[int]:
         nodes = self._graph.nodes
-        change = [0] * (len(self.nodes) + 1)
-        for begin, end, size in self._held:
-            change[begin] += size
-            change[end] -= size
         return [
             held + (0 if k is None else nodes[k].output_bytes + nodes[k].workspace_bytes)
-            for held, k in zip(accumulate(change), self.nodes, strict=False)
+            for held, k in zip(accumulate(self._change), self.nodes, strict=False)
         ]
 
     def _limit(self) -> None:
@@ -174,7 +151,7 @@ class TransferWindows:
 
         first_read = {into.tensor: into.last for into in reversed(self._ins)}
         for out in self._outs.values():
-            end = max(out.unused, min(first_read.get(out.tensor, self._end), out.last))
+            end = max(out.unused, min(first_read.get(out.tensor, len(self.nodes)), out.last))
             out.due = next((g for g in range(out.unused, end) if not fits(g, out)), end)
         for into in self._ins:
             earlier = range(into.last, into.first, -1)
