@@ -9,7 +9,7 @@ from poetmodel.cli.failures import print_room_warnings
 from poetmodel.cli.inputs import read_costs, read_graph
 from poetmodel.cli.output import figures, print_json, print_text, show
 from poetmodel.problem import Quantity
-from poetmodel.report.presenter import Fact, Unit, percent, row
+from poetmodel.report.presenter import Fact, Unit, percent, plural, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ def _condition(problem: Problem, limit: Limit) -> str:
     budgeted = limit.quantity == Quantity.TIME or limit.name == "stated"
     if budgeted and problem.energy_budget_j is not None:
         kept.append(f"{format_joules(problem.energy_budget_j)}")
+    if problem.constraints and limit.result.problem.constraints:
+        kept.append(plural(len(problem.constraints), "own constraint"))
     return f"; with {' and '.join(kept)}" if kept else ""
 
 

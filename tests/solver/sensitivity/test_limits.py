@@ -11,7 +11,7 @@ from instances import random_instances
 from oracle import optimum
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
-from poetmodel.problem import Problem, Quantity
+from poetmodel.problem import Problem, Quantity, TotalsConstraint
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import find_limits, variants
@@ -36,6 +36,18 @@ def test_limits_of_a_graph_worked_out_by_hand() -> None:
     kept = found["keep_all"].to_dict()
     assert (kept["node"], kept["stage"], kept["tensors"]) == ("c", 2, ["a", "b", "c"])
     assert (kept["value"], kept["bound"], kept["proven"]) == (15, 15.0, True)
+
+
+def test_own_constraints_hold_where_all_limits_do() -> None:
+    """Without any page-out a is computed again: 12 B do, but not where that is forbidden, too."""
+    rows = (TotalsConstraint(name="no paging", terms=(("bytes_written", 1),), upper=0),)
+    problem = replace(skip_problem(), constraints=rows)
+    found = {limit.name: limit.value for limit in find_limits(problem)}
+    assert (found["both"], found["stated"], found["energy"]) == (12, 12, 11.0)
+    once = TotalsConstraint(name="once", terms=(("recomputations:a", 1),), upper=0)
+    tight = replace(problem, constraints=(*rows, once), ram=15)
+    found = {limit.name: limit.value for limit in find_limits(tight)}
+    assert (found["both"], found["stated"], found["energy"]) == (12, 15, 10.0)
 
 
 @pytest.mark.parametrize(

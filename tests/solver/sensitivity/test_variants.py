@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.problem import Quantity
+from poetmodel.problem import Quantity, TotalsConstraint
 from poetmodel.schedule import simulate
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import variants as module
@@ -63,6 +63,18 @@ def test_bound_of_a_relaxation_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bounds((tight, 3.0), (replace(roomy, paging=False), 5.0)) == [3.0, 5.0]
     assert bounds((tight, 3.0), (replace(roomy, deadline=20), 5.0)) == [3.0, 5.0]
     assert bounds((tight, 3.0), (replace(roomy, minimize="time"), 5.0)) == [3.0, 5.0]
+    wear, other = (
+        replace(tight, constraints=(TotalsConstraint(name="x", terms=terms, upper=9),))
+        for terms in ((("bytes_written", 1),), (("bytes_read", 1),))
+    )
+    assert bounds((wear, 3.0), (roomy, 5.0)) == [5.0, 5.0]
+    assert bounds((tight, 3.0), (wear, 5.0)) == [3.0, 5.0]
+    assert bounds((other, 3.0), (wear, 5.0)) == [3.0, 5.0]
+    one, two = (
+        replace(problem, minimize="own", own_objective=(("energy_j", weight),))
+        for problem, weight in ((tight, 1), (roomy, 2))
+    )
+    assert bounds((one, 13.0), (two, 15.0)) == [13.0, 15.0]
 
 
 def test_time_is_shared_and_none_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,9 +124,10 @@ def find_limits(
     -------
     tuple of Limit
         The smallest RAM with keep-all, with recomputation, with paging, and with both, as far as
-        the problem allows them, and without its deadline and energy budget; with all of its limits,
-        if it has one of these; then the smallest deadline for its RAM and energy budget, and the
-        smallest energy for its RAM and deadline. Ctrl-C ends with those found so far.
+        the problem allows them, and without its deadline, energy budget and own constraints; with
+        all of its limits, if it has one of these; then the smallest deadline for its RAM and energy
+        budget, and the smallest energy for its RAM and deadline, both with its own constraints.
+        Ctrl-C ends with those found so far.
     """
     named = dict(_variants(problem))
     variants = [
@@ -156,9 +157,11 @@ def _variants(problem: Problem) -> Iterator[tuple[str, Problem]]:
                     minimize=Quantity.RAM,
                     recompute=recompute,
                     paging=paging,
+                    constraints=(),
                 ),
             )
-    if problem.deadline_s is not None or problem.energy_budget_j is not None:
+    limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
+    if any(limit is not None for limit in limits):
         yield "stated", problem.without(Quantity.RAM, minimize=Quantity.RAM)
     yield "time", problem.without(Quantity.TIME, minimize=Quantity.TIME)
     yield "energy", problem.without(Quantity.ENERGY, minimize=Quantity.ENERGY)

@@ -14,7 +14,7 @@ from operator import ge
 from typing import TYPE_CHECKING
 
 from poetmodel.graph import Graph, floor
-from poetmodel.problem import Problem, Quantity
+from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.result import SolveResult, Termination
 from poetmodel.schedule import GraphIdentity, Schedule
 from poetmodel.solver.facade import solve
@@ -111,6 +111,8 @@ def _is_relaxation(one: Problem, other: Problem) -> bool:
         one.graph is other.graph
         and one.costs is other.costs
         and one.minimize == other.minimize
+        and (one.minimize != OWN or one.own_objective == other.own_objective)
+        and _rows(one) <= _rows(other)
         and one.recompute >= other.recompute
         and one.can_page >= other.can_page
         and all(map(ge, _limits(one), _limits(other)))
@@ -121,3 +123,8 @@ def _limits(problem: Problem) -> Iterator[float]:
     yield problem.ram_budget_bytes
     for limit in (problem.deadline_s, problem.energy_budget_j, problem.aux_limit_bytes):
         yield math.inf if limit is None else limit
+
+
+def _rows(problem: Problem) -> set[tuple[object, ...]]:
+    """Return the own constraints of a problem, whatever their names."""
+    return {(frozenset(row.terms), row.lower, row.upper) for row in problem.constraints}

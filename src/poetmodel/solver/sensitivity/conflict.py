@@ -1,0 +1,88 @@
+"""Which limits and own constraints of an infeasible problem contradict each other.
+
+Notes
+-----
+QuickXplain (Junker, 2004): limits stand before own constraints, so that a constraint is named only
+where the limits do without it; halves of the rest are tried, so that few of many constraints are
+found in few solves.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.planner import verify
+from poetmodel.problem import Quantity
+from poetmodel.result import Status
+from poetmodel.solver.facade import solve
+from poetmodel.solver.sensitivity.remedies import LEAST_S, Change, freed, stated_limits
+
+if TYPE_CHECKING:
+    from poetmodel.problem import Problem, TotalsConstraint
+    from poetmodel.schedule import Schedule
+
+    Stated = Change | TotalsConstraint
+
+PART: Final = 0.25
+"""Largest part of the time limit for one solve."""
+
+
+@dataclass(kw_only=True)
+class _Search:
+    """Finds out whether some of the limits of a problem can be kept."""
+
+    problem: Problem
+    all: list[Stated]
+    time_limit: float
+    threads: int
+    begun_s: float = field(default_factory=time.monotonic)
+    known: list[Schedule] = field(default_factory=list)
+    """Schedules that keep some of the limits."""
+    complete: bool = True
+    """Whether every question was answered."""
+
+    def fails(self, kept: list[Stated]) -> bool:
+        """Return whether it is proven that no schedule keeps these limits."""
+        others = [each for each in self.all if each not in kept]
+        problem = freed(self.problem, *others, minimize=Quantity.ENERGY)
+        if any(verify(problem, schedule).valid for schedule in self.known):
+            return False
+        left_s = self.begun_s + self.time_limit - time.monotonic()
+        if left_s < LEAST_S:
+            self.complete = False
+            return False
+        limit_s = min(left_s, PART * self.time_limit)
+        result = solve(problem, time_limit=limit_s, gap=1.0, threads=self.threads)
+        if result.schedule is not None:
+            self.known.append(result.schedule)
+        elif result.status != Status.INFEASIBLE:
+            self.complete = False
+        return result.status == Status.INFEASIBLE
+
+    def least(self, kept: list[Stated], more: list[Stated], *, asked: bool) -> list[Stated]:
+        """Return which of `more` it takes, beside those kept, for a contradiction.
+
+        With `asked` those kept may be one by themselves.
+        """
+        if asked and self.fails(kept):
+            return []
+        if len(more) == 1:
+            return more
+        first, second = more[: len(more) // 2], more[len(more) // 2 :]
+        needed = self.least([*kept, *first], second, asked=True)
+        return [*self.least([*kept, *needed], first, asked=bool(needed)), *needed]
+
+
+def find_conflict(
+    problem: Problem, *, time_limit: float, threads: int = 1
+) -> tuple[list[Stated], bool]:
+    """Return limits of an infeasible problem that no schedule keeps together, own constraints too.
+
+    Also whether they are irreducible: without any one of them there is a schedule. What was not
+    decided within the time limit [s] is kept.
+    """
+    stated: list[Stated] = [*stated_limits(problem), *problem.constraints]
+    search = _Search(problem=problem, all=stated, time_limit=time_limit, threads=threads)
+    return search.least([], stated, asked=False), search.complete

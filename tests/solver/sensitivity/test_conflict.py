@@ -1,0 +1,156 @@
+"""Own constraints in conflict: an irreducible set of them, and the nearest limit of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from instances import constrained, random_instances, seeded
+from oracle import optimum
+from poetmodel.problem import Problem, TotalsConstraint
+from poetmodel.result import Status
+from poetmodel.solver import facade, solve
+from poetmodel.solver.sensitivity import Change, Remedy, explain_infeasible
+from poetmodel.solver.sensitivity.conflict import find_conflict
+from poetmodel.solver.sensitivity.remedies import freed, stated_limits
+from worked import skip_problem
+
+if TYPE_CHECKING:
+    from poetmodel.solver.sensitivity import Explanation
+
+
+def upper(name: str, limit: float, **terms: float) -> TotalsConstraint:
+    """Return a row with an upper limit; a key has ``__`` for its colon."""
+    keys = tuple((key.replace("__", ":"), weight) for key, weight in terms.items())
+    return TotalsConstraint(name=name, terms=keys, upper=limit)
+
+
+def explained(problem: Problem) -> Explanation:
+    """Return the explanation of an infeasible problem."""
+    result = solve(problem)
+    assert result.status == Status.INFEASIBLE
+    return explain_infeasible(result)
+
+
+def with_rows(*rows: TotalsConstraint, **limits: object) -> Problem:
+    """Return the worked problem with rows: in less than 15 B, a (4 B) is paged or recomputed."""
+    return replace(skip_problem(**limits), constraints=rows)
+
+
+@pytest.mark.parametrize(
+    ("problem", "hints"),
+    [
+        (
+            with_rows(upper("wear", 3, bytes_written=1), recompute=False),
+            [
+                "constraint 'wear' cannot be kept together with the RAM budget and no "
+                "recomputation",
+                "feasible from 15 bytes of RAM, which 'c' takes with a, b, c in RAM",
+                "feasible with recomputation",
+                "feasible with constraint 'wear' at most 4 bytes",
+            ],
+        ),
+        (
+            with_rows(
+                upper("wear", 3, bytes_written=1),
+                upper("idle", 100, energy_j=1),
+                upper("once", 0, recomputations__a=1),
+            ),
+            [
+                "constraints 'wear' and 'once' cannot be kept together with the RAM budget",
+                "feasible from 15 bytes of RAM, which 'c' takes with a, b, c in RAM",
+                "feasible with constraint 'wear' at most 4 bytes",
+                "feasible with constraint 'once' at most 1",
+            ],
+        ),
+        (
+            with_rows(upper("thrift", 10.5, energy_j=1)),
+            [
+                "constraint 'thrift' cannot be kept together with the RAM budget",
+                "feasible from 15 bytes of RAM, which 'c' takes with a, b, c in RAM",
+                "feasible with constraint 'thrift' at most 11 J",
+            ],
+        ),
+        (
+            with_rows(upper("wear", 3, bytes_written=1), ram=11),
+            ["feasible from 12 bytes of RAM"],
+        ),
+    ],
+)
+def test_rows_in_conflict_are_named(problem: Problem, hints: list[str]) -> None:
+    """With the limits that take part, and with what would do; rows that take no part are not."""
+    assert list(explained(problem).hints()) == hints
+
+
+def test_json_has_what_is_in_conflict_and_the_nearest_limit() -> None:
+    """Names of rows beside limits in words; a change of a row says which limit of it."""
+    found = explained(with_rows(upper("wear", 3, bytes_written=1), recompute=False)).to_dict()
+    assert found["constraints"] == ["wear"]
+    assert found["limits"] == ["the RAM budget", "no recomputation"]
+    change = found["changes"][-1]
+    expected = {"change": "constraint", "constraint": "wear", "side": "upper", "unit": "bytes"}
+    assert {key: change[key] for key in expected} == expected
+    assert (change["allowed"], change["nearest"], change["bound"]) == (3, 4, 4)
+    assert change["proven"] is True
+    assert "constraint" not in found["changes"][0]
+
+
+def test_rows_with_two_limits_are_left_out_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An equality has no nearest limit."""
+    monkeypatch.setattr(facade, "DEFAULT", "compact")
+    row = TotalsConstraint(name="same", terms=(("page_ins:a", 1), ("page_outs:b", -1)), lower=-1)
+    row = replace(row, upper=-1)
+    found = explained(with_rows(row, upper("few", 0, page_outs__b=1)))
+    sentences = list(found.sentences())
+    assert "feasible without constraint 'same'" in sentences
+    assert "feasible with constraint 'few' at most 1" in sentences
+
+
+def limited(problem: Problem, remedy: Remedy, limit: float) -> Problem:
+    """Return a problem with another limit for the row that a remedy is about."""
+    changed = [
+        replace(row, **{str(remedy.side): limit}) if row.name == remedy.constraint else row
+        for row in problem.constraints
+    ]
+    return replace(problem, constraints=tuple(changed))
+
+
+def test_conflicts_are_irreducible_and_nearest_limits_exact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oracle finds no schedule for a conflict, and one without any of its members.
+
+    A limit that works has a schedule, and the next nearer one has none.
+    """
+    monkeypatch.setattr(facade, "DEFAULT", "compact")
+    infeasible = checked = 0
+    for number, base in enumerate(random_instances(120, n=(3, 4))):
+        problem = constrained(seeded(number), base)
+        if optimum(problem) is not None:
+            continue
+        infeasible += 1
+        found, irreducible = find_conflict(problem, time_limit=20)
+        assert irreducible
+        stated = [*stated_limits(problem), *problem.constraints]
+        others = [each for each in stated if each not in found]
+        assert optimum(freed(problem, *others)) is None
+        for each in found:
+            assert optimum(freed(problem, *others, each)) is not None
+        result = solve(problem)
+        for remedy in explain_infeasible(result, time_limit=20).remedies:
+            if remedy.change != Change.CONSTRAINT:
+                continue
+            (row,) = (row for row in problem.constraints if row.name == remedy.constraint)
+            assert (optimum(freed(problem, row)) is not None) is remedy.works
+            if remedy.nearest is None:
+                continue
+            checked += 1
+            assert remedy.proven
+            assert optimum(limited(problem, remedy, remedy.nearest)) is not None
+            step = 1 if isinstance(remedy.nearest, int) else 1e-6 * max(1, abs(remedy.nearest))
+            nearer = remedy.nearest + (step if remedy.side == "lower" else -step)
+            assert optimum(limited(problem, remedy, nearer)) is None
+    assert infeasible > 15
+    assert checked > 5
