@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from instances import random_instances
@@ -69,3 +71,49 @@ def test_limits_in_words() -> None:
     )
     unpaged = skip_problem(paging=False, aux_bytes=7)
     assert limits_in_words(unpaged) == "the RAM budget of 13 B, no paging"
+
+
+@pytest.mark.parametrize(
+    ("rule", "limits", "sentence"),
+    [
+        (
+            lambda v: v.energy_j <= 9,
+            {},
+            "constraint 'own', at most 9: schedules come to 10, as a single pass does, and never "
+            "to less",
+        ),
+        (
+            lambda v: v.page_ins["a"] >= 1,
+            {"paging": False},
+            "constraint 'own', at least 1: schedules come to 0, as a single pass does, and never "
+            "to more",
+        ),
+        (
+            lambda v: v.recomputations["a"] >= 4,
+            {},
+            "constraint 'own', at least 4: schedules come to 3 at most",
+        ),
+        (
+            lambda v: v.compute_s - 2 * v.page_outs["a"] <= 7,
+            {},
+            "constraint 'own', at most 7: schedules come to 8 at least",
+        ),
+        (lambda v: v.recomputations["a"] >= 3, {}, None),
+        (lambda v: v.compute_s - 2 * v.page_outs["a"] <= 8, {}, None),
+        (lambda v: v.energy_j == v.compute_s, {}, None),
+    ],
+)
+def test_an_own_constraint_that_nothing_can_keep(
+    rule: Any, limits: dict[str, Any], sentence: str | None
+) -> None:
+    """What the most that takes off cannot bring within its limit, no schedule can."""
+    assert obstacle(skip_problem(**limits).subject_to(own=rule)) == sentence
+
+
+def test_own_constraints_in_words() -> None:
+    """Each by name with its limits; of many the first."""
+    problem = skip_problem().subject_to(few=lambda v: v.bytes_written <= 8)
+    assert limits_in_words(problem).endswith("the constraint 'few' (at most 8)")
+    many = problem.subject_to(each=lambda v: [v.page_ins[i] <= 1 for i in range(4)] * 2)
+    assert limits_in_words(many).endswith("'each[3]' (at most 1) and 4 more")
+

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 from poetmodel.errors import listed
 from poetmodel.graph import floor
-from poetmodel.problem import DeadlineCounts, Problem, within
+from poetmodel.problem import (
+    CONSTRAINTS,
+    Coefficients,
+    DeadlineCounts,
+    LinearLimit,
+    Problem,
+    largest_rewards,
+    within,
+)
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -16,7 +24,8 @@ if TYPE_CHECKING:
 def obstacle(problem: Problem) -> str | None:
     """Return why no schedule can keep the limits, or None if that is not obvious.
 
-    Looks at what every schedule pays: the minimum RAM, and the time and energy of a single pass.
+    Looks at what every schedule pays: the minimum RAM, and the time and energy of a single pass;
+    and at what an own constraint can come to at the very best.
     """
     return next(obstacles(problem), None)
 
@@ -24,6 +33,7 @@ def obstacle(problem: Problem) -> str | None:
 def obstacles(problem: Problem) -> Iterator[str]:
     """Yield each limit that no schedule can keep whatever the other limits are, in words."""
     yield from filter(None, (_ram(problem), _time(problem), _energy(problem)))
+    yield from _constraints(problem)
 
 
 def limits_in_words(problem: Problem) -> str:
@@ -36,6 +46,9 @@ def limits_in_words(problem: Problem) -> str:
     room = problem.aux_limit_bytes
     if room is not None and problem.can_page and room < sum(problem.graph.tensor_bytes):
         parts.append(f"the storage of {problem.aux_limit_bytes:,} B")
+    rows = [f"{row.name!r} ({row.limits_in_words()})" for row in problem.constraints]
+    if rows:
+        parts.append(f"the constraint{'s' * (len(rows) > 1)} {listed(rows)}")
     if not problem.recompute:
         parts.append("no recomputation")
     if not problem.can_page:
@@ -84,4 +97,31 @@ def _energy(problem: Problem) -> str | None:
     return (
         f"energy budget {format_joules(problem.energy_budget_j or 0.0)}: a single pass over all "
         f"nodes already takes {problem.baseline_energy_j:.9g} J; no schedule needs less"
+    )
+
+
+def _constraints(problem: Problem) -> Iterator[str]:
+    stated = {row.name: row for row in problem.constraints}
+    for limit in problem.linear_limits:
+        if limit.name != CONSTRAINTS or limit.index is None or limit.slack >= 0:
+            continue
+        rewards = largest_rewards(problem.graph, _possible(problem, limit))
+        if rewards <= limit.slack:
+            continue
+        name, side = limit.index
+        best = limit.baseline + rewards
+        best, more, most = (best, "less", "least") if side == "upper" else (-best, "more", "most")
+        words = f"{best + 0.0:.9g} at {most}"
+        if rewards == 0:
+            words = f"{best + 0.0:.9g}, as a single pass does, and never to {more}"
+        yield f"constraint {name!r}, {stated[name].limits_in_words()}: schedules come to {words}"
+
+
+def _possible(problem: Problem, limit: LinearLimit) -> Coefficients:
+    """Return what the decisions that a problem allows add to a limited sum."""
+    of = limit.coefficients
+    return Coefficients(
+        compute=[value if problem.may_recompute(k) else 0 for k, value in enumerate(of.compute)],
+        page_in=of.page_in if problem.can_page else [0] * len(of.page_in),
+        page_out=of.page_out if problem.can_page else [0] * len(of.page_out),
     )

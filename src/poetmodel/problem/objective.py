@@ -234,6 +234,9 @@ def linear_limits(problem: Problem) -> Iterator[LinearLimit]:
 def _sides(problem: Problem, row: TotalsConstraint) -> Iterator[LinearLimit]:
     """Yield the limits of a user's own constraint, its lower one negated."""
     coefficients, baseline = sum_of(problem, row.terms)
+    # Parts of a single pass that cancel out are no more exact for that.
+    passes = {Total.ENERGY: problem.energy.baseline, Total.COMPUTE: problem.pass_time_s}
+    largest = max(abs(weight * passes.get(key, 0)) for key, weight in (*row.terms, (CONSTANT, 0)))
     for side, limit, sign in (("upper", row.upper, 1), ("lower", row.lower, -1)):
         if limit is None:
             continue
@@ -242,7 +245,7 @@ def _sides(problem: Problem, row: TotalsConstraint) -> Iterator[LinearLimit]:
         if all(isinstance(value, int) for column in signed for value in column):
             slack = math.floor(slack)
         else:
-            slack += RELATIVE_TOLERANCE * max(abs(limit), abs(baseline))
+            slack += RELATIVE_TOLERANCE * max(abs(limit), largest)
         yield LinearLimit(
             name=CONSTRAINTS,
             index=(row.name, side),
