@@ -1,4 +1,4 @@
-"""Own constraints and objectives in ``compact``: what each reduction leaves to them, worked by hand.
+"""Own constraints and objectives in ``compact``: what each reduction leaves to them, by hand.
 
 `test_exactness` holds both models against exhaustive search; here larger graphs, all three solvers,
 and the waste that a limit or the objective can want.

@@ -116,4 +116,3 @@ def test_own_constraints_in_words() -> None:
     assert limits_in_words(problem).endswith("the constraint 'few' (at most 8)")
     many = problem.subject_to(each=lambda v: [v.page_ins[i] <= 1 for i in range(4)] * 2)
     assert limits_in_words(many).endswith("'each[3]' (at most 1) and 4 more")
-

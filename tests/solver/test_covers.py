@@ -228,6 +228,14 @@ def test_no_point_that_keeps_a_signed_row_is_lost(whole: bool) -> None:
     assert excluded > 100
 
 
+def test_whole_numbers_of_any_size_are_exact() -> None:
+    """One unit too many is seen, whatever the numbers are."""
+    large = 10**30
+    form = signed_form([large + 1, large, -large], large)
+    assert with_covers(form, np.array([0.0, 1.0, 0.0]), limit_rows(form)) is None
+    assert with_covers(form, np.array([1.0, 1.0, 1.0]), limit_rows(form)) is not None
+
+
 def test_a_column_that_may_be_more_than_one_has_no_cover() -> None:
     """What is said of literals does not hold of counts."""
     form = signed_form([2, -1, 1], 1)

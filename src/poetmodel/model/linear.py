@@ -94,8 +94,11 @@ def limit_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
     A value above the limit rules its variable out, however large it is. It counts as at most a
     thousand limits, so that small ones beside it are not lost.
     """
-    row = list(limit.terms)
-    found = scaled_limit(np.array([value for value, _ in row]), limit.limit)
+    row, most = list(limit.terms), limit.limit
+    values = np.array([value for value, _ in row])
+    if values.dtype.kind not in "if":  # whole numbers that arrays do not hold
+        values, most = values.astype(np.float64), float(most)
+    found = scaled_limit(values, most)
     if found is None:
         return None
     kept, scaled, right = found

@@ -235,7 +235,10 @@ def _sides(problem: Problem, row: TotalsConstraint) -> Iterator[LinearLimit]:
     """Yield the limits of a user's own constraint, its lower one negated."""
     coefficients, baseline = sum_of(problem, row.terms)
     # Parts of a single pass that cancel out are no more exact for that.
-    passes = {Total.ENERGY: problem.energy.baseline, Total.COMPUTE: problem.pass_time_s}
+    passes: dict[str, float] = {
+        Total.ENERGY: problem.energy.baseline,
+        Total.COMPUTE: problem.pass_time_s,
+    }
     largest = max(abs(weight * passes.get(key, 0)) for key, weight in (*row.terms, (CONSTANT, 0)))
     for side, limit, sign in (("upper", row.upper, 1), ("lower", row.lower, -1)):
         if limit is None:
