@@ -19,8 +19,9 @@ def described(text: str, mode: str = "dma") -> Timeline:
 
 def test_lanes_of_a_plan() -> None:
     """Core with stalls and bus, with the times of the walk."""
-    core, bus = described(PAGED).lanes
-    assert [(bar.start, bar.end, bar.kind, bar.name) for bar in core.bars] == [
+    lanes = described(PAGED).lanes
+    core, bus = lanes["core"], lanes["bus"]
+    assert [(bar.start, bar.end, bar.kind, bar.name) for bar in core] == [
         (0, 1, Kind.COMPUTED, "a"),
         (1, 3, Kind.COMPUTED, "b"),
         (3, 6, Kind.STALL, "a"),
@@ -28,11 +29,11 @@ def test_lanes_of_a_plan() -> None:
         (9, 16, Kind.STALL, "a"),
         (16, 20, Kind.COMPUTED, "d"),
     ]
-    assert [(bar.start, bar.end, bar.kind, bar.name) for bar in bus.bars] == [
+    assert [(bar.start, bar.end, bar.kind, bar.name) for bar in bus] == [
         (1, 6, Kind.PAGED_OUT, "a"),
         (9, 16, Kind.PAGED_IN, "a"),
     ]
-    assert bus.bars[0].details == "1: paged out a, takes 5 s, 4 B, RAM 4 B"
+    assert bus[0].details == "1: paged out a, takes 5 s, 4 B, RAM 4 B"
 
 
 def test_curve_of_a_plan() -> None:
@@ -56,12 +57,12 @@ def test_recomputation_and_blocking_transfers() -> None:
     """A second computation has its own kind; without DMA the bus still has its lane."""
     picture = described("c0 o0 c1 f0 c2 c1 f1 i0 c3 f0 f2", "blocking")
     assert picture.kinds == (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.PAGED_OUT)
-    assert picture.lanes[1].bars[0].start == 1
+    assert picture.lanes["bus"][0].start == 1
 
 
 def test_plan_without_transfers_has_no_bus() -> None:
     """One lane is enough."""
-    assert [lane.name for lane in described("c0 c1 c2 f1 c3 f0 f2").lanes] == ["core"]
+    assert list(described("c0 c1 c2 f1 c3 f0 f2").lanes) == ["core"]
 
 
 def test_cells_tell_what_happens() -> None:

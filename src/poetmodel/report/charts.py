@@ -141,8 +141,8 @@ def front_chart(
 def _by_time(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     picture = plan_timeline(graph, plan, check)
     bars: list[list[Any]] = []
-    for place, lane in enumerate(picture.lanes):
-        for bar in lane.bars:
+    for place, lane in enumerate(picture.lanes.values()):
+        for bar in lane:
             start, length = _short(bar.start), _short(bar.end - bar.start)
             bars.append([place, KINDS.index(bar.kind), start, length, escaped(bar.details)])
     points = _corners(picture.curve.points)
@@ -156,7 +156,7 @@ def _by_time(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     name = escaped(known[step.index].name)
     words = f"{position}: {step.op.replace('_', ' ')} {name}"
     return {
-        "lanes": [lane.name for lane in picture.lanes],
+        "lanes": list(picture.lanes),
         "bars": bars,
         "time": picture.time_name.partition("[")[2].rstrip("]"),
         "x_name": picture.time_name,

@@ -74,7 +74,9 @@ def _bars(picture: Timeline, kind: Kind) -> Any:
     from plotly.graph_objects import Bar
 
     narrow = NARROW_SHARE * max((time for time, _ in picture.curve.points), default=0.0)
-    placed = [(lane.name, bar) for lane in picture.lanes for bar in lane.bars if bar.kind == kind]
+    placed = [
+        (lane, bar) for lane, bars in picture.lanes.items() for bar in bars if bar.kind == kind
+    ]
     rims = [COLOURS[kind] if bar.end - bar.start < narrow else "white" for _, bar in placed]
     return Bar(
         base=[bar.start for _, bar in placed],

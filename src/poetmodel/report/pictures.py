@@ -71,14 +71,6 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """A named row of bars, in order of time."""
-
-    name: str
-    bars: tuple[Bar, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """A quantity over time that changes in steps."""
 
@@ -98,13 +90,14 @@ class Timeline:
     title: str
     time_name: str
     """Label of the time axis, unit included."""
-    lanes: tuple[Lane, ...]
+    lanes: Mapping[str, tuple[Bar, ...]]
+    """Their bars in order of time, by name."""
     curve: Curve
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds that occur."""
-        return _in_order(bar.kind for lane in self.lanes for bar in lane.bars)
+        return _in_order(bar.kind for bars in self.lanes.values() for bar in bars)
 
 
 _TIMES: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -120,12 +113,9 @@ def plan_timeline(graph: Graph, plan: Plan, check: PlanCheck) -> Timeline:
     """
     factor, unit = _unit(check.makespan_s or 0.0, _TIMES)
     scale, unit_name = size_unit(max(check.peak_ram_bytes, plan.ram_budget_bytes or 0))
-    bars: dict[bool, list[Bar]] = {False: [], True: []}
-    for on_bus, bar in _bars(graph, plan, check, factor):
-        bars[on_bus].append(bar)
-    lanes = [Lane(name="core", bars=tuple(bars[False]))]
-    if bars[True]:
-        lanes.append(Lane(name="bus", bars=tuple(bars[True])))
+    bars: defaultdict[str, list[Bar]] = defaultdict(list, core=[])
+    for lane, bar in _bars(graph, plan, check, factor):
+        bars[lane].append(bar)
     points = tuple((time / factor, size / scale) for time, size in _levels(plan, check))
     budget = plan.ram_budget_bytes
     place = f" on {plan.device}" if plan.device else ""
@@ -137,7 +127,7 @@ def plan_timeline(graph: Graph, plan: Plan, check: PlanCheck) -> Timeline:
             f"{format_bytes(check.peak_ram_bytes)}"
         ),
         time_name=f"time [{unit}]",
-        lanes=tuple(lanes),
+        lanes={lane: tuple(bars[lane]) for lane in ("core", "bus") if lane in bars},
         curve=Curve(
             name=f"RAM [{unit_name}]",
             points=points,
@@ -152,8 +142,8 @@ def size_unit(largest_bytes: float) -> tuple[float, str]:
     return _unit(largest_bytes, _SIZES)
 
 
-def _bars(graph: Graph, plan: Plan, check: PlanCheck, factor: float) -> Iterator[tuple[bool, Bar]]:
-    """Yield every bar that takes time, and whether it is the bus's."""
+def _bars(graph: Graph, plan: Plan, check: PlanCheck, factor: float) -> Iterator[tuple[str, Bar]]:
+    """Yield every bar that takes time, with the name of its lane."""
     computed: set[int] = set()
     for position, (step, moment) in enumerate(zip(plan.program, check.moments, strict=True)):
         op, index = step
@@ -173,7 +163,7 @@ def _bars(graph: Graph, plan: Plan, check: PlanCheck, factor: float) -> Iterator
         parts.append(f"RAM {format_bytes(moment.high_bytes)}")
         start, end = moment.start_s / factor, moment.end_s / factor
         bar = Bar(start=start, end=end, kind=kind, name=name, details=", ".join(parts))
-        yield op in (Op.PAGE_IN, Op.PAGE_OUT), bar
+        yield "bus" if op in (Op.PAGE_IN, Op.PAGE_OUT) else "core", bar
 
 
 def _levels(plan: Plan, check: PlanCheck) -> Iterator[tuple[float, int]]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.report.pictures import COLOURS, CURVE_COLOUR, LIMIT_COLOUR, Grid, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from poetmodel.report.pictures import Bar, GridCell, Lane, Timeline
+    from poetmodel.report.pictures import Bar, GridCell, Timeline
 
 DOTS_PER_INCH: Final = 150
 FONT: Final = 6.0
@@ -71,15 +71,15 @@ def _timeline(picture: Timeline) -> Any:
     from matplotlib.figure import Figure
 
     end = max((time for time, _ in picture.curve.points), default=0.0) or 1.0
-    most = max((len(lane.bars) for lane in picture.lanes), default=0)
+    most = max(map(len, picture.lanes.values()), default=0)
     width = _clamped(most * NAME_INCHES)
     heights = [LANE_INCHES * len(picture.lanes), 2.2]
     figure = Figure(figsize=(width, sum(heights) + 0.6))
     lanes, curve = figure.subplots(2, 1, sharex=True, height_ratios=heights)
     figure.subplots_adjust(left=0, right=1, bottom=0, top=1, hspace=0.2)
-    for place, lane in enumerate(picture.lanes):
+    for place, lane in enumerate(picture.lanes.values()):
         _draw_lane(lanes, place, lane, room=end / width)
-    lanes.set_yticks(range(len(picture.lanes)), [lane.name for lane in picture.lanes])
+    lanes.set_yticks(range(len(picture.lanes)), list(picture.lanes))
     lanes.set_ylim(len(picture.lanes) - 0.5, -0.5)
     lanes.set_xlim(0, end)
     lanes.set_title(_drawable(picture.title), loc="left", fontsize=FONT + 3)
@@ -106,10 +106,10 @@ def _timeline(picture: Timeline) -> Any:
     return figure
 
 
-def _draw_lane(axes: Any, place: int, lane: Lane, *, room: float) -> None:
+def _draw_lane(axes: Any, place: int, lane: Sequence[Bar], *, room: float) -> None:
     """Draw the bars of a lane; `room` is how much time one inch shows."""
     groups: dict[tuple[Kind, bool], list[Bar]] = {}
-    for bar in lane.bars:
+    for bar in lane:
         narrow = bar.end - bar.start < NARROW_INCHES * room
         groups.setdefault((bar.kind, narrow), []).append(bar)
     for (kind, narrow), bars in groups.items():
@@ -122,7 +122,7 @@ def _draw_lane(axes: Any, place: int, lane: Lane, *, room: float) -> None:
             hatch=None if narrow else HATCHED.get(kind),
             zorder=2 if narrow else 1,
         )
-    for bar in lane.bars:
+    for bar in lane:
         if bar.end - bar.start >= NAME_INCHES * room and bar.kind not in HATCHED:
             axes.text(
                 (bar.start + bar.end) / 2,
