@@ -36,7 +36,7 @@ class FigureOptions:
         "NAME",
         "figure2, figure3, figure4, figure5, table3: of the POET paper. solvers: HiGHS, SCIP "
         "and Gurobi on two formulations.",
-        autocompletion=completion.one(completion.figures),
+        autocompletion=completion.figures,
     )
     quick: bool = how(False, "--quick", "Fewer budgets, one seed, shorter limits.")
     out: Path | None = output(

@@ -12,7 +12,7 @@ FIGURES: Final = ("figure2", "figure3", "figure4", "figure5", "table3", "solvers
 """The names of `poetmodel.bench.figures.FIGURES`, which would load numpy."""
 
 Offer = list[tuple[str, str]]
-"""Names and their meanings; those that do not begin with what was typed are left out later."""
+"""Names and their meanings; typer leaves out those that do not begin with what was typed."""
 
 
 def models() -> Offer:
@@ -49,25 +49,12 @@ def figures() -> Offer:
     return [(name, "") for name in FIGURES]
 
 
-def one(names: Callable[[], Offer]) -> Callable[[str], Offer]:
-    """Return a function that completes one name."""
-
-    def complete(incomplete: str) -> Offer:
-        return [(name, text) for name, text in names() if name.startswith(incomplete)]
-
-    return complete
-
-
 def several(names: Callable[[], Offer]) -> Callable[[str], Offer]:
     """Return a function that completes the last of several names, separated by commas."""
 
     def complete(incomplete: str) -> Offer:
-        before, comma, last = incomplete.rpartition(",")
+        before, comma, _ = incomplete.rpartition(",")
         typed = before.split(",")
-        return [
-            (f"{before}{comma}{name}", text)
-            for name, text in names()
-            if name.startswith(last) and name not in typed
-        ]
+        return [(f"{before}{comma}{name}", text) for name, text in names() if name not in typed]
 
     return complete

@@ -26,7 +26,7 @@ class DeviceArgument:
         None,
         "NAME",
         "A built-in device, or a device file, *.toml.",
-        autocompletion=completion.one(completion.devices),
+        autocompletion=completion.devices,
     )
 
 

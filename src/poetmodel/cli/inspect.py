@@ -38,7 +38,7 @@ class ModelArgument:
     """Which network to show."""
 
     name: str | None = argument(
-        None, "NAME", "A built-in network.", autocompletion=completion.one(completion.models)
+        None, "NAME", "A built-in network.", autocompletion=completion.models
     )
 
 

@@ -217,9 +217,6 @@ class FormulationName(StrEnum):
 
 # -- the groups --------------------------------------------------------------------------------
 
-_models = completion.one(completion.models)
-_devices = completion.one(completion.devices)
-
 
 @group
 class FileGraphOptions:
@@ -230,7 +227,7 @@ class FileGraphOptions:
         "--graph FILE|MODEL",
         "The graph that the schedule is for: a file, or a built-in network. Default: the "
         "built-in network that the file names.",
-        autocompletion=_models,
+        autocompletion=completion.models,
     )
     batch: int | None = what(
         None,
@@ -263,7 +260,7 @@ class GraphOptions(FileGraphOptions):
         None,
         "MODEL",
         "A built-in network (see 'poetmodel models'), or a graph file.",
-        autocompletion=_models,
+        autocompletion=completion.models,
     )
 
 
@@ -275,7 +272,7 @@ class CostOptions:
         None,
         "--device NAME|FILE",
         "A built-in device (see 'poetmodel devices'), or a device file, *.toml.",
-        autocompletion=_devices,
+        autocompletion=completion.devices,
     )
     profile: str | None = what(
         None, "--profile FILE", "Measured costs, *.csv. They replace the device's estimates."
@@ -376,7 +373,7 @@ class SearchOptions:
         "--method NAME",
         "How to find the schedule: optimal, or an earlier method to compare with, such as "
         "checkpoint-all, chen-sqrt, rotor or dtr.",
-        autocompletion=completion.one(completion.methods),
+        autocompletion=completion.methods,
         parser=_method_name,
     )
     formulation: FormulationName | None = how(

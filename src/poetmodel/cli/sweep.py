@@ -41,7 +41,7 @@ class GridOptions:
         options.REQUIRED,
         "MODELS...",
         "Built-in networks, or graph files.",
-        autocompletion=completion.one(completion.models),
+        autocompletion=completion.models,
     )
     batch: str | None = options.what(None, "--batch N,...", "Batch sizes, for built-in networks.")
     image: str | None = options.what(None, "--image N,...", "Sides of square images in pixels.")

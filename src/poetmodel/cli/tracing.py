@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from poetmodel.torch.tracing import Trace
 
 _measuring = partial(options.option, rich_help_panel="How to measure")
-_devices = completion.one(completion.devices)
 
 
 @options.group
@@ -39,14 +38,14 @@ class CostingOptions:
         None,
         "--device NAME|FILE",
         "Do not measure: estimate the costs on this device from FLOP and bytes.",
-        autocompletion=_devices,
+        autocompletion=completion.devices,
     )
     power_from: str | None = _measuring(
         None,
         "--power-from NAME|FILE",
         "A device whose power figures turn measured times into energies. "
         "Default: RAPL counters, else a nominal 1 W.",
-        autocompletion=_devices,
+        autocompletion=completion.devices,
     )
     folder: Path = _measuring(
         Path(), "--folder FOLDER", "Folder for pages; page times are measured there."
@@ -214,7 +213,7 @@ class ProfileOptions:
         options.REQUIRED,
         "MODULE:FUNCTION|GRAPH",
         "As for 'poetmodel trace'; with --device also a graph file or a built-in network.",
-        autocompletion=completion.one(completion.models),
+        autocompletion=completion.models,
     )
     out: Path | None = options.output(None, "--out FILE", "Write the profile, *.csv.")
 
