@@ -79,6 +79,7 @@ def _told(command: CommandInfo) -> Iterator[str]:
     yield f"```text\n{' '.join(['poetmodel', str(command.name), *arguments, '[OPTIONS]'])}\n```"
     if command.epilog:
         yield re.sub("^Example: (.+)", r"Example: `\1`", command.epilog)
+    rows.sort(key=lambda row: row.panel != ARGUMENTS)
     for panel in dict.fromkeys(row.panel for row in rows):
         yield f"**{panel}**"
         yield table(HEADS, [row.cells for row in rows if row.panel == panel])

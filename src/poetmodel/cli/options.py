@@ -20,7 +20,6 @@ from typing import (
 )
 
 import typer
-from typer.models import OptionInfo
 
 from poetmodel.baselines.registry import DEFAULT, method
 from poetmodel.cli import completion
@@ -79,7 +78,6 @@ def command(example: str) -> Callable[[Callable[..., None]], Command]:
                 given[name] = options(**{key: given.pop(key) for key in names})
             function(**given)
 
-        parameters.sort(key=_is_option)  # arguments stand first
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return Command(function.__name__, run, f"Example: {example}")
@@ -120,10 +118,6 @@ def _parameter(name: str, default: object, hint: object) -> inspect.Parameter:
     if default is REQUIRED:
         default = inspect.Parameter.empty
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-
-
-def _is_option(parameter: inspect.Parameter) -> bool:
-    return any(isinstance(part, OptionInfo) for part in get_args(parameter.annotation))
 
 
 def without(*names: str) -> frozenset[str]:
