@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.cli import completion
 from poetmodel.cli.failures import print_warnings
@@ -17,9 +17,7 @@ from poetmodel.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.bench.figures import Figure
     from poetmodel.bench.pictures import Map, Panel
-    from poetmodel.bench.tables import Row
 
 FOLDER: Final = Path("poetmodel-bench")
 """Parent of the default folders of all figures."""
@@ -53,7 +51,7 @@ class FigureOptions:
 @command("poetmodel bench figure5 --quick")
 def bench(wanted: FigureOptions, runs: WorkersOption, output: OutputOptions) -> None:
     """Reproduce a figure of the paper: records, a table and a picture; can be resumed."""
-    from poetmodel.bench import figures, pictures, sweep, tables
+    from poetmodel.bench import figures, pictures, summaries, sweep, tables
     from poetmodel.bench.store import Store
 
     limit_s, name = wanted.time_limit, wanted.name
@@ -70,10 +68,28 @@ def bench(wanted: FigureOptions, runs: WorkersOption, output: OutputOptions) -> 
     tables.write_csv(folder / "cells.csv", found)
     shown = pictures.panels(name, found, Store(folder).schedule)
     drawn, notes = _draw(folder / name, shown)
+    summary = summaries.summary(name, found)
     if output.json:
-        print_json(_document(figure, found, drawn, notes))
+        print_json(
+            {
+                "name": name,
+                "title": figure.title,
+                "paper": figure.paper or None,
+                "cells": found,
+                "tables": [
+                    {"title": table.title, "heads": table.heads, "rows": table.rows}
+                    for table in summary
+                ],
+                "pictures": [str(path) for path in drawn],
+                "notes": notes,
+            }
+        )
     else:
-        _show(figure, found)
+        for table in summary:
+            heads, rows = table.heads, table.rows
+            show(listing(table.title, heads, rows, left=table.words, whole_names=False))
+        if figure.paper:
+            show(f"The paper: {figure.paper}")
         print_warnings(notes)
     fail_if_failed(found)
 
@@ -91,36 +107,3 @@ def _draw(stem: Path, shown: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path
     for path in paths:
         draw(path, shown)
     return paths, []
-
-
-def _document(
-    figure: Figure, found: Sequence[Row], pictures: Sequence[Path], notes: Sequence[str]
-) -> dict[str, Any]:
-    from poetmodel.bench.summaries import summary
-
-    return {
-        "name": figure.name,
-        "title": figure.title,
-        "paper": figure.paper or None,
-        "cells": list(found),
-        "tables": [
-            {"title": table.title, "heads": list(table.heads), "rows": list(table.rows)}
-            for table in summary(figure.name, found)
-        ],
-        "pictures": [str(path) for path in pictures],
-        "notes": list(notes),
-    }
-
-
-def _show(figure: Figure, found: Sequence[Row]) -> None:
-    from poetmodel.bench.summaries import summary
-
-    tables = summary(figure.name, found)
-    show(
-        *(
-            listing(table.title, table.heads, table.rows, left=table.words, whole_names=False)
-            for table in tables
-        )
-    )
-    if figure.paper:
-        show(f"The paper: {figure.paper}")

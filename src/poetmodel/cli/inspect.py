@@ -56,21 +56,21 @@ def models(shown: ModelArgument, output: OutputOptions) -> None:
         print_json(entries if shown.name is None else entries[0])
     elif shown.name is None:
         heads = ("model", "nodes", "parameters", "keep-all", "minimum RAM")
-        show(listing("Models", heads, map(_model_cells, entries)))
+        lines = (
+            (
+                entry["model"],
+                f"{entry['nodes']}",
+                count(entry["parameters"]),
+                format_bytes(entry["checkpoint_all_peak_bytes"]),
+                format_bytes(entry["floor_bytes"]),
+            )
+            for entry in entries
+        )
+        show(listing("Models", heads, lines))
         print_text("'poetmodel models NAME' shows one of them.")
     else:
         print_text(entries[0]["description"])
         show(*tables(load_model(shown.name)))
-
-
-def _model_cells(entry: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        entry["model"],
-        f"{entry['nodes']}",
-        count(entry["parameters"]),
-        format_bytes(entry["checkpoint_all_peak_bytes"]),
-        format_bytes(entry["floor_bytes"]),
-    )
 
 
 def as_dict(graph: Graph) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import CostError, listed, shown
 from poetmodel.units import brief
@@ -286,14 +286,11 @@ def _faults(costs: Costs) -> Iterator[str]:
 
 
 def _cost_fault(where: str, cost: Cost) -> Iterator[str]:
-    for quantity, value in (("time_s", cost.time_s), ("energy_j", cost.energy_j)):
-        if not _is_amount(value):
+    for quantity in ("time_s", "energy_j"):
+        value: Any = getattr(cost, quantity)
+        good = isinstance(value, Real) and not isinstance(value, bool)
+        if not good or not 0 <= value < math.inf:
             yield f"{where}_{quantity}: expected a finite number >= 0, got {shown(value)}"
-
-
-def _is_amount(value: object) -> bool:
-    good = isinstance(value, Real) and not isinstance(value, bool)
-    return good and 0 <= value < math.inf  # type: ignore[operator]
 
 
 def _mismatch(costs: Costs, graph: Graph) -> Iterator[str]:
