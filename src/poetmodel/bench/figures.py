@@ -268,7 +268,6 @@ _SOLVERS = Figure(
 FIGURES: Final[Mapping[str, Figure]] = MappingProxyType(
     {entry.name: entry for entry in (_FIGURE2, _FIGURE3, _FIGURE4, _FIGURE5, _TABLE3, _SOLVERS)}
 )
-"""All figures by name."""
 
 
 def figure(name: str) -> Figure:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
 
 SCHEMA: Final = 1
-"""Version of the records."""
 NOT_APPLICABLE: Final = "not-applicable"
 """Status of a method that cannot treat the graph or keep the limits."""
 NOT_INSTALLED: Final = "not-installed"

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from poetmodel.bench.measurement import Record
 
 RECORDS: Final = "cells.jsonl"
-"""File of the records."""
 SCHEDULES: Final = "schedules"
 """Folder of the schedule files, each by the key of its run."""
 CLAIMS: Final = "claims"

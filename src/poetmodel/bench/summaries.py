@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -77,7 +76,7 @@ def percent(ratio: float | None) -> str:
 
 def shifted_mean_s(times_s: Sequence[float]) -> float:
     """Return the geometric mean of times shifted by `SHIFT_S` [s]."""
-    return math.exp(statistics.fmean(math.log(time_s + SHIFT_S) for time_s in times_s)) - SHIFT_S
+    return statistics.geometric_mean(time_s + SHIFT_S for time_s in times_s) - SHIFT_S
 
 
 # -- overheads ---------------------------------------------------------------------------------

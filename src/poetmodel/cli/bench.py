@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 FOLDER: Final = Path("poetmodel-bench")
 """Parent of the default folders of all figures."""
 FORMS: Final = (".svg", ".png")
-"""Pictures that are drawn."""
 
 
 @group

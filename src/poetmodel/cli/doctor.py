@@ -23,7 +23,6 @@ DEFAULT_BACKEND: Final = "highs"
 """The solver that must work; all others are optional."""
 
 SOLVERS: Final = ("highspy", "pyscipopt", "gurobipy")
-"""The packages of the solvers."""
 
 EXTRAS: Final = {
     "torch": ("torch", "trace and profile"),

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from poetmodel.device.room import DeviceRoom
 
 MAX_FAULTS: Final = 8
-"""Most faults of one input that are printed."""
 
 
 class ExitStatus(IntEnum):

@@ -33,7 +33,6 @@ WORDS: Final = {
     "time": "deadline",
     "energy": "energy",
 }
-"""Names of the limits in the table."""
 
 
 @options.command("poetmodel limits mlp --device mkr1000 --ram 70%")

@@ -39,7 +39,6 @@ _Group = TypeVar("_Group")
 REQUIRED: Final = MISSING
 """The default of an option or argument that must be given."""
 MAX_THREADS: Final = 1024
-"""Most threads that can be requested."""
 MAX_SIZE: Final = 1_000_000
 """Largest size of a network's input that can be requested."""
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import Subject, VerifiedSchedule
 
 LABELS: Final = "ABCDEFGH"
-"""The labels of the schedules on the page."""
 
 
 @options.group

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from poetmodel.bench.tables import Row
 
 MAX_WORKERS: Final = 256
-"""Most processes that can be requested."""
 
 _methods = partial(options.option, rich_help_panel="Methods", show_default=False)
 _run = partial(options.option, rich_help_panel="Run")
@@ -178,7 +177,12 @@ def sweep(
         from poetmodel.bench.pictures import draw, overheads
 
         draw(runs.plot, overheads(found))
-    _deliver(found, front, json=output.json, pareto=runs.pareto)
+    if output.json:
+        print_json({"cells": found, **({"pareto": front} if runs.pareto else {})})
+    else:
+        show(_table("Runs", found, proof="status"))
+        if runs.pareto:
+            show(_table("Pareto front of energy, RAM and time", front, proof="proven"))
     _warn(found)
     fail_if_failed(found)
 
@@ -229,15 +233,6 @@ def _backend(name: str) -> str:
     except ValueError:
         known = ", ".join(options.BackendName)
         raise InputError(f"--backends: expected some of {known}, got {name!r}") from None
-
-
-def _deliver(found: Sequence[Row], front: Sequence[Row], *, json: bool, pareto: bool) -> None:
-    if json:
-        print_json({"cells": found, **({"pareto": front} if pareto else {})})
-        return
-    show(_table("Runs", found, proof="status"))
-    if pareto:
-        show(_table("Pareto front of energy, RAM and time", front, proof="proven"))
 
 
 def _table(title: str, found: Sequence[Row], *, proof: str) -> Table:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import VerifiedSchedule
 
 MAX_VIOLATIONS: Final = 20
-"""Most violations that are printed."""
 
 
 @options.group

@@ -62,7 +62,12 @@ def load_device(name_or_path: str | Path) -> Device:
     elif _is_path(key):
         path = Path(key)
     else:
-        raise DeviceError(_unknown(key, names))
+        close = difflib.get_close_matches(key.lower(), names, n=3)
+        hint = f" (did you mean {' or '.join(close)}?)" if close else ""
+        raise DeviceError(
+            f"device {shown(key)}: there is no such device{hint}; shipped are {', '.join(names)}; "
+            f"else give the path of a {_SUFFIX} file"
+        )
     with raised_as(DeviceError):
         text = read_text(path)
     with raised_as(DeviceError, key):
@@ -76,15 +81,6 @@ def _is_path(key: str) -> bool:
         return Path(key).is_file()
     except OSError:
         return False
-
-
-def _unknown(key: str, names: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(key.lower(), names, n=3)
-    hint = f" (did you mean {' or '.join(close)}?)" if close else ""
-    return (
-        f"device {shown(key)}: there is no such device{hint}; shipped are {', '.join(names)}; "
-        f"else give the path of a {_SUFFIX} file"
-    )
 
 
 def _device(document: dict[str, Any], *, key: str) -> Device:

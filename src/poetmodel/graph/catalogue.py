@@ -13,7 +13,7 @@ from poetmodel.data import shipped
 from poetmodel.errors import GraphError, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from poetmodel.graph.structure import Graph
 
@@ -102,14 +102,11 @@ def load_model(name: str, shape: InputShape = OWN_SHAPE) -> Graph:
 
 def read_model_or_file(name: str, shape: InputShape = OWN_SHAPE) -> Graph:
     """Return the shipped model of this name and shape, else the graph in the file of this name."""
-    if name not in _DESCRIPTIONS and _looks_like_file(name):
+    separated = os.sep in name and not name.startswith(_PUBLISHED)
+    is_file = separated or name.endswith(".json") or Path(name).exists()
+    if name not in _DESCRIPTIONS and is_file:
         return load_file(name, shape)
     return load_model(name, shape)
-
-
-def _looks_like_file(name: str) -> bool:
-    separated = os.sep in name and not name.startswith(_PUBLISHED)
-    return separated or name.endswith(".json") or Path(name).exists()
 
 
 def load_file(path: str, shape: InputShape = OWN_SHAPE) -> Graph:
@@ -170,16 +167,11 @@ def model_path(folder: Path, name: str) -> Path:
 def _require_known(name: str) -> None:
     if name in _DESCRIPTIONS:
         return
-    matches = list(dict.fromkeys(_similar(name)))
+    typed = name.strip().lower().replace("_", "-")
+    known = [each for each in (typed, f"paper/{typed}") if each in _DESCRIPTIONS]
+    matches = dict.fromkeys((*known, *get_close_matches(typed, _DESCRIPTIONS, n=3)))
     hint = f"did you mean {' or '.join(matches)}? " if matches else ""
     file_hint = " (a graph file is given with --graph)" if name.endswith(".json") else ""
     raise GraphError(
         f"model {name!r}: no such model; {hint}'poetmodel models' lists all{file_hint}"
     )
-
-
-def _similar(name: str) -> Iterator[str]:
-    """Yield shipped names that somebody who typed `name` may have meant, nearest first."""
-    typed = name.strip().lower().replace("_", "-")
-    yield from (known for known in (typed, f"paper/{typed}") if known in _DESCRIPTIONS)
-    yield from get_close_matches(typed, _DESCRIPTIONS, n=3)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     Rows = Sequence[Mapping[str, Any]]
 
 LIBRARIES: Final = ("jinja2", "plotly")
-"""Libraries that draw the page."""
 MOST_TENSORS: Final = 12
 """Tensors at the peak that the page names; JSON has all of them."""
 

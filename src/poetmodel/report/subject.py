@@ -87,7 +87,6 @@ class Sources:
     graph: str
     """A graph file or a built-in network."""
     shape: InputShape = OWN_SHAPE
-    """Sizes of the network's input."""
     device: str | None = None
     """A device by name or file, if given."""
     profile: str | None = None

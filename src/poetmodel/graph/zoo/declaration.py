@@ -34,7 +34,6 @@ class Array:
     name: str
     shape: tuple[int, ...]
     item_bytes: int
-    """Size of an element [B]."""
 
     @property
     def size(self) -> int:

@@ -72,7 +72,6 @@ class Tape:
         self.batch_size = batch_size
         self.dtype = dtype
         self.item_bytes = ITEM_BYTES[dtype]
-        """Size of an element of `dtype` [B]."""
         self._fused = fused_backward
         self._optimizer = optimizer
         self._on_aux = input_on_aux
