@@ -223,3 +223,25 @@ def test_the_report_says_how_to_solve_again(
     keys = ("problem", "objective", "R", "M_out")
     one, other = ({key: json.loads(each)[key] for key in keys} for each in (before, after))
     assert one == other
+
+
+def test_a_method_that_breaks_a_row_ends_with_status_4(solve: Callable[..., Outcome]) -> None:
+    """The reason names the row; a method that keeps it has a schedule."""
+    strict = WEAR.replace("0.1kB", "99B")
+    outcome = solve(strict, "--ram", "350", "--method", "lru-paging")
+    assert (outcome.status, outcome.out) == (4, "")
+    assert "lru-paging: its schedule breaks a limit: constraint 'wear': " in outcome.err
+    document = solve(strict, "--ram", "404", "--method", "checkpoint-all", "--json").json
+    assert document["problem"]["constraints"][0]["upper"] == 99
+
+
+def test_limits_keep_the_rows(chain_file: Path, board_file: Path, tmp_path: Path) -> None:
+    """All limits together take more RAM: without a page-out all is kept, 404 B."""
+    path = tmp_path / "rows.toml"
+    path.write_text(WEAR.replace("0.1kB", "0B"))
+    problem = ("--graph", chain_file, "--device", board_file, "--constraints", path)
+    found = invoke("limits", *problem, "--no-recompute", "--json").json
+    assert found["ram"]["page"]["value"] == 304
+    assert found["ram"]["stated"]["value"] == 404
+    lines = invoke("limits", *problem, "--no-recompute").out.splitlines()
+    assert any("RAM, all limits" in line and "1 own constraint" in line for line in lines)

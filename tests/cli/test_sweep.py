@@ -71,6 +71,45 @@ def test_faults_are_said_before_anything_runs(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_own_constraints_hold_for_every_run(tmp_path: Path) -> None:
+    """They are part of what identifies a run; a method that breaks one is not applicable."""
+    rows, out = tmp_path / "rows.toml", tmp_path / "sweep"
+    rows.write_text('[[constraint]]\nname = "wear"\nsum = {bytes_written = 1}\nat_most = "1kB"\n')
+    command = ("sweep", "mlp", *ARGUMENTS, "--out", out, "--json")
+    free = {row["key"]: row for row in invoke(*command).json["cells"]}
+    done = invoke(*command, "--constraints", rows)
+    assert done.status == 0
+    cells = {(row["method"], row["ram"]): row for row in done.json["cells"]}
+    assert not free.keys() & {row["key"] for row in cells.values()}
+    assert cells["lru-paging", "75%"]["status"] == "not-applicable"
+    assert "constraint 'wear'" in cells["lru-paging", "75%"]["reason"]
+    assert cells["lru-paging", "100%"]["status"] == "optimal"
+    files = [json.loads(path.read_text()) for path in (out / "schedules").iterdir()]
+    assert any("constraints" in file["problem"] for file in files)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[[constraint]]\nsum = {byte_written = 1}\nat_most = 1", "did you mean bytes_written?"),
+        ("[objective]\nsum = {energy_j = 1}", "objective: a sweep minimizes energy; leave it out"),
+    ],
+)
+def test_faults_of_constraints_are_said_before_anything_runs(
+    text: str, sentence: str, tmp_path: Path
+) -> None:
+    """With the file that they are in, once for all runs."""
+    rows = tmp_path / "rows.toml"
+    rows.write_text(text)
+    command = ("sweep", "mlp", *ARGUMENTS, "--out", tmp_path / "sweep", "--constraints", rows)
+    ended = invoke(*command)
+    assert ended.status == 2
+    (line,) = ended.err.splitlines()
+    assert line.startswith(f"error: {rows}: ")
+    assert line.endswith(sentence)
+    assert not (tmp_path / "sweep").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
 def test_ended_sweep_is_resumed(tmp_path: Path, blow: signal.Signals) -> None:

@@ -7,18 +7,22 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines.registry import method as find_method
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import OWN_SHAPE, InputShape, read_model_or_file
-from poetmodel.problem import Problem
+from poetmodel.problem import OWN, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from poetmodel.graph import Graph
+
+
+IN_CONSTRAINTS: Final = "own constraints: "
+"""How what is wrong with own constraints begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,8 @@ class Settings:
     """Threads of a solve."""
     seed: int = 0
     """Seed of a solve."""
+    constraints: str | None = None
+    """Text of a file of own constraints; None for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,18 +108,33 @@ class Run:
             If the model or device is unknown, or a limit cannot be used.
         """
         graph, device = graph_of(self.model, self.shape), device_of(self.device)
-        return Problem(
+        problem = Problem(
             graph,
             Costs.estimate(graph, device),
             ram=self.ram,
             deadline=self.deadline,
             deadline_counts=self.settings.deadline_counts,
         )
+        if self.settings.constraints is None:
+            return problem
+        from poetmodel.problem.io import parse_constraints
+
+        source = IN_CONSTRAINTS.removesuffix(": ")
+        found = parse_constraints(self.settings.constraints, problem, source=source)
+        if found.minimize == OWN:
+            raise InputError(f"{source}: objective: a sweep minimizes energy; leave it out")
+        return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its fields as plain values, without sizes that are the network's own."""
+        """Return its fields as plain values, without sizes that are the network's own.
+
+        Where there are no own constraints, they are left out: the key is what it always was.
+        """
         own = {name for name in asdict(OWN_SHAPE) if name not in self.shape.given}
-        return {name: value for name, value in asdict(self).items() if name not in own}
+        found = {name: value for name, value in asdict(self).items() if name not in own}
+        if self.settings.constraints is None:
+            del found["settings"]["constraints"]
+        return found
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Run:

@@ -12,6 +12,7 @@ from poetmodel.cli import completion, options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_warnings
 from poetmodel.cli.output import listing, print_json, show
 from poetmodel.cli.progress import progress_bar
+from poetmodel.data import read_text
 from poetmodel.errors import InputError, listed
 from poetmodel.graph.catalogue import InputShape
 from poetmodel.problem import DeadlineCounts
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from poetmodel.bench.runs import Run
     from poetmodel.bench.tables import Row
 
 MAX_WORKERS: Final = 256
@@ -69,6 +71,11 @@ class GridOptions:
         None,
         "--deadline-counts MODE",
         "Which time the deadline limits: compute, serial, overlap.",
+    )
+    constraints: Path | None = options.limit(
+        None,
+        "--constraints FILE",
+        "Own constraints of all runs, *.toml, as --constraints of solve.",
     )
     methods: str = _methods(
         "optimal",
@@ -132,31 +139,7 @@ def sweep(
         from poetmodel.bench.pictures import check_form
 
         check_form(runs.plot)
-    counts = problems.deadline_counts
-    settings = bench.Settings(
-        deadline_counts=None if counts is None else str(counts),
-        time_limit_s=search.time_limit,
-        gap=search.gap,
-        threads=search.threads,
-        seed=runs.seed,
-    )
-    cells = bench.grid(
-        problems.models,
-        _names(problems.devices, "--devices"),
-        ram=_names(problems.ram, "--ram"),
-        shapes=[
-            InputShape(batch=samples, image=side, sequence=tokens)
-            for samples in _sizes(problems.batch, "--batch")
-            for side in _sizes(problems.image, "--image")
-            for tokens in _sizes(problems.sequence, "--sequence")
-        ],
-        deadlines=[
-            None if name == "none" else name for name in _names(problems.deadline, "--deadline")
-        ],
-        methods=_names(problems.methods, "--methods"),
-        backends=[_backend(name) for name in _names(problems.backends, "--backends")],
-        settings=settings,
-    )
+    cells = _runs(problems, search, seed=runs.seed)
     with progress_bar(wanted=not output.json) as on_progress:
         records = bench.sweep(
             cells,
@@ -185,6 +168,43 @@ def sweep(
             show(_table("Pareto front of energy, RAM and time", front, proof="proven"))
     _warn(found)
     fail_if_failed(found)
+
+
+def _runs(problems: GridOptions, search: options.SearchOptions, *, seed: int) -> Sequence[Run]:
+    """Return all combinations; raise every fault of the options, those of a file with its name."""
+    from poetmodel import bench
+    from poetmodel.bench.runs import IN_CONSTRAINTS
+
+    counts = problems.deadline_counts
+    settings = bench.Settings(
+        deadline_counts=None if counts is None else str(counts),
+        time_limit_s=search.time_limit,
+        gap=search.gap,
+        threads=search.threads,
+        seed=seed,
+        constraints=None if problems.constraints is None else read_text(problems.constraints),
+    )
+    try:
+        return bench.grid(
+            problems.models,
+            _names(problems.devices, "--devices"),
+            ram=_names(problems.ram, "--ram"),
+            shapes=[
+                InputShape(batch=samples, image=side, sequence=tokens)
+                for samples in _sizes(problems.batch, "--batch")
+                for side in _sizes(problems.image, "--image")
+                for tokens in _sizes(problems.sequence, "--sequence")
+            ],
+            deadlines=[
+                None if name == "none" else name for name in _names(problems.deadline, "--deadline")
+            ],
+            methods=_names(problems.methods, "--methods"),
+            backends=[_backend(name) for name in _names(problems.backends, "--backends")],
+            settings=settings,
+        )
+    except InputError as error:
+        file = f"{problems.constraints}: "
+        raise InputError(fault.replace(IN_CONSTRAINTS, file, 1) for fault in error.faults) from None
 
 
 def fail_if_failed(found: Sequence[Row]) -> None:

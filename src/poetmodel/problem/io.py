@@ -47,8 +47,12 @@ def load_constraints(path: str | Path, problem: Problem) -> Problem:
     InputError
         With every fault of the file.
     """
-    text = read_text(path)
-    with raised_as(InputError, str(path)):
+    return parse_constraints(read_text(path), problem, source=str(path))
+
+
+def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:
+    """Do what `load_constraints` does with the text of a file; `source` names it in errors."""
+    with raised_as(InputError, source):
         reader = _Reader(problem)
         reader.read(parse_toml(text, expected="file of constraints"))
         if reader.faults:
