@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import random_instances, seeded
+from instances import constrained, random_instance, random_instances, seeded
 from lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
+from oracle import optimum
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
@@ -345,3 +346,38 @@ def test_merging_stages_loses_nothing() -> None:
 def test_merging_stages_loses_nothing_on_more() -> None:
     """The same on 1,000 instances."""
     check_merging("more-merge", 1000)
+
+
+def own_instances(count: int) -> Iterator[tuple[str, Problem, Grouping]]:
+    """Yield random problems with own constraints, and random rows to enforce."""
+    for number in range(count):
+        seed = f"grouping-own/{number}"
+        rng = seeded(seed)
+        problem = constrained(rng, random_instance(rng, (4, 5)))
+        if obstacle(problem) is None:
+            yield seed, problem, random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
+
+
+def test_merging_stages_keeps_every_count_that_is_wanted() -> None:
+    """Own constraints and objectives: no bound is above the best value; single stages lose none."""
+    beside = looser = 0
+    for seed, problem, grouping in own_instances(150):
+        best = optimum(problem)
+        merged = relaxation_of(problem, grouping)
+        found = least(merged.form, merged.unit)
+        apart = ungrouped(problem, grouping)
+        expected = least(compile_model(apart), apart.objective_unit)
+        assert expected is None or (found is not None and found <= expected + CLOSE), seed
+        if best is not None:
+            assert found is not None, seed
+            assert problem.objective.baseline + found <= best.value + CLOSE, seed
+        looser += found != pytest.approx(expected, abs=CLOSE)
+        beside += bool(len(merged.model.recomputed_beside) or len(merged.model.paged_in_beside))
+        singles = grouping.add(range(grouping.n_stages), ())
+        merged, apart = relaxation_of(problem, singles), ungrouped(problem, singles)
+        assert not len(merged.model.recomputed_beside)
+        assert not len(merged.model.paged_in_beside)
+        found = least(merged.form, merged.unit)
+        assert found == pytest.approx(least(compile_model(apart), apart.objective_unit), abs=CLOSE)
+    assert beside > 50
+    assert looser < 50

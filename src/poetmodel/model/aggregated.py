@@ -6,7 +6,7 @@ Between two memory rows that are enforced nothing tells stages apart: they share
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -102,6 +102,40 @@ class Grouping:
         )
 
 
+def _beside(m: pyo.ConcreteModel) -> None:
+    """Count what a limit or the objective wants for its own sake, and no group tells apart.
+
+    A group decides once whether it recomputes a node; in its stages that may happen as often as
+    there are. So of a node, or tensor, that may be wanted a whole number counts the others::
+
+        recomputed_beside[k] <= stages after k - groups that decide on k
+        paged_in_beside[i]   <= stages after node(i) - groups that decide on i
+
+    Limits and the objective count them, no memory row does. In groups of one stage there are none.
+    """
+    problem, events, n = m.problem, m.events, m.grouping.n_stages
+    wanted, node_of = problem.wanted, problem.graph.node_of
+    again = {
+        k: n - 1 - k - len(events.recompute[k])
+        for k, wants in enumerate(wanted.compute)
+        if wants and m.recomputable[k]
+    }
+    pages = {
+        i: n - 1 - node_of[i] - len(events.page_in[i])
+        for i, wants in enumerate(wanted.page_in)
+        if wants and problem.can_page
+    }
+    for name, most in (("recomputed_beside", again), ("paged_in_beside", pages)):
+        open_ = {item: times for item, times in most.items() if times}
+        bounds = {item: (0, times) for item, times in open_.items()}
+        setattr(m, name, pyo.Var(list(open_), domain=pyo.Integers, bounds=bounds))
+    m.decisions = replace(
+        m.decisions,
+        recomputations=[*m.decisions.recomputations, *m.recomputed_beside.items()],
+        page_ins=[*m.decisions.page_ins, *m.paged_in_beside.items()],
+    )
+
+
 def _sure_keeps(m: pyo.ConcreteModel) -> None:
     """Keep what is surely in RAM and counted by no enforced row.
 
@@ -121,15 +155,24 @@ def _once(m: pyo.ConcreteModel) -> None:
 
         kept[i into l] + paged_in[l,i] + recomputed[l,node(i)] <= 1    node(i) has one output
         kept[i into l] + paged_in[l,i] <= 1                            otherwise
+
+    The same of tensors whose page-ins are wanted for their own sake.
     """
     grouping = m.grouping
     long = {
         group
         for group, last in enumerate(grouping.last_stage)
-        if m.restoring and grouping.first_stage[group] < last
+        if grouping.first_stage[group] < last
     }
-    events = enumerate(m.events.events)
-    state_once(m, [(group, i) for i, groups in events for group in groups if group not in long])
+    state_once(
+        m,
+        [
+            (group, i)
+            for i, groups in enumerate(m.events.events)
+            for group in groups
+            if group not in long or not (m.restoring or m.problem.wanted.page_in[i])
+        ],
+    )
 
 
 def _memory(m: pyo.ConcreteModel) -> None:
@@ -149,6 +192,12 @@ LAZY = Formulation(
     "lazy",
     (
         VARIABLES,
+        Component(
+            "beside",
+            _beside,
+            "poetmodel: own constraints count every recomputation and page-in",
+            AFTER_VARIABLES,
+        ),
         Component("sure_keeps", _sure_keeps, "poetmodel: free keep", AFTER_VARIABLES),
         Component("once", _once, "poetmodel: once of compact", AFTER_VARIABLES),
         KEEPING,

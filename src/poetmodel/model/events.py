@@ -156,9 +156,10 @@ def find_events(
     only then, and its transients may only fit then.
 
     What a limit or the objective wants (`Problem.wanted`) may serve nothing else. Such
-    recomputations and page-ins are offered in every group after the first computation, one in each:
-    groups are of one stage there. A page-in is an event of its tensor up to the last use, since the
-    tensor must be gone before it; beyond that a copy goes right after its step.
+    recomputations and page-ins are offered in every group after that of the first computation, once
+    in each; of longer groups the relaxations count the others. A page-in is an event of its tensor
+    up to the last use, since the tensor must be gone before it; beyond that a copy goes right after
+    its step.
 
     *Free keep*: a tensor that is surely in RAM in an event's group and free up to the next event is
     kept. Then it need not be paged in there, and its node not be recomputed if that holds for all

@@ -68,10 +68,10 @@ class ExactLimit:
     def room(self) -> float:
         """What the *literals* may take together, each its value without the sign.
 
-        The literal of a positive value is its variable `x`, that of a negative one ``1 - x``. Real
-        numbers get what their sum may be off by.
+        The literal of a positive value is its variable `x`, that of a negative one ``1 - x``; of a
+        count up to `u` it is ``u - x``. Real numbers get what their sum may be off by.
         """
-        taken = sum(-value for value, _ in self.terms if value < 0)
+        taken = sum(-value * largest(var) for value, var in self.terms if value < 0)
         whole = isinstance(self.limit, int)
         return self.limit + taken + (0 if whole else ROUNDING * taken)
 
@@ -140,22 +140,35 @@ def _total(values: NDArray[Any]) -> float:
     return int(values.sum()) if fits else int(sum(values.tolist()))
 
 
-def signed_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
-    """Return what `limit_row` does, of a limit whose values may be negative: its room is not.
+def largest(variable: Any) -> int:
+    """Return how much a decision, or a count of decisions, may be."""
+    return 1 if variable.is_binary() else round(variable.ub)
 
-    The row is that of the literals. Positive values that do not exceed the limit cannot break it.
+
+def signed_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
+    """Return what `limit_row` does, of a limit with negative values or counts: its room is not.
+
+    The row is that of the literals, a count being as many of them as it may be, all alike. Positive
+    values that do not exceed the limit cannot break it.
     """
-    if all(value >= 0 for value, _ in limit.terms):
+    times = [largest(variable) for _, variable in limit.terms]
+    if max(times, default=1) == 1 and all(value >= 0 for value, _ in limit.terms):
         return limit_row(limit)
-    if sum(value for value, _ in limit.terms if value > 0) <= limit.limit:
+    taken = zip(limit.terms, times, strict=True)
+    if sum(value * most for (value, _), most in taken if value > 0) <= limit.limit:
         return None
-    literals = [(abs(value), (math.copysign(1.0, value), var)) for value, var in limit.terms]
+    literals = [
+        (abs(value), (math.copysign(1.0, value), variable))
+        for (value, variable), most in zip(limit.terms, times, strict=True)
+        for _ in range(most)
+    ]
     found = limit_row(ExactLimit(literals, limit.room))
     if found is None:
         return None
     row, right = found
-    taken = sum(value for value, (sign, _) in row if sign < 0)
-    return [(sign * value, variable) for value, (sign, variable) in row], right - taken
+    right -= sum(value for value, (sign, _) in row if sign < 0)
+    merged_row = {id(variable): (sign * value, variable) for value, (sign, variable) in row}
+    return list(merged_row.values()), right
 
 
 def stated_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> Any | None:
