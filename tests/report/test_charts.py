@@ -72,7 +72,7 @@ def test_curve_keeps_its_corners() -> None:
 
     assert one.plan is not None
     assert one.check is not None
-    full = plan_timeline(one.graph, one.plan, one.check).curve.points
+    full = plan_timeline(one.graph, one.plan, one.check).points
     chart = ram_chart(one)
     short = dict(zip(chart["x"], chart["y"], strict=True))
     held = 0.0

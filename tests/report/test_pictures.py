@@ -38,8 +38,8 @@ def test_lanes_of_a_plan() -> None:
 
 def test_curve_of_a_plan() -> None:
     """RAM during each step, and after it, against the budget."""
-    curve = described(PAGED).curve
-    assert curve.name == "RAM [B]"
+    curve = described(PAGED)
+    assert curve.curve_name == "RAM [B]"
     assert (curve.limit, curve.limit_name) == (13, "budget 13 B")
     held = dict(curve.points)  # the last value at each time
     assert held == {0.0: 4, 1.0: 10, 3.0: 10, 6.0: 11, 9.0: 9, 16.0: 12, 20.0: 3}
@@ -49,7 +49,7 @@ def test_curve_has_the_workspace_of_a_step() -> None:
     """While b is computed its workspace counts: 4 + 6 + 1 B from 1 s to 3 s."""
     graph = skip_graph(workspace=True)
     made = plan("c0 c1 c2 f1 c3 f0 f2")
-    points = plan_timeline(graph, made, check_plan(graph, even_costs(graph), made)).curve.points
+    points = plan_timeline(graph, made, check_plan(graph, even_costs(graph), made)).points
     assert points[3:5] == ((1.0, 11), (3.0, 10))
 
 

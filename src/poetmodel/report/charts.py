@@ -145,7 +145,7 @@ def _by_time(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         for bar in lane:
             start, length = _short(bar.start), _short(bar.end - bar.start)
             bars.append([place, KINDS.index(bar.kind), start, length, escaped(bar.details)])
-    points = _corners(picture.curve.points)
+    points = _corners(picture.points)
     position = check.peak_position or 0
     moment = check.moments[position]
     step = plan.program[position]
@@ -161,7 +161,7 @@ def _by_time(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         "time": picture.time_name.partition("[")[2].rstrip("]"),
         "x_name": picture.time_name,
         "texts": None,
-        **_curve(points, picture.curve.limit, picture.curve.limit_name, unit),
+        **_curve(points, picture.limit, picture.limit_name, unit),
         "peak": {
             "x": _short(moment.issued_s * factor),
             "y": _short(check.peak_ram_bytes / scale),

@@ -44,24 +44,24 @@ def _timeline(picture: Timeline) -> Any:
     for kind in picture.kinds:
         figure.add_trace(_bars(picture, kind), row=1, col=1)
     curve = Scatter(
-        x=[time for time, _ in picture.curve.points],
-        y=[value for _, value in picture.curve.points],
+        x=[time for time, _ in picture.points],
+        y=[value for _, value in picture.points],
         line={"shape": "hv", "color": CURVE_COLOUR, "width": 1},
         fill="tozeroy",
-        name=picture.curve.name,
+        name=picture.curve_name,
         showlegend=False,
     )
     figure.add_trace(curve, row=2, col=1)
-    if picture.curve.limit is not None:
+    if picture.limit is not None:
         figure.add_hline(
-            y=picture.curve.limit,
+            y=picture.limit,
             line={"color": LIMIT_COLOUR, "dash": "dash"},
-            annotation_text=safe(picture.curve.limit_name),
+            annotation_text=safe(picture.limit_name),
             row=2,
             col=1,
         )
     figure.update_yaxes(autorange="reversed", fixedrange=True, row=1, col=1)
-    figure.update_yaxes(title=safe(picture.curve.name), rangemode="tozero", row=2, col=1)
+    figure.update_yaxes(title=safe(picture.curve_name), rangemode="tozero", row=2, col=1)
     figure.update_xaxes(title=safe(picture.time_name), row=2, col=1)
     figure.update_layout(
         title=safe(picture.title), barmode="overlay", template="plotly_white", height=700
@@ -73,7 +73,7 @@ def _bars(picture: Timeline, kind: Kind) -> Any:
     """Return the bars of one kind; narrow ones have a rim of their own colour, to be seen."""
     from plotly.graph_objects import Bar
 
-    narrow = NARROW_SHARE * max((time for time, _ in picture.curve.points), default=0.0)
+    narrow = NARROW_SHARE * max((time for time, _ in picture.points), default=0.0)
     placed = [
         (lane, bar) for lane, bars in picture.lanes.items() for bar in bars if bar.kind == kind
     ]

@@ -71,28 +71,21 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """A quantity over time that changes in steps."""
-
-    name: str
-    """The axis label, unit included."""
-    points: tuple[tuple[float, float], ...]
-    """(time, value): the value holds from this time to the next."""
-    limit: float | None
-    """A limit to draw, if there is one."""
-    limit_name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Lanes of bars, from the top, above a curve, over one time axis."""
+    """Lanes of bars, from the top, above a curve that changes in steps, over one time axis."""
 
     title: str
     time_name: str
     """Label of the time axis, unit included."""
     lanes: Mapping[str, tuple[Bar, ...]]
     """Their bars in order of time, by name."""
-    curve: Curve
+    curve_name: str
+    """Label of the axis of the curve, unit included."""
+    points: tuple[tuple[float, float], ...]
+    """(time, value): the value holds from this time to the next."""
+    limit: float | None
+    """A limit of the curve to draw, if there is one."""
+    limit_name: str
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -116,7 +109,6 @@ def plan_timeline(graph: Graph, plan: Plan, check: PlanCheck) -> Timeline:
     bars: defaultdict[str, list[Bar]] = defaultdict(list, core=[])
     for lane, bar in _bars(graph, plan, check, factor):
         bars[lane].append(bar)
-    points = tuple((time / factor, size / scale) for time, size in _levels(plan, check))
     budget = plan.ram_budget_bytes
     place = f" on {plan.device}" if plan.device else ""
     stall = f", stall {format_seconds(check.stall_s)}" if check.stall_s else ""
@@ -128,12 +120,10 @@ def plan_timeline(graph: Graph, plan: Plan, check: PlanCheck) -> Timeline:
         ),
         time_name=f"time [{unit}]",
         lanes={lane: tuple(bars[lane]) for lane in ("core", "bus") if lane in bars},
-        curve=Curve(
-            name=f"RAM [{unit_name}]",
-            points=points,
-            limit=None if budget is None else budget / scale,
-            limit_name="" if budget is None else f"budget {format_bytes(budget)}",
-        ),
+        curve_name=f"RAM [{unit_name}]",
+        points=tuple((time / factor, size / scale) for time, size in _levels(plan, check)),
+        limit=None if budget is None else budget / scale,
+        limit_name="" if budget is None else f"budget {format_bytes(budget)}",
     )
 
 

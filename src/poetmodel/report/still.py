@@ -70,7 +70,7 @@ def _clamped(inches: float) -> float:
 def _timeline(picture: Timeline) -> Any:
     from matplotlib.figure import Figure
 
-    end = max((time for time, _ in picture.curve.points), default=0.0) or 1.0
+    end = max((time for time, _ in picture.points), default=0.0) or 1.0
     most = max(map(len, picture.lanes.values()), default=0)
     width = _clamped(most * NAME_INCHES)
     heights = [LANE_INCHES * len(picture.lanes), 2.2]
@@ -83,24 +83,24 @@ def _timeline(picture: Timeline) -> Any:
     lanes.set_ylim(len(picture.lanes) - 0.5, -0.5)
     lanes.set_xlim(0, end)
     lanes.set_title(_drawable(picture.title), loc="left", fontsize=FONT + 3)
-    times, values = zip(*picture.curve.points, strict=True) if picture.curve.points else ((), ())
+    times, values = zip(*picture.points, strict=True) if picture.points else ((), ())
     curve.step(times, values, where="post", color=CURVE_COLOUR, linewidth=0.8)
     curve.fill_between(times, values, step="post", color=CURVE_COLOUR, alpha=0.2, linewidth=0)
     highest = max(values, default=0.0)
-    if picture.curve.limit is not None:
-        highest = max(highest, picture.curve.limit)
+    if picture.limit is not None:
+        highest = max(highest, picture.limit)
         curve.axhline(
-            picture.curve.limit,
+            picture.limit,
             color=LIMIT_COLOUR,
             linestyle="--",
             linewidth=1,
-            label=picture.curve.limit_name,
+            label=picture.limit_name,
         )
         curve.legend(
             loc="lower right", bbox_to_anchor=(1, 1), fontsize=FONT + 1, frameon=False, borderpad=0
         )
     curve.set_ylim(0, 1.08 * highest or 1)
-    curve.set_ylabel(picture.curve.name)
+    curve.set_ylabel(picture.curve_name)
     curve.set_xlabel(picture.time_name)
     _legend(lanes, picture.kinds)
     return figure
