@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections import Counter
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -199,7 +200,7 @@ def write_text(path: str | Path, text: str) -> None:
 def write_bytes(path: str | Path, content: bytes) -> None:
     """Write a file in one step, as `write_text` does."""
     path = _target(path)
-    try:
+    with writing(path):
         if _is_special(path):
             path.write_bytes(content)
             return
@@ -212,8 +213,15 @@ def write_bytes(path: str | Path, content: bytes) -> None:
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path, failure: str = "cannot be written") -> Iterator[None]:
+    """Raise errors of the system from inside as `InputError`, in words about a file or folder."""
+    try:
+        yield
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise InputError(f"{path}: {failure} ({error.strerror or error})") from error
 
 
 def _target(path: str | Path) -> Path:

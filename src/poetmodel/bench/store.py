@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.bench.measurement import FAILED
-from poetmodel.data import read_bytes, write_text
-from poetmodel.errors import InputError
+from poetmodel.data import read_bytes, write_text, writing
 
 if sys.platform != "win32":  # there, sweeps of one folder do not know of each other
     import fcntl
@@ -69,22 +68,17 @@ class RecordFile:
     def add(self, record: Record) -> None:
         """Write a record."""
         content = (json.dumps(record, allow_nan=False) + "\n").encode()
-        try:
-            with self.path.open("a+b") as stream:
-                _lock(stream.fileno(), wait=True)  # until the file is closed
-                self._end_last_line(stream)
-                size = stream.seek(0, os.SEEK_END)
-                try:
-                    stream.write(content)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                except OSError:
-                    os.ftruncate(stream.fileno(), size)
-                    raise
-        except OSError as error:
-            raise InputError(
-                f"{self.path}: cannot be written ({error.strerror or error})"
-            ) from error
+        with writing(self.path), self.path.open("a+b") as stream:
+            _lock(stream.fileno(), wait=True)  # until the file is closed
+            self._end_last_line(stream)
+            size = stream.seek(0, os.SEEK_END)
+            try:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            except OSError:
+                os.ftruncate(stream.fileno(), size)
+                raise
 
     def claim(self, key: Hashable) -> Claim | None:  # noqa: ARG002 - of those that are shared
         """Return the right to solve a run, None while another process has it."""
@@ -146,12 +140,8 @@ class Store(RecordFile):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / RECORDS, _key)
         self.folder = folder
-        try:
+        with writing(folder, "the folder cannot be made"):
             (folder / SCHEDULES).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"{folder}: the folder cannot be made ({error.strerror or error})"
-            ) from error
 
     def add(self, record: Record) -> None:
         """Write a record, and its schedule to a file of its own."""
@@ -197,13 +187,9 @@ class Claim:
     def take(cls, path: Path) -> Claim | None:
         """Lock a file, which is made where it is missing; None where another process has it."""
         while True:
-            try:
+            with writing(path):
                 path.parent.mkdir(exist_ok=True)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            except OSError as error:
-                raise InputError(
-                    f"{path}: cannot be written ({error.strerror or error})"
-                ) from error
             if not _lock(descriptor):
                 os.close(descriptor)
                 return None
