@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 from pages import read_page  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
 from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
-from poetmodel.report import page as page_module  # noqa: E402
 from poetmodel.report.page import LIBRARIES  # noqa: E402
 from poetmodel.report.presenter import look_up  # noqa: E402
 from poetmodel.report.step_file import parse_step, step_subject  # noqa: E402
@@ -140,7 +139,7 @@ def test_the_missing_extra_is_told(
     step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is missing, and what brings it; figures need nothing."""
-    monkeypatch.setattr(page_module, "find_spec", lambda _: None)
+    monkeypatch.setattr("poetmodel.report.drawing.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"needs jinja2 and plotly.*poetmodel\[report\]"):
         step.report(tmp_path / "step.html")
     step.report(tmp_path / "step.json")

@@ -130,7 +130,6 @@ class Step:
         self._options = options
         self._compiled: list[Compiled] = []
         self._current = self._compile(inputs)
-        self._certificates: dict[int, Certificate] = {}
 
     def __call__(self, *inputs: Any, **named: Any) -> torch.Tensor:
         """Run one step: fill ``.grad`` (accumulating), update buffers, return the loss.
@@ -231,8 +230,8 @@ class Step:
         joint = self._current.trace.joint
         given = inputs or unflatten(joint.inputs, joint.input_spec)
         compiled, flat = self.select(*given, **named)
-        found = self._certificates[id(compiled)] = certify(compiled, flat)
-        return found
+        compiled.certificate = certify(compiled, flat)
+        return compiled.certificate
 
     def report(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return what is known about the step, and write it to a file where one is given.
@@ -257,8 +256,7 @@ class Step:
         MissingExtraError
             If a page is requested, and a library that draws it is not installed.
         """
-        certificate = self._certificates.get(id(self._current))
-        found = _report(self._current, certificate, call=_as_call(self._options))
+        found = _report(self._current, call=_as_call(self._options))
         if path is not None:
             _write(path, found)
         return found
@@ -294,10 +292,10 @@ FORMAT: Final = "poetmodel-step"
 VERSION: Final = 1
 
 
-def _report(compiled: Compiled, certificate: Certificate | None, *, call: str) -> dict[str, Any]:
+def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
     """Return what is known about a compiled step, and the call that makes it, as plain values."""
     graph, coarse, check = compiled.trace.graph, compiled.coarse, compiled.check
-    program = compiled.plan.program
+    program, certificate = compiled.plan.program, compiled.certificate
     return {
         "format": FORMAT,
         "version": VERSION,

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.result import SolveResult
+    from poetmodel.torch.comparison import Certificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,8 @@ class Compiled:
             folder=options.storage,
             rollback=options.rollback,
         )
+        self.certificate: Certificate | None = None
+        """What was found when it was last verified."""
         check_agreement(self)
         self.compile_s = perf_counter() - begin
 

@@ -223,22 +223,15 @@ def _gradient_places(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int
         if not emission.held and emission.result.target is not None
     }
     keys = {number: id(trace.joint.value(target)) for number, target in targets.items()}
-
-    def moment(number: int) -> tuple[bool, int, int]:
-        # What is an argument as it is comes at the end of the program.
-        after = parts.emissions[number].after
-        return (after is None, after or 0, number)
-
-    order = sorted(keys, key=moment)
-    final = {keys[number]: number for number in order}
+    final = {key: number for number, key in keys.items()}
     return {
         number: Place(
             argument=arguments[targets[number].node],
-            key=keys[number],
-            last=final[keys[number]] == number,
+            key=key,
+            last=final[key] == number,
             alone=[read[i] for i in parts.emissions[number].reads.storages] == [1],
         )
-        for number in order
+        for number, key in keys.items()
     }
 
 

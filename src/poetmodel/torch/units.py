@@ -138,11 +138,12 @@ class Units:
         """Nodes that stand for an output of a unit as it is: number of storage, and of layout."""
         replay(joint, self._execute)
         self.emissions: list[Emission] = []
-        """One per result, in the order of the results."""
+        """One per result, in the order in which they come; those of arguments at the end."""
         for result in joint.results:
             reads = self._reading((result.node,))
             after = max((self.storages[number].unit for number in reads.storages), default=None)
             self.emissions.append(Emission(result=result, reads=reads, after=after))
+        self.emissions.sort(key=lambda e: len(self.units) if e.after is None else e.after)
 
     def _execute(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         try:
