@@ -247,6 +247,23 @@ def test_summary_of_a_schedule() -> None:
     assert solve(skip_problem()).summary() == ("optimal: energy 11 J, bound 11 J, gap 0.00%")
 
 
+def test_an_own_objective_is_told_with_its_weights() -> None:
+    """In the summary, and shortly in the repr; the energy is told beside it.
+
+    Recomputing a takes 11 J; paging it out, which writes 4 B, and in, takes 12 J.
+    """
+    weights = (("energy_j", 1), ("recomputations:a", 3), ("bytes_written", 0.25))
+    result = solve(replace(skip_problem(), minimize="own", own_objective=weights))
+    assert result.summary() == (
+        "optimal: energy_j + 3 recomputations:a + 0.25 bytes_written: 13, bound 13, gap 0.00%; "
+        "energy 12 J"
+    )
+    assert "objective 13, gap 0.00%, energy 12 J" in repr(result)
+    many = tuple((f"page_ins:{name}", 1) for name in ("a", "b", "c", "d"))
+    summary = solve(replace(skip_problem(), minimize="own", own_objective=many)).summary()
+    assert "page_ins:a + page_ins:b + page_ins:c + page_ins:d: 0, " in summary
+
+
 def test_summary_without_a_schedule() -> None:
     """The reason, or at least that none was found."""
     assert without_schedule().summary() == "infeasible: no schedule was found"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from poetmodel.problem import TotalsConstraint
 from poetmodel.report.presenter import (
     Fact,
+    constraint_facts,
+    constraint_rows,
     count,
     document,
     escaped,
     fine_joules,
+    look_up,
     percent,
     plural,
     row,
@@ -17,6 +21,7 @@ from poetmodel.report.presenter import (
     share,
     whole_bytes,
 )
+from poetmodel.schedule import ConstraintValue
 from poetmodel.units import format_bytes
 
 
@@ -33,6 +38,63 @@ def test_a_fact_is_said_once_for_json_and_for_people() -> None:
         ("RAM", "2.00 KiB", "of the device"),
         ("made by", "hand", ""),
     ]
+
+
+def constraint(
+    name: str, value: float, key: str = "page_ins:a", **limits: float
+) -> ConstraintValue:
+    """Return the value of a constraint on one total."""
+    row = TotalsConstraint(name=name, terms=((key, 1),), **limits)
+    return ConstraintValue(row=row, value=value, slack=0)
+
+
+def test_constraints_are_told_with_value_and_limits() -> None:
+    """In the unit of the sum; at a limit, beyond it, or an equality."""
+    found = [
+        constraint("wear", 3136, "bytes_written", upper=4000),
+        constraint("late", 2.5, "compute_s", upper=2.5),
+        constraint("same", 2, lower=2, upper=2),
+        constraint("few", 3, upper=2),
+        constraint("some", 3, lower=1, upper=7),
+        constraint("thrift", 0.25, "energy_j", lower=0.5),
+    ]
+    first, *facts = constraint_facts(found)
+    assert [row["name"] for row in first.value] == [one.row.name for one in found]
+    assert [(fact.name, fact.text, fact.note, fact.alarm) for fact in facts] == [
+        ("wear", "3,136 B (3.06 KiB)", "at most 4,000 B (3.91 KiB)", False),
+        ("late", "2.5 s", "at its limit: at most 2.5 s", False),
+        ("same", "2", "exactly 2", False),
+        ("few", "3", "above its limit: at most 2", True),
+        ("some", "3", "at least 1 and at most 7", False),
+        ("thrift", "250 mJ", "below its limit: at least 500 mJ", True),
+    ]
+    assert list(constraint_facts([])) == []
+
+
+def test_of_many_constraints_those_at_a_limit_are_told() -> None:
+    """People read of the first few; JSON has all."""
+    many = [constraint(f"each[{place}]", place % 10, upper=9) for place in range(100)]
+    facts = list(constraint_facts(many))
+    assert len(facts[0].value) == 100
+    names = [fact.name for fact in rows(facts) if fact.name]
+    assert names[:10] == [f"each[{place}]" for place in range(9, 100, 10)]
+    assert (facts[-1].text, facts[-1].note) == (
+        f"and {100 - len(names)} constraints more",
+        "10 of all are at a limit",
+    )
+
+
+def test_constraints_of_several_schedules_stand_beside_each_other() -> None:
+    """By their names; each with its own limit, empty where a schedule has none of that name."""
+    one = [constraint("wear", 3, upper=4), constraint("few", 1, upper=2)]
+    other = [constraint("few", 3, upper=3)]
+    lines = list(constraint_rows([one, other]))
+    assert [[fact.text for fact in line] for line in lines] == [
+        ["3; at most 4", ""],
+        ["1; at most 2", "3; at its limit: at most 3"],
+    ]
+    document = {"constraints": [value.to_dict() for value in one]}
+    assert look_up(document, lines[1][0].key) == 1
 
 
 @pytest.mark.parametrize(

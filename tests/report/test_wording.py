@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from poetmodel.problem import TotalsConstraint
 from poetmodel.report.facts import facts
 from poetmodel.report.figures import measured_rows
 from poetmodel.report.wording import REMEDY, answers, step_answers
@@ -49,6 +50,16 @@ def test_other_objectives_are_judged_by_their_own_gap() -> None:
     proof = answers(facts(subject(skip_problem(minimize="ram"))))[1]
     assert proof.word == "Proven optimal"
     assert "the least ram of this problem is 12 B or more" in proof.text
+
+
+def test_own_objectives_and_constraints_are_told() -> None:
+    """By their weights and their number."""
+    rows = (TotalsConstraint(name="wear", terms=(("bytes_written", 1),), upper=4),)
+    own = {"minimize": "own", "own_objective": (("energy_j", 1), ("page_ins:a", 0.5))}
+    fit, proof, _ = answers(facts(subject(replace(skip_problem(), constraints=rows, **own))))
+    assert fit.text.endswith("; 1 own constraint kept")
+    assert proof.word == "Proven optimal"
+    assert proof.text.startswith("energy_j + 0.5 page_ins:a has the bound 11; gap 0 %")
 
 
 def test_without_costs_nothing_is_said_of_energy() -> None:

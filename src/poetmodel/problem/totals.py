@@ -68,7 +68,13 @@ def unit_of(terms: Terms) -> str:
 
 
 def in_words(terms: Terms, *, most: int = 4) -> str:
-    """Return the first terms of a sum as people write it: ``energy_j + 1e-06 bytes_written``."""
+    """Return the first terms of a sum as people write it.
+
+    Examples
+    --------
+    >>> in_words((("energy_j", 1), ("bytes_written", 2e-6), ("page_ins:a", -1), ("constant", 3)))
+    'energy_j + 2e-06 bytes_written - page_ins:a + 3'
+    """
     text = ""
     for key, weight in terms[:most]:
         sign = "-" if weight < 0 else "+"
