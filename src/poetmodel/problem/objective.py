@@ -13,7 +13,7 @@ from poetmodel.problem.totals import CONSTANT, Count, Total
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.problem.problem import Problem
@@ -84,11 +84,17 @@ class Coefficients(NamedTuple):
 
 
 def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
-    """Return the sum of coefficients, each at its weight."""
+    """Return the sum of coefficients, each at its weight; what cancels out but for rounding is 0."""
     weights = [weight for _, weight in parts]
+
+    def added(values: Iterable[float]) -> float:
+        products = list(map(mul, weights, values))
+        total = sum(products)
+        return total if abs(total) > ROUNDING * max(map(abs, products)) else total * 0
+
     return Coefficients(
         *(
-            tuple(sum(map(mul, weights, values)) for values in zip(*columns, strict=True))
+            tuple(added(values) for values in zip(*columns, strict=True))
             for columns in zip(*(coefficients for coefficients, _ in parts), strict=True)
         )
     )
