@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import poetmodel as pm
-from instances import random_instance, random_schedule, seeded
+from instances import bench_device, random_instance, random_schedule, seeded
 from poetmodel.errors import InputError
 from poetmodel.problem import TotalsConstraint
 
@@ -205,3 +205,30 @@ def test_a_problem_says_which_decisions_its_rows_want() -> None:
     assert problem.wanted.page_out == (0, 2, 0)
     assert problem.wanted.page_in == (0, 0, 0)
     assert not any(PROBLEM.wanted.compute)
+
+
+@pytest.mark.parametrize(
+    ("rule", "refused"),
+    [
+        (lambda v: v.energy_j >= 1, True),
+        (lambda v: v.compute_s - v.energy_j <= 0, True),
+        (lambda v: v.energy_j == 99, True),
+        (lambda v: v.energy_j <= 99, False),
+        (lambda v: v.compute_s >= 1, False),
+    ],
+)
+def test_more_energy_is_no_aim_where_idle_power_is_drawn_over_a_makespan(
+    rule: Any, refused: bool
+) -> None:
+    """A model knows a lower bound of that energy; from below it could claim too much."""
+    device = bench_device(idle_power_w=1.0, mode="dma")
+    problem = pm.Problem(GRAPH, replace(COSTS, device=device), ram="100%")
+    assert problem.is_overlapping
+    if refused:
+        with pytest.raises(InputError, match="constraint 'own': energy_j from below"):
+            problem.subject_to(own=rule)
+    else:
+        assert problem.subject_to(own=rule).constraints
+    assert replace(problem, deadline_counts="serial").subject_to(own=rule).constraints
+    with pytest.raises(InputError, match="objective: energy_j from below"):
+        problem.minimizing(lambda v: -v.energy_j)

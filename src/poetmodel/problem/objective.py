@@ -84,11 +84,11 @@ class Coefficients(NamedTuple):
 
 
 def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
-    """Return the sum of coefficients, each at its weight; what cancels out but for rounding is 0."""
+    """Return the sum of weighted coefficients; what cancels out but for rounding is 0."""
     weights = [weight for _, weight in parts]
 
     def added(values: Iterable[float]) -> float:
-        products = list(map(mul, weights, values))
+        products: list[float] = list(map(mul, weights, values))
         total = sum(products)
         return total if abs(total) > ROUNDING * max(map(abs, products)) else total * 0
 

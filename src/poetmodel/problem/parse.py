@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import BudgetError, InputError, shown
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem.objective import OWN, DeadlineCounts, Quantity
-from poetmodel.problem.totals import check_terms
+from poetmodel.problem.totals import Total, check_terms
 from poetmodel.units import parse_energy, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -42,9 +42,26 @@ def resolve_choices(problem: Problem) -> dict[str, Any]:
             faults.append(f"{name}: expected True or False, got {shown(getattr(problem, name))}")
     faults += _costs_beyond_numbers(problem)
     faults += own_sum_faults(problem.graph, problem.constraints, problem.own_objective)
+    if found.get("deadline_counts") == DeadlineCounts.OVERLAP and problem.idle_power_w > 0:
+        faults += _rewarded_idling(problem)
     if faults:
         raise InputError(faults)
     return found
+
+
+def _rewarded_idling(problem: Problem) -> Iterator[str]:
+    """Name sums that more energy is good for: of a makespan models know a lower bound only."""
+    sums = [("objective", dict(problem.own_objective), 1)]
+    for row in problem.constraints:
+        place, terms = f"constraint {shown(row.name)}", dict(row.terms)
+        sums += [(place, terms, 1)] * (row.upper is not None)
+        sums += [(place, terms, -1)] * (row.lower is not None)
+    for place, terms, sign in sums:
+        if sign * terms.get(Total.ENERGY, 0) < 0:
+            yield (
+                f"{place}: energy_j from below is not decided where the device draws idle power "
+                "over a makespan; use compute_s and transfer_s, or deadline_counts='serial'"
+            )
 
 
 def resolve_limits(problem: Problem) -> dict[str, Any]:
