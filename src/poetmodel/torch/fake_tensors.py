@@ -142,15 +142,13 @@ def _real_forms(
     """Run an operation on zeros; return shape and strides of each output."""
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None
-    state = torch.get_rng_state()
-    with no_dispatch(), torch.no_grad(), onednn(enabled=mkldnn):
+    random = torch.random.fork_rng(devices=[])
+    with no_dispatch(), torch.no_grad(), onednn(enabled=mkldnn), random:
         try:
             args, keywords = _pytree.tree_unflatten([_zeros(leaf) for leaf in leaves], spec)
             outputs = _pytree.tree_leaves(func(*args, **keywords))
         except RAISED:
             return None
-        finally:
-            torch.set_rng_state(state)
     return [
         (output.shape, output.stride()) if isinstance(output, torch.Tensor) else None
         for output in outputs

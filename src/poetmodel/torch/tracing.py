@@ -185,12 +185,8 @@ def coarsened(trace: Trace, *, budget_bytes: int) -> Coarse:
     one; with room for everything there is nothing to decide, and nothing is left out.
     """
     if budget_bytes >= keep_all_bytes(trace):
-        return Coarse(
-            graph=trace.graph,
-            numbers=tuple(range(len(trace.parts.storages))),
-            threshold_bytes=0,
-            reserves=((_RESULTS, _held_bytes(trace, 0)),),
-        )
+        whole = coarsen(trace, kept_bytes=-1)  # not even tensors of 0 bytes
+        return replace(whole, reserves=((_RESULTS, _held_bytes(trace, 0)),))
     found = [coarsen(trace, kept_bytes=int(share * budget_bytes)) for share in KEPT_SHARES]
     enough = (coarse for coarse in found if floor_bytes(coarse) <= budget_bytes)
     return next(enough, min(found, key=floor_bytes))
