@@ -186,17 +186,7 @@ def _shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
 
 def figures(title: str, facts: Iterable[Fact]) -> Table:
     """Make a table of the facts that people read: what, how much, and a note; alarms are red."""
-    from rich.table import Table
-
-    table = Table(
-        title=printable(title),
-        title_style="bold",
-        title_justify="left",
-        box=None,
-        show_header=False,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
+    table = _titled(title, box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
@@ -220,15 +210,8 @@ def listing(
     stays on one line, so that it can be copied.
     """
     from rich import box
-    from rich.table import Table
 
-    table = Table(
-        title=printable(title),
-        title_style="bold",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    table = _titled(title, box=box.SIMPLE_HEAD)
     for place, head in enumerate(heads):
         table.add_column(
             head,
@@ -239,6 +222,13 @@ def listing(
     for line in lines:
         table.add_row(*map(_cell, line))
     return table
+
+
+def _titled(title: str, **style: Any) -> Table:
+    from rich.table import Table
+
+    style |= {"title_style": "bold", "title_justify": "left", "pad_edge": False}
+    return Table(title=printable(title), **style)
 
 
 def _cell(text: str) -> str:
