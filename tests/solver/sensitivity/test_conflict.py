@@ -14,8 +14,8 @@ from poetmodel.result import Status
 from poetmodel.solver import facade, solve
 from poetmodel.solver.sensitivity import Change, Remedy, explain_infeasible
 from poetmodel.solver.sensitivity.conflict import find_conflict
-from poetmodel.solver.sensitivity.remedies import freed, stated_limits
-from worked import skip_problem
+from poetmodel.solver.sensitivity.remedies import freed, name_of, stated_limits
+from worked import comb_problem, skip_problem
 
 if TYPE_CHECKING:
     from poetmodel.solver.sensitivity import Explanation
@@ -108,6 +108,22 @@ def test_rows_with_two_limits_are_left_out_as_a_whole(monkeypatch: pytest.Monkey
     assert "feasible with constraint 'few' at most 1" in sentences
 
 
+def test_rows_of_one_rule_are_named_together_where_many_take_part() -> None:
+    """A few are named one by one."""
+    every = [upper(f"each[{name}]", 0, **{f"page_outs__{name}": 1}) for name in ("a", "b", "c")]
+    problem = with_rows(*every, upper("once", 0, recomputations__a=1))
+    assert "constraints 'each[a]' and 'once' cannot be kept together with the RAM budget" in list(
+        explained(problem).hints()
+    )
+    rows = [upper(f"each[f{k}]", 0, **{f"page_outs__f{k}": 1}) for k in range(8)]
+    comb = comb_problem(teeth=8, ram=30, recompute=False)  # any of f0 to f5 could leave
+    found = explained(replace(comb, constraints=tuple(rows)))
+    assert next(found.hints()) == (
+        "constraint 'each[...]' cannot be kept together with the RAM budget and no recomputation"
+    )
+    assert "feasible without constraint 'each[...]'" in list(found.hints())
+
+
 def limited(problem: Problem, remedy: Remedy, limit: float) -> Problem:
     """Return a problem with another limit for the row that a remedy is about."""
     changed = [
@@ -133,8 +149,9 @@ def test_conflicts_are_irreducible_and_nearest_limits_exact(
         infeasible += 1
         found, irreducible = find_conflict(problem, time_limit=20)
         assert irreducible
-        stated = [*stated_limits(problem), *problem.constraints]
-        others = [each for each in stated if each not in found]
+        rows = {row for each in found if isinstance(each, tuple) for row in each}
+        others = [each for each in stated_limits(problem) if each not in found]
+        others += [(row,) for row in problem.constraints if row not in rows]
         assert optimum(freed(problem, *others)) is None
         for each in found:
             assert optimum(freed(problem, *others, each)) is not None
@@ -142,8 +159,12 @@ def test_conflicts_are_irreducible_and_nearest_limits_exact(
         for remedy in explain_infeasible(result, time_limit=20).remedies:
             if remedy.change != Change.CONSTRAINT:
                 continue
-            (row,) = (row for row in problem.constraints if row.name == remedy.constraint)
-            assert (optimum(freed(problem, row)) is not None) is remedy.works
+            (rows,) = (
+                each
+                for each in found
+                if isinstance(each, tuple) and name_of(each) == remedy.constraint
+            )
+            assert (optimum(freed(problem, rows)) is not None) is remedy.works
             if remedy.nearest is None:
                 continue
             checked += 1

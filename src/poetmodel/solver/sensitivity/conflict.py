@@ -4,7 +4,7 @@ Notes
 -----
 QuickXplain (Junker, 2004): limits stand before own constraints, so that a constraint is named only
 where the limits do without it; halves of the rest are tried, so that few of many constraints are
-found in few solves.
+found in few solves. The rows of one rule, ``name[...]``, go together at first.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from poetmodel.planner import verify
 from poetmodel.problem import Quantity
 from poetmodel.result import Status
 from poetmodel.solver.facade import solve
-from poetmodel.solver.sensitivity.remedies import LEAST_S, Change, freed, stated_limits
+from poetmodel.solver.sensitivity.remedies import LEAST_S, freed, stated_limits
 
 if TYPE_CHECKING:
-    from poetmodel.problem import Problem, TotalsConstraint
+    from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
-
-    Stated = Change | TotalsConstraint
+    from poetmodel.solver.sensitivity.remedies import Rows, Stated
 
 PART: Final = 0.25
 """Largest part of the time limit for one solve."""
+MOST_ROWS: Final = 5
+"""Most rows of rules with several that are named one by one."""
 
 
 @dataclass(kw_only=True)
@@ -34,9 +35,10 @@ class _Search:
     """Finds out whether some of the limits of a problem can be kept."""
 
     problem: Problem
-    all: list[Stated]
     time_limit: float
     threads: int
+    all: list[Stated] = field(default_factory=list)
+    """What the problem is limited by, rows alone or together."""
     begun_s: float = field(default_factory=time.monotonic)
     known: list[Schedule] = field(default_factory=list)
     """Schedules that keep some of the limits."""
@@ -83,6 +85,24 @@ def find_conflict(
     Also whether they are irreducible: without any one of them there is a schedule. What was not
     decided within the time limit [s] is kept.
     """
-    stated: list[Stated] = [*stated_limits(problem), *problem.constraints]
-    search = _Search(problem=problem, all=stated, time_limit=time_limit, threads=threads)
-    return search.least([], stated, asked=False), search.complete
+    rules: dict[str, Rows] = {}
+    for row in problem.constraints:
+        rule = row.name.rpartition("[")[0] if row.name.endswith("]") else row.name
+        rules[rule] = (*rules.get(rule, ()), row)
+    limits = list(stated_limits(problem))
+    search = _Search(problem=problem, time_limit=time_limit, threads=threads)
+    search.all = [*limits, *rules.values()]
+    found = search.least([], search.all, asked=False)
+    complete = search.complete
+    if complete and any(isinstance(each, tuple) and len(each) > 1 for each in found):
+        search.all = [*limits, *((row,) for row in problem.constraints)]
+        single = [each for each in search.all if each in found or _is_of(each, found)]
+        refined = search.least([], single, asked=False)
+        if search.complete and sum(each not in limits for each in refined) <= MOST_ROWS:
+            return refined, True
+    return found, complete
+
+
+def _is_of(one: Stated, found: list[Stated]) -> bool:
+    """Return whether a single row is among rows that go together."""
+    return any(isinstance(each, tuple) and one[0] in each for each in found)

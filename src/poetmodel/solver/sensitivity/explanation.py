@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import listed
-from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Problem, TotalsConstraint
+from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Problem
 from poetmodel.problem.infeasibility import obstacle, obstacles
 from poetmodel.solver.facade import solve
 from poetmodel.solver.sensitivity.conflict import find_conflict
@@ -21,6 +21,7 @@ from poetmodel.solver.sensitivity.remedies import (
     Change,
     Remedy,
     find_remedies,
+    name_of,
 )
 from poetmodel.units import brief, format_bytes
 
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
     import pyomo.environ as pyo
 
     from poetmodel.result import SolveResult
+    from poetmodel.solver.sensitivity.remedies import Stated
 
 
 SHARE: Final = 0.2
 """Part of the time limit that an explanation may take beside the solve."""
 MOST_ROWS: Final = 5
 """Most own constraints that a sentence names."""
+UNDECIDED: Final = "whether it takes all of these constraints was not decided in time"
 CONFLICT_SHARE: Final = 0.5
 """Part of its time for finding which own constraints are in conflict."""
 _RULES: Final = {
@@ -151,21 +154,23 @@ def explain_infeasible(
         added = _conflict_of_added_rows(result, model, ends_s=ends_s, threads=threads)
         if added is not None:
             return added
-    conflict: list[Change | TotalsConstraint] | None = None
+    conflict: list[Stated] | None = None
+    irreducible = True
     if problem.constraints:
-        conflict, _ = find_conflict(
+        conflict, irreducible = find_conflict(
             problem, time_limit=CONFLICT_SHARE * time_limit, threads=threads
         )
     left_s = ends_s - time.monotonic()
     remedies = find_remedies(problem, conflict=conflict, time_limit=left_s, threads=threads)
-    rows = [each.name for each in conflict or () if isinstance(each, TotalsConstraint)]
+    rows = [name_of(each) for each in conflict or () if isinstance(each, tuple)]
+    undecided = [] if irreducible or not rows else [UNDECIDED]
     return Explanation(
         reason=result.reason,
         obstacles=tuple(obstacles(problem)),
         remedies=remedies,
         rows=tuple(rows),
         limits=tuple(LIMITS[each] for each in LIMITS if rows and each in (conflict or ())),
-        notes=tuple(_notes(problem, remedies)),
+        notes=(*undecided, *_notes(problem, remedies)),
     )
 
 

@@ -6,11 +6,11 @@ import math
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from poetmodel.errors import listed
 from poetmodel.planner import verify
-from poetmodel.problem import OWN, RELATIVE_TOLERANCE, Problem, Quantity, TotalsConstraint
+from poetmodel.problem import OWN, RELATIVE_TOLERANCE, Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.problem.parse import own_sum_faults
 from poetmodel.problem.totals import unit_of
@@ -21,6 +21,8 @@ from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from poetmodel.problem import TotalsConstraint
 
 LEAST_S: Final = 0.05
 """Least time for one change [s]."""
@@ -54,6 +56,12 @@ class Change(StrEnum):
     """Batches of one sample, for networks of the zoo."""
     CONSTRAINT = "constraint"
     """An own constraint with another limit, or left out."""
+
+
+Rows: TypeAlias = "tuple[TotalsConstraint, ...]"
+"""An own constraint, or those of one rule."""
+Stated: TypeAlias = "Change | Rows"
+"""A limit, by the change that frees it, or own constraints."""
 
 
 class _Amount(NamedTuple):
@@ -197,7 +205,7 @@ def stated_limits(problem: Problem) -> Iterator[Change]:
 def find_remedies(
     problem: Problem,
     *,
-    conflict: Sequence[Change | TotalsConstraint] | None,
+    conflict: Sequence[Stated] | None,
     time_limit: float,
     threads: int,
 ) -> tuple[Remedy, ...]:
@@ -226,9 +234,7 @@ def find_remedies(
     return tuple(remedies)
 
 
-def _attempts(
-    problem: Problem, conflict: Sequence[Change | TotalsConstraint] | None
-) -> Iterator[_Attempt]:
+def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_Attempt]:
     """Yield the problem with each limit left out, and minimized if it is an amount."""
     for change in stated_limits(problem):
         variant = Variant(problem=freed(problem, change), gap=1.0)
@@ -242,27 +248,40 @@ def _attempts(
     if small is not None:
         judge = partial(_remedy, problem, Change.BATCH)
         yield _Attempt(Change.BATCH, Variant(problem=small, gap=1.0), judge)
-    for row in [each for each in conflict or () if isinstance(each, TotalsConstraint)]:
-        without = freed(problem, row)
+    for rows in [each for each in conflict or () if isinstance(each, tuple)]:
+        without = freed(problem, rows, minimize=Quantity.ENERGY)
         variant = Variant(problem=without, gap=1.0)
-        if row.lower is None or row.upper is None:
+        row = rows[0]
+        if _is_one_sided(rows):
             sign = 1 if row.lower is None else -1
             terms = tuple((key, sign * weight) for key, weight in row.terms)
             least = replace(without, minimize=OWN, own_objective=terms)
             variant = Variant(problem=least, gap=0.0)
-        yield _Attempt(Change.CONSTRAINT, variant, partial(_row_remedy, problem, row))
+        yield _Attempt(Change.CONSTRAINT, variant, partial(_row_remedy, problem, rows))
 
 
-def freed(problem: Problem, *limits: Change | TotalsConstraint, **changes: Any) -> Problem:
+def freed(problem: Problem, *limits: Stated, **changes: Any) -> Problem:
     """Return a problem without some of its limits and own constraints, with other `changes`."""
-    quantities = [AMOUNTS[each].quantity for each in limits if each in AMOUNTS]
+    quantities = [kind.quantity for change, kind in AMOUNTS.items() if change in limits]
+    dropped = {row for each in limits if isinstance(each, tuple) for row in each}
     return problem.without(
         *quantities,
         paging=problem.paging or Change.PAGING in limits,
         recompute=problem.recompute or Change.RECOMPUTATION in limits,
-        constraints=tuple(row for row in problem.constraints if row not in limits),
+        constraints=tuple(row for row in problem.constraints if row not in dropped),
         **changes,
     )
+
+
+def name_of(rows: Rows) -> str:
+    """Return the name of a row, or of the rows of one rule: ``once[...]``."""
+    first = rows[0].name
+    return first if len(rows) == 1 else f"{first.rpartition('[')[0]}[...]"
+
+
+def _is_one_sided(rows: Rows) -> bool:
+    """Return whether it is one row with one limit."""
+    return len(rows) == 1 and (rows[0].lower is None or rows[0].upper is None)
 
 
 def _of_one_sample(problem: Problem) -> Problem | None:
@@ -309,17 +328,18 @@ def _remedy(problem: Problem, change: Change, found: SolveResult) -> Remedy:
     )
 
 
-def _row_remedy(problem: Problem, row: TotalsConstraint, found: SolveResult) -> Remedy:
+def _row_remedy(problem: Problem, rows: Rows, found: SolveResult) -> Remedy:
+    row = rows[0]
     works = found.schedule is not None
     decided = works or found.status == Status.INFEASIBLE
     remedy = Remedy(
         change=Change.CONSTRAINT,
         works=works if decided else None,
-        constraint=row.name,
+        constraint=name_of(rows),
         unit=unit_of(row.terms),
     )
     value = found.objective_value
-    if value is None or (row.lower is not None and row.upper is not None):
+    if value is None or not _is_one_sided(rows):
         return remedy
     side, sign = ("upper", 1) if row.lower is None else ("lower", -1)
     least = found.to_dict()["objective"]["bound"]
@@ -343,7 +363,7 @@ def _accepted_limit(
     problem: Problem, row: TotalsConstraint, side: str, value: float, found: SolveResult
 ) -> float | None:
     """Return a value as the limit of a constraint with which the verifier accepts a schedule."""
-    others = freed(problem, row).constraints
+    others = freed(problem, (row,)).constraints
     for limit in (value if isinstance(value, int) else float(f"{value:.{DIGITS}g}"), value):
         limits: dict[str, Any] = {side: limit}
         stated = replace(problem, constraints=(*others, replace(row, **limits)))
