@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import pyomo.core as pyo
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Decisions:
     """What a formulation decides beyond the single pass."""
 
@@ -36,12 +37,22 @@ class Decisions:
     def terms(self, coefficients: Coefficients) -> list[Term]:
         """Return a sum over these decisions, in the unit of its coefficients."""
         return merged(
-            [
-                *((coefficients.compute[k], var) for k, var in self.recomputations),
-                *((coefficients.page_in[i], var) for i, var in self.page_ins),
-                *((coefficients.page_out[i], var) for i, var in self.page_outs),
-            ]
+            (coefficient, variable)
+            for column, variables in zip(coefficients, self._by_item, strict=True)
+            for item, coefficient in enumerate(column)
+            if coefficient
+            for variable in variables.get(item, ())
         )
+
+    @cached_property
+    def _by_item(self) -> tuple[dict[int, list[Any]], ...]:
+        """The variables of each node or tensor: a sum may speak of few of them."""
+        found: tuple[dict[int, list[Any]], ...] = ({}, {}, {})
+        counted = (self.recomputations, self.page_ins, self.page_outs)
+        for of, pairs in zip(found, counted, strict=True):
+            for item, variable in pairs:
+                of.setdefault(item, []).append(variable)
+        return found
 
 
 MOST_UNITS: Final = 1e6

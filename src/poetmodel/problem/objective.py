@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from operator import mul
+from operator import mul, neg
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.graph import floor
@@ -249,7 +249,9 @@ def _sides(problem: Problem, row: TotalsConstraint) -> Iterator[LinearLimit]:
     for side, limit, sign in (("upper", row.upper, 1), ("lower", row.lower, -1)):
         if limit is None:
             continue
-        signed = weighted((coefficients, sign))
+        signed = coefficients
+        if sign < 0:
+            signed = Coefficients(*(tuple(map(neg, column)) for column in coefficients))
         slack = sign * (limit - baseline)
         if all(isinstance(value, int) for column in signed for value in column):
             slack = math.floor(slack)
@@ -296,7 +298,7 @@ def sum_of(problem: Problem, terms: Terms) -> tuple[Coefficients, float]:
             moved_s = (table.page_in_time_s, table.page_out_time_s)
             parts.append((_coefficients(problem, (), *moved_s), weight))
     named = Coefficients(tuple(compute), tuple(page_in), tuple(page_out))
-    return weighted((named, 1), *parts), baseline
+    return weighted((named, 1), *parts) if parts else named, baseline
 
 
 def _energy(problem: Problem) -> Objective:
