@@ -80,9 +80,9 @@ def test_waits_for_page_outs_come_where_ram_is_short() -> None:
 def test_page_ins_are_moved_to_the_last_place_without_a_stall() -> None:
     """A page-in of 1 s begins before `c`, which hides it; one that takes no time, after `c`."""
     timing = Timing(GRAPH, TABLE, EARLY, 99)
-    assert just_in_time(GRAPH, TABLE, EARLY, timing) == EARLY
+    assert just_in_time(timing) == EARLY
     quick = even_costs(GRAPH, page_in=(0.0, 1.0)).table(GRAPH)
-    assert just_in_time(GRAPH, quick, EARLY, Timing(GRAPH, quick, EARLY, 99)) == MOVES
+    assert just_in_time(Timing(GRAPH, quick, EARLY, 99)) == MOVES
 
 
 def test_the_windows_of_transfers() -> None:

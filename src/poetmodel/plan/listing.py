@@ -20,15 +20,6 @@ LONGEST_NAME: Final = 48
 MARK: Final = "!"
 """Begins the lines at which the core stands still."""
 
-_VERBS: Final = {
-    Op.COMPUTE: "compute",
-    Op.PAGE_IN: "page in",
-    Op.PAGE_OUT: "page out",
-    Op.WAIT: "wait for",
-    Op.FREE: "free",
-}
-_AGAIN: Final = "recompute"
-
 
 def plan_listing(graph: Graph, plan: Plan, check: PlanCheck) -> str:
     """Return a plan as lines of text; `check` is what `check_plan` found, with costs.
@@ -75,9 +66,9 @@ def _lines(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[str]:
     yield f"    {'#':>5}  {head:>{column}}  {'RAM after':>11}"
     computed: set[int] = set()
     for position, (step, moment) in enumerate(zip(plan.program, check.moments, strict=True)):
-        verb = _VERBS[step.op]
+        verb = "wait for" if step.op == Op.WAIT else step.op.replace("_", " ")
         if step.op == Op.COMPUTE:
-            verb = _AGAIN if step.index in computed else verb
+            verb = "recompute" if step.index in computed else verb
             computed.add(step.index)
         stalls = step.op == Op.WAIT and moment.end_s > moment.start_s
         remark = _remark(graph, step, moment, dma=plan.mode == StorageMode.DMA)

@@ -91,21 +91,20 @@ def _overlapping(graph: Graph, costs: Costs, schedule: Schedule, budget: int) ->
     """Return the program of a schedule for a device with DMA."""
     table = costs.table(graph)
     moves = moves_of(graph, schedule)
-    steps = start_at_use(graph, moves)
-    best = Timing(graph, table, steps, budget)
+    best = Timing(graph, table, start_at_use(graph, moves), budget)
     windows = TransferWindows(graph, table, moves, budget)
     chosen = windows.steps(best_transfers(windows).transfers)
     found = Timing(graph, table, chosen, budget)
     if found.peak_ram_bytes <= budget and found.makespan_s < best.makespan_s:
-        steps, best = chosen, found
+        best = found
     for _ in range(_PASSES):
-        later = just_in_time(graph, table, steps, best)
-        if later == steps:
+        later = just_in_time(best)
+        if later == best.given:
             break
         timing = Timing(graph, table, later, budget)
         if not within(timing.makespan_s, best.makespan_s):
             break
-        steps, best = later, timing
+        best = timing
     return with_waits_and_frees(graph, best.steps, StorageMode.DMA)
 
 

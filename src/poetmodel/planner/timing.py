@@ -36,6 +36,7 @@ class Timing:
     def __init__(
         self, graph: Graph, table: CostTable, steps: Sequence[Instruction], ram_budget_bytes: int
     ) -> None:
+        self.graph, self.table, self.given = graph, table, tuple(steps)
         self.steps: list[Instruction] = []
         """The steps given with their waits for page-outs: what `with_waits_and_frees` completes."""
         self.core_s: list[float] = []
@@ -49,7 +50,7 @@ class Timing:
         """Time that the core waits for the bus [s]."""
         self.peak_ram_bytes = 0
         """Highest RAM use [B]."""
-        self._graph, self._table, self._budget = graph, table, ram_budget_bytes
+        self._budget = ram_budget_bytes
         self._sizes = graph.tensor_bytes
         self._core = self._bus = 0.0
         self._ram = 0
@@ -95,17 +96,17 @@ class Timing:
                 self._ram -= self._sizes[i]
 
     def _compute(self, k: int) -> None:
-        node = self._graph.nodes[k]
-        for i in self._graph.inputs_of[k]:
+        node = self.graph.nodes[k]
+        for i in self.graph.inputs_of[k]:
             if i in self._arriving:
                 self._wait(i, self._arriving)
-        for i in self._graph.outputs_of[k]:
+        for i in self.graph.outputs_of[k]:
             if i in self._touched:
                 self._release(i)
         self._make_room(node.output_bytes + node.workspace_bytes)
         self._ram += node.output_bytes
         self.begin_s.append(self._core)
-        self._core += self._table.compute_time_s[k]
+        self._core += self.table.compute_time_s[k]
 
     def _transfer(self, op: Op, i: int) -> None:
         if i in self._touched:
@@ -120,9 +121,9 @@ class Timing:
         self.begin_s.append(begin)
         self._began[i] = self._place
         if op == Op.PAGE_IN:
-            self._bus = self._arriving[i] = begin + self._table.page_in_time_s[i]
+            self._bus = self._arriving[i] = begin + self.table.page_in_time_s[i]
         else:
-            self._bus = self._going[i] = begin + self._table.page_out_time_s[i]
+            self._bus = self._going[i] = begin + self.table.page_out_time_s[i]
 
     def _make_room(self, size_bytes: int) -> None:
         """Wait for as many page-outs as it takes until so much fits."""
@@ -166,16 +167,14 @@ class _Transfer:
     place."""
 
 
-def just_in_time(
-    graph: Graph, table: CostTable, steps: Sequence[Instruction], timing: Timing
-) -> tuple[Instruction, ...]:
-    """Move page-ins of steps with this `timing` to later places where nothing waits longer for it.
+def just_in_time(timing: Timing) -> tuple[Instruction, ...]:
+    """Move page-ins of the steps given to later places where nothing waits longer for it.
 
     Every page-in, from the last to the first, gets the last place that leaves the beginnings of all
     computations as they are; of two that contend for the bus, the one that is used first goes
     first. Less RAM is in use, and never more.
     """
-    bus = _bus(graph, table, steps, timing)
+    bus, steps = _bus(timing), timing.given
     rounding = _ROUNDING * timing.makespan_s
     for transfer in [each for each in reversed(bus) if each.reader > each.place]:
         _move(bus, transfer, timing.core_s, rounding)
@@ -186,11 +185,10 @@ def just_in_time(
     return tuple(steps[place] for place in sorted(range(len(steps)), key=order.__getitem__))
 
 
-def _bus(
-    graph: Graph, table: CostTable, steps: Sequence[Instruction], timing: Timing
-) -> list[_Transfer]:
+def _bus(timing: Timing) -> list[_Transfer]:
     """Return the transfers in order, with what has to stay as it is."""
-    unread = unread_page_ins(graph, steps)
+    table, steps = timing.table, timing.given
+    unread = unread_page_ins(timing.graph, steps)
     bus = []
     for place, (op, i) in enumerate(steps):
         if op == Op.COMPUTE:
