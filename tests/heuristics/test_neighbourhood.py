@@ -72,7 +72,7 @@ def test_it_goes_on_from_a_schedule_and_never_returns_a_worse_one() -> None:
             continue
         value = verify_schedule(problem, start).value
         search = LargeNeighbourhoodSearch(problem)
-        search.consider(restorations_of(start))
+        search.consider(restorations_of(problem.graph, start))
         for _ in range(30):
             search.iterate()
         schedule = search.schedule()

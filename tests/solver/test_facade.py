@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import random_instances
+from instances import constrained, random_instance, random_instances, seeded
 from oracle import optimum
 from poetmodel.backends.highs import Highs
 from poetmodel.backends.protocol import RawSolution, SolverStatus
@@ -763,3 +763,58 @@ def test_first_schedule_is_announced_before_pyomo_is_loaded() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.strip() == "(True, False)"
+
+
+# -- own constraints -----------------------------------------------------------------------------
+
+
+def wanted_again(often: int, **choices: Any) -> Problem:
+    """Return a problem in which `b` is to be recomputed, which has room only before `d` is made."""
+    graph = Graph(
+        name="again",
+        nodes=(
+            replace(operation("a", output_bytes=4), recomputable=False),
+            replace(operation("b", output_bytes=1, inputs=("a",)), workspace_bytes=8),
+            replace(operation("d", output_bytes=2), recomputable=False),
+            operation("c", output_bytes=1, inputs=("d",)),
+        ),
+    )
+    costs = even_costs(graph, page_in=(1, 3), page_out=(1, 2))
+    problem = Problem(graph, costs, ram=13, **choices)
+    return problem.subject_to(again=lambda v: v.recomputations["b"] >= often)
+
+
+@pytest.mark.parametrize(
+    ("often", "paging", "overhead_j"),
+    [(1, True, 2), (2, True, 9), (3, True, None), (1, False, 2), (2, False, None)],
+)
+def test_what_has_no_room_where_groups_want_it_is_decided_by_stages(
+    often: int, paging: bool, overhead_j: float | None
+) -> None:
+    """Once is free; twice takes `d` out and in; three times, or twice without paging, cannot be."""
+    result = solve(wanted_again(often, paging=paging), time_limit=60)
+    if overhead_j is None:
+        assert result.status == Status.INFEASIBLE
+    else:
+        assert result.status == Status.OPTIMAL
+        assert result.overhead_j == pytest.approx(overhead_j)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_own_constraints_and_objectives_are_decided_as_exhaustive_search_decides(
+    threads: int,
+) -> None:
+    """Random rows, wanted decisions, rewards: same optimum, same infeasibility."""
+    infeasible = 0
+    for number in range(60 if threads == 1 else 6):
+        rng = seeded(f"own constraints/{number}")
+        problem = constrained(rng, random_instance(rng, (3, 5)))
+        best = optimum(problem)
+        result = solve(problem, gap=0.0, time_limit=120, threads=threads)
+        infeasible += best is None
+        if best is None:
+            assert result.status == Status.INFEASIBLE, number
+        else:
+            assert result.status == Status.OPTIMAL, number
+            assert result.objective_value == pytest.approx(best.value, abs=1e-6), number
+    assert infeasible or threads > 1

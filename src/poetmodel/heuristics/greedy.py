@@ -11,13 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
-from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
+from poetmodel.heuristics.partial_schedule import (
+    PartialSchedule,
+    Restoration,
+    restorations_of,
+)
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective
 from poetmodel.heuristics.repair import Repair, require_within
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule, checkpoint_all
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from poetmodel.problem import Problem
 
 
@@ -57,6 +63,21 @@ def construct(
     return None if greedy.best is None else greedy.best.schedule()
 
 
+def with_wanted(
+    objective: PenalizedObjective, schedule: Schedule, beside: Iterable[Restoration] = ()
+) -> Schedule:
+    """Return a schedule with what own constraints, or the objective, want for its own sake.
+
+    What of `beside` has room comes first, then what the constraints still lack.
+    """
+    problem = objective.problem
+    partial = objective.partial(restorations_of(problem.graph, schedule))
+    repair = Repair(problem, partial, objective.prices(0.0), problem.usable_ram_bytes)
+    repair.place(beside)
+    repair.satisfy()
+    return partial.schedule()
+
+
 def page_everything(problem: Problem) -> Schedule | None:
     """Return the schedule that pages everything out at once and in at each use, if that is allowed.
 
@@ -72,7 +93,7 @@ def page_everything(problem: Problem) -> Schedule | None:
 
 
 def trivial(problem: Problem) -> Schedule | None:
-    """Return keep-all where it keeps every limit: nothing can cost less than it."""
+    """Return keep-all where it keeps RAM, time and energy: only what is wanted can be better."""
     if checkpoint_all_peak_bytes(problem.graph) > problem.usable_ram_bytes:
         return None
     return None if obstacle(problem) is not None else checkpoint_all(problem.graph)
@@ -94,7 +115,7 @@ class _Greedy:
         penalty = 0.0
         if not self._attempt(penalty, usable):
             penalty = math.inf
-            if not (self.objective.limits and self._attempt(penalty, usable)):
+            if not (self.objective.is_limited and self._attempt(penalty, usable)):
                 return
             penalty = self._least_penalty(usable)
         if not self.problem.objective.is_sum:
@@ -127,12 +148,13 @@ class _Greedy:
 
     def _attempt(self, penalty: float, limit_bytes: int) -> bool:
         """Repair keep-all; return whether the result keeps all limits."""
-        partial = PartialSchedule(self.problem.graph)
+        partial = self.objective.partial()
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)
         repair.until_s = self.until_s if self.best is not None else math.inf
         if not repair.fit():
             return False
         repair.until_s = self.until_s
+        repair.satisfy()
         repair.drop_needless()
         score = self.objective.score(partial)
         if score < self.score and score.excess == 0:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective, Score
 from poetmodel.heuristics.repair import Repair, RepairParams, require_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 
@@ -114,7 +114,7 @@ class LargeNeighbourhoodSearch:
         """When to give up, on the monotonic clock [s]."""
         both = problem.can_page and any(map(problem.may_recompute, range(len(problem.graph.nodes))))
         self._trajectories = [
-            _Trajectory(PartialSchedule(problem.graph), repair)
+            _Trajectory(self.objective.partial(), repair)
             for repair in (self.params.repairs if both else self.params.repairs[:1])
         ]
         self._iterations = 0
@@ -127,7 +127,7 @@ class LargeNeighbourhoodSearch:
         """Return the best schedule that keeps all limits, if there is one."""
         if self.best.excess > 0:
             return None
-        return PartialSchedule(self.problem.graph, self._best_restorations).schedule()
+        return self.objective.partial(self._best_restorations).schedule()
 
     def consider(self, restorations: Iterable[Restoration]) -> bool:
         """Repair the partial schedule of some restorations; if it is the best, go on from it.
@@ -138,13 +138,13 @@ class LargeNeighbourhoodSearch:
         partial, current = first.partial, first.current
         given = list(restorations)
         better = False
-        for penalty in (self._penalty, math.inf) if self.objective.limits else (0.0,):
-            first.partial, first.current = PartialSchedule(self.problem.graph, given), WORST
+        for penalty in (self._penalty, math.inf) if self.objective.is_limited else (0.0,):
+            first.partial, first.current = self.objective.partial(given), WORST
             better = self._accept(first, self._repair(first, penalty))
             if better or first.current.excess == 0:
                 break
         if current == WORST:  # the first of all: where the other trajectories begin
-            if self.objective.limits:
+            if self.objective.is_limited:
                 self._penalty = self.objective.balance(first.partial)
             for other in others:
                 better = self._accept(other, self._repair(other, self._penalty)) or better
@@ -157,7 +157,7 @@ class LargeNeighbourhoodSearch:
         trajectory = self._next_trajectory()
         destroyed = self._destroy(trajectory.partial)
         better = self._accept(trajectory, self._repair(trajectory, self._penalty, self.rng))
-        if destroyed and self.objective.limits:
+        if destroyed and self.objective.is_limited:
             factor = self.params.penalty_factor
             self._penalty *= factor if self._exceeded else 1 / factor
         return better
@@ -168,7 +168,7 @@ class LargeNeighbourhoodSearch:
         self._iterations += 1
         patient = trajectory.idle <= self.params.idle_iterations
         if not patient and trajectory.is_behind(self.best, self.params):
-            trajectory.partial = PartialSchedule(self.problem.graph, self._best_restorations)
+            trajectory.partial = self.objective.partial(self._best_restorations)
             trajectory.current = trajectory.best = self.best
             trajectory.idle = 0
         return trajectory
@@ -204,9 +204,15 @@ class LargeNeighbourhoodSearch:
             until_s=self.until_s,
             params=trajectory.repair,
         )
-        if not repair.fit():
+        fits = repair.fit()
+        if not fits and self.objective.rows is not None and trajectory.current.excess > 0:
+            # Nothing is known yet that keeps all limits: go on from what exceeds them.
+            repair.within_rows = False
+            fits = repair.fit()
+        if not fits:
             trajectory.idle += self.params.idle_iterations // 2
             return WORST
+        repair.satisfy()
         repair.drop_needless()
         score = self.objective.score(partial)
         self._exceeded = score.excess > 0

@@ -1,7 +1,8 @@
 """A schedule in the making: what is brought back when, and what that leaves in RAM.
 
 A partial schedule is a set of *restorations*: recomputations and page-ins, each in a stage.
-Everything else follows. Whoever reads a tensor gets it from its latest restoration, its first
+Everything else follows; only page-outs that serve no page-in, which own constraints may ask for,
+are noted beside them. Whoever reads a tensor gets it from its latest restoration, its first
 computation if there is no other, and it stays in RAM from a restoration to the last reader that the
 restoration serves. So every partial schedule keeps the rules of execution; only limits can be
 broken, and RAM is known for every step at any moment, because a change touches a few tensors only.
@@ -10,10 +11,12 @@ broken, and RAM is known for every step at any moment, because a change touches 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
+from poetmodel.problem import Coefficients
 from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once, rows_of_spans
 from poetmodel.time_limit import check_time_limit
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.graph import Graph
+    from poetmodel.heuristics.own_rows import OwnRows
 
 
 class Restoration(NamedTuple):
@@ -33,20 +37,43 @@ class Restoration(NamedTuple):
     """The node that is recomputed, or the tensor that is paged in."""
     recompute: bool
 
+    @classmethod
+    def page_out(cls, graph: Graph, i: int) -> Self:
+        """Return what stands for a page-out of tensor `i` that serves no page-in.
 
-def restorations_of(schedule: Schedule) -> list[Restoration]:
-    """Return all recomputations and page-ins of a schedule."""
+        It is noted as a page-in in the stage of its first computation, where there can be none.
+        """
+        return cls(graph.node_of[i], i, recompute=False)
+
+    def is_page_out(self, graph: Graph) -> bool:
+        """Return whether it stands for a page-out alone."""
+        return not self.recompute and self.stage == graph.node_of[self.item]
+
+
+def restorations_of(graph: Graph, schedule: Schedule) -> list[Restoration]:
+    """Return all recomputations, page-ins and page-outs without page-ins of a schedule."""
+    out = {i for _, i in schedule.M_out} - {i for _, i in schedule.M_in}
     return [
         *(Restoration(t, k, recompute=True) for t, k in schedule.R if k < t),
         *(Restoration(t, i, recompute=False) for t, i in schedule.M_in),
+        *(Restoration.page_out(graph, i) for i in sorted(out)),
     ]
 
 
 class PartialSchedule:
     """A set of restorations with the RAM that it needs; without any it is keep-all."""
 
-    def __init__(self, graph: Graph, restorations: Iterable[Restoration] = ()) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        restorations: Iterable[Restoration] = (),
+        *,
+        rows: OwnRows | None = None,
+    ) -> None:
         self.graph = graph
+        self.rows = rows
+        self.used: list[float] = [] if rows is None else [0] * len(rows.limits)
+        """What is used of each own row."""
         self.sizes = graph.tensor_bytes
         n = len(graph.nodes)
         self.recomputed: list[set[int]] = [set() for _ in range(n)]
@@ -55,8 +82,12 @@ class PartialSchedule:
         """For each stage the tensors paged in."""
         self.page_ins = [0] * len(self.sizes)
         """How often each tensor is paged in."""
+        self.stored = [graph.nodes[k].on_aux for k in graph.node_of]
+        """For each tensor whether it lies on storage from the start."""
+        self.paged_out: set[int] = set()
+        """Tensors that are paged out whether they are paged in or not."""
         self.written_bytes = 0
-        """Bytes of the tensors that must be paged out for that [B]."""
+        """Bytes that page-outs take on storage [B]."""
         self.gaps: list[list[tuple[int, int]]] = [[] for _ in self.sizes]
         """For each tensor the stages ``first <= t < need`` whose rows count it though they neither
         read nor make it; `need` reads it next."""
@@ -78,15 +109,19 @@ class PartialSchedule:
             self._count(i)
 
     @classmethod
-    def of(cls, graph: Graph, schedule: Schedule) -> Self:
-        """Return what a valid schedule brings back, less what serves nothing.
+    def of(cls, graph: Graph, schedule: Schedule, wanted: Coefficients | None = None) -> Self:
+        """Return what a valid schedule brings back, less what serves nothing and is not wanted.
 
-        The result is valid too, with no more energy, time, writes or RAM at any step.
+        The result is valid too, with no more energy, time, writes or RAM at any step. `wanted` is
+        that of a problem with constraints or an objective of its own, where it has such.
 
         Goes backwards from the last stage, so that what serves only something useless is useless
         too. A recomputation also goes if all that it serves is in RAM as its stage begins.
         """
-        partial = cls(graph, restorations_of(schedule))
+        partial = cls(graph, restorations_of(graph, schedule))
+        wants = Coefficients((), (), ()) if wanted is None else wanted
+        for i in sorted({i for _, i in schedule.M_out}):
+            partial._settle_page_out(i, wanted=any(wants.page_out[i : i + 1]))
         kept = schedule.S_RAM
 
         def is_kept(i: int, t: int) -> bool:
@@ -95,41 +130,57 @@ class PartialSchedule:
 
         for t in range(len(graph.nodes) - 1, -1, -1):
             for k in sorted(partial.recomputed[t], reverse=True):
-                if all(is_kept(i, t) for i in partial._served(k, t)):
+                served = partial._served(k, t)
+                if not any(wants.compute[k : k + 1]) and all(is_kept(i, t) for i in served):
                     partial.drop(Restoration(t, k, recompute=True))
             for i in sorted(partial.paged_in[t]):
                 restoration = Restoration(t, i, recompute=False)
-                if partial.is_useless(restoration):
+                if not any(wants.page_in[i : i + 1]) and partial.is_useless(restoration):
                     partial.drop(restoration)
         partial.commit()
         return partial
 
+    def _settle_page_out(self, i: int, *, wanted: bool) -> None:
+        """Let tensor `i` be paged out for its own sake exactly where that is wanted."""
+        out = Restoration.page_out(self.graph, i)
+        if out in self and not wanted:
+            self.drop(out)
+        elif out not in self and wanted:
+            self.add(out)
+
     # -- what it is ----------------------------------------------------------------------------
 
     def __contains__(self, restoration: Restoration) -> bool:
+        if restoration.is_page_out(self.graph):
+            return restoration.item in self.paged_out
         chosen = self.recomputed if restoration.recompute else self.paged_in
         return restoration.item in chosen[restoration.stage]
 
     def restorations(self) -> list[Restoration]:
-        """Return all restorations, by stage."""
-        return [
+        """Return all restorations, by stage, then the page-outs that are noted beside them."""
+        found = [
             Restoration(t, item, again)
             for t in range(len(self.recomputed))
             for chosen, again in ((self.recomputed[t], True), (self.paged_in[t], False))
             for item in sorted(chosen)
         ]
+        return found + [Restoration.page_out(self.graph, i) for i in sorted(self.paged_out)]
 
     def schedule(self) -> Schedule:
         """Return the schedule."""
         graph, n = self.graph, len(self.recomputed)
         held = (span for i in range(len(self.sizes)) for span in self._spans(i))
-        return paged_at_once(
+        schedule = paged_at_once(
             graph,
             R=((*sorted(nodes), t) for t, nodes in enumerate(self.recomputed)),
             S_RAM=rows_of_spans(held, n),
             M_in=map(sorted, self.paged_in),
             identity=GraphIdentity.of(graph),
         )
+        if not self.paged_out:
+            return schedule
+        out = {(graph.node_of[i], i) for i in self.paged_out}
+        return replace(schedule, M_out=tuple(sorted(out.union(schedule.M_out))))
 
     def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:
         """Yield the stages, first to last, that begin with tensor `i` in RAM."""
@@ -208,6 +259,8 @@ class PartialSchedule:
         t, item, recompute = restoration
         if recompute:
             return not self._served(item, t)
+        if restoration.is_page_out(self.graph):
+            return True
         return self.graph.node_of[item] in self.recomputed[t] or not self.serves(item, t)
 
     def _served(self, k: int, t: int) -> list[int]:
@@ -237,15 +290,13 @@ class PartialSchedule:
         """Enter a restoration, or take it out; return the tensors whose `gaps` may change."""
         t, item, again = restoration
         graph = self.graph
+        if not again and self._enter_transfer(restoration, adding=adding):
+            return ()
+        if again and self.rows is not None:
+            self.rows.count(self.used, self.rows.compute[item], 1 if adding else -1)
         supplied = graph.outputs_of[item] if again else (item,)
         read = graph.inputs_of[item] if again else ()
         chosen = (self.recomputed if again else self.paged_in)[t]
-        if not again:
-            before = self.page_ins[item]
-            self.page_ins[item] += 1 if adding else -1
-            moved = (self.page_ins[item] > 0) - (before > 0)
-            if not graph.nodes[graph.node_of[item]].on_aux:
-                self.written_bytes += moved * self.sizes[item]
         if adding:
             chosen.add(item)
             for i in supplied:
@@ -260,6 +311,40 @@ class PartialSchedule:
                 self._needs[i].remove(t)
         self._dirty.update((t - 1, t))
         return (*supplied, *read)
+
+    def _enter_transfer(self, restoration: Restoration, *, adding: bool) -> bool:
+        """Count a page-in or page-out; return whether it is no more than a page-out."""
+        i, rows, change = restoration.item, self.rows, 1 if adding else -1
+        alone = restoration.is_page_out(self.graph)
+        before = self.goes_out(i)
+        if alone:
+            (self.paged_out.add if adding else self.paged_out.remove)(i)
+        else:
+            self.page_ins[i] += change
+            if rows is not None:
+                rows.count(self.used, rows.page_in[i], change)
+        moved = self.goes_out(i) - before
+        self.written_bytes += 0 if self.stored[i] else moved * self.sizes[i]
+        if moved and rows is not None:
+            rows.count(self.used, rows.page_out[i], moved)
+        return alone
+
+    def goes_out(self, i: int) -> bool:
+        """Return whether tensor `i` is paged out."""
+        return i in self.paged_out or (self.page_ins[i] > 0 and not self.stored[i])
+
+    def adds_page_out(self, restoration: Restoration) -> bool:
+        """Return whether a tensor goes out that does not yet, if a page-in or page-out is added."""
+        i = restoration.item
+        needs = restoration.is_page_out(self.graph) or not self.stored[i]
+        return needs and not self.goes_out(i)
+
+    def ends_page_out(self, restoration: Restoration) -> bool:
+        """Return whether a tensor goes out no more if a page-in or page-out is dropped."""
+        i = restoration.item
+        if restoration.is_page_out(self.graph):
+            return self.stored[i] or not self.page_ins[i]
+        return self.page_ins[i] == 1 and not self.stored[i] and i not in self.paged_out
 
     def _gaps_now(self, i: int) -> list[tuple[int, int]]:
         """Return what `gaps` should hold for tensor `i`: needs and sources in one pass."""

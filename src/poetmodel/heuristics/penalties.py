@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from poetmodel.problem import Coefficients, Problem, weighted
+from poetmodel.heuristics.own_rows import OwnRows
+from poetmodel.heuristics.partial_schedule import PartialSchedule
+from poetmodel.problem import CONSTRAINTS, Coefficients, Problem, weighted
 
 if TYPE_CHECKING:
-    from poetmodel.heuristics.partial_schedule import PartialSchedule
+    from collections.abc import Iterable
+
+    from poetmodel.heuristics.partial_schedule import Restoration
 
 _TIE: Final = 1e-4
 """Weight of energy beside another objective, so that it decides between equals."""
@@ -18,11 +22,13 @@ _TINY: Final = 1e-9
 def price(coefficients: Coefficients, partial: PartialSchedule) -> float:
     """Return what a partial schedule pays."""
     nodes = sum(coefficients.compute[k] for again in partial.recomputed for k in again)
-    return nodes + sum(
-        count * coefficients.page_in[i] + coefficients.page_out[i]
+    total = nodes + sum(
+        count * coefficients.page_in[i] + (0.0 if partial.stored[i] else coefficients.page_out[i])
         for i, count in enumerate(partial.page_ins)
         if count
     )
+    alone = (i for i in partial.paged_out if partial.stored[i] or not partial.page_ins[i])
+    return total + sum(coefficients.page_out[i] for i in alone)
 
 
 class Score(NamedTuple):
@@ -45,19 +51,33 @@ class PenalizedObjective:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         objective, energy = problem.objective, problem.energy
-        self.objective = _free_originals(problem, objective.coefficients)
+        self.objective = objective.coefficients
         """The minimized quantity; for RAM nothing."""
-        greedy = [(self.objective, 1 / (objective.baseline or objective.whole or 1.0))]
+        self.rows = OwnRows.of(problem)
+        """Own constraints, and what the objective wants; None without."""
+        self.rewards = 0.0 if objective.own is None else objective.own.rewards
+        """What negative terms take off the objective at the very most, 0 or less."""
+        greedy = [(self.objective, 1 / (abs(objective.baseline) or objective.whole or 1.0))]
         if objective != energy:
-            tie = _free_originals(problem, energy.coefficients)
+            tie = energy.coefficients
             greedy.append((tie, _TIE / (energy.baseline or 1.0)))
         self.limits: list[tuple[Coefficients, float]] = []
-        """Limited quantities beyond what every schedule pays, and how much of each there may be."""
+        """Limited quantities beyond what every schedule pays, and how much of each there may be;
+        those of own constraints are in `rows`."""
         penalty = [(self.objective, 0.0)]
         for limit in problem.linear_limits:
-            prices = _free_originals(problem, limit.coefficients)
-            self.limits.append((prices, limit.slack))
-            penalty.append((prices, 1 / max(limit.slack, _TINY * limit.baseline, _TINY)))
+            prices = limit.coefficients
+            if limit.name != CONSTRAINTS:
+                self.limits.append((prices, limit.slack))
+                penalty.append((prices, 1 / max(limit.slack, _TINY * limit.baseline, _TINY)))
+        if self.rows is not None:
+            for limit, unit in zip(self.rows.limits, self.rows.units, strict=True):
+                # What counts a single decision is a question of room alone.
+                if sum(bool(one) for column in limit.coefficients for one in column) > 1:
+                    prices = _only_added(limit.coefficients)
+                    penalty.append((prices, 1 / unit))
+        self.is_limited = len(penalty) > 1
+        """Whether the use of limits can be priced."""
         self._greedy, self._penalty = weighted(*greedy), weighted(*penalty)
 
     def prices(self, penalty: float) -> Coefficients:
@@ -66,7 +86,7 @@ class PenalizedObjective:
         `penalty` is how much the use of all that the limits leave counts, beside the whole of the
         objective (the baseline, for energy); infinite to leave the objective out.
         """
-        if not self.limits or penalty == 0:
+        if not self.is_limited or penalty == 0:
             return self._greedy
         if penalty == float("inf"):
             return weighted((self._penalty, 1.0), (self._greedy, _TIE))
@@ -84,16 +104,17 @@ class PenalizedObjective:
             used = price(prices, partial)
             if used > slack:
                 excess += (used - slack) / slack if slack > 0 else 1.0 + used
+        if self.rows is not None:
+            excess += self.rows.excess(partial.used)
         if not self.problem.objective.is_sum:
             return Score(excess, float(partial.peaks().max()))
-        return Score(excess, price(self.objective, partial))
+        return Score(excess, price(self.objective, partial) - self.rewards)
+
+    def partial(self, restorations: Iterable[Restoration] = ()) -> PartialSchedule:
+        """Return a partial schedule that counts what it uses of own constraints."""
+        return PartialSchedule(self.problem.graph, restorations, rows=self.rows)
 
 
-def _free_originals(problem: Problem, coefficients: Coefficients) -> Coefficients:
-    """Return coefficients without page-outs of tensors that lie on storage from the start."""
-    nodes, graph = problem.graph.nodes, problem.graph
-    page_out = tuple(
-        0.0 if nodes[k].on_aux else one
-        for k, one in zip(graph.node_of, coefficients.page_out, strict=True)
-    )
-    return coefficients._replace(page_out=page_out)
+def _only_added(coefficients: Coefficients) -> Coefficients:
+    """Return coefficients with 0 for those that are negative."""
+    return Coefficients(*(tuple(max(0.0, one) for one in column) for column in coefficients))

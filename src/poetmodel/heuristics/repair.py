@@ -14,9 +14,10 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from random import Random
 
+    from poetmodel.heuristics.own_rows import OwnRows
     from poetmodel.problem import Coefficients, Problem
 
 
@@ -41,9 +42,11 @@ class RepairParams:
     """By how much a price may rise at random while room is made, relatively, at least 0."""
     drop_noise_ratio: float = 0.5
     """The same while restorations are dropped."""
+    placements: int = 60
+    """Most stages that are tried for what own constraints want, at least 1."""
 
     def __post_init__(self) -> None:
-        require_within(self, 1, "choices_per_relief")
+        require_within(self, 1, "choices_per_relief", "placements")
         require_within(self, 0, "longest_chain", "longest_chain_beside_pages", most=_MOST_NESTED)
         require_within(self, 0, "fit_noise_ratio", "drop_noise_ratio")
 
@@ -82,6 +85,8 @@ class Repair:
     until_s: float = math.inf
     """When to give up, on the monotonic clock [s]."""
     params: RepairParams = field(default_factory=RepairParams)
+    within_rows: bool = True
+    """Whether to take nothing for which own constraints that only add have no room."""
     _paged_only: set[int] = field(default_factory=set)
     """Stages in which nothing is recomputed any more, because it did not fit."""
     _known: dict[tuple[int, int], _Recovery | None] = field(default_factory=dict)
@@ -106,9 +111,7 @@ class Repair:
             if not plans and not self._page_instead(fullest):
                 return False
             for plan in plans[: max(1, len(plans) // self.params.choices_per_relief)]:
-                for restoration in plan.restorations:
-                    if restoration not in self.partial and self._has_storage(restoration):
-                        self.partial.add(restoration)
+                self._add(plan)
         return False
 
     def _relieving(self, stage: int, crowded: np.ndarray) -> list[_Recovery]:
@@ -141,25 +144,40 @@ class Repair:
         k = problem.graph.node_of[i]
         best: _Recovery | None = None
         page = Restoration(t, i, recompute=False)
-        if self._can_page and self._has_storage(page):
-            price = prices.page_in[i] + (0.0 if partial.page_ins[i] else prices.page_out[i])
+        if self._can_page and self._has_room_for(page):
+            price = prices.page_in[i]
+            price += prices.page_out[i] if partial.adds_page_out(page) else 0.0
             best = _Recovery(price, (page,))
         if not chain or t in self._paged_only or not problem.may_recompute(k):
             return best
-        total = prices.compute[k]
+        again = self._recomputation(k, t, chain, math.inf if best is None else best.price)
+        return again if again is not None and (best is None or again.price < best.price) else best
+
+    def _recomputation(self, k: int, t: int, chain: int, most: float) -> _Recovery | None:
+        """Return how to recompute node `k` in stage `t`; None if that is not to be had below most.
+
+        What is missing of its inputs comes back before.
+        """
+        again = Restoration(t, k, recompute=True)
+        if not self._has_room_for(again):
+            return None
+        total = self.prices.compute[k]
         parts: tuple[Restoration, ...] = ()
-        for p in problem.graph.inputs_of[k]:
-            if partial.is_available(p, t) or self._has_room(p, t):
+        for p in self.problem.graph.inputs_of[k]:
+            if self.partial.is_available(p, t) or self._has_room(p, t):
                 continue
             recovery = self._recovery(p, t, chain - 1)
-            if recovery is None or (best is not None and total + recovery.price >= best.price):
-                return best
+            if recovery is None or total + recovery.price >= most:
+                return None
             total += recovery.price
             parts += recovery.restorations
-        if best is None or total < best.price:
-            again = Restoration(t, k, recompute=True)
-            best = _Recovery(total, tuple(dict.fromkeys((*parts, again))))
-        return best
+        return _Recovery(total, tuple(dict.fromkeys((*parts, again))))
+
+    def _add(self, plan: _Recovery) -> None:
+        """Add what a plan brings back, as far as there is room for it."""
+        for restoration in plan.restorations:
+            if restoration not in self.partial and self._has_room_for(restoration):
+                self.partial.add(restoration)
 
     def _has_room(self, i: int, t: int) -> bool:
         """Return whether tensor `i` can be kept for a step of stage `t` as things are."""
@@ -172,14 +190,16 @@ class Repair:
     def _can_page(self) -> bool:
         return self.params.pages and self.problem.can_page
 
-    def _has_storage(self, restoration: Restoration) -> bool:
-        """Return whether there is room on storage for what a restoration pages in."""
+    def _has_room_for(self, restoration: Restoration) -> bool:
+        """Return whether own constraints, and storage for a page-out, have room for it."""
+        partial, i = self.partial, restoration.item
+        rows = partial.rows if self.within_rows else None
         limit = self.problem.aux_limit_bytes
-        graph, partial, i = self.problem.graph, self.partial, restoration.item
-        if restoration.recompute or limit is None or partial.page_ins[i]:
+        if rows is not None and not rows.allows(partial.used, rows.uses(partial, restoration)):
+            return False
+        if restoration.recompute or limit is None or partial.goes_out(i):
             return True
-        stored = graph.nodes[graph.node_of[i]].on_aux
-        return stored or partial.written_bytes + partial.sizes[i] <= limit
+        return partial.stored[i] or partial.written_bytes + partial.sizes[i] <= limit
 
     def _page_instead(self, t: int) -> bool:
         """Page in what stage `t` recomputes; return whether that changed anything."""
@@ -196,12 +216,127 @@ class Repair:
                 for i in graph.outputs_of[k]
                 if partial.serves(i, t) and i not in partial.paged_in[t]
             ]
-            if all(map(self._has_storage, pages)):
+            if all(map(self._has_room_for, pages)):
                 partial.remove(Restoration(t, k, recompute=True))
                 for page in pages:
                     partial.add(page)
                 changed = True
         return changed
+
+    # -- own constraints -------------------------------------------------------------------------
+
+    def satisfy(self) -> None:
+        """Add what own constraints or the objective want, and drop what exceeds them.
+
+        One restoration or page-out at a time: that which lowers the excess most for its price and
+        fits, while there is one; then those that the objective pays for, within all constraints.
+        """
+        rows, partial = self.partial.rows, self.partial
+        if rows is None or rows.wanted is None:
+            return
+        while time.monotonic() < self.until_s and rows.excess(partial.used) > 0:
+            check_time_limit()
+            if not self._lower_excess(rows):
+                return
+        rewarded = [one for one in self._additions(rows) if self._added_price(one) < 0]
+        for one in sorted(rewarded, key=self._added_price):
+            while time.monotonic() < self.until_s:
+                check_time_limit()
+                if rows.change(partial.used, rows.uses(partial, one)) > 0 or not self._place(one):
+                    break
+
+    def place(self, wanted: Iterable[Restoration]) -> None:
+        """Add what is wanted for its own sake wherever it fits; its stages count for nothing."""
+        for restoration in wanted:
+            self._place(restoration)
+
+    def _lower_excess(self, rows: OwnRows) -> bool:
+        """Take the best move that lowers the excess; return whether there is one."""
+        partial = self.partial
+        moves: list[tuple[float, int, Restoration]] = []
+        for one in self._additions(rows):
+            gain = -rows.change(partial.used, rows.uses(partial, one))
+            if gain > 0:
+                moves.append((self._rank(gain, self._added_price(one)), 1, one))
+        for one in partial.restorations():
+            gain = -rows.change(partial.used, rows.uses_back(partial, one))
+            if gain > 0:
+                moves.append((self._rank(gain, -self._price(one)), 0, one))
+        before = self._excess()
+        for _, adds, one in sorted(moves):
+            check_time_limit()
+            mark = partial.mark()
+            if (self._place(one) if adds else self._drop(one)) and self._excess() < before:
+                return True
+            partial.undo(mark)
+        return False
+
+    def _rank(self, gain: float, price: float) -> float:
+        price = self._noisy(price, self.params.fit_noise_ratio)
+        return -gain / price if price > 0 else -math.inf
+
+    def _additions(self, rows: OwnRows) -> Iterator[Restoration]:
+        """Yield what is wanted: recomputations and page-ins in any stage, stood for by stage -1."""
+        graph = self.problem.graph
+        yield from (Restoration(-1, k, recompute=True) for k in rows.nodes)
+        yield from (Restoration(-1, i, recompute=False) for i in rows.arriving)
+        for i in rows.leaving:
+            if not self.partial.goes_out(i):
+                yield Restoration.page_out(graph, i)
+
+    def _added_price(self, restoration: Restoration) -> float:
+        """Return what adding a restoration costs, without what it needs to be there."""
+        prices, item, partial = self.prices, restoration.item, self.partial
+        if restoration.recompute:
+            return prices.compute[item]
+        out = prices.page_out[item] if partial.adds_page_out(restoration) else 0.0
+        return out if restoration.is_page_out(partial.graph) else prices.page_in[item] + out
+
+    def _place(self, restoration: Restoration) -> bool:
+        """Add a wanted restoration where it fits, in the emptiest stages first; return if it does.
+
+        A stage that has the inputs of a recomputation goes before one to which they must come.
+        """
+        partial, graph, item = self.partial, self.problem.graph, restoration.item
+        if restoration.is_page_out(graph):
+            fits = restoration not in partial and self._has_room_for(restoration)
+            if fits:
+                partial.add(restoration)
+            return fits
+        first = item if restoration.recompute else graph.node_of[item]
+        chosen = partial.recomputed if restoration.recompute else partial.paged_in
+        loads = partial.peaks().tolist()
+
+        def rank(t: int) -> tuple[int, int]:
+            inputs = graph.inputs_of[item] if restoration.recompute else ()
+            return sum(not partial.is_available(p, t) for p in inputs), loads[t]
+
+        stages = [t for t in range(first + 1, len(loads)) if item not in chosen[t]]
+        excess = self._excess()
+        for t in sorted(stages, key=rank)[: self.params.placements]:
+            check_time_limit()
+            mark = partial.mark()
+            brought = self._bring(restoration._replace(stage=t))
+            if brought and self._excess() <= excess and partial.fits(self.limit_bytes):
+                return True
+            partial.undo(mark)
+        return False
+
+    def _excess(self) -> float:
+        """Return by how much own constraints are exceeded."""
+        rows = self.partial.rows
+        return 0.0 if rows is None else rows.excess(self.partial.used)
+
+    def _bring(self, restoration: Restoration) -> bool:
+        """Add a restoration with what it needs; return whether there is room for it elsewhere."""
+        self._known.clear()
+        plan: _Recovery | None = _Recovery(0.0, (restoration,))
+        if restoration.recompute:
+            chain = self.params.longest_chain
+            plan = self._recomputation(restoration.item, restoration.stage, chain, math.inf)
+        if plan is not None:
+            self._add(plan)
+        return restoration in self.partial
 
     # -- using room ------------------------------------------------------------------------------
 
@@ -214,26 +349,31 @@ class Repair:
                 if time.monotonic() >= self.until_s:
                     break
                 check_time_limit()
+                if self._price(restoration) < 0:
+                    continue  # the objective wants it
                 if restoration in self.partial and self._may_go(restoration):
                     gained = self._drop(restoration) or gained
 
     def _worth(self, restoration: Restoration) -> float:
         """Return what a restoration costs, negative, with noise."""
-        prices, item = self.prices, restoration.item
+        return -self._noisy(self._price(restoration), self.params.drop_noise_ratio)
+
+    def _price(self, restoration: Restoration) -> float:
+        """Return what a restoration that is there costs, with a page-out that it alone needs."""
+        prices, item, partial = self.prices, restoration.item, self.partial
         if restoration.recompute:
-            price = prices.compute[item]
-        else:
-            price = prices.page_in[item]
-            if self.partial.page_ins[item] == 1:
-                price += prices.page_out[item]
-        return -self._noisy(price, self.params.drop_noise_ratio)
+            return prices.compute[item]
+        out = prices.page_out[item] if partial.ends_page_out(restoration) else 0.0
+        return out if restoration.is_page_out(partial.graph) else prices.page_in[item] + out
 
     def _drop(self, restoration: Restoration) -> bool:
-        mark = self.partial.mark()
-        self.partial.remove(restoration)
-        if self.partial.fits(self.limit_bytes):
+        """Drop a restoration unless RAM does not suffice, or own constraints want it."""
+        partial, before = self.partial, self._excess()
+        mark = partial.mark()
+        partial.remove(restoration)
+        if self._excess() <= before and partial.fits(self.limit_bytes):
             return True
-        self.partial.undo(mark)
+        partial.undo(mark)
         return False
 
     def _may_go(self, restoration: Restoration) -> bool:
@@ -241,6 +381,8 @@ class Repair:
         partial, graph, t = self.partial, self.problem.graph, restoration.stage
         freed = 0
         served: Sequence[int] = (restoration.item,)
+        if restoration.is_page_out(graph):
+            return True
         if restoration.recompute:
             served = [i for i in graph.outputs_of[restoration.item] if partial.serves(i, t)]
             freed = sum(partial.sizes[i] for i in graph.inputs_of[restoration.item])

@@ -112,6 +112,9 @@ def _beside(m: pyo.ConcreteModel) -> None:
         paged_in_beside[i]   <= stages after node(i) - groups that decide on i
 
     Limits and the objective count them, no memory row does. In groups of one stage there are none.
+    Nothing is paged in that is not paged out::
+
+        paged_in_beside[i] <= most * paged_out[i]    i is not on storage from the start
     """
     problem, events, n = m.problem, m.events, m.grouping.n_stages
     wanted, node_of = problem.wanted, problem.graph.node_of
@@ -133,6 +136,10 @@ def _beside(m: pyo.ConcreteModel) -> None:
         m.decisions,
         recomputations=[*m.decisions.recomputations, *m.recomputed_beside.items()],
         page_ins=[*m.decisions.page_ins, *m.paged_in_beside.items()],
+    )
+    m.beside_from_storage = pyo.Constraint(
+        [i for i in m.paged_in_beside if not problem.graph.nodes[node_of[i]].on_aux],
+        rule=lambda m, i: m.paged_in_beside[i] <= pages[i] * m.paged_out[i],
     )
 
 

@@ -37,7 +37,8 @@ def _variables(m: pyo.ConcreteModel) -> None:
     What a limit or the objective wants for its own sake (a lower limit, a negative coefficient) is
     offered in every stage: recomputations, page-ins, and page-outs of whatever they are wanted of.
     """
-    graph, events, wanted = m.problem.graph, m.events, m.problem.wanted.page_out
+    graph, events, wanted = m.problem.graph, m.events, m.problem.wanted
+    last = len(graph.nodes) - 1
     kept = [(i, a) for i, stages in enumerate(events.events) for a in range(len(stages))]
     recomputed = [(t, k) for k, stages in enumerate(events.recompute) for t in stages]
     paged_in = [(t, i) for i, stages in enumerate(events.page_in) for t in stages]
@@ -45,7 +46,8 @@ def _variables(m: pyo.ConcreteModel) -> None:
         i
         for i, stages in enumerate(events.page_in)
         if m.problem.can_page
-        and (wanted[i] or (stages and not graph.nodes[graph.node_of[i]].on_aux))
+        and (wanted.page_out[i] or not graph.nodes[graph.node_of[i]].on_aux)
+        and (wanted.page_out[i] or stages or (wanted.page_in[i] and graph.node_of[i] < last))
     ]
     m.kept = pyo.Var(kept, domain=pyo.Binary)
     m.recomputed = pyo.Var(recomputed, domain=pyo.Binary)

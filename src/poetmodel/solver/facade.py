@@ -266,7 +266,8 @@ class _Task:
             from poetmodel.solver.lazy import solve_lazily
 
             with time_limit(request.remaining_s() + GRACE_S):
-                return solve_lazily(stated, request, start=start, bound=bound)
+                outcome = solve_lazily(stated, request, start=start, bound=bound)
+            return _go_on_by_stage(stated, request, outcome)
         from poetmodel.solver.monolithic import build_and_solve, restated, solve_model
 
         if self.model is None:
@@ -281,6 +282,31 @@ class _Task:
         from poetmodel.model.paper import reduction_in_words
 
         return reduction_in_words(self.problem.graph) or ""
+
+
+def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outcome:
+    """Go on with ``compact`` where ``lazy`` came to its end with something open.
+
+    What own constraints want for its own sake has no place in a relaxation's groups. Where nothing
+    is left to enforce and it fits into no stage of the answer, only stages can tell.
+    """
+    found, wants = before.candidate, any(any(column) for column in problem.wanted)
+    if before.termination != Termination.STALLED or not wants or request.remaining_s() <= 0:
+        return before
+    from poetmodel.solver.monolithic import build_and_solve
+
+    within = request if found is None else _never_behind(request, found, before.bound)
+    try:
+        after = build_and_solve(problem, within, "compact", start=found)
+    except KeyboardInterrupt:
+        return replace(before, termination=Termination.INTERRUPTED)
+    except TooLargeError:
+        return before
+    return replace(
+        after,
+        candidate=_better(after.candidate, found),
+        bound=max(before.bound, after.bound),
+    ).with_parts([before, after])
 
 
 def _is_resolved(problem: Problem, value: float) -> bool:
@@ -330,7 +356,7 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
 def _greedy(problem: Problem, request: Request) -> Candidate | None:
     """Return keep-all if it is valid and cannot be beaten, else what is built greedily."""
     plain = accepted(problem, trivial(problem))
-    if plain is not None and problem.objective.is_sum:
+    if plain is not None and is_tight(problem, plain.value, problem.objective.least):
         return plain
     try:
         with time_limit(max(request.remaining_s() * PARAMS.longest_greedy_time_ratio, GRACE_S)):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.problem import Problem, Quantity, Surrogate
+from poetmodel.problem.totals import Total
 from poetmodel.result import OwnObjective, Termination
 from poetmodel.solver.outcome import Candidate, Outcome, is_closed, verify_schedule
 from poetmodel.solver.request import GRACE_S, Request, SolveProgress
@@ -112,7 +113,10 @@ class _ShareSearch:
     def _timed(self) -> bool:
         """Whether the makespan decides on anything."""
         problem = self.problem
-        idles = problem.idle_power_w > 0 and problem.energy_budget_j is not None
+        of_energy = problem.energy_budget_j is not None or any(
+            key == Total.ENERGY for row in problem.constraints for key, _ in row.terms
+        )
+        idles = problem.idle_power_w > 0 and of_energy
         return problem.deadline_s is not None or problem.minimize == Quantity.TIME or idles
 
     def _makespan_shares(self) -> None:

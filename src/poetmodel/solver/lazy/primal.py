@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from poetmodel.heuristics.greedy import with_wanted
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.partial_schedule import restorations_of
 from poetmodel.heuristics.penalties import Score
@@ -47,7 +48,7 @@ class PrimalHeuristic:
         While the gap is far from closed, a local search goes on from there.
         """
         if "repair" in self.session.params.heuristics:
-            self.neighbourhood.consider(restorations_of(answer))
+            self.neighbourhood.consider(restorations_of(self.session.problem.graph, answer))
             self._offer()
         if self.session.bounds.gap() > self.session.params.small_gap_ratio:
             self.improve()
@@ -60,7 +61,7 @@ class PrimalHeuristic:
         best, before = session.bounds.incumbent, neighbourhood.best
         if best is not None and (0.0, best.value) < before:
             before = Score(0.0, best.value)
-            neighbourhood.consider(restorations_of(best.schedule))
+            neighbourhood.consider(restorations_of(session.problem.graph, best.schedule))
         request = session.request
         until_s = request.elapsed_s() + min(params.search_most_s, request.remaining_s() / 4)
         iterations = idle = 0
@@ -99,7 +100,10 @@ def examine(
     rows = broken_stages(result.stage_loads(), limit)
     steps = [] if rows else broken_steps(result, limit)
     if not (rows or steps) or not session.problem.objective.is_sum:
-        session.offer(result.schedule())
+        schedule = result.schedule()
+        if session.own is not None:
+            schedule = with_wanted(session.own, schedule, relaxation.wanted(x, result))
+        session.offer(schedule)
     grouping = relaxation.grouping
     return (
         [t for t in rows if t not in grouping.stage_rows],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
@@ -13,6 +14,7 @@ from pyomo.common.log import LoggingIntercept
 
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.sparse import csr_array
+from poetmodel.heuristics.partial_schedule import Restoration
 from poetmodel.model.aggregated import Grouping, build_relaxation
 from poetmodel.model.memory import assign_memory
 from poetmodel.solver.lazy.disaggregation import (
@@ -126,6 +128,16 @@ class Relaxation:
         """Column of ``paged_out[i]``."""
         return self.columns_of(self.model.paged_out)
 
+    @cached_property
+    def recomputed_beside(self) -> dict[int, int]:
+        """Column of ``recomputed_beside[k]``."""
+        return self.columns_of(self.model.recomputed_beside)
+
+    @cached_property
+    def paged_in_beside(self) -> dict[int, int]:
+        """Column of ``paged_in_beside[i]``."""
+        return self.columns_of(self.model.paged_in_beside)
+
     def cut_form(self) -> StandardForm:
         """Return the form with all cuts found so far as further rows."""
         return self.with_cuts([*self.cuts, *self.lasting])
@@ -191,6 +203,32 @@ class Relaxation:
         """Return what a solution is on stages."""
         return disaggregate(self.problem.graph, self.grouping, self.events, self.decisions(x))
 
+    def wanted(self, x: NDArray[np.float64], result: Disaggregation) -> list[Restoration]:
+        """Return what a solution counts for its own sake, and what is nowhere in its schedule."""
+        graph, wants = self.problem.graph, self.problem.wanted
+        found: list[Restoration] = []
+        for beside, groups, placed, recompute in (
+            (self.recomputed_beside, self.recomputed, result.recomputed, True),
+            (self.paged_in_beside, self.paged_in, result.paged_in, False),
+        ):
+            wanted = wants.compute if recompute else wants.page_in
+            lacking = {item: 0 for item, amount in enumerate(wanted) if amount}
+            for item, column in beside.items():
+                lacking[item] = round(float(x[column]))
+            for (_, item), column in groups.items():
+                if item in lacking:
+                    lacking[item] += round(float(x[column]))
+            for _, item in set(placed):
+                if item in lacking:
+                    lacking[item] -= 1
+            for item, times in lacking.items():
+                found += [Restoration(-1, item, recompute)] * times
+        return found + [
+            Restoration.page_out(graph, i)
+            for i, column in self.paged_out.items()
+            if wants.page_out[i] and x[column] > 0.5  # noqa: PLR2004
+        ]
+
     def claimed_ram(self, x: NDArray[np.float64]) -> float:
         """Return the RAM that a point claims to keep within [B]: the budget, or its own peak."""
         usable = self.problem.usable_ram_bytes
@@ -217,6 +255,15 @@ class Relaxation:
         paged = {(group_of[t], i) for t, i in schedule.M_in}
         for index, column in self.paged_in.items():
             x[column] = index in paged
+        for beside, groups, pairs in (
+            (self.recomputed_beside, self.recomputed, ((t, k) for t, k in schedule.R if k < t)),
+            (self.paged_in_beside, self.paged_in, schedule.M_in),
+        ):
+            times = Counter(item for _, item in pairs)
+            for (_, item), column in groups.items():
+                times[item] -= int(x[column])
+            for item, column in beside.items():
+                x[column] = times[item]
         out = {i for _, i in schedule.M_out}
         for i, column in self.paged_out.items():
             x[column] = i in out

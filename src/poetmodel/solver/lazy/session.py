@@ -15,6 +15,7 @@ from poetmodel.backends.protocol import (
 )
 from poetmodel.backends.registry import backend
 from poetmodel.heuristics.partial_schedule import PartialSchedule
+from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.result import Termination
 from poetmodel.solver.lazy.bounds import BoundTracker
@@ -74,6 +75,8 @@ class Session:
     bounds: BoundTracker = field(init=False)
     solver: Solver = field(init=False)
     recomputable: tuple[bool, ...] = field(init=False)
+    own: PenalizedObjective | None = field(init=False, default=None)
+    """What own constraints or the objective want for its own sake; None without such."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     telling: threading.RLock = field(default_factory=threading.RLock)
     """Held during a report to the watcher, so that it gets one at a time, and nothing stale."""
@@ -83,6 +86,8 @@ class Session:
         self.bounds = BoundTracker(self.problem, gap, best, ceiling=ceiling, lower=bound)
         self.solver = backend(self.request.backend)
         self.recomputable = recomputable_nodes(self.problem)
+        if any(any(column) for column in self.problem.wanted):
+            self.own = PenalizedObjective(self.problem)
 
     # -- what is known -------------------------------------------------------------------------
 
@@ -102,7 +107,8 @@ class Session:
 
     def offer(self, schedule: Schedule) -> bool:
         """Give a schedule to the verifier and keep it if it is the best; return whether valid."""
-        needed = PartialSchedule.of(self.problem.graph, schedule)
+        wanted = None if self.own is None else self.problem.wanted
+        needed = PartialSchedule.of(self.problem.graph, schedule, wanted)
         tidy = verify_schedule(self.problem, needed.schedule())
         if tidy.violations:
             return False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from poetmodel.backends.sparse import coo_array, csr_array
-from poetmodel.problem import DEADLINE_ROWS
+from poetmodel.problem import LIMITED_SUMS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.solver.lazy.session import Session
 
-COUNTED_LIMITS: Final = frozenset({"storage", *DEADLINE_ROWS, "energy_budget"})
-"""Constraints that limit a sum over all decisions."""
+COUNTED_LIMITS: Final = frozenset({"storage", *LIMITED_SUMS})
+"""Constraints that limit a sum over decisions."""
 ROUNDING: Final = 1e-4
 """By how much a quotient may miss a whole number through tolerances."""
 _HALF: Final = 0.5

@@ -1,0 +1,121 @@
+"""Own constraints while a partial schedule changes: what each decision uses of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Self
+
+from poetmodel.problem import CONSTRAINTS, Coefficients, LinearLimit, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
+
+Uses = tuple[tuple[int, float], ...]
+"""Rows by position, and what one decision adds to each."""
+_ROUNDING: Final = 1e-12
+"""Excess that rounding errors may make, in units of a row."""
+
+
+class OwnRows:
+    """The rows of a problem's own constraints, by the decisions that they count."""
+
+    def __init__(self, problem: Problem, limits: Sequence[LinearLimit]) -> None:
+        self.limits = tuple(limits)
+        columns = [limit.coefficients for limit in limits]
+        index = problem.objective.coefficients
+        self.compute = _by_decision(index.compute, (one.compute for one in columns))
+        """For each node what a recomputation uses."""
+        self.page_in = _by_decision(index.page_in, (one.page_in for one in columns))
+        """For each tensor what a page-in uses."""
+        self.page_out = _by_decision(index.page_out, (one.page_out for one in columns))
+        """For each tensor what its page-out uses."""
+        self.slacks = [limit.slack for limit in limits]
+        self.units = [_unit(limit) for limit in limits]
+        """What an excess is measured in."""
+        self.only_adds = [limit.only_adds for limit in limits]
+        self.wanted: Coefficients | None = None
+        """How much each decision is wanted, by constraints or the objective; None if none is."""
+        if any(any(column) for column in problem.wanted):
+            self.wanted = problem.wanted
+        self.nodes = [
+            k for k, one in enumerate(problem.wanted.compute) if one and problem.may_recompute(k)
+        ]
+        """Nodes whose recomputation is wanted."""
+        pages = problem.can_page
+        self.arriving = [i for i, one in enumerate(problem.wanted.page_in) if one and pages]
+        """Tensors whose page-in is wanted."""
+        self.leaving = [i for i, one in enumerate(problem.wanted.page_out) if one and pages]
+        """Tensors whose page-out is wanted."""
+
+    @classmethod
+    def of(cls, problem: Problem) -> Self | None:
+        """Return those of a problem; None where it has none and its objective wants nothing."""
+        limits = [limit for limit in problem.linear_limits if limit.name == CONSTRAINTS]
+        wants = any(min(column, default=0) < 0 for column in problem.objective.coefficients)
+        return cls(problem, limits) if limits or wants else None
+
+    @staticmethod
+    def count(used: list[float], uses: Uses, change: int) -> None:
+        """Note that a decision is taken once more (1) or once less (-1)."""
+        for row, amount in uses:
+            used[row] += change * amount
+
+    def uses(self, partial: PartialSchedule, restoration: Restoration) -> Uses:
+        """Return what adding a restoration uses; a tensor's first page-in needs its page-out."""
+        item = restoration.item
+        if restoration.recompute:
+            return self.compute[item]
+        out = self.page_out[item] if partial.adds_page_out(restoration) else ()
+        return out if restoration.is_page_out(partial.graph) else (*self.page_in[item], *out)
+
+    def uses_back(self, partial: PartialSchedule, restoration: Restoration) -> Uses:
+        """Return what dropping a restoration gives back, negative, without what served only it."""
+        item = restoration.item
+        if restoration.recompute:
+            uses = self.compute[item]
+        else:
+            uses = self.page_out[item] if partial.ends_page_out(restoration) else ()
+            if not restoration.is_page_out(partial.graph):
+                uses = (*self.page_in[item], *uses)
+        return tuple((row, -amount) for row, amount in uses)
+
+    def allows(self, used: Sequence[float], uses: Uses) -> bool:
+        """Return whether all rows that only add have room for a decision."""
+        return all(
+            used[row] + amount <= self.slacks[row] for row, amount in uses if self.only_adds[row]
+        )
+
+    def excess(self, used: Sequence[float]) -> float:
+        """Return by how much rows are exceeded, in their units, summed: 0 where all are kept."""
+        total = 0.0
+        for amount, slack, unit in zip(used, self.slacks, self.units, strict=True):
+            if amount > slack and (amount - slack) / unit > _ROUNDING:
+                total += (amount - slack) / unit
+        return total
+
+    def change(self, used: Sequence[float], uses: Iterable[tuple[int, float]]) -> float:
+        """Return by how much the excess changes when amounts are added to rows."""
+        total = 0.0
+        added: dict[int, float] = {}
+        for row, amount in uses:
+            added[row] = added.get(row, 0.0) + amount
+        for row, amount in added.items():
+            before = max(0.0, used[row] - self.slacks[row])
+            total += (max(0.0, used[row] + amount - self.slacks[row]) - before) / self.units[row]
+        return total
+
+
+def _by_decision(index: Sequence[float], columns: Iterable[Sequence[float]]) -> list[Uses]:
+    """Return for each decision of an index the rows that count it."""
+    found: list[list[tuple[int, float]]] = [[] for _ in index]
+    for row, amounts in enumerate(columns):
+        for place, amount in enumerate(amounts):
+            if amount:
+                found[place].append((row, amount))
+    return [tuple(uses) for uses in found]
+
+
+def _unit(limit: LinearLimit) -> float:
+    amounts = [abs(amount) for column in limit.coefficients for amount in column if amount]
+    return max(abs(limit.slack), min(amounts, default=1.0))

@@ -1,0 +1,144 @@
+"""Own constraints in the heuristics: what may not be done is not done, what is wanted is placed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from instances import constrained, random_instance, seeded
+from oracle import optimum
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, operation
+from poetmodel.heuristics.greedy import construct
+from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
+from poetmodel.heuristics.own_rows import OwnRows
+from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
+from poetmodel.heuristics.penalties import PenalizedObjective, price
+from poetmodel.problem import Problem
+from poetmodel.schedule import simulate
+from poetmodel.solver.outcome import verify_schedule
+
+if TYPE_CHECKING:
+    from poetmodel.schedule import Simulation
+
+
+def tight_problem(rule: Any = None, **choices: Any) -> Problem:
+    """Return a chain that reads everything again at its end, within half of its keep-all peak."""
+    names = ("a", "b", "c", "d", "e", "f")
+    nodes = [operation("a", output_bytes=4)]
+    nodes += [operation(name, output_bytes=4, inputs=(before,)) for before, name in pairwise(names)]
+    nodes += [
+        operation(f"{name}'", output_bytes=1, inputs=(name,)) for name in reversed(names[:-1])
+    ]
+    graph = Graph(name="tight", nodes=tuple(nodes))
+    ones = [1] * len(nodes)
+    costs = Costs.from_arrays(
+        graph, compute_time_s=ones, compute_energy_j=ones,
+        page_in=[(1, 2)] * len(nodes), page_out=[(1, 2)] * len(nodes),
+    )  # fmt: skip
+    problem = Problem(graph, costs, ram=16, deadline_counts="compute", **choices)
+    return problem if rule is None else problem.subject_to(own=rule)
+
+
+def made_of(problem: Problem) -> Simulation:
+    """Return what the greedy schedule of a problem does."""
+    schedule = construct(problem)
+    assert schedule is not None
+    assert not verify_schedule(problem, schedule).violations
+    return simulate(problem.graph, problem.costs, schedule)
+
+
+def test_without_own_constraints_there_are_no_rows() -> None:
+    """And with an objective that pays for something there are."""
+    problem = tight_problem()
+    assert OwnRows.of(problem) is None
+    assert OwnRows.of(problem.minimizing(lambda v: v.energy_j)) is None
+    assert OwnRows.of(problem.minimizing(lambda v: v.energy_j - 3 * v.page_outs["a"])) is not None
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda v: v.recomputations["b"] <= 0,
+        lambda v: v.bytes_written <= 0,
+        lambda v: [v.recomputations[k] <= 1 for k in v.recomputations],
+        lambda v: sum(v.page_outs.values()) <= 1,
+        lambda v: sum(v.recomputations.values()) <= 2,
+        lambda v: v.compute_s <= 13,
+        lambda v: v.recomputations["b"] >= 2,
+        lambda v: v.page_ins["a"] >= 3,
+        lambda v: v.page_outs["f"] >= 1,
+        lambda v: v.recomputations["e'"] == 1,
+        lambda v: v.recomputations["a"] == v.recomputations["d"],
+        lambda v: v.bytes_written == 12,
+    ],
+)
+def test_the_greedy_schedule_keeps_rows_of_every_kind(rule: Any) -> None:
+    """Upper limits on one decision, on each, on sums; and what is wanted for its own sake."""
+    made_of(tight_problem(rule))
+
+
+def test_an_objective_that_pays_for_page_outs_gets_them() -> None:
+    """All of them, as they cost nothing else and need no RAM."""
+    problem = tight_problem().minimizing(
+        lambda v: v.recomputations["a"] - sum(v.page_outs.values())
+    )
+    assert len(made_of(problem).page_outs) == len(problem.graph.tensors)
+
+
+def test_rows_are_counted_as_the_simulator_counts_them() -> None:
+    """Whatever is added, dropped and taken back, what is used is what a verified schedule uses."""
+    for number in range(60):
+        rng = seeded(f"own rows/{number}")
+        problem = constrained(rng, random_instance(rng, (3, 6)))
+        objective = PenalizedObjective(problem)
+        if objective.rows is None:
+            continue
+        partial = objective.partial()
+        graph = problem.graph
+        for _ in range(20):
+            t = rng.randrange(len(graph.nodes))
+            i = rng.randrange(len(graph.tensors)) if graph.tensors else 0
+            made = Restoration(t, rng.randrange(t), recompute=True) if t else None
+            paged = Restoration(t, i, recompute=False) if graph.tensors else None
+            for one in (made, paged, Restoration.page_out(graph, i) if graph.tensors else None):
+                if one is None or (not one.recompute and one.stage < graph.node_of[one.item]):
+                    continue
+                mark = partial.mark()
+                partial.drop(one) if one in partial else partial.add(one)
+                if rng.random() < 0.3:
+                    partial.undo(mark)
+        for limit, used in zip(objective.rows.limits, partial.used, strict=True):
+            assert used == pytest.approx(price(limit.coefficients, partial), abs=1e-9)
+
+
+def test_greedy_and_search_return_only_what_keeps_all_rows_and_mostly_the_best() -> None:
+    """On random problems with own constraints, beside exhaustive search."""
+    found = best = feasible = 0
+    for number in range(60):
+        rng = seeded(f"own/{number}")
+        problem = constrained(rng, random_instance(rng, (3, 5)))
+        least = optimum(problem)
+        feasible += least is not None
+        search = LargeNeighbourhoodSearch(problem)
+        start = construct(problem)
+        if start is not None:
+            assert not verify_schedule(problem, start).violations
+            tidy = PartialSchedule.of(problem.graph, start, problem.wanted).schedule()
+            assert not verify_schedule(problem, tidy).violations
+        search.consider([])
+        for _ in range(30):
+            search.iterate()
+        schedule = search.schedule()
+        if schedule is None:
+            continue
+        assert least is not None
+        candidate = verify_schedule(problem, schedule)
+        assert not candidate.violations
+        assert candidate.value == pytest.approx(search.best.value)
+        found += 1
+        best += problem.objective.measured(candidate.simulation) <= least.value + 1e-9
+    assert found >= 0.9 * feasible
+    assert best >= 0.8 * found
