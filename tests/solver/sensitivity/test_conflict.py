@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyomo.environ as pyo
 import pytest
 
 from instances import constrained, random_instances, seeded
 from oracle import optimum
+from poetmodel.model import build
 from poetmodel.problem import Problem, TotalsConstraint
 from poetmodel.result import Status
 from poetmodel.solver import facade, solve
@@ -175,3 +177,12 @@ def test_conflicts_are_irreducible_and_nearest_limits_exact(
             assert optimum(limited(problem, remedy, nearer)) is None
     assert infeasible > 15
     assert checked > 5
+
+
+def test_rows_of_the_problem_stand_beside_those_added_to_its_model() -> None:
+    """The added constraint is blamed, the problem's own one takes part."""
+    model = build(with_rows(upper("wear", 3, bytes_written=1)))
+    model.mine = pyo.Constraint(expr=sum(model.R[t, 0] for t in range(1, 4)) <= 0)
+    found = explain_infeasible(solve(model), model=model)
+    assert found.constraints == ("mine",)
+    assert "constraint 'wear'" in found.limits
