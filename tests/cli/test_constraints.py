@@ -231,6 +231,9 @@ def test_a_method_that_breaks_a_row_ends_with_status_4(solve: Callable[..., Outc
     outcome = solve(strict, "--ram", "350", "--method", "lru-paging")
     assert (outcome.status, outcome.out) == (4, "")
     assert "lru-paging: its schedule breaks a limit: constraint 'wear': " in outcome.err
+    outcome = solve(strict, "--ram", "350", "--method", "paging-only")
+    assert outcome.status == 4
+    assert "the constraint 'wear' (at most 99)" in outcome.err
     document = solve(strict, "--ram", "404", "--method", "checkpoint-all", "--json").json
     assert document["problem"]["constraints"][0]["upper"] == 99
 
@@ -245,3 +248,23 @@ def test_limits_keep_the_rows(chain_file: Path, board_file: Path, tmp_path: Path
     assert found["ram"]["stated"]["value"] == 404
     lines = invoke("limits", *problem, "--no-recompute").out.splitlines()
     assert any("RAM, all limits" in line and "1 own constraint" in line for line in lines)
+
+
+def test_infeasible_rows_are_named_with_the_nearest_limit(solve: Callable[..., Outcome]) -> None:
+    """As hints on stderr and in JSON, exit 3; the limit that is said to work does."""
+    strict = WEAR.replace("0.1kB", "0.05kB")
+    outcome = solve(strict, "--ram", "350", "--no-recompute", "--json")
+    assert outcome.status == 3
+    first, *hints = outcome.err.splitlines()
+    assert "'wear' (at most 50)" in first
+    assert hints == [
+        "hint: constraint 'wear' cannot be kept together with the RAM budget and no recomputation",
+        "hint: feasible from 404 bytes of RAM, which 'g2' takes with x, h1, h2 and 2 more in RAM",
+        "hint: feasible with recomputation",
+        "hint: feasible with constraint 'wear' at most 100 bytes",
+    ]
+    told = outcome.json["infeasible"]
+    assert told["constraints"] == ["wear"]
+    assert told["limits"] == ["the RAM budget", "no recomputation"]
+    assert told["changes"][-1]["nearest"] == 100
+    assert solve(strict.replace("0.05kB", "100B"), "--ram", "350", "--no-recompute").status == 0
