@@ -301,9 +301,9 @@ def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
         fill -= peak - usable
         if fill <= 0:
             break
-    needs = f"; its schedule needs {peak:,} B" if peak > usable else ""
     raise MethodNotApplicableError(
-        f"it cannot keep within the {usable:,} B that tensors may use{needs}"
+        f"it cannot keep within the {usable:,} B that tensors may use; its schedule needs "
+        f"{peak:,} B"
     )
 
 
