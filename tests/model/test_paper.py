@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import random_instances
+from instances import (
+    random_instance,
+    random_instances,
+    random_schedule,
+    seeded,
+    with_random_rows,
+)
 from oracle import optimum
 from poetmodel.device import Costs, Device
 from poetmodel.errors import ModelError
@@ -450,3 +456,25 @@ def test_its_bound_is_never_reported() -> None:
             assert result.energy_j is not None
             assert result.energy_j >= best.value - 1e-9
     assert min(counts.values()) > 3, counts
+
+
+def test_its_schedules_keep_own_constraints() -> None:
+    """Totals are those of the graph itself, where it takes the outputs of a node as one."""
+    found = 0
+    for seed in range(80):
+        rng = seeded(f"paper-own/{seed}")
+        fixed = {"minimize": "energy", "deadline": False, "energy_budget": False, "on_aux": False}
+        problem = random_instance(rng, (3, 5), switches=False, aux_limit=False, **fixed)
+        schedule = random_schedule(rng, problem.graph)
+        problem = with_random_rows(rng, problem, schedule, objective=0.0)
+        result = solve(problem, formulation="paper", gap=0.0)
+        assert not [words for words in result.violations if words.startswith("constraint")], seed
+        found += result.schedule is not None
+    assert found > 20
+
+
+def test_it_states_no_objective_of_a_user_s_own() -> None:
+    """It minimizes energy."""
+    problem = skip_problem().minimizing(lambda v: v.bytes_written)
+    with pytest.raises(ModelError, match="minimizes energy only, not own"):
+        build(problem, "paper")

@@ -270,7 +270,7 @@ class _ModelSolve:
         schedule = read_schedule(self.model)
         candidate = verify_schedule(problem, schedule)
         if self.trimmed and not candidate.violations:
-            needed = PartialSchedule.of(problem.graph, schedule)
+            needed = PartialSchedule.of(problem.graph, schedule, problem.wanted)
             tidy = verify_schedule(problem, needed.schedule())
             if not tidy.violations and tidy.value <= candidate.value:
                 return tidy
