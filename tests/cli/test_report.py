@@ -10,7 +10,6 @@ import pytest
 
 from commands import Outcome, invoke
 from pages import read_page
-from poetmodel.report import page as module
 from poetmodel.report.presenter import look_up
 from report_steps import step_values
 from worked import skip_problem
@@ -197,7 +196,7 @@ def test_missing_extra_ends_with_a_sentence(
     schedule_file: Path, chain_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Status 2, and the name of the extra."""
-    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    monkeypatch.setattr("poetmodel.report.drawing.find_spec", lambda _: None)
     done = report(chain_file, tmp_path / "r.html", schedule_file)
     assert done.status == 2
     assert 'pip install "poetmodel[report]"' in done.err
