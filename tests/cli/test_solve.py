@@ -425,7 +425,7 @@ def test_interrupted_method_prints_its_object(
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("poetmodel.baselines.segments.chen_sqrt", interrupt)
+    monkeypatch.setattr("poetmodel.baselines.saved_sets.chen_sqrt", interrupt)
     outcome = solve("--method", "chen-sqrt", "--json")
     assert (outcome.status, outcome.json["status"]) == (4, "unknown")
     assert outcome.err == "error: interrupted before a schedule was found\n"

@@ -122,13 +122,9 @@ class _BeamSearch:
     def __init__(self, windows: TransferWindows, parameters: SearchParameters) -> None:
         self.windows, self.parameters = windows, parameters
         gaps = len(windows.nodes) + 1
-        self.due_in = [0] * gaps
+        self.due_in = _open_bits(gaps, ((x.last, x.last) for x in windows.page_ins))
         self.open_in = _open_bits(gaps, ((x.first, x.last) for x in windows.page_ins))
-        for e, into in enumerate(windows.page_ins):
-            self.due_in[into.last] |= 1 << e
-        self.due_out = [0] * gaps
-        for x, out in enumerate(windows.page_outs):
-            self.due_out[out.last] |= 1 << x
+        self.due_out = _open_bits(gaps, ((x.last, x.last) for x in windows.page_outs))
         self.open_out = _open_bits(gaps, ((x.first, gaps - 1) for x in windows.page_outs))
         self.unused = _open_bits(gaps, ((x.unused, gaps - 1) for x in windows.page_outs))
         self.estimates = _Estimates(windows, parameters.lookahead)

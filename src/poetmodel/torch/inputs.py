@@ -109,6 +109,13 @@ def _assigned(mapping: Any, values: dict[Any, Any]) -> Any:
 # -- what a model is called with, and what it returns ------------------------------------------
 
 
+def _signature(model: torch.nn.Module) -> inspect.Signature | None:
+    try:
+        return inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return None
+
+
 def takes_keywords(model: torch.nn.Module, given: Sequence[Any]) -> bool:
     """Return whether a model is to get the items of its only input, a mapping, by name.
 
@@ -117,10 +124,10 @@ def takes_keywords(model: torch.nn.Module, given: Sequence[Any]) -> bool:
     """
     if len(given) != 1 or not isinstance(given[0], Mapping):
         return False
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):
+    called = _signature(model)
+    if called is None:
         return False
+    parameters = called.parameters.values()
     keys, kinds = set(given[0]), {parameter.kind for parameter in parameters}
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if kinds <= {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}:
@@ -243,11 +250,8 @@ def input_faults(inputs: object) -> Iterator[str]:
 
 def _call_faults(model: torch.nn.Module, inputs: Sequence[Any], *, alone: bool) -> Iterator[str]:
     """Yield what is wrong where the model does not take as many inputs as it is to get."""
-    if model._forward_pre_hooks:  # noqa: SLF001 - they may change what the model gets
-        return
-    try:
-        called = inspect.signature(model.forward)
-    except (TypeError, ValueError):
+    called = _signature(model)
+    if called is None or model._forward_pre_hooks:  # noqa: SLF001 - they may change what it gets
         return
     given = inputs if alone else inputs[:-1]
     try:

@@ -1,0 +1,230 @@
+"""Methods that save tensors for the backward pass, and recompute the others once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import isqrt
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from poetmodel.baselines.engine import (
+    begin_of_backward,
+    droppable,
+    fitting,
+    last_forward_uses,
+    retain,
+)
+from poetmodel.graph import Phase, articulation_points
+from poetmodel.schedule import checkpoint_all
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    import networkx
+
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+    from poetmodel.schedule import Schedule
+
+THRESHOLDS: Final = 12
+"""Thresholds of the greedy method for each set of candidates."""
+SIZES: Final = 10
+"""Equal steps in which the knapsack of the minimum cut shrinks, from all tensors to none."""
+UNITS: Final = 1000
+"""Units into which that knapsack is divided."""
+
+
+def recompute_once(
+    graph: Graph, saved: Collection[int], groups: Collection[range] = ()
+) -> Schedule:
+    """Return the schedule that saves some tensors and recomputes the others when they are read.
+
+    Every node is recomputed at most once: what is recomputed, and what is saved, stays until
+    nothing more is computed from it. Groups are ranges of nodes that are recomputed together: when
+    one of their tensors is missing, all that will still be read are recomputed.
+    """
+    begin, last = begin_of_backward(graph), last_forward_uses(graph)
+    final = tuple(users[-1] if users else -1 for users in graph.users_of)
+    group_of = {k: group for group in groups for k in group}
+    stays = set(saved)
+
+    def keep(t: int, i: int) -> bool:
+        return i in stays or t < last[i] or t >= begin
+
+    def demand(t: int) -> Iterable[int]:
+        read = [group_of.get(graph.node_of[i]) for i in graph.inputs_of[t] if i not in stays]
+        for group in read if t >= begin else ():
+            for k in group or ():
+                yield from (i for i in graph.outputs_of[k] if final[i] >= t)
+
+    return retain(graph, keep, demand)
+
+
+# -- segments -------------------------------------------------------------------------------------
+
+
+def keep_all(problem: Problem) -> Schedule:
+    """Compute every node once and keep every tensor to its last use, whatever the budget is."""
+    return checkpoint_all(problem.graph)
+
+
+def chen_sqrt(problem: Problem) -> Schedule:
+    """Keep about the square root of the layers and recompute each segment between them once.
+
+    Of ``m`` candidates every ``ceil(sqrt(m))``-th is kept, all its outputs that are still read.
+    What follows the last of them is kept as well: the backward pass begins with it. Two sets of
+    candidates are tried: the articulation points of the forward pass (the paper's segments), and
+    all its nodes in their order, as if they were a chain (the linearized variant of Jain et al.,
+    2020). The quickest schedule that fits the budget wins. Samples, labels and what cannot be
+    recomputed are always kept.
+    """
+    return _quickest(problem, (_every_root(nodes) for nodes in _candidates(problem.graph)))
+
+
+def chen_greedy(problem: Problem) -> Schedule:
+    """Close a segment where its tensors exceed a threshold; take the quickest that fits the budget.
+
+    Algorithm 3 of the paper adds up the bytes of the outputs and, once they exceed the threshold,
+    keeps the next candidate and starts again from zero. Thresholds go from the largest tensor to
+    all bytes in equal ratios. Candidates as in `chen_sqrt`. It takes time in proportion to the
+    square of the number of nodes, for each threshold.
+    """
+    graph = problem.graph
+    plans = (
+        _above(graph, nodes, threshold)
+        for nodes in _candidates(graph)
+        for threshold in _thresholds(graph)
+    )
+    return _quickest(problem, plans)
+
+
+def _candidates(graph: Graph) -> tuple[Sequence[int], ...]:
+    """Return the nodes at which segments may end: cut points, and all nodes."""
+    own = {graph.node_of[i] for i in droppable(graph)}
+    points = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
+    chained = [k for k in range(begin_of_backward(graph)) if k in own]
+    return ([k for k in points if k in own], chained)
+
+
+def _every_root(nodes: Sequence[int]) -> list[int]:
+    width = isqrt(max(0, len(nodes) - 1)) + 1
+    return list(nodes[width - 1 :: width])
+
+
+def _thresholds(graph: Graph) -> Iterator[float]:
+    sizes = [graph.tensor_bytes[i] for i in droppable(graph)]
+    least, most = max(sizes, default=0), sum(sizes)
+    yield 0.0
+    if least:
+        ratio = (most / least) ** (1 / (THRESHOLDS - 1))
+        yield from (least * ratio**place for place in range(THRESHOLDS))
+
+
+def _above(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
+    """Return the candidates that close a segment."""
+    closing, ends = [], set(nodes)
+    gathered = 0
+    for k in range(begin_of_backward(graph)):
+        gathered += graph.nodes[k].output_bytes
+        if k in ends and gathered > threshold:
+            closing.append(k)
+            gathered = 0
+    return closing
+
+
+def _quickest(problem: Problem, plans: Iterable[Sequence[int]]) -> Schedule:
+    """Return the schedule with the least compute time of those that keep the budget."""
+    different = dict.fromkeys(map(tuple, plans))
+    schedules = (_segmented(problem.graph, ends) for ends in different)
+    fits = fitting(problem, schedules, "segments")
+    return min(fits, key=lambda found: found[1].compute_s or 0.0)[0]
+
+
+def _segmented(graph: Graph, ends: Sequence[int]) -> Schedule:
+    """Return the schedule that keeps the outputs of segment ends and of the last segment."""
+    starts = [0, *(k + 1 for k in ends), begin_of_backward(graph)]
+    groups = [range(*pair) for pair in pairwise(starts)]
+    saved = {i for k in (*ends, *groups[-1]) for i in graph.outputs_of[k]}
+    return recompute_once(graph, saved, groups)
+
+
+# -- a minimum cut --------------------------------------------------------------------------------
+
+
+def min_cut(problem: Problem) -> Schedule:
+    """Save a minimum cut of tensors for the backward pass and recompute the others once.
+
+    Two steps, as in PyTorch (``torch/_functorch/partitioners.py``). A knapsack chooses which nodes
+    must not run again: the most compute time for a number of bytes of their outputs. Then the
+    tensors of least size are saved that cut those nodes, as sources, from what the backward pass
+    reads. PyTorch chooses candidates by kinds of operators and counts all saved bytes. Here all
+    nodes of the forward pass are candidates, each with its time, and the knapsack shrinks by tenths
+    until the budget is kept. What is recomputed is computed when it is read first and stays until
+    its last use, so a small saved set need not mean a small peak.
+    """
+    graph = problem.graph
+    whole = sum(graph.tensor_bytes[i] for i in droppable(graph))
+    knapsacks = (_knapsack(problem, whole * n // SIZES) for n in range(SIZES, -1, -1))
+    schedules = (recompute_once(graph, saved_tensors(graph, once)) for once in knapsacks)
+    return next(fitting(problem, schedules, "saved sets"))[0]
+
+
+def saved_tensors(graph: Graph, once: Collection[int]) -> frozenset[int]:
+    """Return the tensors of least size that spare some nodes of the forward pass a second run.
+
+    All that the backward pass reads can be computed from these, from samples and from what cannot
+    be recomputed, without running a node of `once`.
+    """
+    import networkx
+
+    flow = _network(graph, once)
+    _, (near, _) = networkx.minimum_cut(flow, "source", "sink")
+    return frozenset(
+        i for i in droppable(graph) if ("computed", i) in near and ("read", i) not in near
+    )
+
+
+def _network(graph: Graph, once: Collection[int]) -> networkx.DiGraph[object]:
+    """Return the network whose cuts are the sets of tensors that may be saved.
+
+    Each tensor is an edge of its size, from being computed to being read. Edges that cannot be cut
+    have no capacity: from a node to its outputs, and from a tensor to the nodes that read it.
+    """
+    import networkx
+
+    flow: networkx.DiGraph[object] = networkx.DiGraph()
+    flow.add_nodes_from(("source", "sink"))
+    free, begin = droppable(graph), begin_of_backward(graph)
+    for k in once:
+        flow.add_edge("source", ("node", k))
+    for i in free:
+        flow.add_edge(("node", graph.node_of[i]), ("computed", i))
+        flow.add_edge(("computed", i), ("read", i), capacity=graph.tensor_bytes[i])
+        for k in graph.users_of[i]:
+            flow.add_edge(("read", i), "sink" if k >= begin else ("node", k))
+    return flow
+
+
+def _knapsack(problem: Problem, size_bytes: int) -> list[int]:
+    """Return the nodes of most compute time whose outputs fit a knapsack."""
+    graph, begin = problem.graph, begin_of_backward(problem.graph)
+    free = droppable(graph)
+    unit = max(1, -(-size_bytes // UNITS))
+    room = size_bytes // unit
+    nodes = [k for k in range(begin) if free.intersection(graph.outputs_of[k])]
+    best = np.zeros(room + 1)
+    taken = np.zeros((len(nodes), room + 1), dtype=bool)
+    weights = [-(-graph.nodes[k].output_bytes // unit) for k in nodes]
+    for place, (k, weight) in enumerate(zip(nodes, weights, strict=True)):
+        if weight > room:
+            continue
+        with_it = best[: room + 1 - weight] + problem.table.compute_time_s[k]
+        taken[place, weight:] = with_it > best[weight:]
+        best[weight:] = np.maximum(best[weight:], with_it)
+    chosen = []
+    for place in range(len(nodes) - 1, -1, -1):
+        if taken[place, room]:
+            chosen.append(nodes[place])
+            room -= weights[place]
+    return chosen
