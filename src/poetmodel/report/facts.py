@@ -70,7 +70,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         "binding": _binding(subject),
         "plan": _plan(subject),
         "decisions": _counts(subject),
-        "problem": None if stated is None else stated.model_dump(),
+        "problem": None if stated is None else _problem(stated),
         "device": _device(subject),
         "versions": _versions(subject),
         "commands": list(commands(subject)),
@@ -111,6 +111,14 @@ def _proof(subject: Subject) -> dict[str, Any]:
         "gap": gap,
         "requested_gap": None if problem is None else problem.gap,
         "objective": None if objective is None else objective.model_dump(exclude_unset=True),
+    }
+
+
+def _problem(stated: ProblemEntry) -> dict[str, Any]:
+    """Return the stated problem; own constraints and weights only where there are any."""
+    found = stated.model_dump()
+    return {
+        key: value for key, value in found.items() if value or key not in {"constraints", "weights"}
     }
 
 
@@ -203,8 +211,8 @@ def commands(subject: Subject) -> Iterator[str]:
     costs = [*_given("--device", device), *_given("--profile", sources.profile)]
     if stated is not None and subject.costs is not None:
         if stated.constraints or stated.minimize == OWN:
-            lines = shlex.join(["printf", r"%s\n", *_own_sums(stated)])
-            yield f"{lines} > {shlex.quote(_rows_file(sources))}"
+            lines = "\n".join(_own_sums(stated))
+            yield f"cat > {shlex.quote(_rows_file(sources))} <<'TOML'\n{lines}\nTOML"
         yield shlex.join(_solve(sources, stated, costs))
     verify = ["poetmodel", "verify", sources.schedule, "--graph", sources.graph]
     yield shlex.join([*verify, *sources.shape.options, *costs])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.problem.totals import in_words
 from poetmodel.report.presenter import (
     Fact,
     Parts,
@@ -70,6 +71,10 @@ def graph_rows(graph: Facts) -> Iterator[Fact]:
     yield row("sha256", graph["sha256"])
 
 
+def _weights(found: Mapping[str, float]) -> str:
+    return in_words(tuple(found.items()))
+
+
 FIRST_PARTS: Final = ("Verdict", "Certificate", "Memory", "Time", "Decisions")
 """Parts in the table of figures; the others are among the facts."""
 
@@ -87,6 +92,7 @@ _FIGURES: Final[dict[str, tuple[Row, ...]]] = {
         ("gap", "gap, of the overhead", share),
         ("requested_gap", "gap tolerance", share),
         ("objective.minimize", "minimized", str),
+        ("problem.weights", "own objective", _weights),
         ("problem.method", "method", str),
         ("problem.formulation", "formulation", str),
         ("problem.backend", "back end", str),
