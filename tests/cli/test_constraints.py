@@ -124,7 +124,7 @@ def test_verify_holds_a_file_to_its_rows(schedule_file: Path, chain_file: Path) 
     rewrite(schedule_file, upper=99)
     outcome = invoke(*command)
     assert outcome.status == 3
-    assert "constraint 'wear': 100 is above its limit, at most 99" in outcome.out
+    assert "constraint 'wear': 100 B is above its limit, at most 99 B" in outcome.out
 
 
 def test_without_costs_rows_of_times_and_energies_are_not_checked(
@@ -233,7 +233,7 @@ def test_a_method_that_breaks_a_row_ends_with_status_4(solve: Callable[..., Outc
     assert "lru-paging: its schedule breaks a limit: constraint 'wear': " in outcome.err
     outcome = solve(strict, "--ram", "350", "--method", "paging-only")
     assert outcome.status == 4
-    assert "the constraint 'wear' (at most 99)" in outcome.err
+    assert "the constraint 'wear' (at most 99 B)" in outcome.err
     document = solve(strict, "--ram", "404", "--method", "checkpoint-all", "--json").json
     assert document["problem"]["constraints"][0]["upper"] == 99
 
@@ -256,7 +256,7 @@ def test_infeasible_rows_are_named_with_the_nearest_limit(solve: Callable[..., O
     outcome = solve(strict, "--ram", "350", "--no-recompute", "--json")
     assert outcome.status == 3
     first, *hints = outcome.err.splitlines()
-    assert "'wear' (at most 50)" in first
+    assert "'wear' (at most 50 B)" in first
     assert hints == [
         "hint: constraint 'wear' cannot be kept together with the RAM budget and no recomputation",
         "hint: feasible from 404 bytes of RAM, which 'g2' takes with x, h1, h2 and 2 more in RAM",

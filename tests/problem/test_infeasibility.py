@@ -79,8 +79,8 @@ def test_limits_in_words() -> None:
         (
             lambda v: v.energy_j <= 9,
             {},
-            "constraint 'own', at most 9: schedules come to 10, as a single pass does, and never "
-            "to less",
+            "constraint 'own', at most 9 J: schedules come to 10 J, as a single pass does, and "
+            "never to less",
         ),
         (
             lambda v: v.page_ins["a"] >= 1,
@@ -113,6 +113,6 @@ def test_an_own_constraint_that_nothing_can_keep(
 def test_own_constraints_in_words() -> None:
     """Each by name with its limits; of many the first."""
     problem = skip_problem().subject_to(few=lambda v: v.bytes_written <= 8)
-    assert limits_in_words(problem).endswith("the constraint 'few' (at most 8)")
+    assert limits_in_words(problem).endswith("the constraint 'few' (at most 8 B)")
     many = problem.subject_to(each=lambda v: [v.page_ins[i] <= 1 for i in range(4)] * 2)
     assert limits_in_words(many).endswith("'each[3]' (at most 1) and 4 more")

@@ -111,10 +111,11 @@ def _constraints(problem: Problem) -> Iterator[str]:
         name, side = limit.index
         best = limit.baseline + rewards
         best, more, most = (best, "less", "least") if side == "upper" else (-best, "more", "most")
-        words = f"{best + 0.0:.9g} at {most}"
+        row, amount = stated[name], stated[name].amount(float(f"{best + 0.0:.9g}"))
+        words = f"{amount} at {most}"
         if rewards == 0:
-            words = f"{best + 0.0:.9g}, as a single pass does, and never to {more}"
-        yield f"constraint {name!r}, {stated[name].limits_in_words()}: schedules come to {words}"
+            words = f"{amount}, as a single pass does, and never to {more}"
+        yield f"constraint {name!r}, {row.limits_in_words()}: schedules come to {words}"
 
 
 def _possible(problem: Problem, limit: LinearLimit) -> Coefficients:

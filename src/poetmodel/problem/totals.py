@@ -123,8 +123,14 @@ class TotalsConstraint:
             limit = getattr(self, side)
             object.__setattr__(self, side, None if limit is None else whole(limit))
 
-    def limits_in_words(self, amount: Callable[[float], str] = "{:,}".format) -> str:
-        """Return its limits as a phrase: ``at most 3``; `amount` shows a number."""
+    def amount(self, value: float) -> str:
+        """Return a value of its sum with all digits, and its unit if it has one."""
+        unit = unit_of(self.terms).replace("bytes", "B")
+        return f"{whole(value):,} {unit}".rstrip()
+
+    def limits_in_words(self, amount: Callable[[float], str] | None = None) -> str:
+        """Return its limits as a phrase: ``at most 3``; `amount` shows a value."""
+        amount = self.amount if amount is None else amount
         if self.upper is not None and self.lower == self.upper:
             return f"exactly {amount(self.upper)}"
         parts = [

@@ -187,8 +187,8 @@ def _constraints(problem: Problem, simulation: Simulation) -> Iterator[str]:
     for each in constraint_values(problem, simulation):
         if each.broken:
             yield (
-                f"constraint {each.row.name!r}: {each.value:,} is {each.broken} its limit, "
-                f"{each.row.limits_in_words()}"
+                f"constraint {each.row.name!r}: {each.row.amount(each.value)} is {each.broken} "
+                f"its limit, {each.row.limits_in_words()}"
             )
 
 
