@@ -416,11 +416,17 @@ def _random_rule(
     """Draw the rows of one rule."""
     done = simulate(problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts)
     kind = rng.choice(("named", "each", "sum", "pair", "bytes", "figure", "mixed", "mixed"))
-    sums = [_random_terms(rng, problem, kind)]
+    used = [
+        key
+        for count in _COUNTS
+        for key in _keys(problem, count)
+        if done.total(problem.graph, ((key, 1),))
+    ]
+    sums = [_random_terms(rng, problem, kind, used)]
     if kind == "each":
         sums = [((key, 1),) for key in _keys(problem, rng.choice(_COUNTS))]
     sides = rng.choice(("upper", "upper", "lower", "both", "range"))
-    tighter = rng.choice((0, 0, 0, 1, 1, -1))
+    tighter = rng.choice((0, 0, 1, 1, -1))
     share = rng.choice((1.0, 1.0, 0.75, 0.5))
     found = []
     for place, terms in enumerate(sums):
@@ -428,7 +434,7 @@ def _random_rule(
         if kind in ("bytes", "figure"):
             single = {"energy_j": problem.baseline_energy_j, "compute_s": problem.pass_time_s}
             paid = single.get(terms[0][0], 0)
-            value = paid + int((value - paid) * share)
+            value = paid + int((value - paid) * share) if share < 1.0 else value
         least, most = value + max(0, tighter), value - tighter
         if kind in ("named", "each", "sum"):
             most = max(0, most)  # no count is negative
@@ -455,21 +461,23 @@ def _keys(problem: Problem, count: str) -> list[str]:
     return [f"{count}:{name}" for name in index]
 
 
-def _random_terms(rng: random.Random, problem: Problem, kind: str) -> Terms:
-    """Draw the sum of one row."""
+def _random_terms(rng: random.Random, problem: Problem, kind: str, used: list[str]) -> Terms:
+    """Draw the sum of one row, more often of what a schedule uses."""
     counts = [key for count in _COUNTS for key in _keys(problem, count)]
     if kind == "named":
-        return ((rng.choice(counts), 1),)
+        return ((rng.choice(used if used and rng.random() < 0.6 else counts), 1),)
     if kind == "sum":
         return tuple((key, 1) for key in _keys(problem, rng.choice(_COUNTS)))
     if kind == "pair":
-        one, other = rng.sample(counts, 2)
+        one = rng.choice(used or counts)
+        other = rng.choice([key for key in counts if key != one])
         return ((one, 1), (other, -1))
     if kind == "bytes":
         return ((rng.choice(("bytes_written", "bytes_read")), 1),)
     if kind == "figure":
         return ((rng.choice(_FIGURES), 1),)
-    keys = rng.sample(counts, min(len(counts), rng.randint(1, 5)))
+    keys = rng.sample(counts, min(len(counts), rng.randint(1, 4)))
+    keys = list(dict.fromkeys([*keys, *rng.sample(used, min(len(used), 2))]))
     keys += rng.sample((*_FIGURES, "bytes_written", "bytes_read"), rng.choice((0, 0, 1, 2)))
     weights = rng.choice(((1, 2, 3), (-2, -1, 1, 2, 3), (0.5, 1.5, -0.25, 2)))
     return tuple((key, rng.choice(weights)) for key in keys)
@@ -478,7 +486,7 @@ def _random_terms(rng: random.Random, problem: Problem, kind: str) -> Terms:
 def _random_objective(rng: random.Random, problem: Problem) -> Terms:
     """Draw an own objective: weighed energy, wear and time, counts, or rewards among them."""
     counts = [key for count in _COUNTS for key in _keys(problem, count)]
-    kind = rng.choice(("weighed", "counts", "rewards"))
+    kind = rng.choice(("weighed", "counts", "rewards", "rewards"))
     if kind == "weighed":
         figures = rng.sample((*_FIGURES, "bytes_written", "bytes_read"), rng.randint(1, 4))
         return tuple((key, rng.choice((1, 2, 0.25))) for key in figures)
@@ -536,6 +544,59 @@ def scaled_instance(rng: random.Random, n: Range = (3, 5)) -> Problem:
             limits[name] = False
     minimize = rng.choice(("energy", "time", "ram", "writes"))
     return Problem(graph, costs, ram=problem.ram_budget_bytes, minimize=minimize, **limits)
+
+
+def scaled_and_constrained(rng: random.Random, n: Range = (3, 5)) -> Problem:
+    """Make a problem of `scaled_instance` with own constraints, to a byte or to a millionth.
+
+    Coefficients are up to a thousand million times each other, and sums of both signs nearly
+    cancel.
+    """
+    problem = scaled_instance(rng, n)
+    best = optimum(problem)
+    if best is not None and rng.random() < 0.5:
+        rewarded = _random_objective(rng, problem)
+        best = optimum(replace(problem, minimize=OWN, own_objective=rewarded))
+    schedule = (
+        best.schedule
+        if best is not None
+        else random_schedule(
+            rng, problem.graph, recompute=problem.recompute, paging=problem.can_page
+        )
+    )
+    done = simulate(problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts)
+    rows = []
+    for number in range(rng.randint(1, 3)):
+        terms, exact = _scaled_terms(rng, problem)
+        value = done.total(problem.graph, terms)
+        near = rng.choice((1.0, 1.0, 1.0, 1.0 - 1e-6, 1.0 + 1e-6, 1.1))
+        at = value + rng.choice((-1, 0, 0, 1)) if exact else value * near
+        sides = rng.choice(((None, at), (None, at), (at, None), (at, at)))
+        rows.append(
+            TotalsConstraint(name=f"own{number}", terms=terms, lower=sides[0], upper=sides[1])
+        )
+    changed = replace(problem, constraints=tuple(rows))
+    if rng.random() < 0.3:
+        terms, _ = _scaled_terms(rng, problem)
+        changed = replace(changed, minimize=OWN, own_objective=terms)
+    return changed
+
+
+def _scaled_terms(rng: random.Random, problem: Problem) -> tuple[Terms, bool]:
+    """Draw a sum of totals at any scale, and say whether it is whole."""
+    kind = rng.choice(("bytes", "bytes", "counts", "counts", "figure", "figure", "both"))
+    if kind == "bytes":
+        moved = rng.choice((("bytes_written",), ("bytes_read",), ("bytes_written", "bytes_read")))
+        return tuple((key, rng.choice((1, 1, 3, -1))) for key in moved), True
+    if kind == "counts":
+        counts = [key for count in _COUNTS for key in _keys(problem, count)]
+        weights = rng.choice(((1, 10**9), (1, 7, 2**40), (1, -1, 10**9, -(10**9)), (3, 2**50)))
+        chosen = rng.sample(counts, min(len(counts), rng.randint(2, 6)))
+        return tuple((key, rng.choice(weights)) for key in chosen), True
+    if kind == "figure":
+        return ((rng.choice(_FIGURES), rng.choice((1, 0.1, 1e-9, 1e6))),), False
+    share = problem.baseline_energy_j / max(1, sum(problem.graph.tensor_bytes))
+    return (("energy_j", 1), ("bytes_written", share or 1.0)), False
 
 
 def _with_sizes(graph: Graph, rng: random.Random) -> Graph:

@@ -73,7 +73,7 @@ def constraint_values(problem: Problem, simulation: Simulation) -> tuple[Constra
     found = []
     for row in problem.constraints:
         value = simulation.total(problem.graph, row.terms)
-        slack = 0.0
+        slack: float = 0  # an int: large bytes stay exact
         if not isinstance(value, int):
             parts = [simulation.total(problem.graph, (term,)) for term in row.terms]
             slack = RELATIVE_TOLERANCE * max(map(abs, (row.lower or 0, row.upper or 0, *parts)))

@@ -1,0 +1,173 @@
+"""Own constraints and objectives against exhaustive search: every way to an answer, every solver.
+
+What a result claims must hold: its schedule keeps the rows, is the best there is, no bound is above
+the optimum, and "infeasible" is said only where the search finds nothing. Every instance has its
+seed in its name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from oracle import optimum
+from own_rows import WAYS, answer, faults, own_rows_problem
+from poetmodel.backends.registry import backend
+from poetmodel.errors import ModelError
+from poetmodel.problem import OWN
+from poetmodel.schedule import verify
+
+BACKENDS: Final = tuple(
+    pytest.param(name, marks=pytest.mark.skipif(not backend(name).available(), reason="missing"))
+    for name in ("highs", "scip", "gurobi")
+)
+QUICK, BATCH, ALL = 60, 100, 6
+"""Instances of the quick sample; of each slow test; and how many of those each way."""
+
+
+def seeds(number: int, count: int, kind: str = "own") -> list[str]:
+    """Return the seeds of one batch."""
+    return [f"{kind}/{number}/{i}" for i in range(count)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_own_rows_are_exact(way: str) -> None:
+    """Sixty instances each way."""
+    assert not faults(seeds(0, QUICK), way)
+
+
+@pytest.mark.parametrize("name", BACKENDS[1:])
+@pytest.mark.parametrize("way", ["lazy", "compact"])
+def test_own_rows_are_exact_by_other_solvers(way: str, name: str) -> None:
+    """Thirty of them by each."""
+    assert not faults(seeds(0, QUICK // 2), way, backend=name)
+
+
+@pytest.mark.parametrize("way", ["lazy", "compact"])
+def test_a_wide_gap_promises_no_more_than_it_says(way: str) -> None:
+    """At a gap of one half the value is that near, and bounds on the way are below the optimum."""
+    assert not faults(seeds(1, QUICK // 2), way, gap=0.5)
+
+
+def test_two_threads_change_no_answer() -> None:
+    """Searching for schedules beside the proof."""
+    assert not faults(seeds(2, 6), "lazy", threads=2)
+
+
+def test_no_time_is_no_excuse() -> None:
+    """What is said after a fraction of the time is true as well."""
+    assert not faults(seeds(3, QUICK // 3), "lazy", time_limit=0.02)
+    assert not faults(seeds(3, QUICK // 3), "compact", time_limit=0.02)
+
+
+def test_schedules_of_the_paper_keep_own_rows() -> None:
+    """Its memory is another one, but whatever it finds keeps the rows."""
+    stated = {"minimize": "energy", "deadline_counts": "compute", "recompute": True, "paging": True}
+    limits = {"aux_bytes": None, "energy_budget": None}
+    checked = 0
+    for seed in seeds(4, 2 * QUICK):
+        problem = own_rows_problem(seed, **stated, **limits)
+        try:
+            result = answer(problem, "paper", gap=0.0)
+        except ModelError:  # it cannot state every problem
+            continue
+        if result.schedule is None:
+            continue
+        found = verify(problem, result.schedule)
+        assert found.violations == result.violations
+        assert not [said for said in found.violations if said.startswith("constraint")], seed
+        best = optimum(problem)
+        if not found.violations:
+            assert best is not None, seed
+            assert problem.objective.measured(found.simulation) >= best.value - 1e-6, seed
+        checked += 1
+    assert checked > 10
+
+
+# -- more of them ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(10, 10 + ALL))
+@pytest.mark.parametrize("way", WAYS)
+def test_own_rows_are_exact_on_more(way: str, number: int) -> None:
+    """Six hundred more each way, 3,000 in all."""
+    assert not faults(seeds(number, BATCH), way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BACKENDS[1:])
+@pytest.mark.parametrize("way", ["lazy", "compact"])
+def test_own_rows_are_exact_by_other_solvers_on_more(way: str, name: str) -> None:
+    """Two hundred more by each."""
+    assert not faults(seeds(20, 2 * BATCH), way, backend=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["lazy", "compact"])
+def test_wide_gaps_and_short_times_promise_no_more_on_more(way: str) -> None:
+    """A hundred each, with a gap of one half, with one of a tenth, and with hardly any time."""
+    assert not faults(seeds(21, BATCH), way, gap=0.5)
+    assert not faults(seeds(22, BATCH), way, gap=0.1)
+    assert not faults(seeds(23, BATCH), way, time_limit=0.05)
+
+
+@pytest.mark.slow
+def test_two_threads_change_no_answer_on_more() -> None:
+    """Forty."""
+    assert not faults(seeds(24, 40), "lazy", threads=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["lazy", "compact"])
+def test_own_rows_are_exact_on_six_nodes(way: str) -> None:
+    """A few beyond what the other tests can afford."""
+    assert not faults(seeds(25, 40), way, lambda seed: own_rows_problem(seed, 6))
+
+
+# -- what the instances cover --------------------------------------------------------------------
+
+
+def test_instances_cover_every_kind_of_row() -> None:
+    """The seeds of the quick run reach each many times, and rows decide what is best."""
+    seen: Counter[str] = Counter()
+    for seed in [*seeds(0, QUICK), *seeds(10, BATCH)]:
+        problem = own_rows_problem(seed)
+        nodes, rows = problem.graph.nodes, problem.constraints
+        best = optimum(problem)
+        plain = "energy" if problem.minimize == OWN else problem.minimize
+        free = optimum(replace(problem, constraints=(), own_objective=(), minimize=plain))
+        same = problem.minimize != OWN and best is not None and free is not None
+        keys = [key for row in rows for key, _ in row.terms]
+        weights = [weight for row in rows for _, weight in row.terms]
+        seen.update(
+            {
+                f"minimize {problem.minimize}": True,
+                "infeasible for its rows": best is None and free is not None,
+                "rows cost": same and best.value > free.value + 1e-6,
+                "rewards": any(weight < 0 for _, weight in problem.own_objective),
+                "lower limit": any(row.upper is None for row in rows),
+                "upper limit": any(row.lower is None for row in rows),
+                "equal": any(row.lower == row.upper for row in rows),
+                "range": any(None not in (row.lower, row.upper) for row in rows),
+                "negative": any(weight < 0 for weight in weights),
+                "several": len(rows) > 2,
+                "counts": any(":" in key for key in keys),
+                "bytes": any(key.startswith("bytes") for key in keys),
+                "figures": any(key in ("energy_j", "compute_s", "transfer_s") for key in keys),
+                "waste": best is not None
+                and {i for _, i in best.schedule.M_out} > {i for _, i in best.schedule.M_in},
+                f"deadline {problem.deadline_counts}": problem.deadline_s is not None,
+                "storage limit": problem.aux_limit_bytes is not None and problem.can_page,
+                "no paging": not problem.paging,
+                "no recomputation": not problem.recompute,
+                "on storage": any(node.on_aux for node in nodes),
+                "two outputs": any(len(node.outputs) > 1 for node in nodes),
+                "zero bytes": 0 in problem.graph.tensor_bytes,
+            }
+        )
+    assert len(seen) == 26
+    assert min(seen.values()) >= 8, seen
