@@ -156,6 +156,13 @@ ROWS: dict[str, tuple[Problem, list[Row]]] = {
     "hardly anything is wanted": (TIGHT, [({"page_ins:c": 1e-12}, 1e-12, None)]),
     "very much is allowed": (TIGHT, [({"page_ins:a": 1e15}, 2e15, 2e15)]),
     "very much is a little too much": (TIGHT, [({"page_ins:a": 1e15}, 1.5e15, 1.75e15)]),
+    "one, or very many": (TIGHT, [({"page_ins:a": 2**40, "page_outs:d": 1}, 1, 1)]),
+    "two, or very much": (
+        ROOMY, [({"recomputations:a": 1.0, "page_ins:a": 1e20, "page_outs:b": 7e19}, 2.0, 2.0)]
+    ),
+    "two, or more than that": (
+        ROOMY, [({"recomputations:a": 1.0, "page_ins:a": 1e20, "page_outs:b": 7e19}, 2.0, None)]
+    ),
     "far below": (TIGHT, [({"page_ins:a": 1}, -1e18, 1e18)]),
 }  # fmt: skip
 """Rows by what they say."""

@@ -12,6 +12,7 @@ from poetmodel.model.formulation import AFTER_VARIABLES, Component
 from poetmodel.model.linear import (
     ExactLimit,
     Term,
+    as_needed,
     impossible,
     linear,
     merged,
@@ -202,5 +203,5 @@ def _limit_row(
 
     Nothing satisfies one that is exceeded even by what takes off the most.
     """
-    limit = ExactLimit(m.decisions.terms(coefficients), slack)
+    limit = as_needed(ExactLimit(m.decisions.terms(coefficients), slack))
     return impossible(m) if limit.room < 0 else stated_limit(m, name, index, limit)

@@ -131,8 +131,10 @@ def _exactly(form: StandardForm, row: int, allowance: float) -> tuple[list[_Lite
         if j is not None:
             literals.append(_Literal(j, abs(value), 1 if value > 0 else -1))
             limit -= min(value, 0)
-        elif variable.value:  # fixed
-            limit -= value
+        elif variable.fixed:
+            limit -= value * round(variable.value)
+        else:  # in no row, for it is too small there
+            limit -= min(value, 0)
     if not isinstance(limit, int):
         limit += allowance * abs(limit)
     return literals, limit
