@@ -211,7 +211,7 @@ def test_rows_at_the_edge(way: str, what: str) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS[1:])
-@pytest.mark.parametrize("way", ["lazy", "compact"])
+@pytest.mark.parametrize("way", ["lazy", pytest.param("compact", marks=pytest.mark.slow)])
 def test_rows_at_the_edge_by_other_solvers(way: str, name: str) -> None:
     """The same rows."""
     wrong = {what: found_wrong(with_rows(*rows), way, name) for what, rows in ROWS.items()}
