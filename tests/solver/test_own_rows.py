@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+import poetmodel as pm
 from oracle import optimum
 from own_rows import WAYS, answer, faults, own_rows_problem
 from poetmodel.backends.registry import backend
@@ -171,3 +172,15 @@ def test_instances_cover_every_kind_of_row() -> None:
         )
     assert len(seen) == 26
     assert min(seen.values()) >= 8, seen
+
+
+def test_equal_blocks_of_a_network_are_proved() -> None:
+    """Recomputations that only equality wants fit into few stages: those are found in the end."""
+    graph = pm.zoo.mlp(hidden=(512,) * 4, batch_size=64)
+    costs = pm.Costs.estimate(graph, pm.Device.load("nrf52840"))
+    problem = pm.Problem(graph, costs, ram="65%", deadline="250%").subject_to(
+        blocks=lambda v: [v.recomputations[f"relu{b}"] == v.recomputations["relu2"] for b in (3, 4)]
+    )
+    result = pm.solve(problem)
+    assert result.status == "optimal"
+    assert result.overhead_j == pytest.approx(0.171157305696, rel=1e-4)

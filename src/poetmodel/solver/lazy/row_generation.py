@@ -68,7 +68,7 @@ class RowGeneration:
             if raw.x is None:
                 self.policy.solves_again()
             else:
-                proved = raw.status == SolverStatus.OPTIMAL
+                proved = raw.status in (SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP)
                 relaxation = self._follow(relaxation, raw.x, proved=proved, before=before)
         return False
 
@@ -154,7 +154,7 @@ class RowGeneration:
     ) -> Relaxation:
         """Make a schedule of an answer, or cut off what it breaks; return what to solve next.
 
-        `proved` says whether it is the best one, `before` what was known before the solve.
+        `proved` says whether no better one is of use, `before` what was known before the solve.
         """
         session = self.session
         rows, steps = examine(session, relaxation, x)
