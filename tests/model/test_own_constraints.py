@@ -102,6 +102,16 @@ def test_what_lies_on_storage_can_be_paged_out_where_that_is_wanted() -> None:
     assert result.overhead_j == best(problem).overhead_j + 1
 
 
+def test_what_lies_on_storage_comes_in_without_a_page_out_that_may_be_wanted() -> None:
+    """No cut of ``lazy`` takes the page-out of such a tensor for what its page-ins need."""
+    graph = skip_graph(on_aux=True)
+    costs = even_costs(graph, page_out=(1e9, 1e9))
+    problem = Problem(graph, costs, ram=13).subject_to(
+        there=lambda v: v.page_ins["a"] >= 3, any=lambda v: v.bytes_written >= 0
+    )
+    assert solve(problem, gap=0.0).overhead_j == best(problem).overhead_j == 3
+
+
 def test_a_tensor_goes_out_once_however_much_that_is_rewarded() -> None:
     """Totals count a page-out once; a schedule with more is not valid for such a problem."""
     problem = skip_problem().minimizing(lambda v: -v.page_outs["b"])

@@ -129,6 +129,12 @@ class Relaxation:
         return self.columns_of(self.model.paged_out)
 
     @cached_property
+    def needed_page_out(self) -> dict[int, int]:
+        """Column of ``paged_out[i]`` where page-ins need it: not what lies on storage anyway."""
+        nodes, node_of = self.problem.graph.nodes, self.problem.graph.node_of
+        return {i: at for i, at in self.paged_out.items() if not nodes[node_of[i]].on_aux}
+
+    @cached_property
     def recomputed_beside(self) -> dict[int, int]:
         """Column of ``recomputed_beside[k]``."""
         return self.columns_of(self.model.recomputed_beside)

@@ -95,7 +95,7 @@ class IntervalSeparator:
             if group_of[node_of[i]] >= first:
                 return
             right -= self._add_entering(i, first, terms)
-            out = relaxation.paged_out.get(i)
+            out = relaxation.needed_page_out.get(i)
             if by_page_out and out is not None:
                 _add(terms, out)
             else:
@@ -212,7 +212,7 @@ class _FractionalPoint:
             for i in graph.outputs_of[k]:
                 value = self.enter[i, 1:last].copy()
                 pages = self.page_sum[i, last + 1] - self.page_sum[i, 1:last]
-                out = self.relaxation.paged_out.get(i)
+                out = self.relaxation.needed_page_out.get(i)
                 value += pages if out is None else np.minimum(pages, x[out])
                 if self.events.recompute[k]:
                     if again is None:
@@ -248,7 +248,7 @@ class _FractionalPoint:
         while True:
             k = self.graph.node_of[i]
             pages = float(self.page_sum[i, last + 1] - self.page_sum[i, first])
-            out = self.relaxation.paged_out.get(i)
+            out = self.relaxation.needed_page_out.get(i)
             chain.append((i, out is not None and self.x[out] < pages))
             if self.group_of[k] >= first or not self.events.recompute[k]:
                 return tuple(chain), False
@@ -271,7 +271,7 @@ class _FractionalPoint:
             return 1.0
         value = float(self.enter[i, first])
         pages = float(self.page_sum[i, last + 1] - self.page_sum[i, first])
-        out = self.relaxation.paged_out.get(i)
+        out = self.relaxation.needed_page_out.get(i)
         value += pages if out is None else min(pages, float(self.x[out]))
         if self.events.recompute[k]:
             again = float(self.again_sum[k, last + 1] - self.again_sum[k, first])
