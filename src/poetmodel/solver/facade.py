@@ -293,8 +293,11 @@ def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outc
     found, wants = before.candidate, any(any(column) for column in problem.wanted)
     if before.termination != Termination.STALLED or not wants or request.remaining_s() <= 0:
         return before
+    from poetmodel.model.building import estimated_build_s
     from poetmodel.solver.monolithic import build_and_solve
 
+    if estimated_build_s(problem, "compact") > request.remaining_s():
+        return before
     within = request if found is None else _never_behind(request, found, before.bound)
     try:
         after = build_and_solve(problem, within, "compact", start=found)
