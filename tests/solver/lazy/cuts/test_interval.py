@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pytest
 
-from instances import seeded
+from instances import random_schedule, seeded, with_random_rows
 from lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
 from oracle import optimum
 from poetmodel.backends.protocol import Limits
@@ -193,14 +193,21 @@ class Separated(NamedTuple):
     cuts: list[tuple[Cut, NDArray[np.float64]]]
 
 
-def separated(count: int, kind: str, n: tuple[int, int]) -> Iterator[Separated]:
-    """Yield random relaxations with cuts made for random points.
+def separated(
+    count: int, kind: str, n: tuple[int, int], *, own: bool = False
+) -> Iterator[Separated]:
+    """Yield random relaxations with cuts made for random points; with `own` constraints or not.
 
     No row need hold at such a point: a cut is valid for a grouping, whichever point asks for it.
     """
     for number in range(count):
         seed = f"cuts-{kind}/{number}"
         problem = scarce_problem(seed, n)
+        if own:
+            rng = seeded(f"own constraints of {seed}")
+            choices = {"recompute": problem.recompute, "paging": problem.can_page}
+            schedule = random_schedule(rng, problem.graph, **choices)
+            problem = with_random_rows(rng, problem, schedule)
         if obstacle(problem) is not None:
             continue
         rng = seeded(f"rows of {seed}")
@@ -254,10 +261,10 @@ def test_no_more_cuts_come_at_once_than_may_be() -> None:
     assert max(activity(cut, x) for cut in few) <= worst[3] + CLOSE
 
 
-def check_validity(count: int, kind: str, n: tuple[int, int]) -> Counter[str]:
+def check_validity(count: int, kind: str, n: tuple[int, int], *, own: bool = False) -> Counter[str]:
     """Hold cuts, in finer groups too, against 0/1 points; return what there was."""
     seen: Counter[str] = Counter()
-    for seed, relaxation, found in separated(count, kind, n):
+    for seed, relaxation, found in separated(count, kind, n, own=own):
         rng = seeded(f"points of {seed}")
         points = list(whole_points(rng, relaxation, 5))
         more = random_rows(rng, relaxation.problem, 0.4)
@@ -285,6 +292,13 @@ def test_every_point_of_a_relaxation_keeps_its_cuts() -> None:
     assert seen["cuts"] > 300
     assert seen["tight"] > 0.5 * seen["cuts"]  # none could be any stronger
     assert min(seen.values()) > 20, seen
+
+
+def test_cuts_hold_for_own_constraints_and_what_they_want() -> None:
+    """A page-out, a page-in or a recomputation that serves nothing else cuts nothing off."""
+    seen = check_validity(40, "own", (5, 8), own=True)
+    assert seen["cuts"] > 300
+    assert seen["tight"] > 0.5 * seen["cuts"]
 
 
 @pytest.mark.slow
