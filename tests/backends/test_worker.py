@@ -55,6 +55,15 @@ def test_outside_the_main_thread() -> None:
     assert results == [7]
 
 
+def test_a_solve_that_ends_too_late_is_left_behind() -> None:
+    """It is told to stop, and nobody waits for it."""
+    stop, over = threading.Event(), threading.Event()
+    with pytest.raises(TimeLimitError):
+        run_interruptibly(over.wait, stop, most_s=0.0)
+    assert stop.is_set()
+    over.set()
+
+
 def test_time_limit_holds_in_the_thread() -> None:
     """A limit that is open where the solve is started ends the solve."""
     with time_limit(-1), pytest.raises(TimeLimitError):

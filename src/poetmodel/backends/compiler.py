@@ -65,8 +65,11 @@ def compile_model(model: Any) -> StandardForm:
             np.zeros((1, 0)), [], row_lower=1.0, sense=sense, rows=(rows.contradiction,)
         )
         return replace(form, model=model)
+    check_time_limit()
     matrix, costs, columns = rows.arrays()
+    check_time_limit()
     _check_columns(columns, model)
+    check_time_limit()
     bounds = [variable.bounds for variable in columns]
     form = StandardForm.from_arrays(
         matrix,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from concurrent.futures import Future, wait
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Final, TypeVar
+
+from poetmodel.errors import TimeLimitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,12 +21,15 @@ _POLL_S: Final = 0.1
 """How long Ctrl-C may go unnoticed [s]."""
 
 
-def run_interruptibly(solve: Callable[[], T], stop: threading.Event) -> T:
+def run_interruptibly(
+    solve: Callable[[], T], stop: threading.Event, *, most_s: float | None = None
+) -> T:
     """Run a solve in a thread of its own and return what it returns.
 
     The first Ctrl-C sets `stop`, soon after which the solve must end; what it has by then is
     returned. A second Ctrl-C, or one before the solve has begun, is raised; the solver is left
-    behind to notice `stop` by itself.
+    behind to notice `stop` by itself. So it is where it has not ended after `most_s`, and
+    `TimeLimitError` is raised: some solvers look at no clock for a while.
 
     Notes
     -----
@@ -39,21 +46,25 @@ def run_interruptibly(solve: Callable[[], T], stop: threading.Event) -> T:
             future.set_exception(error)
 
     thread = threading.Thread(target=work, name="poetmodel-solve", daemon=True)
+    until_s = math.inf if most_s is None else time.monotonic() + most_s
     try:
         thread.start()
-        _wait(future)
+        _wait(future, until_s)
     except KeyboardInterrupt:
         stop.set()
         if not (thread.is_alive() or future.done()):  # Ctrl-C came before the thread did
             raise
-        _wait(future)
+        _wait(future, until_s)
+    if not future.done():
+        stop.set()
+        raise TimeLimitError("the solver has not ended in time")
     return future.result()
 
 
-def _wait(future: Future[T]) -> None:
+def _wait(future: Future[T], until_s: float) -> None:
     """Wait, and keep Ctrl-C: Gurobi takes it over for a solve, and prints where JSON should be."""
     handler = signal.getsignal(signal.SIGINT)
     mine = handler is not None and threading.current_thread() is threading.main_thread()
-    while not wait([future], _POLL_S).done:
+    while not wait([future], _POLL_S).done and time.monotonic() < until_s:
         if mine:
             signal.signal(signal.SIGINT, handler)

@@ -9,18 +9,19 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyomo.core as pyo
 
 from poetmodel.model.compact import FROM_STORAGE, INPUTS, KEEPING, STORAGE, VARIABLES, state_once
 from poetmodel.model.events import find_events
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
+from poetmodel.model.linear import ExactLimit, entry, impossible, stated_limit
 from poetmodel.model.memory import StepView, state_memory
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
@@ -40,6 +41,10 @@ class Grouping:
     """Stages `q` whose row ``(q, q)`` is enforced."""
     step_rows: frozenset[tuple[int, int]] = frozenset()
     """Steps ``(t, k)``, ``k < t``, whose rows are enforced."""
+    own_rows: frozenset[int] = frozenset()
+    """Rows of the problem over stages that are enforced, by position."""
+    own_cuts: frozenset[int] = frozenset()
+    """Stages after which groups end for their sake."""
 
     @cached_property
     def step_stages(self) -> frozenset[int]:
@@ -50,6 +55,7 @@ class Grouping:
     def group_of(self) -> tuple[int, ...]:
         """For each stage its group."""
         cuts = self.stage_rows | self.step_stages | {t - 1 for t in self.step_stages}
+        cuts |= self.own_cuts
         return tuple(accumulate((t in cuts for t in range(self.n_stages - 1)), initial=0))
 
     @cached_property
@@ -92,13 +98,19 @@ class Grouping:
         return own == end - begin
 
     def add(
-        self, stage_rows: Sequence[int] = (), step_rows: Sequence[tuple[int, int]] = ()
+        self,
+        stage_rows: Sequence[int] = (),
+        step_rows: Sequence[tuple[int, int]] = (),
+        own: Mapping[int, frozenset[int]] | None = None,
     ) -> Grouping:
-        """Return a grouping that enforces these rows too."""
+        """Return a grouping that enforces these rows too, own ones with their cuts."""
+        own = own or {}
         return Grouping(
             self.n_stages,
             self.stage_rows | frozenset(stage_rows),
             self.step_rows | frozenset(step_rows),
+            self.own_rows | own.keys(),
+            self.own_cuts.union(*own.values()),
         )
 
 
@@ -195,6 +207,36 @@ def _memory(m: pyo.ConcreteModel) -> None:
     state_memory(m, StepView(m), m.grouping.steps)
 
 
+def _stage_rows(m: pyo.ConcreteModel) -> None:
+    """Keep the user's own rows over stages that are enforced.
+
+    Groups end where coefficients of such a row change, so that one has the same ones in all stages
+    of a group::
+
+        sum(coefficient * recomputed[l,k]) + sum(coefficient * paged_in[l,i])
+        + sum(coefficient * paged_out[i])  <=  upper
+    """
+    group_of, stated = m.grouping.group_of, {}
+    for place in sorted(m.grouping.own_rows):
+        row = m.problem.stage_rows[place]
+        terms: dict[int, tuple[float, Any]] = {}
+        for variables, coefficients in (
+            (m.recomputed, row.recomputed),
+            (m.paged_in, row.paged_in),
+        ):
+            for (t, index), value in coefficients.items():
+                var = entry(variables, (group_of[t], index))
+                if var is not None:
+                    terms[id(var)] = (value, var)
+        found = [(value, m.paged_out[i]) for i, value in row.paged_out.items() if i in m.paged_out]
+        limit = ExactLimit([*terms.values(), *found], row.upper)
+        relation = impossible(m) if row.upper < 0 else stated_limit(m, "stage_rows", place, limit)
+        if relation is not None:
+            stated[place] = relation
+    if stated:
+        m.stage_rows = pyo.Constraint(list(stated), rule=lambda _, place: stated[place])
+
+
 LAZY = Formulation(
     "lazy",
     (
@@ -214,6 +256,12 @@ LAZY = Formulation(
             "memory", _memory, "poetmodel: rows of compact that are enforced", AFTER_VARIABLES
         ),
         STORAGE,
+        Component(
+            "stage_rows",
+            _stage_rows,
+            "poetmodel: a user's own rows, over stages with equal coefficients",
+            AFTER_VARIABLES,
+        ),
         *LIMITS_AND_OBJECTIVE,
     ),
 )
@@ -240,10 +288,12 @@ def build_relaxation(
     m.grouping = grouping
     m.restoring = restoring
     m.recomputable = tuple(recomputable)
+    own = (problem.stage_rows[place] for place in grouping.own_rows)  # type: ignore[attr-defined]
     m.events = find_events(
         problem,
         grouping.group_of,
         recomputable=recomputable,
+        paged=frozenset(i for row in own for _, i in row.paged_in),
         is_free=partial(grouping.is_free, problem.graph),
     )
     LAZY.populate(m)

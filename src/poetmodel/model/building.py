@@ -12,6 +12,7 @@ from poetmodel.model.compact import COMPACT, CompactRelations
 from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.model.paper import PAPER, check_fits, one_output_each, reduction_in_words, restore
 from poetmodel.model.relations import Relation, TriangleRelations
+from poetmodel.model.rows import RowConstraint
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem import Problem
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
@@ -90,7 +91,12 @@ def build(
     m.exact = chosen == UNREDUCED or (chosen == COMPACT and stages == "all")
     with rare_collections():
         _populate(m, chosen, stages=stages)
-    m.stated_rows = frozenset(found.name for found in m.component_objects(pyo.Constraint))
+    m.stated_rows = {
+        found.name: None
+        if isinstance(found, RowConstraint)
+        else tuple(row.expr for row in found.values())
+        for found in m.component_objects(pyo.Constraint)
+    }
     return m
 
 

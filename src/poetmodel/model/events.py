@@ -15,7 +15,7 @@ from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     IsFree = Callable[[int, int, int], bool]
     """Whether no memory row counts a tensor from one group up to the begin of another."""
@@ -140,6 +140,7 @@ def find_events(
     recomputable: Sequence[bool],
     stages: Stages = "all",
     is_free: IsFree | None = None,
+    paged: frozenset[int] = frozenset(),
 ) -> Events:
     """Return the groups at which decisions can matter.
 
@@ -161,13 +162,18 @@ def find_events(
     up to the last use, since the tensor must be gone before it; beyond that a copy goes right after
     its step.
 
+    The page-ins of `paged` tensors are offered in every group in which a reader could run if there
+    were no free keep: where limits tell groups apart, none of them can wait for another group.
+
     *Free keep*: a tensor that is surely in RAM in an event's group and free up to the next event is
     kept. Then it need not be paged in there, and its node not be recomputed if that holds for all
     its outputs. Every recomputation that goes away takes its inputs' uses with it.
     """
     graph = problem.graph
     if stages == "all":
-        return _Sweep(problem, group_of, recomputable, is_free=is_free).run()
+        every = _Sweep(problem, group_of, recomputable).run().page_in if paged else ()
+        named = {i: every[i] for i in paged}
+        return _Sweep(problem, group_of, recomputable, is_free=is_free, paged=named).run()
     extra: list[frozenset[int]] = [frozenset()] * len(graph.nodes)
     while True:
         found = _Sweep(problem, group_of, recomputable, extra=extra).run()
@@ -191,6 +197,7 @@ class _Sweep:
         *,
         extra: Sequence[frozenset[int]] | None = None,
         is_free: IsFree | None = None,
+        paged: Mapping[int, tuple[int, ...]] | None = None,
     ) -> None:
         self.problem = problem
         self.graph = problem.graph
@@ -200,6 +207,8 @@ class _Sweep:
         self.extra = extra
         """With event stages the groups that the closure adds; None where all stages are offered."""
         self.is_free = is_free
+        self.paged = paged or {}
+        """For tensors whose page-ins limits tell apart the groups in which they are offered."""
         n_tensors = len(self.graph.tensors)
         self.uses: list[tuple[int, ...]] = [()] * n_tensors
         self.events: list[tuple[int, ...]] = [()] * n_tensors
@@ -235,7 +244,11 @@ class _Sweep:
             self.events[i] = self._events(i, self.recompute[k])
             self.sure[i] = self._sure(i, self.events[i])
             if self.problem.can_page:
-                offered = self._after(first) if self._is_wanted_in(i) else self.uses[i]
+                offered: Sequence[int] = self.uses[i]
+                if self._is_wanted_in(i):
+                    offered = self._after(first)
+                elif i in self.paged:
+                    offered = [e for e in self.paged[i] if e in self.events[i]]
                 self.page_in[i] = tuple(e for e in offered if e not in self.sure[i])
 
     def _is_wanted_in(self, i: int) -> bool:
@@ -274,7 +287,9 @@ class _Sweep:
         Beyond that nothing is kept for nobody.
         """
         last = self.uses[i][-1] if self.uses[i] else -1
-        paged = self._after(self.group_of[self.graph.node_of[i]]) if self._is_wanted_in(i) else ()
+        paged: Sequence[int] = self.paged.get(i, ())
+        if self._is_wanted_in(i):
+            paged = self._after(self.group_of[self.graph.node_of[i]])
         return tuple(sorted({*self.uses[i], *(e for e in (*recompute, *paged) if e <= last)}))
 
     def _sure(self, i: int, events: tuple[int, ...]) -> frozenset[int]:

@@ -88,6 +88,11 @@ class RowConstraintData(ConstraintData):  # type: ignore[misc]
             self._expr = row.expression()  # type: ignore[misc]
         return self._expr
 
+    def set_value(self, expr: Any) -> None:
+        """State another row in its place."""
+        self.parent_component().was_changed = True
+        super().set_value(expr)
+
     def to_bounded_expression(self, evaluate_bounds: bool = False) -> Any:  # noqa: FBT001, FBT002
         """Return lower bound, body and upper bound, as any constraint does."""
         self.expr  # noqa: B018  # makes the expression
@@ -102,6 +107,8 @@ class RowConstraint(IndexedConstraint):  # type: ignore[misc]
     def __init__(self, rows: Mapping[Any, Row]) -> None:
         super().__init__(list(rows))
         self._rows: Mapping[Any, Row] = rows
+        self.was_changed = False
+        """Whether a row was stated anew or deleted since."""
 
     def construct(self, data: Any = None) -> None:
         """Hold the rows; as Pyomo does for constraints made of a template, without a rule."""
@@ -114,6 +121,11 @@ class RowConstraint(IndexedConstraint):  # type: ignore[misc]
             constraint._expr = row  # noqa: SLF001
             self._data[index] = constraint
         self._rows = {}
+
+    def __delitem__(self, index: Any) -> None:
+        """Delete a row."""
+        self.was_changed = True
+        super().__delitem__(index)
 
 
 def row_constraint(index: Iterable[Any], rule: Callable[..., Row | None]) -> pyo.Constraint:

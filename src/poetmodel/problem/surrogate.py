@@ -1,4 +1,4 @@
-"""Problems that are solved in place of a stated one: a sum of times for a makespan, other units."""
+"""Problems that are solved in place of a stated one: another time, other units, fewer choices."""
 
 from __future__ import annotations
 
@@ -6,10 +6,43 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from poetmodel.problem.objective import Objective, Quantity, TimeSum
-from poetmodel.problem.problem import Problem
+from poetmodel.problem.problem import Problem, within
 
 if TYPE_CHECKING:
-    from poetmodel.schedule import Simulation
+    from collections.abc import Iterable, Mapping
+
+    from poetmodel.schedule import Schedule, Simulation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageRow:
+    """A row ``sum of terms <= upper`` over what a schedule does in which stage.
+
+    No coefficient is below 0.
+    """
+
+    name: str
+    recomputed: Mapping[tuple[int, int], float]
+    """Coefficients by (stage, node)."""
+    paged_in: Mapping[tuple[int, int], float]
+    """Coefficients by (stage, tensor)."""
+    paged_out: Mapping[int, float]
+    """Coefficients by tensor."""
+    upper: float
+    cuts: frozenset[int]
+    """Stages after which coefficients change: between two of them it does not tell stages apart."""
+
+    def is_kept(
+        self,
+        recomputed: Iterable[tuple[int, int]],
+        paged_in: Iterable[tuple[int, int]],
+        paged_out: Iterable[int],
+    ) -> bool:
+        """Return whether a schedule that does this, each once, keeps the row."""
+        value = sum(self.recomputed.get(index, 0) for index in recomputed)
+        value += sum(self.paged_in.get(index, 0) for index in paged_in)
+        value += sum(self.paged_out.get(i, 0) for i in paged_out)
+        return within(value, self.upper)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,16 +61,35 @@ class Surrogate(Problem):
         The value of a valid schedule, above 0: the minimized quantity beyond what every schedule
         pays. Models state the quantity in thousandths of it, and whatever costs more than twice as
         much by itself as twice as much: only better schedules matter.
+    never_recomputed : frozenset of int
+        Nodes that are computed once, beside those of which the graph says so.
+    stage_rows : tuple of StageRow
+        Further limits, on what is done in which stage.
     """
 
     transfer_share: float | None = None
     reference_value: float | None = None
+    never_recomputed: frozenset[int] = frozenset()
+    stage_rows: tuple[StageRow, ...] = ()
 
     @classmethod
     def of(cls, problem: Problem, **changes: Any) -> Self:
         """Return a surrogate of a problem, or of another surrogate of it, with these parameters."""
         given = {each.name: getattr(problem, each.name) for each in fields(problem) if each.init}
         return cls(**given | changes)
+
+    def broken_rows(self, schedule: Schedule) -> list[str]:
+        """Return the names of the stage rows that a schedule breaks."""
+        out = {i for _, i in schedule.M_out}
+        return [
+            row.name
+            for row in self.stage_rows
+            if not row.is_kept(set(schedule.R), set(schedule.M_in), out)
+        ]
+
+    def may_recompute(self, k: int) -> bool:
+        """Return whether node `k` may be computed a second time."""
+        return super().may_recompute(k) and k not in self.never_recomputed
 
     @property
     def is_overlapping(self) -> bool:

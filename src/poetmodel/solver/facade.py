@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +29,14 @@ DEFAULT: Final = "lazy"
 """The formulation by which a problem is solved unless another is requested."""
 _CUT_SHORT: Final = frozenset({Termination.TIME_LIMIT, Termination.INTERRUPTED})
 """After these the schedule to begin from is the answer if the solver has found none."""
+AS_TOTALS: Final = (
+    "poetmodel: the constraints added to the model are on totals, so that lazy solves the problem "
+    "with them"
+)
+AS_STAGE_ROWS: Final = (
+    "poetmodel: the constraints added to the model name stages, so that lazy solves the problem "
+    "and enforces those that its answers break"
+)
 _SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
 """After these what is open is below a solver's tolerances."""
 
@@ -137,7 +146,7 @@ def solve(
         elif problem.is_overlapping:
             outcome = solve_overlapping(problem, request, task.attempt, start=start)
         else:
-            outcome = task.attempt(problem, request, start)
+            outcome = task.solve(problem, request, start)
         result = finish(problem, request, outcome, formulation=task.formulation)
         return replace(result, reduction=task.reduction())
 
@@ -179,6 +188,29 @@ class _Task:
         from poetmodel.solver.monolithic import states_problem
 
         return bool(self.model.exact) and states_problem(self.model)
+
+    def solve(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
+        """Solve a model as a problem where what was added to it can be stated so."""
+        stated = None
+        if self.model is not None:
+            from poetmodel.solver.added import as_problem
+
+            with time_limit(request.remaining_s() + GRACE_S), suppress(TimeLimitError):
+                stated = as_problem(self.model)
+        if stated is None:
+            return self.attempt(problem, request, start)
+        outcome = _Task(problem=stated, formulation=DEFAULT).attempt(stated, request, start)
+        told = AS_STAGE_ROWS if stated.stage_rows else AS_TOTALS
+        outcome = replace(outcome, log=f"{told}\n{outcome.log}")
+        if outcome.infeasible:
+            from poetmodel.solver.monolithic import nothing_keeps
+
+            instead = "" if stated.stage_rows else ", or problem.subject_to, which drops nothing"
+            return replace(outcome, reason=nothing_keeps(self.model) + instead)
+        if outcome.candidate is None and outcome.termination == Termination.STALLED:
+            after = self.attempt(problem, request, start)
+            return after.with_parts([outcome, after])
+        return outcome
 
     def attempt(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
         """Begin with what is quickly found, then solve the problem or a surrogate of it."""

@@ -72,6 +72,10 @@ MOST_OFFSET: Final = 1e12
 
 TOO_LATE: Final = "the time limit passed while the model was built"
 
+PATIENCE_S: Final = 1.5
+"""How late a solver may be before it is left behind [s]: HiGHS looks at no clock for a while on
+models of hundreds of thousands of rows."""
+
 ACCEPTED: Final = 1e-6
 """Largest violation of a scaled row by a start that may stand for a model's solution."""
 
@@ -186,6 +190,10 @@ class _ModelSolve:
     """Time to build and compile the model [s]."""
     log: list[str] = field(default_factory=list)
     """What the solver has logged, in pieces."""
+    latest: BackendProgress | None = None
+    """What the solver has told, with its best solution."""
+    is_late: bool = False
+    """Whether the solver was left behind."""
 
     def run(self, start: Candidate | None) -> Outcome:
         """Solve from a start, which is the answer if it is the best and satisfies the model."""
@@ -255,10 +263,32 @@ class _ModelSolve:
             log=self.log.append,
         )
         stop = threading.Event()
+        self.latest = None
         solve = partial(solver.solve, self.form, limits, start=values)
-        return run_interruptibly(partial(solve, on_progress=self._report, stop=stop), stop)
+        solve = partial(solve, on_progress=self._report, stop=stop)
+        try:
+            return run_interruptibly(solve, stop, most_s=remaining + PATIENCE_S)
+        except TimeLimitError:
+            return self._left_behind(request.elapsed_s() - (request.time_limit_s - remaining))
+
+    def _left_behind(self, solve_s: float) -> RawSolution:
+        """Return what a solver had told before it was left behind."""
+        self.is_late, told = True, self.latest
+        x = None if told is None else told.x
+        return RawSolution(
+            status=SolverStatus.TIME_LIMIT,
+            x=x,
+            objective=None if x is None else self.form.value(x),
+            bound=None if told is None else told.bound,
+            solve_s=solve_s,
+        )
 
     def _report(self, progress: BackendProgress) -> bool | None:
+        if self.is_late:
+            return False
+        before, self.latest = self.latest, progress
+        if progress.x is None and before is not None:
+            self.latest = replace(progress, x=before.x)
         incumbent = None
         if self.as_stated and progress.incumbent is not None:
             incumbent = max(0.0, progress.incumbent * self.unit)
@@ -350,15 +380,25 @@ class _ModelSolve:
                 f"the model of {formulation.name!r} has no schedule, which proves nothing of the "
                 "problem; use lazy or compact"
             )
-        reduced = not self.trimmed and formulation == COMPACT
-        hint = "; the reductions may drop what they need: try reductions=False" * reduced
         contradiction = self.form.contradiction()
         if contradiction is not None:
-            return f"proved: {contradiction}{hint}"
-        limits = limits_in_words(self.model.problem)
+            return f"proved: {contradiction}{'' if self.trimmed else _hint(self.model)}"
         if self.trimmed:
-            return f"proved: no schedule keeps {limits} together"
-        return f"proved: no schedule keeps {limits} and the constraints added to the model{hint}"
+            return f"proved: no schedule keeps {limits_in_words(self.model.problem)} together"
+        return nothing_keeps(self.model)
+
+
+def nothing_keeps(model: pyo.ConcreteModel) -> str:
+    """Return in words that it is proved that no schedule keeps what was added to a model."""
+    limits = limits_in_words(model.problem)
+    return (
+        f"proved: no schedule keeps {limits} and the constraints added to the model{_hint(model)}"
+    )
+
+
+def _hint(model: pyo.ConcreteModel) -> str:
+    reduced = bool(model.formulation == COMPACT)
+    return "; the reductions may drop what they need: try reductions=False" * reduced
 
 
 def _cut_short(raw: RawSolution) -> RawSolution:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel import __version__
 from poetmodel.errors import BackendError
 from poetmodel.planner import verify
-from poetmodel.problem import Problem, Quantity
+from poetmodel.problem import Problem, Quantity, Surrogate
 from poetmodel.result import OwnObjective, SolveResult, Status, Termination, relative_gap
 
 if TYPE_CHECKING:
@@ -85,10 +85,11 @@ def verify_schedule(problem: Problem, schedule: Schedule) -> Candidate:
     """Give a schedule to the verifier, with its plan where time is a makespan."""
     begun_s = time.monotonic()
     verdict = verify(problem, schedule)
+    broken = problem.broken_rows(schedule) if isinstance(problem, Surrogate) else []
     return Candidate(
         schedule=schedule,
         simulation=verdict.simulation,
-        violations=verdict.violations,
+        violations=(*verdict.violations, *(f"constraint {name!r} is broken" for name in broken)),
         value=problem.objective.overhead(verdict.simulation),
         verify_s=time.monotonic() - begun_s,
     )

@@ -109,3 +109,21 @@ def examine(
         [t for t in rows if t not in grouping.stage_rows],
         [step for step in steps if step not in grouping.step_rows],
     )
+
+
+def broken_own_rows(relaxation: Relaxation, x: NDArray[Any]) -> dict[int, frozenset[int]]:
+    """Return the rows over stages that an answer breaks on stages, by position, with their cuts.
+
+    Those that the relaxation enforces are not among them.
+    """
+    stated = getattr(relaxation.problem, "stage_rows", ())
+    if not stated:
+        return {}
+    result = relaxation.disaggregate(x)
+    out = {i for i, column in relaxation.paged_out.items() if x[column] > 0.5}  # noqa: PLR2004
+    recomputed, paged_in = set(result.recomputed), set(result.paged_in)
+    return {
+        place: row.cuts
+        for place, row in enumerate(stated)
+        if place not in relaxation.grouping.own_rows and not row.is_kept(recomputed, paged_in, out)
+    }

@@ -16,7 +16,7 @@ from poetmodel.solver.covers import limit_rows, with_covers
 from poetmodel.solver.lazy.cuts.recompute_memory import PRESENT
 from poetmodel.solver.lazy.linear import add_cuts, add_rows
 from poetmodel.solver.lazy.policy import Policy
-from poetmodel.solver.lazy.primal import PrimalHeuristic, examine
+from poetmodel.solver.lazy.primal import PrimalHeuristic, broken_own_rows, examine
 from poetmodel.solver.lazy.primal_worker import PrimalWorker
 from poetmodel.solver.lazy.symmetry import counted_limits, solve_counted
 from poetmodel.solver.request import GRACE_S
@@ -158,14 +158,15 @@ class RowGeneration:
         """
         session = self.session
         rows, steps = examine(session, relaxation, x)
-        final = proved and not (rows or steps)
+        own = broken_own_rows(relaxation, x)
+        final = proved and not (rows or steps or own)
         if not session.done():
             self._search(relaxation, x)
         lasting = (one for one in relaxation.separators.values() if one.lasting)
         found = [cut for separator in lasting for cut in separator.separate(x, PRESENT)]
         relaxation.lasting += found
-        if rows or steps:
-            return self._refine(relaxation, rows, [] if found else steps)
+        if rows or steps or own:
+            return self._refine(relaxation, rows, [] if found else steps, own)
         tighter = with_covers(relaxation.form, x, limit_rows(relaxation.form))
         if tighter is not None:  # only the solver's tolerance let the answer through
             relaxation.form = tighter
@@ -178,18 +179,22 @@ class RowGeneration:
         return relaxation
 
     def _refine(
-        self, relaxation: Relaxation, rows: list[int], steps: list[tuple[int, int]]
+        self,
+        relaxation: Relaxation,
+        rows: list[int],
+        steps: list[tuple[int, int]],
+        own: dict[int, frozenset[int]] | None = None,
     ) -> Relaxation:
         """Enforce rows that an answer breaks, as many as the policy says, and add cuts."""
         session = self.session
-        if not (rows or steps) or session.done():
+        if not (rows or steps or own) or session.done():
             return relaxation  # with new cuts where there are no rows
         if steps and not session.restoring and self.policy.restores_instead_of_steps():
             session.restoring = True
             steps = []
         most = self.policy.rows_to_add()
         relaxation.make_lasting()
-        self.grouping = relaxation.grouping.add(rows[:most], steps[:most])
+        self.grouping = relaxation.grouping.add(rows[:most], steps[:most], own)
         following = session.build(self.grouping, relaxation)
         if not session.done():
             add_cuts(session, following)

@@ -1,0 +1,221 @@
+"""What a user has added to a model of ``compact``, read back in terms of its decisions."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyomo.core as pyo
+from pyomo.repn import generate_standard_repn
+
+from poetmodel.model.compact import COMPACT
+from poetmodel.problem import StageRow, Surrogate, TotalsConstraint
+from poetmodel.problem.totals import Count, whole
+from poetmodel.solver.monolithic import states_problem
+from poetmodel.time_limit import check_time_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+DECISIONS: Final = ("kept", "recomputed", "paged_in", "paged_out")
+"""Families of variables of ``compact`` that are decisions."""
+PASSIVE: Final = frozenset({pyo.Set, pyo.RangeSet, pyo.Param, pyo.Expression, pyo.Var})
+"""Kinds of components that say nothing by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedRow:
+    """A linear row ``lower <= sum of terms <= upper`` over decisions."""
+
+    name: str
+    terms: dict[tuple[str, Any], float]
+    """Coefficients by family and index, none of them 0."""
+    lower: float | None
+    upper: float | None
+
+
+def added_rows(model: pyo.ConcreteModel) -> list[AddedRow] | None:
+    """Return the rows that were added to a model of ``compact``.
+
+    None where the model is another one, or was changed in other ways: with variables of the user's
+    own in the rows, values or bounds of its variables, rows that are not linear, that are over
+    liveness columns or that `build` stated differently, or another objective.
+    """
+    if model.formulation != COMPACT or not (model.exact and states_problem(model)):
+        return None
+    if not _is_as_built(model):
+        return None
+    found: list[AddedRow] = []
+    for constraint in model.component_data_objects(pyo.Constraint, active=True):
+        if constraint.parent_component().name in model.stated_rows:
+            continue
+        row = _read(constraint)
+        if row is None:
+            return None
+        found.append(row)
+    return found
+
+
+def _is_as_built(model: pyo.ConcreteModel) -> bool:
+    """Return whether what `build` stated is there, unchanged, and nothing but rows was added."""
+    known = {*PASSIVE, pyo.Constraint, pyo.Objective}
+    if any(component.ctype not in known for component in model.component_objects(active=True)):
+        return False
+    if not all(_is_stated(model, name) for name in model.stated_rows):
+        return False
+    for name in (*DECISIONS, "live"):
+        check_time_limit()
+        for variable in getattr(model, name, {}).values():
+            if variable.fixed or variable.bounds != (0, 1):
+                return False
+    return True
+
+
+def _is_stated(model: pyo.ConcreteModel, name: str) -> bool:
+    """Return whether a constraint is active and says what `build` made it say."""
+    component, stated = model.component(name), model.stated_rows[name]
+    if component is None or not all(row.active for row in component.values()):
+        return False
+    if stated is None:
+        return not component.was_changed
+    return _are_same(stated, [row.expr for row in component.values()])
+
+
+def _are_same(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    return len(before) == len(now) and all(map(operator.is_, before, now))
+
+
+def _read(constraint: Any) -> AddedRow | None:
+    """Return a constraint as a row over decisions, None where it is none."""
+    found = generate_standard_repn(constraint.body)
+    if not found.is_linear():
+        return None
+    terms: dict[tuple[str, Any], float] = {}
+    home = constraint.model()
+    for coefficient, variable in zip(found.linear_coefs, found.linear_vars, strict=True):
+        family = variable.parent_component()
+        if family.local_name not in DECISIONS or family.parent_block() is not home:
+            return None
+        terms[family.local_name, variable.index()] = float(coefficient)
+    lower, upper = constraint.lb, constraint.ub
+    return AddedRow(
+        name=constraint.name,
+        terms={key: value for key, value in terms.items() if value},
+        lower=None if lower is None else lower - found.constant,
+        upper=None if upper is None else upper - found.constant,
+    )
+
+
+def as_problem(model: pyo.ConcreteModel) -> Surrogate | None:
+    """Return the problem that a model states with rows that were added to it.
+
+    None where no row was added, or where one may want what serves nothing else, which the model
+    does not offer in every stage, or says how long tensors are kept. Rows that have one coefficient
+    for a node or tensor in all stages in which the model offers it are on totals; others are rows
+    over stages.
+
+    Notes
+    -----
+    Nodes whose recomputation paging dominated when the model was built are not recomputed, whatever
+    the rows say: the problem that is solved is that of the model.
+    """
+    rows = added_rows(model)
+    if not rows:
+        return None
+    problem, graph = model.problem, model.problem.graph
+    constraints = list(problem.constraints)
+    stage_rows = []
+    for row in map(_limit, rows):
+        if row is None or any(family == "kept" for family, _ in row.terms):
+            return None
+        total = _as_total(model, row)
+        if total is not None:
+            constraints.append(total)
+        elif row.upper is not None:
+            stage_rows.append(_as_stage_row(model, row, row.upper))
+    never = frozenset(k for k, stages in enumerate(model.events.recompute) if not stages)
+    named = [(f"{Count.RECOMPUTATIONS}:{graph.nodes[k].name}", 1) for k in sorted(never)]
+    if named:
+        left_out = TotalsConstraint(name="left out by the model", terms=tuple(named), upper=0)
+        constraints.append(left_out)
+    return Surrogate.of(
+        problem,
+        never_recomputed=never,
+        constraints=tuple(constraints),
+        stage_rows=tuple(stage_rows),
+    )
+
+
+def _limit(row: AddedRow) -> AddedRow | None:
+    """Return a row with an upper limit alone and no coefficient below 0, None if it says more."""
+    terms, lower, upper = row.terms, row.lower, row.upper
+    if terms and max(terms.values()) < 0:
+        terms = {key: -value for key, value in terms.items()}
+        lower, upper = (None if side is None else -side for side in (upper, lower))
+    if not terms or min(terms.values()) < 0 or (lower is not None and lower > 0):
+        return None
+    return replace(row, terms=terms, lower=None, upper=upper)
+
+
+def _as_total(model: pyo.ConcreteModel, row: AddedRow) -> TotalsConstraint | None:
+    """Return a row with an upper limit as one over totals, None where stages differ."""
+    totals = dict(_totals(model, row.terms))
+    if None in totals.values() or row.upper is None:
+        return None
+    named = tuple((key, value) for key, value in totals.items() if value is not None)
+    return TotalsConstraint(name=row.name, terms=named, upper=row.upper)
+
+
+def _as_stage_row(model: pyo.ConcreteModel, row: AddedRow, upper: float) -> StageRow:
+    """Return a row as one over stages, with the stages after which its coefficients change."""
+    found: dict[str, dict[Any, float]] = {family: {} for family in DECISIONS}
+    for (family, index), value in row.terms.items():
+        found[family][index] = whole(value)
+    events, cuts = model.events, set()
+    offered = {"recomputed": events.recompute, "paged_in": events.page_in}
+    stages: dict[int, list[tuple[str, int, float]]] = {}
+    for family, places in offered.items():
+        for item in {item for _, item in found[family]}:
+            for t in places[item]:
+                value = found[family].get((t, item), 0)
+                stages.setdefault(t, []).append((family, item, value))
+    group: dict[tuple[str, int], float] = {}
+    for t in sorted(stages):
+        here = {(family, item): value for family, item, value in stages[t]}
+        if any(group.get(key, value) != value for key, value in here.items()):
+            cuts.add(t - 1)
+            group = {}
+        group |= here
+    return StageRow(
+        name=row.name,
+        recomputed=found["recomputed"],
+        paged_in=found["paged_in"],
+        paged_out=found["paged_out"],
+        upper=whole(upper),
+        cuts=frozenset(cuts),
+    )
+
+
+def _totals(
+    model: pyo.ConcreteModel, terms: dict[tuple[str, Any], float]
+) -> Iterator[tuple[str, float | None]]:
+    """Yield totals and their coefficients, None for one that differs from stage to stage."""
+    graph, events = model.problem.graph, model.events
+    groups: dict[tuple[str, int], list[float]] = {}
+    for (family, index), value in terms.items():
+        item = index if family == "paged_out" else index[1]
+        groups.setdefault((family, item), []).append(value)
+    kinds = {
+        "recomputed": (Count.RECOMPUTATIONS, graph.nodes, events.recompute),
+        "paged_in": (Count.PAGE_INS, graph.tensors, events.page_in),
+        "paged_out": (Count.PAGE_OUTS, graph.tensors, None),
+    }
+    for (family, item), values in groups.items():
+        if family not in kinds:
+            yield family, None
+            continue
+        count, items, offered = kinds[family]
+        whole = offered is None or len(values) == len(offered[item])
+        uniform = whole and min(values) == max(values)
+        yield f"{count}:{items[item].name}", values[0] if uniform else None

@@ -1,0 +1,203 @@
+"""Models that users have extended: solved in another way where that says the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyomo.environ as pyo
+import pytest
+
+from instances import random_instances, seeded
+from poetmodel import Problem, build, solve
+from poetmodel.errors import VerificationError
+from poetmodel.result import Status
+from poetmodel.schedule import verify
+from worked import even_costs, skip_graph
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator
+
+    from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule
+
+SAID = "on totals"
+"""What the log says where a model is solved as a problem with further constraints."""
+BY_STAGE = "name stages"
+"""What it says where some of them are rows over stages."""
+
+
+ROUNDS, SEED = 120, 43
+"""Random models with rows over stages, each solved twice."""
+
+
+def skip_problem() -> Problem:
+    """Return the worked example, in which something has to be paged or recomputed."""
+    graph = skip_graph()
+    return Problem(graph, even_costs(graph), ram=12)
+
+
+def as_built(model: pyo.ConcreteModel) -> SolveResult:
+    """Solve a model without looking what was added to it: rows have a variable of their own."""
+    model.own = pyo.Var(bounds=(0, 0))
+    model.beside = pyo.Constraint(expr=model.own <= 0)
+    return solve(model, gap=0.0)
+
+
+def total_rows(rng: random.Random, model: pyo.ConcreteModel) -> list[Any]:
+    """Return some rows over totals; coefficients are the same in all stages."""
+    graph = model.problem.graph
+    nodes = [rng.choice((0, 0, 1, 2)) for _ in graph.nodes]
+    ins = [rng.choice((0, 0, 1, 3)) for _ in graph.tensors]
+    outs = [rng.choice((0, 0, 1, 3)) for _ in graph.tensors]
+    computed = sum(nodes[k] * var for (_, k), var in model.R.items())
+    first = sum(nodes)
+    paged_in = sum(ins[i] * var for (_, i), var in model.M_in.items())
+    paged_out = sum(outs[i] * var for (_, i), var in model.M_out.items())
+    return [
+        computed <= first + rng.randint(0, 3),
+        -paged_in - paged_out >= -rng.randint(0, 4),
+        pyo.inequality(-1, computed + paged_out, first + rng.randint(0, 5)),
+    ][: rng.randint(1, 3)]
+
+
+def test_rows_on_totals_have_the_answer_of_the_model() -> None:
+    """On random problems: status and value are those of the model as it was built."""
+    seen = set()
+    for number, problem in enumerate(random_instances(120, (3, 7), seed=41)):
+        rng = seeded(f"totals/{number}")
+        models = [build(problem) for _ in range(2)]
+        for model in models:
+            rng.seed(number)
+            rows = [row for row in total_rows(rng, model) if not isinstance(row, bool)]
+            model.added = pyo.ConstraintList()
+            for row in rows:
+                model.added.add(row)
+        quick, slow = solve(models[0], gap=0.0), as_built(models[1])
+        assert quick.status == slow.status, number
+        if quick.schedule is not None and slow.schedule is not None:
+            assert quick.objective_value == pytest.approx(slow.objective_value, rel=1e-6, abs=1e-9)
+            assert not verify(problem, quick.schedule).violations
+        if SAID in quick.log:
+            seen.add(quick.status)
+    assert seen >= {Status.OPTIMAL, Status.INFEASIBLE}
+
+
+def stage_rows(rng: random.Random, model: pyo.ConcreteModel, schedule: Schedule) -> Iterator[Any]:
+    """Yield rows that name stages, each of which a schedule breaks."""
+    for _ in range(rng.randint(1, 5)):
+        kind = rng.choice(("R", "M_in"))
+        done = [(t, x) for t, x in getattr(schedule, kind) if (kind, t) != ("R", x)]
+        if not done:
+            continue
+        t, item = rng.choice(done)
+        first, last = t - rng.choice((0, 0, 1, 2)), t + rng.choice((0, 0, 1, 2))
+        only = {item} if rng.random() < 0.3 else {x for _, x in getattr(model, kind)}
+        named = [
+            (index, rng.choice((1, 1, 1, 2)))
+            for index in getattr(model, kind)
+            if first <= index[0] <= last
+            and index[1] in only
+            and (kind, index[0]) != ("R", index[1])
+        ]
+        limit = sum(value for index, value in named if index in done) - 1
+        yield sum(value * getattr(model, kind)[index] for index, value in named) <= limit
+
+
+def test_rows_on_stages_have_the_answer_of_the_model() -> None:
+    """On random problems, whatever is minimized and limited: status and value of the model."""
+    seen = []
+    for number, problem in enumerate(random_instances(ROUNDS, (4, 8), seed=SEED)):
+        free = solve(problem, gap=0.0)
+        if free.schedule is None:
+            continue
+        models = [build(problem) for _ in range(2)]
+        for model in models:
+            rng = seeded(f"stages/{SEED}/{number}")
+            model.added = pyo.ConstraintList()
+            for row in stage_rows(rng, model, free.schedule):
+                if not isinstance(row, bool):
+                    model.added.add(row)
+        quick, slow = solve(models[0], gap=0.0), as_built(models[1])
+        assert quick.status == slow.status, (number, quick.reason, slow.reason)
+        if quick.schedule is not None and slow.schedule is not None:
+            value = pytest.approx(slow.objective_value, rel=1e-6, abs=1e-9)
+            assert quick.objective_value == value, number
+            assert not verify(problem, quick.schedule).violations
+        if BY_STAGE in quick.log:
+            seen.append(quick.objective_value != free.objective_value)
+    assert sum(seen) > len(seen) // 3 > ROUNDS // 20
+
+
+def few_transfers(model: pyo.ConcreteModel) -> Any:
+    """Limit a total."""
+    return sum(model.M_out.values()) + sum(model.M_in.values()) <= 1
+
+
+def one_stage(model: pyo.ConcreteModel) -> Any:
+    """Limit what happens in one stage."""
+    return sum(var for (t, _), var in model.M_in.items() if t == 3) <= 0
+
+
+def a_transfer(model: pyo.ConcreteModel) -> Any:
+    """Want something that serves nothing else."""
+    return sum(model.M_out.values()) >= 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "totals"), [(few_transfers, True), (one_stage, False), (a_transfer, False)]
+)
+def test_the_log_says_how_a_model_was_solved(
+    rule: Callable[[pyo.ConcreteModel], Any], *, totals: bool
+) -> None:
+    """Only rows on totals make a model a problem; a model alone is solved as it was built."""
+    model = build(skip_problem())
+    assert SAID not in solve(model).log
+    model.added = pyo.Constraint(expr=rule(model))
+    assert (SAID in solve(model).log) == totals
+
+
+def fix(model: pyo.ConcreteModel) -> None:
+    """Decide something."""
+    next(iter(model.paged_in.values())).fix(0)
+
+
+def drop_memory(model: pyo.ConcreteModel) -> None:
+    """Leave all rows of memory out."""
+    model.memory.deactivate()
+
+
+def drop_one_row(model: pyo.ConcreteModel) -> None:
+    """Leave one row out."""
+    del model.memory[next(iter(model.memory))]
+
+
+def change_a_row(model: pyo.ConcreteModel) -> None:
+    """State a row anew."""
+    row = next(iter(model.inputs.values()))
+    row.set_value(row.body >= 0)
+
+
+@pytest.mark.parametrize("change", [fix, drop_memory, drop_one_row, change_a_row])
+def test_a_changed_model_is_solved_as_it_is(change: Callable[[pyo.ConcreteModel], None]) -> None:
+    """What the model says counts, not the problem that it was built of."""
+    model = build(skip_problem())
+    model.added = pyo.Constraint(expr=few_transfers(model))
+    change(model)
+    try:
+        log = solve(model).log
+    except VerificationError as error:  # without its rows a model has answers that break rules
+        log = str(error)
+    assert SAID not in log
+
+
+def test_nothing_keeps_rows_on_totals() -> None:
+    """The reason speaks of what was added, and says that the reductions may be to blame."""
+    model = build(skip_problem())
+    model.added = pyo.Constraint(
+        expr=sum(model.M_in.values()) + sum(model.recomputed.values()) <= 0
+    )
+    result = solve(model)
+    assert result.status == Status.INFEASIBLE
+    assert "the constraints added to the model" in result.reason
+    assert "reductions=False" in result.reason
