@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyomo.environ as pyo
 import pytest
@@ -12,9 +12,9 @@ from instances import constrained, random_instances, seeded
 from oracle import optimum
 from poetmodel.model import build
 from poetmodel.problem import Problem, TotalsConstraint
-from poetmodel.result import Status
+from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
-from poetmodel.solver.sensitivity import Change, Remedy, explain_infeasible
+from poetmodel.solver.sensitivity import Change, Remedy, conflict, explain_infeasible
 from poetmodel.solver.sensitivity.conflict import find_conflict
 from poetmodel.solver.sensitivity.remedies import freed, name_of, stated_limits
 from worked import comb_problem, skip_problem
@@ -123,6 +123,29 @@ def test_rows_of_one_rule_are_named_together_where_many_take_part() -> None:
         "constraint 'each[...]' cannot be kept together with the RAM budget and no recomputation"
     )
     assert "feasible without constraint 'each[...]'" in list(found.hints())
+
+
+def test_ctrl_c_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing more is solved."""
+    problem = with_rows(upper("wear", 3, bytes_written=1), recompute=False)
+    calls = []
+
+    def interrupted(problem: Problem, **options: Any) -> Any:
+        calls.append(problem)
+        return replace(solve(problem, **options), termination=Termination.INTERRUPTED)
+
+    monkeypatch.setattr(conflict, "solve", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        find_conflict(problem, time_limit=10)
+    assert len(calls) == 1
+
+
+def test_without_time_nothing_is_left_out() -> None:
+    """Everything stays in conflict, and is not called irreducible."""
+    problem = with_rows(upper("wear", 3, bytes_written=1), upper("idle", 100, energy_j=1))
+    found, irreducible = find_conflict(problem, time_limit=0)
+    assert not irreducible
+    assert len(found) == 3
 
 
 def limited(problem: Problem, remedy: Remedy, limit: float) -> Problem:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.planner import verify
 from poetmodel.problem import Quantity
-from poetmodel.result import Status
+from poetmodel.result import Status, Termination
 from poetmodel.solver.facade import solve
 from poetmodel.solver.sensitivity.remedies import LEAST_S, freed, stated_limits
 
@@ -57,6 +57,8 @@ class _Search:
             return False
         limit_s = min(left_s, PART * self.time_limit)
         result = solve(problem, time_limit=limit_s, gap=1.0, threads=self.threads)
+        if result.termination == Termination.INTERRUPTED:
+            raise KeyboardInterrupt
         if result.schedule is not None:
             self.known.append(result.schedule)
         elif result.status != Status.INFEASIBLE:
@@ -84,6 +86,11 @@ def find_conflict(
 
     Also whether they are irreducible: without any one of them there is a schedule. What was not
     decided within the time limit [s] is kept.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        After Ctrl-C: what was found by then says nothing.
     """
     rules: dict[str, Rows] = {}
     for row in problem.constraints:
