@@ -55,6 +55,18 @@ def test_what_cannot_be_otherwise_is_impossible() -> None:
     assert (kept.forbidden, kept.how, kept.exact) == (Forbidden.BOTH, How.IMPOSSIBLE, True)
 
 
+def test_own_constraints_hold_for_the_alternatives() -> None:
+    """Where nothing may be written, a that is recomputed cannot be paged in its place."""
+    problem = skip_problem().subject_to(wear=lambda v: v.bytes_written <= 3)
+    schedule = best(problem)
+    assert {other.how for other in find_alternatives(problem, schedule, 0)} == {How.IMPOSSIBLE}
+    roomy = skip_problem().subject_to(wear=lambda v: v.bytes_written <= 4)
+    paged, _ = find_alternatives(roomy, schedule, 0)
+    assert (paged.how, paged.becomes, paged.energy_j) == (How.SOLVED, Choice.PAGED, 1.0)
+    for more in value_of_ram(problem, schedule):
+        assert more.saved_j == 0.0
+
+
 def test_kept_tensor_could_go_for_at_most_its_way_out_and_back() -> None:
     """With 15 B all is kept; letting a go from b to d costs 2 J paged and 1 J computed again."""
     problem = skip_problem(ram=15)
