@@ -9,16 +9,13 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oracle import optimum
 from poetmodel.device import Compute, Cost, Costs, Device, PageCost, Storage, StorageMode, Transfer
 from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor
-from poetmodel.problem import OWN, Problem, TotalsConstraint
+from poetmodel.problem import Problem
 from poetmodel.schedule import Schedule, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from poetmodel.problem.totals import Terms
 
 Range = int | tuple[int, int]
 
@@ -355,148 +352,6 @@ def random_schedule(
     )
 
 
-def with_random_rows(
-    rng: random.Random,
-    problem: Problem,
-    schedule: Schedule,
-    *,
-    rows: Range = (1, 3),
-    objective: float = 0.3,
-) -> Problem:
-    """Return a problem with random own constraints, and now and then an own objective.
-
-    Their limits are near what a schedule takes, so that they bind or just cannot be kept.
-
-    Parameters
-    ----------
-    rng : random.Random
-        Everything random comes from it.
-    problem : Problem
-        What is extended.
-    schedule : Schedule
-        What limits are measured by: a valid schedule of the problem, or a wasteful one.
-    rows : int or (int, int)
-        How many rules there are; some state a row for every node or tensor.
-    objective : float
-        Chance of an own objective.
-
-    Returns
-    -------
-    Problem
-        Not always feasible.
-    """
-    count = rows if isinstance(rows, int) else rng.randint(*rows)
-    found = [row for number in range(count) for row in _random_rule(rng, problem, schedule, number)]
-    changed = replace(problem, constraints=(*problem.constraints, *found))
-    if rng.random() < objective:
-        changed = replace(changed, minimize=OWN, own_objective=_random_objective(rng, problem))
-    return changed
-
-
-def constrained(rng: random.Random, problem: Problem) -> Problem:
-    """Return a problem with random own constraints, and now and then an own objective.
-
-    It is searched for the schedules that rows are measured by: the best one, or one that wastes.
-    """
-    best = optimum(problem)
-    if best is not None and rng.random() < 0.6:
-        rewarded = _random_objective(rng, problem)
-        best = optimum(replace(problem, minimize=OWN, own_objective=rewarded))
-    if best is not None:
-        return with_random_rows(rng, problem, best.schedule)
-    schedule = random_schedule(
-        rng, problem.graph, recompute=problem.recompute, paging=problem.can_page
-    )
-    return with_random_rows(rng, problem, schedule)
-
-
-def _random_rule(
-    rng: random.Random, problem: Problem, schedule: Schedule, number: int
-) -> list[TotalsConstraint]:
-    """Draw the rows of one rule."""
-    done = simulate(problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts)
-    kind = rng.choice(("named", "each", "sum", "pair", "bytes", "figure", "mixed", "mixed"))
-    used = [
-        key
-        for count in _COUNTS
-        for key in _keys(problem, count)
-        if done.total(problem.graph, ((key, 1),))
-    ]
-    sums = [_random_terms(rng, problem, kind, used)]
-    if kind == "each":
-        sums = [((key, 1),) for key in _keys(problem, rng.choice(_COUNTS))]
-    sides = rng.choice(("upper", "upper", "lower", "both", "range"))
-    tighter = rng.choice((0, 0, 1, 1, -1))
-    share = rng.choice((1.0, 1.0, 0.75, 0.5))
-    found = []
-    for place, terms in enumerate(sums):
-        value = done.total(problem.graph, terms)
-        if kind in ("bytes", "figure"):
-            single = {"energy_j": problem.baseline_energy_j, "compute_s": problem.pass_time_s}
-            paid = single.get(terms[0][0], 0)
-            value = paid + int((value - paid) * share) if share < 1.0 else value
-        least, most = value + max(0, tighter), value - tighter
-        if kind in ("named", "each", "sum"):
-            most = max(0, most)  # no count is negative
-        width = rng.randint(0, 2)
-        lower, upper = {
-            "upper": (None, most),
-            "lower": (least, None),
-            "both": (value, value),
-            "range": (least, least + width),
-        }[sides]
-        name = f"own{number}[{place}]" if kind == "each" else f"own{number}"
-        found.append(TotalsConstraint(name=name, terms=terms, lower=lower, upper=upper))
-    return found
-
-
-_COUNTS = ("recomputations", "page_ins", "page_outs")
-_FIGURES = ("energy_j", "compute_s", "transfer_s")
-
-
-def _keys(problem: Problem, count: str) -> list[str]:
-    """Return the keys of a count of every node or tensor."""
-    of_nodes = count == "recomputations"
-    index = problem.graph.node_index if of_nodes else problem.graph.tensor_index
-    return [f"{count}:{name}" for name in index]
-
-
-def _random_terms(rng: random.Random, problem: Problem, kind: str, used: list[str]) -> Terms:
-    """Draw the sum of one row, more often of what a schedule uses."""
-    counts = [key for count in _COUNTS for key in _keys(problem, count)]
-    if kind == "named":
-        return ((rng.choice(used if used and rng.random() < 0.6 else counts), 1),)
-    if kind == "sum":
-        return tuple((key, 1) for key in _keys(problem, rng.choice(_COUNTS)))
-    if kind == "pair":
-        one = rng.choice(used or counts)
-        other = rng.choice([key for key in counts if key != one])
-        return ((one, 1), (other, -1))
-    if kind == "bytes":
-        return ((rng.choice(("bytes_written", "bytes_read")), 1),)
-    if kind == "figure":
-        return ((rng.choice(_FIGURES), 1),)
-    keys = rng.sample(counts, min(len(counts), rng.randint(1, 4)))
-    keys = list(dict.fromkeys([*keys, *rng.sample(used, min(len(used), 2))]))
-    keys += rng.sample((*_FIGURES, "bytes_written", "bytes_read"), rng.choice((0, 0, 1, 2)))
-    weights = rng.choice(((1, 2, 3), (-2, -1, 1, 2, 3), (0.5, 1.5, -0.25, 2)))
-    return tuple((key, rng.choice(weights)) for key in keys)
-
-
-def _random_objective(rng: random.Random, problem: Problem) -> Terms:
-    """Draw an own objective: weighed energy, wear and time, counts, or rewards among them."""
-    counts = [key for count in _COUNTS for key in _keys(problem, count)]
-    kind = rng.choice(("weighed", "counts", "rewards", "rewards"))
-    if kind == "weighed":
-        figures = rng.sample((*_FIGURES, "bytes_written", "bytes_read"), rng.randint(1, 4))
-        return tuple((key, rng.choice((1, 2, 0.25))) for key in figures)
-    if kind == "counts":
-        chosen = _keys(problem, rng.choice(_COUNTS)) + rng.sample(counts, 2)
-        return (*((key, rng.randint(1, 3)) for key in dict.fromkeys(chosen)), ("constant", 5))
-    some = rng.sample(counts, min(len(counts), rng.randint(1, 4)))
-    return (("energy_j", rng.choice((0, 1, 0.5))), *((key, rng.randint(-4, 2)) for key in some))
-
-
 def scaled_instance(rng: random.Random, n: Range = (3, 5)) -> Problem:
     """Make a random problem whose bytes, times and energies span the scales that files allow.
 
@@ -544,59 +399,6 @@ def scaled_instance(rng: random.Random, n: Range = (3, 5)) -> Problem:
             limits[name] = False
     minimize = rng.choice(("energy", "time", "ram", "writes"))
     return Problem(graph, costs, ram=problem.ram_budget_bytes, minimize=minimize, **limits)
-
-
-def scaled_and_constrained(rng: random.Random, n: Range = (3, 5)) -> Problem:
-    """Make a problem of `scaled_instance` with own constraints, to a byte or to a millionth.
-
-    Coefficients are up to a thousand million times each other, and sums of both signs nearly
-    cancel.
-    """
-    problem = scaled_instance(rng, n)
-    best = optimum(problem)
-    if best is not None and rng.random() < 0.5:
-        rewarded = _random_objective(rng, problem)
-        best = optimum(replace(problem, minimize=OWN, own_objective=rewarded))
-    schedule = (
-        best.schedule
-        if best is not None
-        else random_schedule(
-            rng, problem.graph, recompute=problem.recompute, paging=problem.can_page
-        )
-    )
-    done = simulate(problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts)
-    rows = []
-    for number in range(rng.randint(1, 3)):
-        terms, exact = _scaled_terms(rng, problem)
-        value = done.total(problem.graph, terms)
-        near = rng.choice((1.0, 1.0, 1.0, 1.0 - 1e-6, 1.0 + 1e-6, 1.1))
-        at = value + rng.choice((-1, 0, 0, 1)) if exact else value * near
-        sides = rng.choice(((None, at), (None, at), (at, None), (at, at)))
-        rows.append(
-            TotalsConstraint(name=f"own{number}", terms=terms, lower=sides[0], upper=sides[1])
-        )
-    changed = replace(problem, constraints=tuple(rows))
-    if rng.random() < 0.3:
-        terms, _ = _scaled_terms(rng, problem)
-        changed = replace(changed, minimize=OWN, own_objective=terms)
-    return changed
-
-
-def _scaled_terms(rng: random.Random, problem: Problem) -> tuple[Terms, bool]:
-    """Draw a sum of totals at any scale, and say whether it is whole."""
-    kind = rng.choice(("bytes", "bytes", "counts", "counts", "figure", "figure", "both"))
-    if kind == "bytes":
-        moved = rng.choice((("bytes_written",), ("bytes_read",), ("bytes_written", "bytes_read")))
-        return tuple((key, rng.choice((1, 1, 3, -1))) for key in moved), True
-    if kind == "counts":
-        counts = [key for count in _COUNTS for key in _keys(problem, count)]
-        weights = rng.choice(((1, 10**9), (1, 7, 2**40), (1, -1, 10**9, -(10**9)), (3, 2**50)))
-        chosen = rng.sample(counts, min(len(counts), rng.randint(2, 6)))
-        return tuple((key, rng.choice(weights)) for key in chosen), True
-    if kind == "figure":
-        return ((rng.choice(_FIGURES), rng.choice((1, 0.1, 1e-9, 1e6))),), False
-    share = problem.baseline_energy_j / max(1, sum(problem.graph.tensor_bytes))
-    return (("energy_j", 1), ("bytes_written", share or 1.0)), False
 
 
 def _with_sizes(graph: Graph, rng: random.Random) -> Graph:

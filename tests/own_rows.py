@@ -1,35 +1,34 @@
-"""Problems with own constraints and objectives, the ways to solve them, and what must hold then."""
+"""Random own constraints and objectives, reproducible by seed, that bind or just cannot be kept."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import pyomo.environ as pyo
-
-from instances import constrained, random_instance, seeded
+from instances import (
+    random_instance,
+    random_problem,
+    random_schedule,
+    scaled_instance,
+    seeded,
+)
 from lazy_rounds import scarce_problem
 from oracle import optimum
-from poetmodel.errors import PoetModelError
-from poetmodel.model import build
-from poetmodel.problem import OWN, Problem
-from poetmodel.result import Status
-from poetmodel.schedule import verify
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
+from poetmodel.problem import OWN, Problem, TotalsConstraint
+from poetmodel.schedule import simulate
 from poetmodel.solver import solve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import random
 
-    from oracle import Optimum
     from poetmodel.problem.totals import Terms
-    from poetmodel.result import SolveResult
-    from poetmodel.solver.request import SolveProgress
+    from poetmodel.schedule import Schedule
 
-WAYS: Final = ("lazy", "compact", "unreduced", "built", "by hand")
-"""Three formulations, a model that `build` made of the problem, and a model of the problem without
-its own constraints and objective, to which a user adds them."""
-EXACT: Final = 1e-6
-"""What figures may be off by: the instances have small numbers, in quarters at the finest."""
+Range = int | tuple[int, int]
+_COUNTS: Final = ("recomputations", "page_ins", "page_outs")
+_FIGURES: Final = ("energy_j", "compute_s", "transfer_s")
 
 
 def own_rows_problem(seed: str, n: int | tuple[int, int] = (3, 5), **fixed: Any) -> Problem:
@@ -40,192 +39,274 @@ def own_rows_problem(seed: str, n: int | tuple[int, int] = (3, 5), **fixed: Any)
     return constrained(rng, random_instance(rng, n, **fixed))
 
 
-# -- ways to an answer ---------------------------------------------------------------------------
+def larger_own_rows_problem(seed: str, kind: str) -> Problem:
+    """Make a problem with own constraints that is too large to be searched.
 
+    Parameters
+    ----------
+    seed : str
+        Everything random comes from it.
+    kind : {'scarce', 'alike', 'twins'}
+        A problem of 7 to 10 nodes; one under a deadline, of nodes and tensors that cost the same;
+        or branches that nothing but the rows tells apart.
 
-def answer(problem: Problem, way: str, **options: Any) -> SolveResult:
-    """Solve a problem one of the ways."""
-    if way == "unreduced":
-        return solve(build(problem, reductions=False), **options)
-    if way == "built":
-        return solve(build(problem), **options)
-    if way == "by hand":
-        return solve(built_by_hand(problem), **options)
-    return solve(problem, formulation=way, **options)
-
-
-def built_by_hand(problem: Problem) -> pyo.ConcreteModel:
-    """Return a model whose own constraints a user states over the relations."""
-    plain = problem.minimize if problem.minimize != OWN else "energy"
-    model = build(
-        replace(problem, constraints=(), own_objective=(), minimize=plain), reductions=False
-    )
-    graph = problem.graph
-    model.out_once = pyo.Constraint(
-        range(len(graph.tensors)), rule=lambda m, i: _count(m, problem, "page_outs", i) <= 1
-    )
-    model.own = pyo.ConstraintList()
-    for row in problem.constraints:
-        # Pyomo takes no relation between numbers, which a sum may be: what is made last.
-        body = total(model, problem, row.terms) + model.R[0, 0] - model.R[0, 0]
-        near = max(map(abs, (row.lower or 0, row.upper or 0)))
-        slack = 0.0 if _is_whole(row.terms) else 1e-9 * near
-        if row.upper is not None:
-            model.own.add(body <= row.upper + slack)
-        if row.lower is not None:
-            model.own.add(body >= row.lower - slack)
-    if problem.minimize == OWN:
-        model.objective.deactivate()
-        model.mine = pyo.Objective(expr=total(model, problem, problem.own_objective))
-    return model
-
-
-def _is_whole(terms: Terms) -> bool:
-    figures = ("energy_j", "compute_s", "transfer_s")
-    return all(isinstance(value, int) and key not in figures for key, value in terms)
-
-
-def _count(m: pyo.ConcreteModel, problem: Problem, count: str, index: int) -> Any:
-    graph = problem.graph
-    stages = range(len(graph.nodes))
-    if count == "recomputations":
-        return sum(m.R[t, index] for t in stages if t > index)
-    first = graph.node_of[index]
-    if count == "page_ins":
-        return sum(m.M_in[t, index] for t in stages if t > first)
-    return sum(m.M_out[t, index] for t in stages if t >= first)
-
-
-def total(m: pyo.ConcreteModel, problem: Problem, terms: Terms) -> Any:
-    """Return a sum of totals over the relations of a model."""
-    graph, table = problem.graph, problem.table
-    device = problem.costs.device
-    idle_w = device.idle_power_w if device is not None else 0.0
-    moving_w = idle_w if problem.deadline_counts == "serial" else 0.0
-    none = [0.0] * len(graph.tensors)
-    in_s, out_s = table.page_in_time_s or none, table.page_out_time_s or none
-    in_j, out_j = table.page_in_energy_j or none, table.page_out_energy_j or none
-    compute_s, compute_j = table.compute_time_s, table.compute_energy_j
-    passed = [j + idle_w * s for j, s in zip(compute_j, compute_s, strict=True)]
-    moved_in = [j + moving_w * s for j, s in zip(in_j, in_s, strict=True)]
-    moved_out = [j + moving_w * s for j, s in zip(out_j, out_s, strict=True)]
-    sizes = graph.tensor_bytes
-    sums: dict[str, tuple[Any, Any, Any]] = {
-        "energy_j": (passed, moved_in, moved_out),
-        "compute_s": (compute_s, none, none),
-        "transfer_s": ([0.0] * len(graph.nodes), in_s, out_s),
-        "bytes_read": ([0] * len(graph.nodes), sizes, none),
-        "bytes_written": ([0] * len(graph.nodes), none, sizes),
-    }
-    expression: Any = 0
-    for key, weight in terms:
-        kind, _, name = key.partition(":")
-        if key == "constant":
-            expression += weight
-        elif key in sums:
-            compute, page_in, page_out = sums[key]
-            single = sum(compute) if key in ("energy_j", "compute_s") else 0
-            counted = (
-                ("recomputations", compute), ("page_ins", page_in), ("page_outs", page_out)
-            )  # fmt: skip
-            expression += weight * (
-                single
-                + sum(
-                    value * _count(m, problem, count, index)
-                    for count, values in counted
-                    for index, value in enumerate(values)
-                    if value
-                )
-            )
-        else:
-            index = graph.node_index if kind == "recomputations" else graph.tensor_index
-            expression += weight * _count(m, problem, kind, index[name])
-    return expression
-
-
-# -- what must hold ------------------------------------------------------------------------------
-
-
-def fault(
-    problem: Problem, best: Optimum | None, result: SolveResult, *, settled: bool = True
-) -> str:
-    """Return what of a result is wrong against exhaustive search, or nothing.
-
-    Without `settled` the solve may have ended before it could say much.
+    Returns
+    -------
+    Problem
+        Half the times with upper limits and no rewards only.
     """
-    if best is None:
-        honest = (Status.INFEASIBLE,) if settled else (Status.INFEASIBLE, Status.UNKNOWN)
-        return "" if result.status in honest else f"infeasible, got {result.status}"
-    if result.status == Status.INFEASIBLE or (settled and result.status != Status.OPTIMAL):
-        return f"optimum {best.value}, got {result.status} ({result.reason})"
-    known = result.to_dict()["objective"]
-    bounds = [result.objective_bound if result.own_objective is None else None, known["bound"]]
-    for bound in bounds:
-        if bound is not None and bound > best.value + _off(best.value):
-            return f"optimum {best.value}, bound {bound}"
-    if result.schedule is None:
-        return ""
-    verdict = verify(problem, result.schedule)
-    if verdict.violations:
-        return f"violations {verdict.violations}"
-    value = problem.objective.measured(verdict.simulation)
-    if abs(value - known["value"]) > _off(value):
-        return f"value {value}, said {known['value']}"
-    beyond = value - best.value
-    if beyond < -_off(value):
-        return f"the search found {best.value}, and {value} is better"
-    above = value - problem.objective.baseline
-    scale = above if result.own_objective is None else abs(value)
-    if result.status == Status.OPTIMAL and beyond > result.requested_gap * scale + _off(value):
-        return f"called optimal at {value}, optimum {best.value}"
-    return ""
+    rng = seeded(f"rows of {seed}")
+    problem = twins(rng) if kind == "twins" else scarce_problem(seed, (7, 10))
+    if kind == "alike":
+        graph = problem.graph
+        page = [(1.0, float(rng.choice((1, 2)))) for _ in graph.tensors]
+        costs = Costs.from_arrays(
+            graph,
+            compute_time_s=[1.0] * len(graph.nodes),
+            compute_energy_j=[float(rng.choice((2, 5))) for _ in graph.nodes],
+            page_in=page,
+            page_out=page,
+        )
+        problem = Problem(
+            graph,
+            costs,
+            ram=problem.ram_budget_bytes,
+            deadline=len(graph.nodes) + rng.randint(1, 8),
+            deadline_counts="serial",
+        )
+    rewarded = replace(problem, minimize=OWN, own_objective=_random_objective(rng, problem))
+    measured = rewarded if rng.random() < 0.4 else problem
+    schedule = solve(measured, formulation="compact", gap=0.0).schedule
+    if schedule is None:
+        return problem
+    found = with_random_rows(rng, problem, schedule)
+    if rng.random() < 0.5:
+        return found
+    rows = tuple(
+        replace(row, lower=None, upper=row.lower if row.upper is None else row.upper)
+        for row in found.constraints
+        if all(weight >= 0 for _, weight in row.terms)
+    )
+    if any(weight < 0 for _, weight in found.own_objective):
+        return replace(problem, constraints=rows)
+    return replace(found, constraints=rows)
 
 
-def _off(value: float) -> float:
-    return EXACT * max(1.0, abs(value))
+def twins(rng: random.Random) -> Problem:
+    """Make a problem of two to four equal branches, of one or two nodes each, that are joined."""
+    branches, depth = rng.randint(2, 4), rng.randint(1, 2)
+    sizes, costs = ([rng.randint(1, 5) for _ in range(depth)] for _ in range(2))
+    nodes = [operation("x", output_bytes=rng.randint(1, 5))]
+    paid = [rng.randint(1, 5)]
+    for branch in range(branches):
+        for step in range(depth):
+            before = nodes[-1].name if step else "x"
+            name = f"a{branch}.{step}"
+            nodes.append(operation(name, output_bytes=sizes[step], inputs=(before,)))
+            paid.append(costs[step])
+    read = [node.name for node in nodes[1:]]
+    nodes.append(operation("y", output_bytes=rng.randint(1, 6), inputs=("x",)))
+    nodes.append(operation("z", output_bytes=1, inputs=(*read, "y")))
+    paid += [rng.randint(1, 5), 1]
+    graph = Graph(name="twins", nodes=tuple(nodes))
+    table = Costs.from_arrays(
+        graph,
+        compute_time_s=paid,
+        compute_energy_j=[2 * each for each in paid],
+        page_in=[(each, 1) for each in paid],
+        page_out=[(1, each) for each in paid],
+    )
+    low, high = floor(graph).bytes, checkpoint_all_peak_bytes(graph)
+    ram = rng.randint(low, max(low, high - 1))
+    return random_problem(rng, graph, table, ram=ram, minimize=rng.choice(("energy", "writes")))
 
 
-class Watch:
-    """Follows a solve, and notes bounds above the optimum on the way."""
+def with_random_rows(
+    rng: random.Random,
+    problem: Problem,
+    schedule: Schedule,
+    *,
+    rows: Range = (1, 3),
+    objective: float = 0.3,
+) -> Problem:
+    """Return a problem with random own constraints, and now and then an own objective.
 
-    def __init__(self, problem: Problem, best: Optimum | None) -> None:
-        baseline = problem.objective.baseline if problem.minimize != "ram" else 0.0
-        self.most = None if best is None else best.value - baseline
-        self.fault = ""
-        self.calls = 0
+    Their limits are near what a schedule takes, so that they bind or just cannot be kept.
 
-    def __call__(self, progress: SolveProgress) -> None:
-        """Note what is reported."""
-        self.calls += 1
-        if self.most is None:
-            if progress.incumbent is not None:
-                self.fault = f"infeasible, incumbent {progress.incumbent}"
-            return
-        if progress.bound is not None and progress.bound > self.most + _off(self.most):
-            self.fault = f"optimum {self.most}, bound {progress.bound} on the way"
-        if progress.incumbent is not None and progress.incumbent < self.most - _off(self.most):
-            self.fault = f"optimum {self.most}, incumbent {progress.incumbent} on the way"
+    Parameters
+    ----------
+    rng : random.Random
+        Everything random comes from it.
+    problem : Problem
+        What is extended.
+    schedule : Schedule
+        What limits are measured by: a valid schedule of the problem, or a wasteful one.
+    rows : int or (int, int)
+        How many rules there are; some state a row for every node or tensor.
+    objective : float
+        Chance of an own objective.
+
+    Returns
+    -------
+    Problem
+        Not always feasible.
+    """
+    count = rows if isinstance(rows, int) else rng.randint(*rows)
+    found = [row for number in range(count) for row in _random_rule(rng, problem, schedule, number)]
+    changed = replace(problem, constraints=(*problem.constraints, *found))
+    if rng.random() < objective:
+        changed = replace(changed, minimize=OWN, own_objective=_random_objective(rng, problem))
+    return changed
 
 
-def faults(
-    seeds: Iterable[str],
-    way: str,
-    make: Callable[[str], Problem] = own_rows_problem,
-    **options: Any,
-) -> dict[str, str]:
-    """Return the instances on which search and a way differ, by seed."""
-    found = {}
-    for seed in seeds:
-        problem = make(seed)
-        best = optimum(problem)
-        watch = Watch(problem, best)
-        watched = {} if way == "by hand" else {"on_progress": watch}
-        settled = options.get("time_limit", 60.0) >= 60.0
-        try:
-            result = answer(problem, way, **{"gap": 0.0, **watched, **options})
-            what = fault(problem, best, result, settled=settled) or watch.fault
-        except PoetModelError as error:
-            what = f"{type(error).__name__}: {error}"
-        if what:
-            found[seed] = what
+def constrained(rng: random.Random, problem: Problem) -> Problem:
+    """Return a problem with random own constraints, and now and then an own objective.
+
+    It is searched for the schedules that rows are measured by: the best one, or one that wastes.
+    """
+    best = optimum(problem)
+    if best is not None and rng.random() < 0.6:
+        rewarded = _random_objective(rng, problem)
+        best = optimum(replace(problem, minimize=OWN, own_objective=rewarded))
+    if best is not None:
+        return with_random_rows(rng, problem, best.schedule)
+    schedule = random_schedule(
+        rng, problem.graph, recompute=problem.recompute, paging=problem.can_page
+    )
+    return with_random_rows(rng, problem, schedule)
+
+
+def _random_rule(
+    rng: random.Random, problem: Problem, schedule: Schedule, number: int
+) -> list[TotalsConstraint]:
+    """Draw the rows of one rule."""
+    done = simulate(problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts)
+    kind = rng.choice(("named", "each", "sum", "pair", "bytes", "figure", "mixed", "mixed"))
+    used = [
+        key
+        for count in _COUNTS
+        for key in _keys(problem, count)
+        if done.total(problem.graph, ((key, 1),))
+    ]
+    sums = [_random_terms(rng, problem, kind, used)]
+    if kind == "each":
+        sums = [((key, 1),) for key in _keys(problem, rng.choice(_COUNTS))]
+    sides = rng.choice(("upper", "upper", "lower", "both", "range"))
+    tighter = rng.choice((0, 0, 1, 1, -1))
+    share = rng.choice((1.0, 1.0, 0.75, 0.5))
+    found = []
+    for place, terms in enumerate(sums):
+        value = done.total(problem.graph, terms)
+        if kind in ("bytes", "figure"):
+            single = {"energy_j": problem.baseline_energy_j, "compute_s": problem.pass_time_s}
+            paid = single.get(terms[0][0], 0)
+            value = paid + int((value - paid) * share) if share < 1.0 else value
+        least, most = value + max(0, tighter), value - tighter
+        if kind in ("named", "each", "sum"):
+            most = max(0, most)  # no count is negative
+        width = rng.randint(0, 2)
+        lower, upper = {
+            "upper": (None, most),
+            "lower": (least, None),
+            "both": (value, value),
+            "range": (least, least + width),
+        }[sides]
+        name = f"own{number}[{place}]" if kind == "each" else f"own{number}"
+        found.append(TotalsConstraint(name=name, terms=terms, lower=lower, upper=upper))
     return found
+
+
+def _keys(problem: Problem, count: str) -> list[str]:
+    """Return the keys of a count of every node or tensor."""
+    of_nodes = count == "recomputations"
+    index = problem.graph.node_index if of_nodes else problem.graph.tensor_index
+    return [f"{count}:{name}" for name in index]
+
+
+def _random_terms(rng: random.Random, problem: Problem, kind: str, used: list[str]) -> Terms:
+    """Draw the sum of one row, more often of what a schedule uses."""
+    counts = [key for count in _COUNTS for key in _keys(problem, count)]
+    if kind == "named":
+        return ((rng.choice(used if used and rng.random() < 0.6 else counts), 1),)
+    if kind == "sum":
+        return tuple((key, 1) for key in _keys(problem, rng.choice(_COUNTS)))
+    if kind == "pair":
+        one = rng.choice(used or counts)
+        other = rng.choice([key for key in counts if key != one])
+        return ((one, 1), (other, -1))
+    if kind == "bytes":
+        return ((rng.choice(("bytes_written", "bytes_read")), 1),)
+    if kind == "figure":
+        return ((rng.choice(_FIGURES), 1),)
+    keys = rng.sample(counts, min(len(counts), rng.randint(1, 4)))
+    keys = list(dict.fromkeys([*keys, *rng.sample(used, min(len(used), 2))]))
+    keys += rng.sample((*_FIGURES, "bytes_written", "bytes_read"), rng.choice((0, 0, 1, 2)))
+    weights = rng.choice(((1, 2, 3), (-2, -1, 1, 2, 3), (0.5, 1.5, -0.25, 2)))
+    return tuple((key, rng.choice(weights)) for key in keys)
+
+
+def _random_objective(rng: random.Random, problem: Problem) -> Terms:
+    """Draw an own objective: weighed energy, wear and time, counts, or rewards among them."""
+    counts = [key for count in _COUNTS for key in _keys(problem, count)]
+    kind = rng.choice(("weighed", "counts", "rewards", "rewards"))
+    if kind == "weighed":
+        figures = rng.sample((*_FIGURES, "bytes_written", "bytes_read"), rng.randint(1, 4))
+        return tuple((key, rng.choice((1, 2, 0.25))) for key in figures)
+    if kind == "counts":
+        chosen = _keys(problem, rng.choice(_COUNTS)) + rng.sample(counts, 2)
+        return (*((key, rng.randint(1, 3)) for key in dict.fromkeys(chosen)), ("constant", 5))
+    some = rng.sample(counts, min(len(counts), rng.randint(1, 4)))
+    return (("energy_j", rng.choice((0, 1, 0.5))), *((key, rng.randint(-4, 2)) for key in some))
+
+
+def scaled_and_constrained(rng: random.Random, n: Range = (3, 5)) -> Problem:
+    """Make a problem of `scaled_instance` with own constraints, to a byte or to a millionth.
+
+    Coefficients are up to a thousand million times each other, and sums of both signs nearly
+    cancel.
+    """
+    problem = scaled_instance(rng, n)
+    best = optimum(problem)
+    if best is not None and rng.random() < 0.5:
+        rewarded = _random_objective(rng, problem)
+        best = optimum(replace(problem, minimize=OWN, own_objective=rewarded))
+    schedule = (
+        best.schedule
+        if best is not None
+        else random_schedule(
+            rng, problem.graph, recompute=problem.recompute, paging=problem.can_page
+        )
+    )
+    done = simulate(problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts)
+    rows = []
+    for number in range(rng.randint(1, 3)):
+        terms, exact = _scaled_terms(rng, problem)
+        value = done.total(problem.graph, terms)
+        near = rng.choice((1.0, 1.0, 1.0, 1.0 - 1e-6, 1.0 + 1e-6, 1.1))
+        at = value + rng.choice((-1, 0, 0, 1)) if exact else value * near
+        sides = rng.choice(((None, at), (None, at), (at, None), (at, at)))
+        rows.append(
+            TotalsConstraint(name=f"own{number}", terms=terms, lower=sides[0], upper=sides[1])
+        )
+    changed = replace(problem, constraints=tuple(rows))
+    if rng.random() < 0.3:
+        terms, _ = _scaled_terms(rng, problem)
+        changed = replace(changed, minimize=OWN, own_objective=terms)
+    return changed
+
+
+def _scaled_terms(rng: random.Random, problem: Problem) -> tuple[Terms, bool]:
+    """Draw a sum of totals at any scale, and say whether it is whole."""
+    kind = rng.choice(("bytes", "bytes", "counts", "counts", "figure", "figure", "both"))
+    if kind == "bytes":
+        moved = rng.choice((("bytes_written",), ("bytes_read",), ("bytes_written", "bytes_read")))
+        return tuple((key, rng.choice((1, 1, 3, -1))) for key in moved), True
+    if kind == "counts":
+        counts = [key for count in _COUNTS for key in _keys(problem, count)]
+        weights = rng.choice(((1, 10**9), (1, 7, 2**40), (1, -1, 10**9, -(10**9)), (3, 2**50)))
+        chosen = rng.sample(counts, min(len(counts), rng.randint(2, 6)))
+        return tuple((key, rng.choice(weights)) for key in chosen), True
+    if kind == "figure":
+        return ((rng.choice(_FIGURES), rng.choice((1, 0.1, 1e-9, 1e6))),), False
+    share = problem.baseline_energy_j / max(1, sum(problem.graph.tensor_bytes))
+    return (("energy_j", 1), ("bytes_written", share or 1.0)), False

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from instances import bench_device, constrained, random_costs, random_graph, random_problem, seeded
+from instances import bench_device, random_costs, random_graph, random_problem, seeded
 from oracle import Optimum, optimum
+from own_rows import constrained
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.problem import OWN, Problem

@@ -155,6 +155,13 @@ def test_reductions_lose_nothing_on_more_larger_graphs(number: int) -> None:
     test_reductions_lose_nothing_on_larger_graphs(number)
 
 
+def test_without_storage_it_only_recomputes() -> None:
+    """No page costs are needed, with every choice open: 12."""
+    options = {"storage": False, "on_aux": False, "deadline": False, "switches": False}
+    problems = random_instances(12, (3, 5), seed=7, **options)
+    assert not failures({f"7/{i}": p for i, p in enumerate(problems)}, reductions=False)
+
+
 def test_what_is_ruled_out_before_solving_is_infeasible() -> None:
     """The reasons that need no solver are right: search finds nothing either."""
     count = 0

@@ -15,7 +15,8 @@ import pytest
 
 import poetmodel as pm
 from oracle import optimum
-from own_rows import WAYS, answer, faults, own_rows_problem
+from own_rows import larger_own_rows_problem, own_rows_problem
+from own_rows_answers import WAYS, answer, faults
 from poetmodel.backends.registry import backend
 from poetmodel.errors import ModelError
 from poetmodel.problem import OWN
@@ -88,6 +89,25 @@ def test_schedules_of_the_paper_keep_own_rows() -> None:
     assert checked > 10
 
 
+def disagreements(numbers: range, kind: str) -> dict[str, str]:
+    """Return the larger instances on which ``lazy`` and ``compact`` differ, by seed."""
+    found = {}
+    for number in numbers:
+        seed = f"{kind}/{number}"
+        problem = larger_own_rows_problem(seed, kind)
+        lazy, compact = (answer(problem, way, gap=0.0) for way in ("lazy", "compact"))
+        near = pytest.approx(compact.objective_value, abs=1e-6)
+        if lazy.status != compact.status or lazy.objective_value != near:
+            found[seed] = f"lazy {lazy.summary()}, compact {compact.summary()}"
+    return found
+
+
+@pytest.mark.parametrize("kind", ["scarce", "alike", "twins"])
+def test_lazy_and_compact_agree_on_larger_graphs(kind: str) -> None:
+    """Where nobody can search exhaustively, equal decisions among them: 45."""
+    assert not disagreements(range(15), kind)
+
+
 # -- more of them ----------------------------------------------------------------------------------
 
 
@@ -114,6 +134,13 @@ def test_wide_gaps_and_short_times_promise_no_more_on_more(way: str) -> None:
     assert not faults(seeds(21, BATCH), way, gap=0.5)
     assert not faults(seeds(22, BATCH), way, gap=0.1)
     assert not faults(seeds(23, BATCH), way, time_limit=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["scarce", "alike", "twins"])
+def test_lazy_and_compact_agree_on_more_larger_graphs(kind: str) -> None:
+    """The same on 300 more."""
+    assert not disagreements(range(15, 115), kind)
 
 
 @pytest.mark.slow

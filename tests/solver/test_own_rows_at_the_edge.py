@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import pytest
 
-from instances import scaled_and_constrained, seeded
+from instances import seeded
 from oracle import optimum
-from own_rows import answer, fault
+from own_rows import scaled_and_constrained
+from own_rows_answers import answer, fault
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.errors import PoetModelError
