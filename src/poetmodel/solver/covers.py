@@ -9,7 +9,7 @@ import numpy as np
 from poetmodel.backends.sparse import csr_array
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -72,8 +72,10 @@ def with_covers(
     E. Balas, Facets of the knapsack polytope, Mathematical Programming 8, 1975.
     """
     found = []
+    column = {id(variable): j for j, variable in enumerate(form.columns)}
     for allowance in (EXCEEDED, -EXCEEDED) if rejected else (EXCEEDED,):
-        found = [cut for row in rows if (cut := _cover(form, x, row, allowance)) is not None]
+        stated = (_exactly(form, row, column, allowance) for row in rows)
+        found = [cut for one in stated if (cut := _cover(form, x, *one)) is not None]
         if found:
             break
     else:
@@ -90,13 +92,12 @@ def with_covers(
 
 
 def _cover(
-    form: StandardForm, x: NDArray[np.float64], row: int, allowance: float
+    form: StandardForm, x: NDArray[np.float64], literals: list[_Literal], limit: float
 ) -> tuple[list[_Literal], int] | None:
-    """Return literals of a row, and the limit of a row on their columns.
+    """Return literals that exceed a limit, and the limit of a row on their columns.
 
-    None where `x` keeps the row, or where a column may be more than 1.
+    None where `x` keeps it, or where a column may be more than 1.
     """
-    literals, limit = _exactly(form, row, allowance)
     ordered = sorted(literals, key=lambda literal: -literal.size)
     chosen = [literal for literal in ordered if literal.holds(x)]
     needs = [literal.size for literal in chosen]
@@ -112,7 +113,9 @@ def _cover(
     return sorted(members), size - 1 - lacking
 
 
-def _exactly(form: StandardForm, row: int, allowance: float) -> tuple[list[_Literal], float]:
+def _exactly(
+    form: StandardForm, row: int, column: Mapping[int, int], allowance: float
+) -> tuple[list[_Literal], float]:
     """Return what each column of a row needs, and the limit; in bytes where they are known."""
     stated = getattr(form.model, "exact_limits", {})
     exact = stated.get(_key(form.rows[row]))
@@ -123,7 +126,6 @@ def _exactly(form: StandardForm, row: int, allowance: float) -> tuple[list[_Lite
         limit = form.row_upper[row] - coefficients[falling] @ form.upper[columns[falling]]
         pairs = zip(columns[~falling].tolist(), coefficients[~falling].tolist(), strict=True)
         return [_Literal(column, size, 1) for column, size in pairs], float(limit) + allowance
-    column = {id(variable): j for j, variable in enumerate(form.columns)}
     limit = exact.limit
     literals = []
     for value, variable in exact.terms:
