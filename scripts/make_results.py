@@ -3,9 +3,10 @@
 ``python scripts/make_results.py`` takes the last ``*-grid.jsonl`` of ``bench/results/`` for the
 grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``), the last
 ``*-grid-again.jsonl`` for instances of it that were solved again with two threads, the last
-``*-training.jsonl`` for the comparison of training methods, and the last other file for all else;
-the last ``*-ablation.jsonl`` and each ``*-ablation-*.jsonl`` for a part of ``docs/lazy.md``;
-``docs/paper-figures.md`` and the pictures beside it are made of ``bench/results/figures/``.
+``*-training.jsonl`` for the comparison of training methods, the last ``*-constraints.jsonl`` for
+own constraints, and the last other file for all else; the last ``*-ablation.jsonl`` and each
+``*-ablation-*.jsonl`` for a part of ``docs/lazy.md``; ``docs/paper-figures.md`` and the pictures
+beside it are made of ``bench/results/figures/``.
 ``--check`` writes nothing, needs no matplotlib, and exits 1 where something is not what the records
 say. Without a record there is no page.
 """
@@ -23,7 +24,15 @@ sys.path.append(str(ROOT / "bench"))
 from blocks import replace_block, update_pages  # noqa: E402
 from grid import GOALS, instances  # noqa: E402
 from harness import latest  # noqa: E402
-from result_pages import ablation, cases, figures, grid, plot, training  # noqa: E402
+from result_pages import (  # noqa: E402
+    ablation,
+    cases,
+    constraints,
+    figures,
+    grid,
+    plot,
+    training,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +66,7 @@ def due() -> dict[Path, str]:
     if not records:
         return pages | {README: replace_block(readme, "results", figures.NOTHING_YET)}
     grid_source, solved = read_newest("*-grid.jsonl")
+    constrained_source, constrained = read_newest("*-constraints.jsonl")
     training_source, trained = read_newest("*-training.jsonl")
     sections = []
     if solved:
@@ -68,10 +78,13 @@ def due() -> dict[Path, str]:
             )
         )
         pages[GRID_PAGE] = grid.full_page(solved, grid_source)
+    if constrained:
+        sections.append(constraints.section(constrained, constrained_source))
     if trained:
         sections.append(training.section(trained, training_source))
     pages[PAGE] = cases.page(records, source, *sections)
-    pages[README] = replace_block(readme, "results", cases.readme_table(records, solved, trained))
+    table = cases.readme_table(records, solved, constrained, trained)
+    pages[README] = replace_block(readme, "results", table)
     return pages
 
 

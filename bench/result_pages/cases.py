@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from blocks import table
 from poetmodel.units import format_bytes
-from result_pages import grid, training
+from result_pages import constraints, grid, training
 from result_pages.comparison import compared, method_text
 from result_pages.records import SolveRecord, circumstances, percent_text, seconds_text
 
@@ -131,9 +131,13 @@ def page(records: Sequence[dict[str, Any]], source: str, *sections: str) -> str:
 def readme_table(
     records: Sequence[dict[str, Any]],
     solved: Sequence[dict[str, Any]],
+    constrained: Sequence[dict[str, Any]],
     trained: Sequence[dict[str, Any]],
 ) -> str:
-    """Return the README's block, of the records of all cases, the grid, and training methods."""
+    """Return the README's block.
+
+    Of the records of all cases, the grid, own constraints, and training methods.
+    """
     by_problem = compared(solved)
     own = {**solves(records, "main"), **solves(records, "zoo")}
     rows = []
@@ -160,6 +164,7 @@ def readme_table(
         "RAM is relative to keep-all, overhead to a single pass, the gap to "
         "the overhead; `paper` is the published formulation with the same solver, bold where it "
         f"ran into its limit, with its own gap. {circumstances(records)}. "
-        f"{grid.sentence(solved)}{training.sentence(trained)}"
+        f"{grid.sentence(solved)}{constraints.sentence(constrained)}"
+        f"{training.sentence(trained)}"
         "All of it: [docs/results.md](docs/results.md)."
     )

@@ -8,39 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import make_results
-from measured_records import CIRCUMSTANCES, grid_record, in_folder
+from measured_records import KEY, grid_record, in_folder, solve_record
 from result_pages import cases
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-KEY = ("paper/vgg16-cifar", "paper-m4", "50%")
-
-
-def solve_record(method: str, seconds: float, *, group: str = "main", **changes: Any) -> Any:
-    """Return the record of a solve that proved an overhead of 1 % of the baseline."""
-    result = {
-        "problem": {"gap": 1e-4, "formulation": "compact"},
-        "status": "optimal",
-        "gap": 0.0,
-        "violations": [],
-        "overhead_j": 0.01,
-        "baseline_energy_j": 1.0,
-        "peak_ram_bytes": 2048,
-    }
-    model, device, ram = KEY
-    ram = changes.pop("ram", ram)
-    case = {"group": group, "model": model, "device": device, "ram": ram}
-    return {
-        "kind": "solve",
-        "name": f"{group}-{method}-{seconds}",
-        "seconds": seconds,
-        **CIRCUMSTANCES,
-        "case": case | {"method": {"name": method}, "limit_s": 60, "expected_overhead_ratio": None},
-        "model_gap": changes.pop("model_gap", 0.0),
-        "counts": {"recomputed": 1, "paged_out": 2, "paged_in": 3},
-        "result": result | changes,
-    }
 
 
 @pytest.fixture

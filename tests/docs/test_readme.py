@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,12 @@ def test_library_example_runs_and_its_constraint_is_kept(
     exec(compile(example, "README.md", "exec"), names)  # noqa: S102 - our own page
     said = capsys.readouterr().out
     assert said.startswith("optimal: energy ")
-    assert said.count("goes to storage") == 2
+    assert "is recomputed in stage" in said
     result = names["result"]
     assert isinstance(result, pm.SolveResult)
-    free = pm.solve(result.problem)
-    assert len(free.require_schedule().M_out) > 2
+    assert (result.written_bytes or 0) <= 100_000
+    free = pm.solve(replace(result.problem, constraints=()))
+    assert (free.written_bytes or 0) > 100_000
     assert result.overhead_j is not None
     assert free.overhead_j is not None
     assert result.overhead_j > free.overhead_j

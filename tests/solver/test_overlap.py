@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import bench_device, random_schedule, seeded
+from instances import bench_device, random_costs, random_graph, random_schedule, seeded
 from lazy_rounds import scarce_problem
 from oracle import optimum
 from poetmodel.device import Costs
-from poetmodel.graph import Graph, operation
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.model import build
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan, verify
@@ -263,3 +263,25 @@ def test_interrupt_between_two_solves_keeps_the_best(monkeypatch: pytest.MonkeyP
     result = solve(problem, start=first)
     assert len(seen) == 2
     assert result.schedule == first
+
+
+def test_an_own_limit_on_energy_is_held_as_the_energy_budget_is() -> None:
+    """Idle power over the makespan counts in both: the same is found, and the same is proved."""
+    kept = 0
+    for number in range(20):
+        rng = seeded(f"idle energy/{number}")
+        graph = random_graph(rng, (3, 5), on_aux=False)
+        costs = random_costs(rng, graph, mode="dma")
+        if not graph.tensors or costs.device is None:
+            continue
+        ram = max(floor(graph).bytes, int(0.8 * checkpoint_all_peak_bytes(graph)))
+        problem = Problem(graph, costs, ram=ram, minimize="writes", deadline_counts="overlap")
+        most = solve(replace(problem, minimize="energy")).energy_j
+        if most is None:
+            continue
+        by_budget = solve(replace(problem, energy_budget=most))
+        by_row = solve(problem.subject_to(least=lambda v, most=most: v.energy_j <= most))
+        assert by_row.status == by_budget.status
+        assert by_row.objective_value == by_budget.objective_value
+        kept += by_row.schedule is not None and problem.idle_power_w > 0
+    assert kept

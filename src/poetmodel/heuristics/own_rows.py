@@ -22,18 +22,28 @@ class OwnRows:
 
     def __init__(self, problem: Problem, limits: Sequence[LinearLimit]) -> None:
         self.limits = tuple(limits)
-        columns = [limit.coefficients for limit in limits]
-        index = problem.objective.coefficients
-        self.compute = _by_decision(index.compute, (one.compute for one in columns))
-        """For each node what a recomputation uses."""
-        self.page_in = _by_decision(index.page_in, (one.page_in for one in columns))
-        """For each tensor what a page-in uses."""
-        self.page_out = _by_decision(index.page_out, (one.page_out for one in columns))
-        """For each tensor what its page-out uses."""
         self.slacks = [limit.slack for limit in limits]
-        self.units = [_unit(limit) for limit in limits]
+        self.units: list[float] = []
         """What an excess is measured in."""
-        self.only_adds = [limit.only_adds for limit in limits]
+        self.only_adds: list[bool] = []
+        self.is_single: list[bool] = []
+        """Whether a row counts no more than one decision."""
+        by_decision: list[list[list[tuple[int, float]]]] = [
+            [[] for _ in column] for column in problem.objective.coefficients
+        ]
+        for row, limit in enumerate(limits):
+            amounts = []
+            for found, column in zip(by_decision, limit.coefficients, strict=True):
+                for place, amount in enumerate(column):
+                    if amount:
+                        found[place].append((row, amount))
+                        amounts.append(amount)
+            self.units.append(max(abs(limit.slack), min(map(abs, amounts), default=1.0)))
+            self.only_adds.append(min(amounts, default=0) >= 0)
+            self.is_single.append(len(amounts) <= 1)
+        uses: list[list[Uses]] = [[tuple(one) for one in found] for found in by_decision]
+        self.compute, self.page_in, self.page_out = uses
+        """What each decision uses: for nodes, then for tensors."""
         self.wanted: Coefficients | None = None
         """How much each decision is wanted, by constraints or the objective; None if none is."""
         if any(any(column) for column in problem.wanted):
@@ -104,18 +114,3 @@ class OwnRows:
             before = max(0.0, used[row] - self.slacks[row])
             total += (max(0.0, used[row] + amount - self.slacks[row]) - before) / self.units[row]
         return total
-
-
-def _by_decision(index: Sequence[float], columns: Iterable[Sequence[float]]) -> list[Uses]:
-    """Return for each decision of an index the rows that count it."""
-    found: list[list[tuple[int, float]]] = [[] for _ in index]
-    for row, amounts in enumerate(columns):
-        for place, amount in enumerate(amounts):
-            if amount:
-                found[place].append((row, amount))
-    return [tuple(uses) for uses in found]
-
-
-def _unit(limit: LinearLimit) -> float:
-    amounts = [abs(amount) for column in limit.coefficients for amount in column if amount]
-    return max(abs(limit.slack), min(amounts, default=1.0))

@@ -71,11 +71,10 @@ class PenalizedObjective:
                 self.limits.append((prices, limit.slack))
                 penalty.append((prices, 1 / max(limit.slack, _TINY * limit.baseline, _TINY)))
         if self.rows is not None:
-            for limit, unit in zip(self.rows.limits, self.rows.units, strict=True):
-                # What counts a single decision is a question of room alone.
-                if sum(bool(one) for column in limit.coefficients for one in column) > 1:
-                    prices = _only_added(limit.coefficients)
-                    penalty.append((prices, 1 / unit))
+            rows = self.rows
+            for limit, unit, single in zip(rows.limits, rows.units, rows.is_single, strict=True):
+                if not single:  # a single decision is a question of room alone
+                    penalty.append((_only_added(limit.coefficients), 1 / unit))
         self.is_limited = len(penalty) > 1
         """Whether the use of limits can be priced."""
         self._greedy, self._penalty = weighted(*greedy), weighted(*penalty)

@@ -1,0 +1,161 @@
+"""Own constraints in the benchmark: what is run, and what the pages say of its record."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import constraints
+import make_results
+from constraints import MODEL, TOTALS, WITHOUT, OwnRun, measure_own, runs
+from grid import instances
+from measured_records import grid_record, in_folder, solve_record
+from poetmodel.problem.io import parse_constraints
+from result_pages.constraints import section, sentence
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = {run.form: run for run in constraints.smoke_runs() if "at_most = 2" in run.text}
+"""The same constraint in each form."""
+
+
+def record(form: str, own: str = "few", **changes: Any) -> dict[str, Any]:
+    """Return the record of a solve with a constraint, or without it, proved in two seconds."""
+    found = grid_record(**{"requested_gap": 0.01, "stated_s": 0.25, "build_s": 0.5} | changes)
+    found["cell"] |= {"own": own, "text": "", "form": form}
+    return found | {"kind": constraints.KIND, "name": f"{found['name']} | {own} | {form}"}
+
+
+def line(text: str, start: str) -> str:
+    """Return the one line of a text that begins so."""
+    found = [line for line in text.splitlines() if line.startswith(start)]
+    assert len(found) == 1
+    return found[0]
+
+
+# -- what is run -----------------------------------------------------------------------------------
+
+
+def test_every_instance_is_one_of_the_grid() -> None:
+    """With its own limit, too."""
+    assert {run.instance for run in runs()} <= set(instances())
+
+
+def test_every_constraint_comes_right_after_the_instance_without_it() -> None:
+    """The same load then lies on both; runs differ from each other."""
+    all_runs = list(runs())
+    for before, run in pairwise(all_runs):
+        if run.form == TOTALS:
+            assert before == OwnRun(instance=run.instance, own=run.own, text=run.text, form=WITHOUT)
+    assert len({run.key for run in all_runs}) == len(all_runs)
+
+
+@pytest.mark.parametrize("run", [run for run in runs() if run.form == TOTALS])
+def test_what_a_constraint_names_is_in_its_graph(run: OwnRun) -> None:
+    """As a user's file it gives rows, or an objective."""
+    problem = parse_constraints(run.text, run.instance.problem(), source=run.own)
+    assert problem.constraints or problem.own_objective
+
+
+@pytest.mark.parametrize("form", [WITHOUT, TOTALS, MODEL])
+def test_a_record_says_how_the_constraint_was_stated(form: str) -> None:
+    """Its cell has the text; a model is built before it is solved."""
+    facts = measure_own(SMALL[form].to_dict())
+    json.dumps(facts, allow_nan=False)
+    assert facts["kind"] == constraints.KIND
+    assert facts["name"].endswith(f"| at most 2 of 4 recomputations | {form}")
+    assert facts["cell"] == SMALL[form].to_dict()
+    assert facts["requested_gap"] == constraints.GAP
+    assert facts["gap"] <= constraints.GAP
+    assert facts["formulation"].startswith("compact" if form == MODEL else "lazy")
+    assert 0 < facts["stated_s"] < facts["seconds"]
+
+
+def test_a_constraint_holds_in_both_forms() -> None:
+    """Both cost the same, and more than nothing."""
+    cost = {form: measure_own(run.to_dict())["overhead_j"] for form, run in SMALL.items()}
+    assert cost[TOTALS] == pytest.approx(cost[MODEL], rel=2 * constraints.GAP)
+    assert cost[WITHOUT] < cost[TOTALS] * (1 - 2 * constraints.GAP)
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+def test_each_line_has_the_solve_without_the_constraint_beside_it() -> None:
+    """Status, both times, their ratio, gap, both overheads, columns and building."""
+    text = section(
+        [record(WITHOUT, seconds=0.5), record(TOTALS, overhead_j=0.02, gap=0.004)], "run.jsonl"
+    )
+    row = line(text, "| `paper/bert`, paper-m4, 40% |")
+    assert "| few | optimal | 2 s | 0.5 s | 4 | 0.4 % | 2 % | 1 % | 300 | 0.75 s |" in row
+    assert "1 of 1 (100.0 %) feasible problems were proved to 1 %." in text
+    assert "the median of the ratios is 4 times" in text
+
+
+def test_time_outs_stay_with_their_gap_and_are_named() -> None:
+    """One without a schedule, too."""
+    late = {"status": "feasible", "seconds": 60.0, "gap": 0.25}
+    lost = {"status": "unknown", "seconds": 61.0, "gap": None, "overhead_j": None}
+    text = section(
+        [
+            record(WITHOUT),
+            record(TOTALS, **late),
+            record(WITHOUT, "fewer"),
+            record(TOTALS, "fewer", **lost),
+        ],
+        "run.jsonl",
+    )
+    assert "| few | feasible | **60 s** | 2 s | 30 | 25 % |" in text
+    assert "| fewer | unknown | **61 s** | 2 s | 30 | - | - |" in text
+    assert "0 of 2 (0.0 %) feasible problems were proved to 1 %." in text
+    assert "fewer (gap -); `paper/bert`, paper-m4, 40%, few (gap 25 %)." in text
+
+
+def test_what_is_proved_infeasible_is_counted_apart() -> None:
+    """It stays in the table, and its time counts in no median."""
+    nothing = {"status": "infeasible", "gap": None, "overhead_j": None, "seconds": 40.0}
+    records = [
+        record(WITHOUT),
+        record(TOTALS, **nothing),
+        record(WITHOUT, "fewer"),
+        record(TOTALS, "fewer", seconds=3.0),
+    ]
+    text = section(records, "run.jsonl")
+    assert "1 of 2 problems are proved infeasible." in text
+    assert "the median of the ratios is 1.5 times" in text
+    assert "| few | infeasible | 40 s |" in text
+    assert "1 of 1 (100.0 %) feasible problems" in sentence(records)
+    assert "the median took 1.5 times as long as without" in sentence(records)
+
+
+def test_a_model_of_ones_own_is_held_against_totals() -> None:
+    """In a table of its own, building of the model included."""
+    text = section(
+        [record(WITHOUT), record(TOTALS), record(MODEL, seconds=8.0, stated_s=5.0)], "run.jsonl"
+    )
+    assert "1 of 1 were proved to 1 %; the median took 4 times as long as over totals" in text
+    rows = [row for row in text.splitlines() if row.startswith("| `paper/bert`, ")]
+    assert "| few | optimal | 8 s | 2 s | 0 % | 1 % | 300 | 5.5 s |" in rows[1]
+
+
+def test_pages_are_written_from_the_newest_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page of results has the table, and the README a sentence."""
+    kept = {
+        "2026-01-01": [solve_record("default", 2.0)],
+        "2026-01-01-constraints": [record(WITHOUT), record(TOTALS, seconds=20.0)],
+        "2026-01-02-constraints": [record(WITHOUT), record(TOTALS)],
+    }
+    for name, found in kept.items():
+        lines = "".join(json.dumps(one) + "\n" for one in found)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    readme = in_folder(tmp_path, monkeypatch)
+    assert make_results.main([]) == 0
+    text = (tmp_path / "results.md").read_text()
+    assert "From `bench/results/2026-01-02-constraints.jsonl`" in text
+    assert "the median took 1 times as long as without" in readme.read_text()
