@@ -9,10 +9,11 @@ import pytest
 
 from instances import random_instances, seeded
 from poetmodel import Problem, build, solve
-from poetmodel.errors import VerificationError
-from poetmodel.result import Status
+from poetmodel.errors import TimeLimitError, VerificationError
+from poetmodel.heuristics.greedy import construct
+from poetmodel.result import Status, Termination
 from poetmodel.schedule import verify
-from worked import even_costs, skip_graph
+from worked import comb_graph, even_costs, skip_graph
 
 if TYPE_CHECKING:
     import random
@@ -201,3 +202,26 @@ def test_nothing_keeps_rows_on_totals() -> None:
     assert result.status == Status.INFEASIBLE
     assert "the constraints added to the model" in result.reason
     assert "reductions=False" in result.reason
+
+
+def test_without_time_a_schedule_that_keeps_the_rows_is_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Greedy recomputes; without that it keeps the row, as is known before anything is compiled."""
+    graph = comb_graph(9)
+    problem = Problem(graph, even_costs(graph, page_in=(9, 9), page_out=(9, 9)), ram=17)
+
+    def too_late(_: object) -> None:
+        raise TimeLimitError("the time limit has passed")
+
+    monkeypatch.setattr("poetmodel.solver.monolithic.compile_model", too_late)
+    model = build(problem)
+    # Only the model is solved with a coefficient below 0.
+    wanted = next(iter(model.paged_in.values()))
+    model.added = pyo.Constraint(expr=sum(model.recomputed.values()) - wanted / 1000 <= 0)
+    result = solve(model)
+    assert (result.status, result.termination) == (Status.FEASIBLE, Termination.TIME_LIMIT)
+    assert all(k == t for t, k in result.require_schedule().R)
+    greedy = construct(problem)
+    assert greedy is not None
+    assert any(k < t for t, k in greedy.R)

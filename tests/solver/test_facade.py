@@ -507,8 +507,10 @@ def test_the_limit_holds_for_all_that_is_done_before_the_solver(
 
 
 def test_compiling_a_model_ends_with_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows then whether the greedy schedule keeps its rows, so it is no answer."""
+    """Whether the greedy schedule keeps rows over own variables is not known: it is no answer."""
     model = build(medium_problem())
+    model.own = pyo.Var(bounds=(0, 2))
+    model.beside = pyo.Constraint(expr=model.own + sum(model.M_in.values()) >= 1)
 
     def too_late() -> None:
         raise TimeLimitError("the time limit has passed")
@@ -536,7 +538,7 @@ def test_what_a_late_solver_found_is_verified_and_kept(
     given, run = make(medium_problem()), Highs.solve
 
     def overrun(self: Highs, form: Any, limits: Any, **options: Any) -> RawSolution:
-        late_s = time.monotonic() + limits.time_s + 1.1
+        late_s = time.monotonic() + limits.time_s + 1.05
         raw = run(self, form, replace(limits, time_s=60.0), **options)
         time.sleep(max(0.0, late_s - time.monotonic()))
         return raw
@@ -654,7 +656,10 @@ def test_ctrl_c_keeps_the_greedy_schedule(monkeypatch: pytest.MonkeyPatch) -> No
 def test_ctrl_c_on_a_model_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schedule of which nobody knows whether it satisfies the user's rows is not returned."""
     monkeypatch.setattr(monolithic, "backend", lambda _: _Interrupted())
-    result = solve(build(skip_problem()))
+    model = build(skip_problem())
+    model.own = pyo.Var(bounds=(0, 2))
+    model.beside = pyo.Constraint(expr=model.own + sum(model.M_in.values()) >= 1)
+    result = solve(model)
     assert (result.status, result.termination) == (Status.UNKNOWN, Termination.INTERRUPTED)
     assert result.schedule is None
 

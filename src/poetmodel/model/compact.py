@@ -251,7 +251,7 @@ class CompactRelations(StepView):
         yield from (("M_in", t, i) for (t, i), var in m.paged_in.items() if value(var))
         for (i, a), var in m.kept.items():
             if value(var):
-                yield from (("S_RAM", t, i) for t in self._stages(i, a))
+                yield from (("S_RAM", t, i) for t in self.stages_of(i, a))
         for i, k in enumerate(graph.node_of):
             out = i in m.paged_out and value(m.paged_out[i])
             if out:
@@ -269,14 +269,14 @@ class CompactRelations(StepView):
             values[id(var)] = float(index in entries["R"])
             yield var, values[id(var)]
         for (i, a), var in m.kept.items():
-            held = all((t, i) in entries["S_RAM"] for t in self._stages(i, a))
+            held = all((t, i) in entries["S_RAM"] for t in self.stages_of(i, a))
             values[id(var)] = float(held)
             yield var, values[id(var)]
         yield from ((var, float(index in entries["M_in"])) for index, var in m.paged_in.items())
         yield from ((var, float(i in out)) for i, var in m.paged_out.items())
         yield from assign_memory(m, schedule, values)
 
-    def _stages(self, i: int, a: int) -> range:
+    def stages_of(self, i: int, a: int) -> range:
         """Return the stages at whose beginning segment `a` of tensor `i` has it in RAM."""
         stages = self.m.events.events[i]
         begin = self.graph.node_of[i] if a == 0 else stages[a - 1]

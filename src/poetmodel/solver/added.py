@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -10,13 +11,15 @@ import pyomo.core as pyo
 from pyomo.repn import generate_standard_repn
 
 from poetmodel.model.compact import COMPACT
-from poetmodel.problem import StageRow, Surrogate, TotalsConstraint
+from poetmodel.problem import StageRow, Surrogate, TotalsConstraint, within
 from poetmodel.problem.totals import Count, whole
 from poetmodel.solver.monolithic import states_problem
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+
+    from poetmodel.schedule import Schedule
 
 DECISIONS: Final = ("kept", "recomputed", "paged_in", "paged_out")
 """Families of variables of ``compact`` that are decisions."""
@@ -34,6 +37,14 @@ class AddedRow:
     lower: float | None
     upper: float | None
 
+    def is_kept(self, entries: Mapping[str, Container[Any]]) -> bool:
+        """Return whether a schedule keeps it, given the decisions of each family that hold."""
+        value = sum(
+            value for (family, index), value in self.terms.items() if index in entries[family]
+        )
+        below = self.lower is None or within(-value, -self.lower)
+        return below and within(value, math.inf if self.upper is None else self.upper)
+
 
 def added_rows(model: pyo.ConcreteModel) -> list[AddedRow] | None:
     """Return the rows that were added to a model of ``compact``.
@@ -42,10 +53,43 @@ def added_rows(model: pyo.ConcreteModel) -> list[AddedRow] | None:
     own in the rows, values or bounds of its variables, rows that are not linear, that are over
     liveness columns or that `build` stated differently, or another objective.
     """
-    if model.formulation != COMPACT or not (model.exact and states_problem(model)):
+    if not (model.exact and states_problem(model) and _is_as_built(model)):
         return None
-    if not _is_as_built(model):
+    return _read_rows(model)
+
+
+def row_check(model: pyo.ConcreteModel) -> Callable[[Schedule], bool] | None:
+    """Return what says whether a schedule keeps the rows that were added to a model.
+
+    None where there are others than rows over decisions, or another objective.
+    """
+    if not (states_problem(model) and _is_as_built(model)):
         return None
+    rows = _read_rows(model)
+    if rows is None:
+        return None
+
+    named = {index for row in rows for family, index in row.terms if family == "kept"}
+
+    def keeps(schedule: Schedule) -> bool:
+        again = {(t, k) for t, k in schedule.R if k < t}
+        if not (all(map(model.recomputed.__contains__, again))):
+            return False  # it does what the model has decided not to do
+        held, relations = set(schedule.S_RAM), model.relations
+        entries: dict[str, set[Any]] = {
+            "recomputed": again,
+            "paged_in": set(schedule.M_in),
+            "paged_out": {i for _, i in schedule.M_out},
+            "kept": {
+                (i, a) for i, a in named if all((t, i) in held for t in relations.stages_of(i, a))
+            },
+        }
+        return all(row.is_kept(entries) for row in rows)
+
+    return keeps
+
+
+def _read_rows(model: pyo.ConcreteModel) -> list[AddedRow] | None:
     found: list[AddedRow] = []
     for constraint in model.component_data_objects(pyo.Constraint, active=True):
         if constraint.parent_component().name in model.stated_rows:
@@ -59,6 +103,8 @@ def added_rows(model: pyo.ConcreteModel) -> list[AddedRow] | None:
 
 def _is_as_built(model: pyo.ConcreteModel) -> bool:
     """Return whether what `build` stated is there, unchanged, and nothing but rows was added."""
+    if model.formulation != COMPACT:
+        return False
     known = {*PASSIVE, pyo.Constraint, pyo.Objective}
     if any(component.ctype not in known for component in model.component_objects(active=True)):
         return False

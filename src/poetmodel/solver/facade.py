@@ -20,6 +20,8 @@ from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyomo.environ as pyo
 
     from poetmodel.solver.request import OnProgress
@@ -215,10 +217,12 @@ class _Task:
     def attempt(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
         """Begin with what is quickly found, then solve the problem or a surrogate of it."""
         best: Candidate | None = None
+        kept = False
         try:
             with time_limit(request.remaining_s() + GRACE_S):
                 best = _better(accepted(problem, start), _greedy(problem, request))
                 best = best or accepted(problem, page_everything(problem))
+                best, kept = self._keeping_rows(problem, request, best)
             solve = self._solve_in_units if self.exact else self._solve_once
             outcome = self._settle(problem, request, best) or solve(problem, request, best)
         except KeyboardInterrupt:
@@ -233,9 +237,34 @@ class _Task:
         except TooLargeError as error:
             known = best if self.model is None else None
             outcome = Outcome(termination=Termination.STALLED, candidate=known, reason=str(error))
-        if outcome.candidate is None and self.model is None and outcome.termination in _CUT_SHORT:
+        if outcome.candidate is None and kept and outcome.termination in _CUT_SHORT:
             return replace(outcome, candidate=best)
         return outcome
+
+    def _keeping_rows(
+        self, problem: Problem, request: Request, best: Candidate | None
+    ) -> tuple[Candidate | None, bool]:
+        """Return a schedule to begin from, and whether it is known to keep what was added.
+
+        Without paging, or without recomputations, schedules keep many rows on these.
+        """
+        keeps: Callable[[Schedule], bool] | None = None
+        if self.model is not None:
+            from poetmodel.solver.added import row_check
+
+            keeps = row_check(self.model)
+            if keeps is None:
+                return best, False
+        if best is not None and (keeps is None or keeps(best.schedule)):
+            return best, True
+        if keeps is None and not (problem.constraints or getattr(problem, "stage_rows", ())):
+            return best, False
+        most_s = PARAMS.greedy_time_ratio * request.time_limit_s
+        for other in (replace(problem, paging=False), replace(problem, recompute=False)):
+            made = accepted(problem, construct(other, most_s=most_s))
+            if made is not None and (keeps is None or keeps(made.schedule)):
+                return made, True
+        return best, False
 
     def _settle(self, problem: Problem, request: Request, best: Candidate | None) -> Outcome | None:
         """Report the schedule to begin from; return an outcome if it ends the solve.

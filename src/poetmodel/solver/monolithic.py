@@ -72,7 +72,7 @@ MOST_OFFSET: Final = 1e12
 
 TOO_LATE: Final = "the time limit passed while the model was built"
 
-PATIENCE_S: Final = 1.5
+PATIENCE_S: Final = 1.2
 """How late a solver may be before it is left behind [s]: HiGHS looks at no clock for a while on
 models of hundreds of thousands of rows."""
 
