@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, Self
 
 from poetmodel.problem import CONSTRAINTS, Coefficients, LinearLimit, Problem
@@ -65,11 +66,18 @@ class OwnRows:
         wants = any(min(column, default=0) < 0 for column in problem.objective.coefficients)
         return cls(problem, limits) if limits or wants else None
 
-    @staticmethod
-    def count(used: list[float], uses: Uses, change: int) -> None:
+    def exceeded(self, row: int, used: float) -> bool:
+        """Return whether a row is, rounding errors aside."""
+        return used - self.slacks[row] > _ROUNDING * self.units[row]
+
+    def count(self, partial: PartialSchedule, uses: Uses, change: int) -> None:
         """Note that a decision is taken once more (1) or once less (-1)."""
         for row, amount in uses:
-            used[row] += change * amount
+            partial.used[row] += change * amount
+            if self.exceeded(row, partial.used[row]):
+                partial.exceeded.add(row)
+            else:
+                partial.exceeded.discard(row)
 
     def uses(self, partial: PartialSchedule, restoration: Restoration) -> Uses:
         """Return what adding a restoration uses; a tensor's first page-in needs its page-out."""
@@ -96,13 +104,11 @@ class OwnRows:
             used[row] + amount <= self.slacks[row] for row, amount in uses if self.only_adds[row]
         )
 
-    def excess(self, used: Sequence[float]) -> float:
+    def excess(self, partial: PartialSchedule) -> float:
         """Return by how much rows are exceeded, in their units, summed: 0 where all are kept."""
-        total = 0.0
-        for amount, slack, unit in zip(used, self.slacks, self.units, strict=True):
-            if amount > slack and (amount - slack) / unit > _ROUNDING:
-                total += (amount - slack) / unit
-        return total
+        return math.fsum(
+            (partial.used[row] - self.slacks[row]) / self.units[row] for row in partial.exceeded
+        )
 
     def change(self, used: Sequence[float], uses: Iterable[tuple[int, float]]) -> float:
         """Return by how much the excess changes when amounts are added to rows."""

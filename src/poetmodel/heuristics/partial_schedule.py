@@ -74,6 +74,12 @@ class PartialSchedule:
         self.rows = rows
         self.used: list[float] = [] if rows is None else [0] * len(rows.limits)
         """What is used of each own row."""
+        self.exceeded: set[int] = set()
+        """Own rows of which too much is used."""
+        if rows is not None:
+            self.exceeded.update(
+                row for row, used in enumerate(self.used) if rows.exceeded(row, used)
+            )
         self.sizes = graph.tensor_bytes
         n = len(graph.nodes)
         self.recomputed: list[set[int]] = [set() for _ in range(n)]
@@ -293,7 +299,7 @@ class PartialSchedule:
         if not again and self._enter_transfer(restoration, adding=adding):
             return ()
         if again and self.rows is not None:
-            self.rows.count(self.used, self.rows.compute[item], 1 if adding else -1)
+            self.rows.count(self, self.rows.compute[item], 1 if adding else -1)
         supplied = graph.outputs_of[item] if again else (item,)
         read = graph.inputs_of[item] if again else ()
         chosen = (self.recomputed if again else self.paged_in)[t]
@@ -322,11 +328,11 @@ class PartialSchedule:
         else:
             self.page_ins[i] += change
             if rows is not None:
-                rows.count(self.used, rows.page_in[i], change)
+                rows.count(self, rows.page_in[i], change)
         moved = self.goes_out(i) - before
         self.written_bytes += 0 if self.stored[i] else moved * self.sizes[i]
         if moved and rows is not None:
-            rows.count(self.used, rows.page_out[i], moved)
+            rows.count(self, rows.page_out[i], moved)
         return alone
 
     def goes_out(self, i: int) -> bool:

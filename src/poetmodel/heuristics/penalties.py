@@ -104,7 +104,7 @@ class PenalizedObjective:
             if used > slack:
                 excess += (used - slack) / slack if slack > 0 else 1.0 + used
         if self.rows is not None:
-            excess += self.rows.excess(partial.used)
+            excess += self.rows.excess(partial)
         if not self.problem.objective.is_sum:
             return Score(excess, float(partial.peaks().max()))
         return Score(excess, price(self.objective, partial) - self.rewards)

@@ -234,7 +234,7 @@ class Repair:
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.wanted is None:
             return
-        while time.monotonic() < self.until_s and rows.excess(partial.used) > 0:
+        while time.monotonic() < self.until_s and rows.excess(partial) > 0:
             check_time_limit()
             if not self._lower_excess(rows):
                 return
@@ -323,9 +323,11 @@ class Repair:
         return False
 
     def _excess(self) -> float:
-        """Return by how much own constraints are exceeded."""
+        """Return by how much own constraints are exceeded, where one can be by what is dropped."""
         rows = self.partial.rows
-        return 0.0 if rows is None else rows.excess(self.partial.used)
+        if rows is None or rows.wanted is None:
+            return 0.0
+        return rows.excess(self.partial)
 
     def _bring(self, restoration: Restoration) -> bool:
         """Add a restoration with what it needs; return whether there is room for it elsewhere."""

@@ -354,6 +354,8 @@ def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outc
     found, wants = before.candidate, any(any(column) for column in problem.wanted)
     if before.termination != Termination.STALLED or not wants or request.remaining_s() <= 0:
         return before
+    if isinstance(problem, Surrogate) and problem.stage_rows:
+        return before  # which ``compact`` does not state
     from poetmodel.model.building import estimated_build_s
     from poetmodel.solver.monolithic import build_and_solve
 
