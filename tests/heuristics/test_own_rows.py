@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instances import constrained, random_instance, seeded
+from instances import random_instance, seeded
 from oracle import optimum
+from own_rows import constrained
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.heuristics.greedy import construct

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import constrained, random_instance, random_instances, seeded
+from instances import random_instance, random_instances, seeded
 from lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
 from oracle import optimum
+from own_rows import constrained
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend

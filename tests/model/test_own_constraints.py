@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instances import constrained, random_instance, random_schedule, seeded, with_random_rows
+from instances import random_instance, random_schedule, seeded
 from oracle import optimum
+from own_rows import constrained, with_random_rows
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.model import build

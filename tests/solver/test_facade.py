@@ -16,8 +16,9 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
-from instances import constrained, random_instance, random_instances, seeded
+from instances import random_instance, random_instances, seeded
 from oracle import optimum
+from own_rows import constrained
 from poetmodel.backends.highs import Highs
 from poetmodel.backends.protocol import RawSolution, SolverStatus
 from poetmodel.errors import BackendError, InputError, ScheduleError, TimeLimitError

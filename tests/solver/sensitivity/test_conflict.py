@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import constrained, random_instances, seeded
+from instances import random_instances, seeded
 from oracle import optimum
+from own_rows import constrained
 from poetmodel.model import build
 from poetmodel.problem import Problem, TotalsConstraint
 from poetmodel.result import Status, Termination
