@@ -264,6 +264,17 @@ def test_an_own_objective_is_told_with_its_weights() -> None:
     assert "page_ins:a + page_ins:b + page_ins:c + page_ins:d: 0, " in summary
 
 
+def test_nothing_proved_of_rewards_is_no_bound_of_zero() -> None:
+    """Without a bound of its own a result has that of all rewards taken, below 0 here."""
+    problem = replace(skip_problem(), minimize="own", own_objective=(("page_outs:a", -3),))
+    proved = solve(problem)
+    assert (proved.objective_value, proved.objective_gap) == (-3, 0.0)
+    open_ = replace(solve(skip_problem()), problem=problem, objective_bound=None)
+    assert open_.objective_value == 0
+    assert open_.to_dict()["objective"]["bound"] == -3
+    assert open_.objective_gap == 1.0
+
+
 def test_summary_without_a_schedule() -> None:
     """The reason, or at least that none was found."""
     assert without_schedule().summary() == "infeasible: no schedule was found"

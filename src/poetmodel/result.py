@@ -234,8 +234,13 @@ class SolveResult:
         if self.problem.minimize == Quantity.ENERGY:
             return self.gap
         paid = self.problem.objective.baseline
-        bound = max(paid, self.objective_bound or 0.0)
-        return relative_gap(self.objective_value - paid, bound - paid)
+        return relative_gap(self.objective_value - paid, self.proven_bound - paid)
+
+    @property
+    def proven_bound(self) -> float:
+        """Proven lower bound on the minimized quantity: what every schedule pays, or more."""
+        paid = self.problem.objective.baseline
+        return paid if self.objective_bound is None else max(paid, self.objective_bound)
 
     @property
     def room(self) -> DeviceRoom | None:
@@ -321,9 +326,7 @@ class SolveResult:
             return None
         if self.problem.minimize == Quantity.ENERGY:
             return self.bound_j
-        objective = self.problem.objective
-        bound = max(objective.baseline, self.objective_bound or 0.0)
-        return min(bound, objective.measured(self.simulation))
+        return min(self.proven_bound, self.problem.objective.measured(self.simulation))
 
     def _figures(self) -> dict[str, float | None]:
         simulation = self.simulation

@@ -245,8 +245,8 @@ def _state(result: SolveResult, freed: SolveResult | None) -> LimitState:
         if not _is_infeasible(result) or freed.status == Status.UNKNOWN:
             return LimitState.OPEN
         return LimitState.SLACK if freed.schedule is None else LimitState.AT_LIMIT
-    value, bound = result.objective_value or 0.0, result.objective_bound or 0.0
-    found, least = freed.objective_value, freed.objective_bound or 0.0
+    value, bound = result.objective_value or 0.0, result.proven_bound
+    found, least = freed.objective_value, freed.proven_bound
     if found is not None and found < bound - EQUAL * abs(bound):
         return LimitState.AT_LIMIT
     within_gap = result.requested_gap * (value - result.problem.objective.baseline)

@@ -98,11 +98,11 @@ def _with_inherited_bound(result: SolveResult, results: Sequence[SolveResult]) -
     if result.objective_bound is None:
         return result
     bounds = [
-        other.objective_bound or 0.0
+        other.objective_bound
         for other in results
-        if _is_relaxation(other.problem, result.problem)
+        if other.objective_bound is not None and _is_relaxation(other.problem, result.problem)
     ]
-    return replace(result, objective_bound=max(result.objective_bound, *bounds))
+    return replace(result, objective_bound=max([result.objective_bound, *bounds]))
 
 
 def _is_relaxation(one: Problem, other: Problem) -> bool:
