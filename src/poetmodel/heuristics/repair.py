@@ -14,7 +14,7 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from random import Random
 
     from poetmodel.heuristics.own_rows import OwnRows
@@ -262,13 +262,22 @@ class Repair:
             gain = -rows.change(partial.used, rows.uses_back(partial, one))
             if gain > 0:
                 moves.append((self._rank(gain, -self._price(one)), 0, one))
-        before = self._excess()
         for _, adds, one in sorted(moves):
             check_time_limit()
-            mark = partial.mark()
-            if (self._place(one) if adds else self._drop(one)) and self._excess() < before:
+            if self._lowers_excess(one, self._place if adds else self._drop):
+                gain = rows.change(partial.used, rows.uses(partial, one)) if adds else 0.0
+                while gain < 0 and self._lowers_excess(one, self._place):  # still the best one
+                    if rows.change(partial.used, rows.uses(partial, one)) > gain:
+                        break
                 return True
-            partial.undo(mark)
+        return False
+
+    def _lowers_excess(self, one: Restoration, take: Callable[[Restoration], bool]) -> bool:
+        """Take a move if it can be taken and lowers the excess; return whether it does."""
+        before, mark = self._excess(), self.partial.mark()
+        if take(one) and self._excess() < before:
+            return True
+        self.partial.undo(mark)
         return False
 
     def _rank(self, gain: float, price: float) -> float:
