@@ -17,12 +17,12 @@ from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, Node, Tensor, operation
-from poetmodel.model.aggregated import Grouping
+from poetmodel.model.aggregated import Grouping, build_relaxation
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import Events, find_events, recomputable_nodes
 from poetmodel.model.formulation import Component
 from poetmodel.model.memory import StepView, state_memory
-from poetmodel.problem import Problem
+from poetmodel.problem import Problem, StageRow, Surrogate
 from poetmodel.problem.infeasibility import obstacle
 
 if TYPE_CHECKING:
@@ -97,6 +97,41 @@ def test_a_stage_with_a_step_row_is_a_group_of_its_own() -> None:
     assert grouping.group_of == (0, 0, 0, 1, 2, 2)
     assert grouping.step_stages == {3}
     assert grouping.steps == {3: {1}}
+
+
+def test_groups_end_where_coefficients_of_an_own_row_change() -> None:
+    """Own rows bring their cuts; rows of memory that are added later leave them there."""
+    grouping = Grouping(6).add(own={0: frozenset({1, 2})})
+    assert grouping.own_rows == {0}
+    assert grouping.group_of == (0, 0, 1, 2, 2, 2)
+    finer = grouping.add([4], own={3: frozenset({2})})
+    assert finer.own_rows == {0, 3}
+    assert finer.group_of == (0, 0, 1, 2, 2, 3)
+
+
+def test_page_ins_that_an_own_row_counts_wait_for_nothing() -> None:
+    """They are offered in every group in which a reader could run, kept for free there or not."""
+    problem = scarce_problem("waiting", 9, minimize="energy")
+    n = len(problem.graph.nodes)
+    paged_in = {(t, i): 1 for i, k in enumerate(problem.graph.node_of) for t in range(k + 1, n)}
+    row = StageRow(
+        name="few",
+        recomputed={},
+        paged_in=paged_in,
+        paged_out={},
+        upper=0,
+        cuts=frozenset(range(n)),
+    )
+    stated = Surrogate.of(problem, stage_rows=(row,))
+    recomputable = recomputable_nodes(stated)
+    every = find_events(stated, range(n), recomputable=recomputable)
+    grouping = Grouping(n).add([n // 2], own={0: row.cuts})
+    found = build_relaxation(stated, grouping, recomputable)
+    for i, stages in enumerate(found.events.page_in):
+        last = max(found.events.events[i], default=-1)
+        sure = found.events.sure[i]
+        assert stages == tuple(t for t in every.page_in[i] if t <= last and t not in sure)
+    assert found.stage_rows[0].ub == 0
 
 
 def test_rows_are_added_and_kept() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from poetmodel.problem import Problem, Quantity, Surrogate
+from poetmodel.problem import Problem, Quantity, StageRow, Surrogate
+from poetmodel.solver import solve
+from poetmodel.solver.outcome import accepted
 from worked import skip_problem
 
 
@@ -67,3 +69,36 @@ def test_the_time_of_a_surrogate_is_its_sum(share: float, value: float) -> None:
     objective = Surrogate.of(problem_of("time"), transfer_share=share).objective
     assert objective.overhead(simulation) == value
     assert problem_of("time").objective.overhead(simulation) == 1.0
+
+
+def test_nodes_may_be_left_out_of_recomputing() -> None:
+    """Beside those that the graph excludes, and whatever else is changed."""
+    problem = skip_problem()
+    surrogate = Surrogate.of(problem, never_recomputed=frozenset({1}))
+    again = Surrogate.of(surrogate, reference_value=2.0)
+    for found in (surrogate, again, replace(again, paging=False)):
+        assert not found.may_recompute(1)
+        assert found.may_recompute(0) == problem.may_recompute(0)
+
+
+def test_a_row_over_stages_is_kept_by_what_is_done_in_them() -> None:
+    """A schedule that breaks one is not accepted, though it keeps every rule."""
+    problem = skip_problem(ram=12)
+    schedule = solve(problem).require_schedule()
+    t, i = next(iter(schedule.M_in or schedule.R))
+    done = {(t, i): 2}
+    row = StageRow(
+        name="once",
+        recomputed={} if schedule.M_in else done,
+        paged_in=done if schedule.M_in else {},
+        paged_out={0: 1},
+        upper=1,
+        cuts=frozenset(),
+    )
+    assert row.is_kept(set(), set(), {0})
+    assert not row.is_kept(set(schedule.R), set(schedule.M_in), set())
+    assert accepted(problem, schedule) is not None
+    limited = Surrogate.of(problem, stage_rows=(row,))
+    assert limited.broken_rows(schedule) == ["once"]
+    assert accepted(limited, schedule) is None
+    assert accepted(replace(limited, stage_rows=(replace(row, upper=3),)), schedule) is not None
