@@ -84,6 +84,34 @@ def test_rows_on_totals_have_the_answer_of_the_model() -> None:
     assert seen >= {Status.OPTIMAL, Status.INFEASIBLE}
 
 
+def test_objectives_on_totals_have_the_answer_of_the_model() -> None:
+    """On random problems, to minimize or to maximize: name, sense, value and bound of the model."""
+    seen = []
+    for number, problem in enumerate(random_instances(60, (3, 7), seed=47)):
+        rng = seeded(f"objective/{number}")
+        models = [build(problem) for _ in range(2)]
+        for model in models:
+            rng.seed(number)
+            graph, sign = problem.graph, rng.choice((1, -1))
+            weight = [rng.choice((0, 0.5, 2)) for _ in (*graph.nodes, *graph.tensors)]
+            added = sum(weight[k] * var for (_, k), var in model.R.items())
+            added += sum(weight[-i] * var for (_, i), var in model.M_in.items())
+            added += sum(weight[i] * var for (_, i), var in model.M_out.items())
+            model.objective.deactivate()
+            sense = pyo.minimize if sign > 0 else pyo.maximize
+            model.mine = pyo.Objective(expr=sign * added + 0 * model.R[0, 0], sense=sense)
+        quick, slow = solve(models[0], gap=0.0), as_built(models[1])
+        assert quick.status == slow.status, (number, quick.reason, slow.reason)
+        if quick.own_objective is not None and slow.own_objective is not None:
+            own = slow.own_objective
+            assert (quick.own_objective.name, quick.own_objective.sense) == (own.name, own.sense)
+            assert quick.own_objective.value == pytest.approx(own.value, rel=1e-6, abs=1e-9)
+            assert quick.own_objective.gap == 0
+            assert quick.bound_j == slow.bound_j
+        seen.append(SAID in quick.log)
+    assert sum(seen) > len(seen) // 2
+
+
 def stage_rows(rng: random.Random, model: pyo.ConcreteModel, schedule: Schedule) -> Iterator[Any]:
     """Yield rows that name stages, each of which a schedule breaks."""
     for _ in range(rng.randint(1, 5)):

@@ -184,7 +184,7 @@ def test_progress_under_an_own_objective_says_nothing_of_energy() -> None:
 
     def mine(model: pyo.ConcreteModel) -> None:
         model.objective.deactivate()
-        model.mine = pyo.Objective(expr=sum(model.R.values()))
+        model.mine = pyo.Objective(expr=sum(model.R.values()) + sum(model.S_RAM.values()))
 
     assert all(p.incumbent is None and p.bound is None for p in seen_progress(mine))
 

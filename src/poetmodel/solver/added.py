@@ -11,14 +11,15 @@ import pyomo.core as pyo
 from pyomo.repn import generate_standard_repn
 
 from poetmodel.model.compact import COMPACT
-from poetmodel.problem import StageRow, Surrogate, TotalsConstraint, within
-from poetmodel.problem.totals import Count, whole
+from poetmodel.problem import OWN, StageRow, Surrogate, TotalsConstraint, within
+from poetmodel.problem.totals import CONSTANT, Count, whole
 from poetmodel.solver.monolithic import states_problem
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
+    from poetmodel.problem.totals import Terms
     from poetmodel.schedule import Schedule
 
 DECISIONS: Final = ("kept", "recomputed", "paged_in", "paged_out")
@@ -51,9 +52,9 @@ def added_rows(model: pyo.ConcreteModel) -> list[AddedRow] | None:
 
     None where the model is another one, or was changed in other ways: with variables of the user's
     own in the rows, values or bounds of its variables, rows that are not linear, that are over
-    liveness columns or that `build` stated differently, or another objective.
+    liveness columns or that `build` stated differently.
     """
-    if not (model.exact and states_problem(model) and _is_as_built(model)):
+    if not (model.exact and _is_as_built(model)):
         return None
     return _read_rows(model)
 
@@ -134,29 +135,65 @@ def _are_same(before: Sequence[Any], now: Sequence[Any]) -> bool:
 
 def _read(constraint: Any) -> AddedRow | None:
     """Return a constraint as a row over decisions, None where it is none."""
-    found = generate_standard_repn(constraint.body)
+    found = _linear(constraint.body, constraint.model())
+    if found is None:
+        return None
+    terms, constant = found
+    lower, upper = constraint.lb, constraint.ub
+    return AddedRow(
+        name=constraint.name,
+        terms=terms,
+        lower=None if lower is None else lower - constant,
+        upper=None if upper is None else upper - constant,
+    )
+
+
+def _linear(
+    expression: Any, home: pyo.ConcreteModel
+) -> tuple[dict[tuple[str, Any], float], float] | None:
+    """Return coefficients and constant of an expression over decisions, None where it is none."""
+    found = generate_standard_repn(expression)
     if not found.is_linear():
         return None
     terms: dict[tuple[str, Any], float] = {}
-    home = constraint.model()
     for coefficient, variable in zip(found.linear_coefs, found.linear_vars, strict=True):
         family = variable.parent_component()
         if family.local_name not in DECISIONS or family.parent_block() is not home:
             return None
-        terms[family.local_name, variable.index()] = float(coefficient)
-    lower, upper = constraint.lb, constraint.ub
-    return AddedRow(
-        name=constraint.name,
-        terms={key: value for key, value in terms.items() if value},
-        lower=None if lower is None else lower - found.constant,
-        upper=None if upper is None else upper - found.constant,
-    )
+        if coefficient:
+            terms[family.local_name, variable.index()] = float(coefficient)
+    return terms, float(found.constant)
+
+
+def own_objective(model: pyo.ConcreteModel) -> pyo.Objective | None:
+    """Return the objective that replaces that of a model, None where it still has its own."""
+    active = list(model.component_data_objects(pyo.Objective, active=True))
+    return active[0] if len(active) == 1 and not states_problem(model) else None
+
+
+def _own_totals(model: pyo.ConcreteModel, objective: Any) -> Terms | None:
+    """Return what a model minimizes as a sum of totals.
+
+    None where stages differ, or where it rewards decisions, or its constant is below 0: its gap
+    would be another.
+    """
+    sign = 1 if objective.sense == pyo.minimize else -1
+    found = _linear(objective.expr, model)
+    if found is None:
+        return None
+    terms = {key: sign * value for key, value in found[0].items()}
+    constant = sign * found[1]
+    totals = dict(_totals(model, terms))
+    if None in totals.values() or min((constant, *terms.values())) < 0:
+        return None
+    named = [(key, whole(value)) for key, value in totals.items() if value is not None]
+    return (*named, (CONSTANT, whole(constant)))
 
 
 def as_problem(model: pyo.ConcreteModel) -> Surrogate | None:
-    """Return the problem that a model states with rows that were added to it.
+    """Return the problem that a model states with rows, or an objective, that were added to it.
 
-    None where no row was added, or where one may want what serves nothing else, which the model
+    None where nothing was added, or where a row may want what serves nothing else, which the model
     does not offer in every stage, or says how long tensors are kept. Rows that have one coefficient
     for a node or tensor in all stages in which the model offers it are on totals; others are rows
     over stages.
@@ -166,8 +203,16 @@ def as_problem(model: pyo.ConcreteModel) -> Surrogate | None:
     Nodes whose recomputation paging dominated when the model was built are not recomputed, whatever
     the rows say: the problem that is solved is that of the model.
     """
-    rows = added_rows(model)
-    if not rows:
+    rows, objective = added_rows(model), own_objective(model)
+    if rows is None or not (rows or objective is not None):
+        return None
+    minimized: dict[str, Any] = {}
+    if objective is not None:
+        terms = _own_totals(model, objective)
+        if terms is None:
+            return None
+        minimized = {"minimize": OWN, "own_objective": terms}
+    elif not states_problem(model):
         return None
     problem, graph = model.problem, model.problem.graph
     constraints = list(problem.constraints)
@@ -190,6 +235,7 @@ def as_problem(model: pyo.ConcreteModel) -> Surrogate | None:
         never_recomputed=never,
         constraints=tuple(constraints),
         stage_rows=tuple(stage_rows),
+        **minimized,
     )
 
 

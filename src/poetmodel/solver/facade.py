@@ -11,9 +11,18 @@ from poetmodel.errors import InputError, TimeLimitError, TooLargeError, shown
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.problem import Problem, Surrogate
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.result import SolveResult, Termination
+from poetmodel.result import OwnObjective, SolveResult, Termination
 from poetmodel.schedule import Schedule, check_identity
-from poetmodel.solver.outcome import Candidate, Outcome, accepted, finish, is_closed, is_tight
+from poetmodel.solver.outcome import (
+    Candidate,
+    Outcome,
+    accepted,
+    finish,
+    is_closed,
+    is_tight,
+    reported_bound,
+    verify_schedule,
+)
 from poetmodel.solver.overlap import solve_overlapping
 from poetmodel.solver.request import GRACE_S, Request, SolveProgress
 from poetmodel.time_limit import time_limit
@@ -201,9 +210,13 @@ class _Task:
                 stated = as_problem(self.model)
         if stated is None:
             return self.attempt(problem, request, start)
-        outcome = _Task(problem=stated, formulation=DEFAULT).attempt(stated, request, start)
+        own = stated.objective != problem.objective
+        within = replace(request, on_progress=_without_values(request)) if own else request
+        outcome = _Task(problem=stated, formulation=DEFAULT).attempt(stated, within, start)
         told = AS_STAGE_ROWS if stated.stage_rows else AS_TOTALS
         outcome = replace(outcome, log=f"{told}\n{outcome.log}")
+        if own:
+            outcome = _with_own_objective(self.model, problem, stated, outcome)
         if outcome.infeasible:
             from poetmodel.solver.monolithic import nothing_keeps
 
@@ -343,6 +356,31 @@ class _Task:
         from poetmodel.model.paper import reduction_in_words
 
         return reduction_in_words(self.problem.graph) or ""
+
+
+def _without_values(request: Request) -> OnProgress:
+    """Return what reports progress of a user's own objective: it says nothing of the problem's."""
+    return lambda _: request.report(None, None)
+
+
+def _with_own_objective(
+    model: pyo.ConcreteModel | None, problem: Problem, stated: Problem, outcome: Outcome
+) -> Outcome:
+    """Return an outcome of a model's own objective, stated as a problem's, as one of the model."""
+    from poetmodel.solver.added import own_objective
+
+    found, objective = outcome.candidate, own_objective(model)
+    if found is None or objective is None:
+        return replace(outcome, bound=0.0)
+    sign, baseline = objective.sense, stated.objective.baseline
+    own = OwnObjective(
+        name=objective.name,
+        sense="minimize" if sign > 0 else "maximize",
+        value=sign * (baseline + found.value),
+        bound=sign * (baseline + reported_bound(stated, found, outcome.bound)),
+    )
+    candidate = replace(verify_schedule(problem, found.schedule), own=own)
+    return replace(outcome, candidate=candidate, bound=0.0)
 
 
 def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outcome:
