@@ -64,6 +64,28 @@ def test_a_solve_that_ends_too_late_is_left_behind() -> None:
     over.set()
 
 
+LEFT_BEHIND = """\
+import threading, time
+from poetmodel.backends import run_interruptibly
+from poetmodel.errors import TimeLimitError
+def solve():
+    time.sleep(0.5)
+    print("ended")
+try:
+    run_interruptibly(solve, threading.Event(), most_s=0.0)
+except TimeLimitError:
+    print("left")
+"""
+
+
+def test_the_program_ends_after_what_was_left_behind() -> None:
+    """A solver that calls back into a Python that has ended would abort it."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_BEHIND], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["left", "ended"]), done.stderr
+
+
 def test_time_limit_holds_in_the_thread() -> None:
     """A limit that is open where the solve is started ends the solve."""
     with time_limit(-1), pytest.raises(TimeLimitError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import signal
 import threading
@@ -29,7 +30,8 @@ def run_interruptibly(
     The first Ctrl-C sets `stop`, soon after which the solve must end; what it has by then is
     returned. A second Ctrl-C, or one before the solve has begun, is raised; the solver is left
     behind to notice `stop` by itself. So it is where it has not ended after `most_s`, and
-    `TimeLimitError` is raised: some solvers look at no clock for a while.
+    `TimeLimitError` is raised: some solvers look at no clock for a while. The program waits for it
+    before it ends.
 
     Notes
     -----
@@ -57,6 +59,8 @@ def run_interruptibly(
         _wait(future, until_s)
     if not future.done():
         stop.set()
+        # What calls back into Python after its end would abort the program.
+        atexit.register(thread.join)
         raise TimeLimitError("the solver has not ended in time")
     return future.result()
 
