@@ -7,7 +7,7 @@ tolerances see, rows that contradict each other by a hair, rows of nothing, rows
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -22,6 +22,9 @@ from poetmodel.graph import Graph, operation
 from poetmodel.problem import OWN, Problem, TotalsConstraint
 from poetmodel.result import Status
 from poetmodel.schedule import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 BACKENDS: Final = tuple(
     pytest.param(name, marks=pytest.mark.skipif(not backend(name).available(), reason="missing"))
@@ -243,7 +246,7 @@ def test_what_a_problem_forbids_cannot_be_wanted(way: str, changes: dict[str, An
 # -- at every scale ------------------------------------------------------------------------------
 
 
-def scaled_faults(numbers: range, way: str, name: str) -> dict[int, str]:
+def scaled_faults(numbers: Iterable[int], way: str, name: str) -> dict[int, str]:
     """Return the instances of every scale on which search and a way differ."""
     found = {}
     for number in numbers:
@@ -286,6 +289,12 @@ def scaled_fault(problem: Problem, way: str, name: str, gap: float) -> str:
 def test_own_rows_hold_at_every_scale(way: str, name: str) -> None:
     """Thirty instances with each solver."""
     assert not scaled_faults(range(30), way, name)
+
+
+@pytest.mark.parametrize("way", ["lazy", "compact"])
+def test_a_byte_that_no_solver_sees_is_counted(way: str) -> None:
+    """Beside terabytes, of a tensor that no other row names."""
+    assert not scaled_faults([161], way, "highs")
 
 
 @pytest.mark.slow

@@ -163,7 +163,8 @@ def signed_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
     """Return what `limit_row` does, of a limit with negative values or counts: its room is not.
 
     The row is that of the literals, a count being as many of them as it may be, all alike. Positive
-    values that do not exceed the limit cannot break it.
+    values that do not exceed the limit cannot break it. What takes off too little for a solver to
+    see takes off the least that it does: so it has the variable, and covers can count it.
     """
     times = [largest(variable) for _, variable in limit.terms]
     if max(times, default=1) == 1 and all(value >= 0 for value, _ in limit.terms):
@@ -182,6 +183,10 @@ def signed_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
     row, right = found
     right -= sum(value for value, (sign, _) in row if sign < 0)
     merged_row = {id(variable): (sign * value, variable) for value, (sign, variable) in row}
+    lost = NEGLIGIBLE * max(value for value, _ in literals)
+    for value, variable in limit.terms:
+        if -lost < value < 0:
+            merged_row.setdefault(id(variable), (-2 * NEGLIGIBLE, variable))
     return list(merged_row.values()), right
 
 
