@@ -233,8 +233,14 @@ class SolveResult:
             return self.own_objective.gap
         if self.problem.minimize == Quantity.ENERGY:
             return self.gap
-        paid = self.problem.objective.baseline
-        return relative_gap(self.objective_value - paid, self.proven_bound - paid)
+        if self.simulation is None:
+            return None
+        if self._reported_bound() == self.objective_value:
+            return 0.0
+        objective = self.problem.objective
+        return relative_gap(
+            objective.overhead(self.simulation), self.proven_bound - objective.baseline
+        )
 
     @property
     def proven_bound(self) -> float:

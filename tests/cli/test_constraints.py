@@ -127,6 +127,42 @@ def test_verify_holds_a_file_to_its_rows(schedule_file: Path, chain_file: Path) 
     assert "constraint 'wear': 100 B is above its limit, at most 99 B" in outcome.out
 
 
+@pytest.mark.parametrize(
+    ("claim", "words"),
+    [
+        ({"value": 1.0}, "objective.value: the file says 1.0, the simulation gives"),
+        ({"bound": 1e9}, "objective.bound: the stated bound 1000000000.0 is above"),
+    ],
+)
+def test_verify_holds_a_file_to_its_own_objective(
+    claim: dict[str, float],
+    words: str,
+    solve: Callable[..., Outcome],
+    chain_file: Path,
+    board_file: Path,
+    tmp_path: Path,
+) -> None:
+    """What the file claims of the sum that was minimized is compared with the simulation."""
+    path = tmp_path / "own.schedule.json"
+    text = '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-6}\n'
+    assert solve(text, "--ram", "350", "--out", path).status == 0
+    command = ("verify", path, "--graph", chain_file, "--device", board_file)
+    assert invoke(*command).status == 0
+    document = json.loads(path.read_text())
+    document["objective"] |= claim
+    path.write_text(json.dumps(document))
+    outcome = invoke(*command)
+    assert outcome.status == 3
+    assert words in outcome.out
+    del document["problem"]["weights"]
+    path.write_text(json.dumps(document))
+    outcome = invoke(*command)
+    assert outcome.status == 2
+    assert outcome.err == (
+        f"error: {path}: problem: weights: missing; what is minimized is 'own'\n"
+    )
+
+
 def test_without_costs_rows_of_times_and_energies_are_not_checked(
     schedule_file: Path, chain_file: Path
 ) -> None:

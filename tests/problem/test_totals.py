@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pyomo.environ as pyo
 import pytest
 
 import poetmodel as pm
@@ -73,6 +74,24 @@ def test_a_list_of_relations_gives_numbered_rows() -> None:
     assert [row.name for row in found] == ["own[0]", "own[1]", "own[2]"]
 
 
+def test_several_relations_may_be_a_generator_or_a_tuple_and_some_left_out() -> None:
+    """Three numbers and expressions in a tuple stay one relation, as everywhere in Pyomo."""
+    found = rows(lambda v: (v.page_ins[i] <= 1 for i in range(2)))
+    assert [row.name for row in found] == ["own[0]", "own[1]"]
+    found = rows(lambda v: (v.bytes_read <= 1, v.bytes_written <= 2, v.energy_j <= 90))
+    assert [row.upper for row in found] == [1, 2, 90]
+    found = rows(lambda v: [pyo.Constraint.Skip, v.energy_j <= 90, pyo.Constraint.Feasible])
+    assert [row.name for row in found] == ["own[1]"]
+
+
+def test_a_rule_may_ask_which_nodes_and_tensors_there_are() -> None:
+    """As of any mapping."""
+    (row,) = rows(lambda v: sum(v.page_ins[n] for n in ("a", "x") if n in v.page_ins) <= 1)
+    assert row.terms == (("page_ins:a", 1),)
+    (row,) = rows(lambda v: v.page_ins.get("x", 0) + v.page_ins.get(1) <= 1)
+    assert row.terms == (("page_ins:b", 1),)
+
+
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
@@ -83,6 +102,15 @@ def test_a_list_of_relations_gives_numbered_rows() -> None:
         (lambda v: v.page_ins["x"] <= 1, "page_ins\\['x'\\]: the graph has no such entry"),
         (lambda v: v.page_ins[3] <= 1, "page_ins\\[3\\]: the graph has no such entry"),
         (lambda v: v.page_ins[-1] <= 1, "page_ins\\[-1\\]: the graph has no such entry"),
+        (lambda v: v.page_ins[:2] <= 1, "position from 0 to 2"),
+        (lambda v: v.page_ins["a "] <= 1, "did you mean 'a'"),
+        (lambda v: 1 <= v.page_ins["a"] <= 2, "constraint 'own': .* return a list"),
+        (lambda v: v.page_ins["a"] < 1, "page_ins.0.  <  1.*strict inequality"),
+        (lambda _: None, "got nothing$"),
+        (lambda _: "energy_j <= 3", "got 'energy_j <= 3'"),
+        (lambda v: {"a": v.energy_j <= 3}, "got an object"),
+        (lambda v: v.energy_j * float("nan") <= 3, "finite"),
+        (lambda v: v.energy_j <= 10**400, "finite"),
     ],
 )
 def test_what_is_no_linear_relation_of_totals_is_refused(
@@ -164,6 +192,29 @@ def test_an_own_objective_is_measured_from_the_totals() -> None:
     assert problem.objective.measured(simulation) == 87 + 16 + 1
     assert problem.objective.baseline == 71
     assert problem.objective.overhead(simulation) == 17 + 16
+
+
+def test_an_objective_of_nothing_takes_any_schedule() -> None:
+    """As of a constant: the first valid schedule is optimal."""
+    result = pm.solve(PROBLEM.minimizing(lambda v: v.energy_j - v.energy_j))
+    assert (result.status, result.objective_value, result.objective_gap) == ("optimal", 0, 0)
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+def test_an_objective_has_finite_weights(weight: float) -> None:
+    """Of what is not a number nothing can be proved."""
+    with pytest.raises(InputError, match="objective: expected finite numbers"):
+        PROBLEM.minimizing(lambda v: weight * v.energy_j)
+    with pytest.raises(InputError, match="objective: 'energy_j': expected a finite number"):
+        replace(PROBLEM, minimize="own", own_objective=(("energy_j", weight),))
+
+
+def test_a_small_term_beside_a_large_reward_leaves_the_gap_what_was_proved() -> None:
+    """A gap of what rounding leaves of the value would contradict the status."""
+    result = pm.solve(
+        replace(PROBLEM, ram=100).minimizing(lambda v: 1e-14 * v.energy_j - v.bytes_read)
+    )
+    assert (result.status, result.objective_gap) == ("optimal", 0.0)
 
 
 def test_rewards_count_into_the_baseline() -> None:

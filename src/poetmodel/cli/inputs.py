@@ -221,7 +221,7 @@ def verify_document(
     costs, notes = costs_to_verify(document.device, graph, given)
     if document.problem is None:
         notes.append("the file states no problem: no budget and no deadline were checked")
-    stated = document.stated | document.room
+    stated = document.claims
     if costs is None:
         stated = {key: stated.get(key) for key in MEMORY_FIGURES}
     problem = _stated_problem(document, graph, costs)

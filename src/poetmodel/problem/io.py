@@ -6,7 +6,6 @@ matches. A name that the graph has is that name, whatever characters are in it.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import replace
 from difflib import get_close_matches
@@ -17,7 +16,15 @@ from poetmodel.data import parse_toml, place, read_text, unknown_key
 from poetmodel.errors import InputError, raised_as, shown
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem.objective import OWN
-from poetmodel.problem.totals import CONSTANT, Count, Total, TotalsConstraint, unit_of, whole
+from poetmodel.problem.totals import (
+    CONSTANT,
+    Count,
+    Total,
+    TotalsConstraint,
+    is_number,
+    unit_of,
+    whole,
+)
 from poetmodel.units import parse_energy, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -110,7 +117,8 @@ class _Reader:
             self.faults.append(f"objective: expected a table, [objective], got {shown(table)}")
             return
         self._unknown(table, ("sum",), "objective.")
-        self.objective = self._sum(table.get("sum"), "objective.sum", constant=True)
+        terms = self._sum(table.get("sum"), "objective.sum", constant=True)
+        self.objective = terms or ((CONSTANT, 0),)  # what cancels out is any schedule
 
     def _constraint(self, table: dict[str, Any], default: str, where: str) -> None:
         before = len(self.faults)
@@ -156,7 +164,7 @@ class _Reader:
             return ()
         total: defaultdict[str, float] = defaultdict(int)
         for key, weight in value.items():
-            if not _is_number(weight) or weight == 0:
+            if not is_number(weight) or weight == 0:
                 self.faults.append(
                     f"{where}: {shown(key)}: expected a finite number other than 0, got "
                     f"{shown(weight)}"
@@ -232,7 +240,7 @@ class _Reader:
                 f"{where}: expected a number, got {shown(value)}: only a sum of bytes, of times "
                 "or of energies alone has a unit"
             )
-        elif not _is_number(value):
+        elif not is_number(value):
             self.faults.append(f"{where}: expected a finite number, got {shown(value)}")
         else:
             return value  # type: ignore[return-value]
@@ -242,13 +250,3 @@ class _Reader:
         self.faults += [
             f"{where}{key}: {unknown_key(key, known)}" for key in table if key not in known
         ]
-
-
-def _is_number(value: object) -> bool:
-    """Return whether a value is a finite number; an integer has no more digits than floats hold."""
-    try:
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        )
-    except OverflowError:
-        return False

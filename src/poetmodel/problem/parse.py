@@ -36,7 +36,8 @@ def resolve_choices(problem: Problem) -> dict[str, Any]:
         elif value in tuple(choices):
             found[name] = choices(value)
         else:
-            faults.append(f"{name}: expected one of {', '.join(choices)}, got {shown(value)}")
+            hint = "; minimizing(...) sets it, with an objective" if value == OWN else ""
+            faults.append(f"{name}: expected one of {', '.join(choices)}, got {shown(value)}{hint}")
     for name in ("recompute", "paging", "count_parameters"):
         if not isinstance(getattr(problem, name), bool):
             faults.append(f"{name}: expected True or False, got {shown(getattr(problem, name))}")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
@@ -112,10 +113,8 @@ class TotalsConstraint:
         if not limits:
             raise InputError(f"{place}: expected a limit: at most, at least or equals")
         for value in (*limits, *(coefficient for _, coefficient in self.terms)):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise InputError(f"{place}: expected a number, got {shown(value)}")
-            if not math.isfinite(value):
-                raise InputError(f"{place}: expected a finite number, got {value!r}")
+            if not is_number(value):
+                raise InputError(f"{place}: expected a finite number, got {shown(value)}")
         if len(limits) > 1 and limits[0] > limits[1]:
             raise InputError(f"{place}: at least {limits[0]:g} and at most {limits[1]:g} cross")
         object.__setattr__(self, "terms", tuple((key, whole(value)) for key, value in self.terms))
@@ -151,8 +150,10 @@ class TotalsConstraint:
 
 
 def check_terms(graph: Graph, terms: Terms, place: str) -> Iterator[str]:
-    """Yield what is wrong with the keys of an expression: nodes and tensors are named."""
-    for key, _ in terms:
+    """Yield what is wrong with the terms of an expression: nodes and tensors are named."""
+    for key, weight in terms:
+        if not is_number(weight):
+            yield f"{place}: {shown(key)}: expected a finite number, got {shown(weight)}"
         kind, _, name = key.partition(":")
         if key in tuple(Total) or key == CONSTANT:
             continue
@@ -175,15 +176,24 @@ class _Counts(Mapping[Any, Any]):
         self._variables = variables
         self._index = index
 
-    def __getitem__(self, key: object) -> Any:
-        place = self._index.get(key) if isinstance(key, str) else key
-        if place not in self._variables:
-            what = "a name" if isinstance(key, str) else "a position"
-            raise InputError(
-                f"{self._variables.local_name}[{key!r}]: the graph has no such entry; expected "
-                f"{what} of its {len(self._variables)}"
-            )
-        return self._variables[place]
+    def __getitem__(self, key: Any) -> Any:
+        if key in self:
+            return self._variables[self._index[key] if isinstance(key, str) else key]
+        hint = f"expected a name, or a position from 0 to {len(self) - 1}"
+        if isinstance(key, str) and (close := get_close_matches(key, self._index, n=1)):
+            hint = f"did you mean {shown(close[0])}?"
+        place = f"{self._variables.local_name}[{shown(key)}]"
+        raise InputError(f"{place}: the graph has no such entry; {hint}")
+
+    def __contains__(self, key: Any) -> bool:
+        if isinstance(key, str):
+            return key in self._index
+        return isinstance(key, Hashable) and key in self._variables
+
+    def get(self, key: object, default: Any = None) -> Any:
+        """Return the count of a name or position; `default` where the graph has none."""
+        known = key in self
+        return self[key] if known else default
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._variables)
@@ -207,58 +217,76 @@ class TotalsBlock:
             (Count.PAGE_OUTS, graph.tensor_index),
         ):
             variables = pyo.Var(range(len(index)), domain=pyo.NonNegativeIntegers)
-            self.block.counted.add_component(count, variables)
+            self.block.counted.add_component(str(count), variables)
             setattr(self.block, count, _Counts(variables, index))
             self._key |= {id(variables[place]): f"{count}:{name}" for name, place in index.items()}
         for total in Total:
-            self.block.add_component(total, pyo.Var(domain=pyo.NonNegativeReals))
+            self.block.add_component(str(total), pyo.Var(domain=pyo.NonNegativeReals))
             self._key[id(self.block.component(total))] = str(total)
 
     def expression(self, rule: Any, place: str) -> Terms:
         """Return the linear expression that a rule gives, its constant under its own key."""
-        return self._terms(self._call(rule, place), place)
+        return self._terms(self._call(rule, place), place) or ((CONSTANT, 0),)
 
     def constraints(self, rule: Any, name: str) -> list[TotalsConstraint]:
         """Return the rows that a rule gives: of a list ``name[0]``, ``name[1]``, ..."""
+        from pyomo.environ import Constraint
+
+        found = self._call(rule, f"constraint {shown(name)}")
+        relations = (
+            {f"{name}[{place}]": relation for place, relation in enumerate(found)}
+            if isinstance(found, list)
+            else {name: found}
+        )
+        return [
+            self._row(each, relation)
+            for each, relation in relations.items()
+            if relation is not Constraint.Skip and relation is not Constraint.Feasible
+        ]
+
+    def _row(self, name: str, relation: Any) -> TotalsConstraint:
         import pyomo.environ as pyo
         from pyomo.common.log import LoggingIntercept
 
         place = f"constraint {shown(name)}"
-        found = self._call(rule, place)
-        if isinstance(found, Iterable) and not isinstance(found, tuple):
-            relations = {f"{name}[{place}]": relation for place, relation in enumerate(found)}
-        else:
-            relations = {name: found}
-        rows = []
-        for each, relation in relations.items():
-            try:  # Pyomo logs what it raises, too.
-                with LoggingIntercept(StringIO(), "pyomo.core"):
-                    row = pyo.Constraint(expr=relation)
-                    row.construct()
-                    body, limits = row.body, (row.lower, row.upper)
-            except (ValueError, TypeError, KeyError) as error:
-                raise InputError(
-                    f"constraint {shown(each)}: expected a linear relation between totals, got "
-                    f"{shown(relation)} ({str(error).splitlines()[0].strip()})"
-                ) from None
-            terms = self._terms(body, f"constraint {shown(each)}")
-            shift = dict(terms).get(CONSTANT, 0)
-            lower, upper = (None if limit is None else pyo.value(limit) - shift for limit in limits)
-            kept = tuple(term for term in terms if term[0] != CONSTANT)
-            rows.append(TotalsConstraint(name=each, terms=kept, lower=lower, upper=upper))
-        return rows
+        try:  # Pyomo logs what it raises, too.
+            with LoggingIntercept(StringIO(), "pyomo.core"):
+                row = pyo.Constraint(expr=relation)
+                row.construct()
+                body, limits = row.body, (row.lower, row.upper)
+        except (ValueError, TypeError, KeyError) as error:
+            got = shown(str(relation) if hasattr(relation, "is_expression_type") else relation)
+            why = "" if relation is None else f" ({str(error).splitlines()[0].strip()})"
+            raise InputError(
+                f"{place}: expected a linear relation between totals, got {got}{why}"
+            ) from None
+        terms = self._terms(body, place)
+        shift = dict(terms).get(CONSTANT, 0)
+        lower, upper = (None if limit is None else pyo.value(limit) - shift for limit in limits)
+        kept = tuple(term for term in terms if term[0] != CONSTANT)
+        return TotalsConstraint(name=name, terms=kept, lower=lower, upper=upper)
 
     def _call(self, rule: Any, place: str) -> Any:
+        """Return what a rule gives, several relations as a list."""
+        from pyomo.common.errors import PyomoException
+
         if not callable(rule):
             raise InputError(f"{place}: expected a function of the totals, got {shown(rule)}")
-        return rule(self.block)
+        try:
+            found = rule(self.block)
+            return _relations(found)
+        except PyomoException as error:  # of a relation that is asked whether it is true
+            raise InputError(
+                f"{place}: {str(error).splitlines()[0]} Relations have no 'and', no max(), and no "
+                "two comparisons in one: return a list of them"
+            ) from None
 
     def _terms(self, expression: Any, place: str) -> Terms:
         from pyomo.repn import generate_standard_repn
 
         try:
             found = generate_standard_repn(expression)
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, RuntimeError, TypeError, ValueError):
             raise InputError(
                 f"{place}: expected a linear expression of totals, got {shown(expression)}"
             ) from None
@@ -270,7 +298,30 @@ class TotalsBlock:
                 raise InputError(f"{place}: {variable.name} is none of the totals of a schedule")
             total[self._key[id(variable)]] += coefficient
         total[CONSTANT] += found.constant
+        if not all(map(is_number, total.values())):
+            raise InputError(f"{place}: expected finite numbers, got {shown(str(expression))}")
         return tuple((key, whole(value)) for key, value in total.items() if value)
+
+
+def _relations(found: Any) -> Any:
+    """Return what a rule gives; a list where it is several relations, as of a generator."""
+    from pyomo.core.base.component import ComponentBase
+    from pyomo.core.expr.relational_expr import RelationalExpression
+
+    several = isinstance(found, Iterable) and not isinstance(found, ComponentBase | Mapping | str)
+    if isinstance(found, tuple):  # of Pyomo: (lower, expression, upper)
+        several = all(isinstance(one, RelationalExpression) for one in found)
+    return list(found) if several else found
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number; an integer has no more digits than floats hold."""
+    try:
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        )
+    except OverflowError:
+        return False
 
 
 def whole(value: float) -> float:

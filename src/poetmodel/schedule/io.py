@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -11,10 +11,18 @@ from pydantic_core import PydanticCustomError
 from poetmodel.data import parse_json, place, read_text
 from poetmodel.device.room import ROOM
 from poetmodel.errors import InputError, ScheduleError, raised_as, shown
-from poetmodel.problem import Problem, TotalsConstraint
+from poetmodel.problem import OWN, Problem, TotalsConstraint
 from poetmodel.problem.parse import own_sum_faults
-from poetmodel.problem.totals import UNITS
-from poetmodel.schedule.relations import RELATIONS, STATED, VERSION, GraphIdentity, Schedule
+from poetmodel.problem.totals import UNITS, is_number
+from poetmodel.schedule.relations import (
+    OBJECTIVE_BOUND,
+    OBJECTIVE_VALUE,
+    RELATIONS,
+    STATED,
+    VERSION,
+    GraphIdentity,
+    Schedule,
+)
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -26,7 +34,17 @@ if TYPE_CHECKING:
 MOST_FAULTS: Final = 20
 """Faults of one file that are reported; more are counted."""
 
+
+def _is_finite(value: object) -> object:
+    """Refuse what is no finite number."""
+    if not is_number(value):
+        raise PydanticCustomError("number", "expected a finite number")
+    return value
+
+
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Number = Annotated[Any, BeforeValidator(_is_finite)]
+"""A number whose whole values stay integers, which are exact."""
 Index = Annotated[int, Field(ge=0)]
 Pair = Annotated[list[Index], Field(min_length=2, max_length=2)]
 Pairs = list[Pair]
@@ -62,9 +80,9 @@ class ConstraintEntry(Strict):
     """A user's own constraint of a schedule file."""
 
     name: Annotated[str, Field(min_length=1)]
-    terms: dict[str, Finite | int]
-    lower: Finite | int | None = None
-    upper: Finite | int | None = None
+    terms: dict[str, Number]
+    lower: Number | None = None
+    upper: Number | None = None
 
     @property
     def needs_costs(self) -> bool:
@@ -90,7 +108,7 @@ class ProblemEntry(Strict):
     aux_bytes: Index | None = None
     count_parameters: bool = False
     constraints: list[ConstraintEntry] = []
-    weights: dict[str, Finite | int] = {}
+    weights: dict[str, Number] = {}
     method: str = "optimal"
     formulation: str | None = None
     backend: str | None = None
@@ -102,6 +120,8 @@ class ProblemEntry(Strict):
         with raised_as(ScheduleError, "problem"):
             rows = tuple(row.constraint() for row in self.constraints)
             faults = list(own_sum_faults(graph, rows, tuple(self.weights.items())))
+            if self.minimize == OWN and not self.weights:
+                faults.append("weights: missing; what is minimized is 'own'")
             if faults:
                 raise InputError(faults)
         return Problem(
@@ -198,6 +218,15 @@ class ScheduleDocument:
     objective: ObjectiveEntry | None = None
     room: dict[str, float | None] = field(default_factory=dict)
     """What the file says of the device's RAM, by key."""
+
+    @property
+    def claims(self) -> dict[str, float | None]:
+        """All that the file says which the simulator knows, by key."""
+        said, problem = self.objective, self.problem
+        if said is None or problem is None or said.name or said.minimize != problem.minimize:
+            return self.stated | self.room
+        of_objective = {OBJECTIVE_VALUE: said.value, OBJECTIVE_BOUND: said.bound}
+        return self.stated | self.room | of_objective
 
 
 def load_document(path: str | Path) -> ScheduleDocument:

@@ -27,6 +27,9 @@ RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out")
 FORMAT: Final = "poetmodel-schedule"
 VERSION: Final = 1
 
+OBJECTIVE_VALUE: Final = "objective.value"
+OBJECTIVE_BOUND: Final = "objective.bound"
+"""What a file claims of the minimized quantity, and of its bound."""
 STATED: Final = (
     "energy_j",
     "bound_j",

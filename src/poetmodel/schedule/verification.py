@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.problem import RELATIVE_TOLERANCE, Surrogate, within
-from poetmodel.schedule.relations import STATED
+from poetmodel.schedule.relations import OBJECTIVE_BOUND, OBJECTIVE_VALUE, STATED
 from poetmodel.schedule.simulation import Simulation, simulate
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
@@ -197,6 +197,7 @@ def _claims(
 ) -> Iterator[str]:
     room = DeviceRoom.of(problem.costs.device, problem.graph, simulation.peak_ram_bytes)
     found = {key: getattr(simulation, key, None) for key in STATED} | room_figures(room)
+    found[OBJECTIVE_VALUE] = problem.objective.measured(simulation)
     for key, claim in stated.items():
         value = found.get(key)
         if claim is None or value is None:
@@ -206,6 +207,10 @@ def _claims(
         slack = 0.0 if key.endswith("bytes") else RELATIVE_TOLERANCE * abs(scale or 0.0)
         if abs(claim - value) > slack:
             yield f"{key}: the file says {claim!r}, the simulation gives {value!r}"
-    bound_j, energy_j = stated.get("bound_j"), simulation.energy_j
-    if bound_j is not None and energy_j is not None and not within(bound_j, energy_j):
-        yield f"bound_j: the stated bound {bound_j!r} is above the simulated energy {energy_j!r}"
+    for key, what, value in (
+        ("bound_j", "energy", simulation.energy_j),
+        (OBJECTIVE_BOUND, "objective", found[OBJECTIVE_VALUE]),
+    ):
+        bound = stated.get(key)
+        if bound is not None and value is not None and not within(bound, value):
+            yield f"{key}: the stated bound {bound!r} is above the simulated {what} {value!r}"
