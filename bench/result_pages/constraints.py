@@ -87,8 +87,8 @@ def section(records: Sequence[dict[str, Any]], source: str) -> str:
         f"{circumstances(records, where='one solve at a time with one thread each')}. Each "
         "constraint or objective is [stated over totals](formats.md#constraints-toml) and solved "
         "by default; right before, the same problem was solved without it. A constraint allows "
-        "about half of what the best schedule without it has (proved to 0.01 %), where nothing "
-        "else is said. Building is the part of the time in which models are built and compiled.",
+        "at most half of what the best schedule without it has, unless it says otherwise. Building "
+        "is the part of the time in which models are built and compiled.",
         f"Wanted: every feasible problem within 1 % after at most {_limit_s(records):g} s, and a "
         f"median time of at most {MOST} times that without.",
         summary(found),
@@ -115,7 +115,8 @@ def summary(found: Sequence[OwnPair]) -> str:
         proved = share_text(sum(pair.answered for pair in able), len(able))
         said.append(
             f"{proved} feasible problems were proved to 1 %. The median time is {with_s} with the "
-            f"constraint and {without_s} without; the median of the ratios is {_times(able)}."
+            f"constraint and {without_s} without it; the median of the ratios of each pair is "
+            f"{_times(able)}."
         )
     missed = sorted(
         (pair for pair in able if not pair.answered), key=lambda pair: -(pair.own.gap or 1.0)
@@ -166,12 +167,21 @@ def built_sentence(built: Sequence[OwnPair], found: Sequence[OwnPair]) -> str:
     ratios = [
         pair.own.seconds / over[place] for pair in built if (place := _place(pair.own)) in over
     ]
-    proved = sum(pair.answered for pair in built)
+    able = _feasible(built)
+    proved = share_text(sum(pair.answered for pair in able), len(able))
     longer = f"; the median took {statistics.median(ratios):.2g} times as long" if ratios else ""
+    left_out = len(built) - len(able)
+    said = (
+        f" Of {len(built)} models, {left_out} came out infeasible: a model [leaves out "
+        "choices](how-to/constraint.md#when-a-choice-is-missing) that its problem needs only with "
+        "the constraint."
+        if left_out
+        else ""
+    )
     return (
         "The first constraint of each instance was also added to [a model that `pm.build` "
-        f"made](how-to/constraint.md), over the decisions of all stages. {proved} of {len(built)} "
-        f"were proved to 1 %{longer} as over totals:"
+        "made](how-to/constraint.md#constraints-that-name-stages), as a sum over all stages."
+        f"{said} {proved} others were proved to 1 %{longer} as over totals:"
     )
 
 

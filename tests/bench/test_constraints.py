@@ -93,7 +93,7 @@ def test_each_line_has_the_solve_without_the_constraint_beside_it() -> None:
     row = line(text, "| `paper/bert`, paper-m4, 40% |")
     assert "| few | optimal | 2 s | 0.5 s | 4 | 0.4 % | 2 % | 1 % | 300 | 0.75 s |" in row
     assert "1 of 1 (100.0 %) feasible problems were proved to 1 %." in text
-    assert "the median of the ratios is 4 times" in text
+    assert "the median of the ratios of each pair is 4 times" in text
 
 
 def test_time_outs_stay_with_their_gap_and_are_named() -> None:
@@ -126,7 +126,7 @@ def test_what_is_proved_infeasible_is_counted_apart() -> None:
     ]
     text = section(records, "run.jsonl")
     assert "1 of 2 problems are proved infeasible." in text
-    assert "the median of the ratios is 1.5 times" in text
+    assert "the median of the ratios of each pair is 1.5 times" in text
     assert "| few | infeasible | 40 s |" in text
     assert "1 of 1 (100.0 %) feasible problems" in sentence(records)
     assert "the median took 1.5 times as long as without" in sentence(records)
@@ -137,9 +137,16 @@ def test_a_model_of_ones_own_is_held_against_totals() -> None:
     text = section(
         [record(WITHOUT), record(TOTALS), record(MODEL, seconds=8.0, stated_s=5.0)], "run.jsonl"
     )
-    assert "1 of 1 were proved to 1 %; the median took 4 times as long as over totals" in text
+    assert "1 of 1 (100.0 %) others were proved to 1 %; the median took 4 times as" in text
     rows = [row for row in text.splitlines() if row.startswith("| `paper/bert`, ")]
     assert "| few | optimal | 8 s | 2 s | 0 % | 1 % | 300 | 5.5 s |" in rows[1]
+
+
+def test_a_model_that_leaves_out_too_much_is_infeasible() -> None:
+    """What over totals has a schedule then shows why."""
+    nothing = {"status": "infeasible", "gap": None, "overhead_j": None}
+    text = section([record(WITHOUT), record(TOTALS), record(MODEL, **nothing)], "run.jsonl")
+    assert "Of 1 models, 1 came out infeasible: a model [leaves out choices](how-to/" in text
 
 
 def test_pages_are_written_from_the_newest_record(
