@@ -92,6 +92,7 @@ def as_dict(graph: Graph) -> dict[str, Any]:
         "forward_macs": graph.forward_macs,
         "flops": graph.flops,
         "resident_bytes": dict(graph.resident_bytes),
+        **({"state_bytes": graph.state_bytes} if graph.version > 1 else {}),
         "tensor_bytes": sum(graph.tensor_bytes),
         "checkpoint_all_peak_bytes": max(profile),
         "checkpoint_all_peak_node": graph.nodes[profile.index(max(profile))].name,
@@ -136,6 +137,9 @@ def _facts(graph: Graph, found: dict[str, Any]) -> Iterator[Fact]:
         f"{kind} {format_bytes(b)}" for kind, b in found["resident_bytes"].items() if b
     )
     yield row("resident RAM", format_bytes(graph.total_resident_bytes), kinds)
+    if "state_bytes" in found:
+        count_words = f"{len(graph.state_tensors):,} tensors, {len(graph.replacement_of):,} updated"
+        yield row("state", format_bytes(found["state_bytes"]), count_words)
     peak_bytes = found["checkpoint_all_peak_bytes"]
     yield row(
         "keep-all",

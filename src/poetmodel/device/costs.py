@@ -13,7 +13,7 @@ from poetmodel.errors import CostError, listed, shown
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from poetmodel.device.hardware import Device
@@ -162,7 +162,9 @@ class Costs:
         device gives that, else time times power. A transfer takes its latency plus bytes over rate.
         """
         compute = {
-            node.name: _estimate_node(graph, k, device) for k, node in enumerate(graph.nodes)
+            node.name: _estimate_node(graph, k, device)
+            for k, node in enumerate(graph.nodes)
+            if not node.is_state
         }
         pages = None
         if device.storage is not None:
@@ -197,7 +199,7 @@ class Costs:
         graph : Graph
             Gives the names.
         compute_time_s, compute_energy_j : sequence of float, one per node
-            Costs of one computation [s], [J].
+            Costs of one computation [s], [J]; 0 for a node that holds state.
         page_in, page_out : sequence of (time, energy), one per tensor, optional
             Costs of one transfer [s], [J]; without them nothing can be paged.
         device : Device, optional
@@ -220,6 +222,7 @@ class Costs:
             for node, time, energy in zip(
                 graph.nodes, compute_time_s, compute_energy_j, strict=True
             )
+            if time or energy or not node.is_state
         }
         if (page_in is None) != (page_out is None):
             raise CostError("expected both page_in and page_out, or neither")
@@ -242,7 +245,7 @@ class Costs:
         faults = list(_mismatch(self, graph))
         if faults:
             raise CostError(f"{self.source}: {fault}" if self.source else fault for fault in faults)
-        compute = [self.compute[node.name] for node in graph.nodes]
+        compute = [FREE if node.is_state else self.compute[node.name] for node in graph.nodes]
         pages = [] if self.pages is None else [self.pages[t.name] for t in graph.tensors]
         return CostTable(
             compute_time_s=tuple(cost.time_s for cost in compute),
@@ -294,8 +297,10 @@ def _cost_fault(where: str, cost: Cost) -> Iterator[str]:
 
 
 def _mismatch(costs: Costs, graph: Graph) -> Iterator[str]:
-    compared: list[tuple[str, str, Mapping[str, object], Mapping[str, int]]] = [
-        ("compute", "node", costs.compute, graph.node_index)
+    state = {graph.nodes[graph.node_of[i]].name for i in graph.state_tensors}
+    computing = [name for name in graph.node_index if name not in state]
+    compared: list[tuple[str, str, Mapping[str, object], Collection[str]]] = [
+        ("compute", "node", costs.compute, computing)
     ]
     if costs.pages is not None:
         compared.append(("page", "tensor", costs.pages, graph.tensor_index))
@@ -306,7 +311,15 @@ def _mismatch(costs: Costs, graph: Graph) -> Iterator[str]:
                 f"no {kind} costs for {listed(missing, most=_MAX_NAMED)} of graph {graph.name!r}; "
                 f"every {owner} needs a row with the {kind} columns"
             )
-        extra = [shown(name) for name in given if name not in wanted]
+        known = frozenset(wanted)
+        extra = [shown(name) for name in given if name not in known]
+        computed = [shown(name) for name in given if kind == "compute" and name in state]
+        if computed:
+            yield (
+                f"compute costs for {listed(computed, most=_MAX_NAMED)} of graph {graph.name!r}, "
+                "which holds state and computes nothing; leave its compute columns empty"
+            )
+            extra = [name for name in extra if name not in computed]
         if extra:
             names = listed(extra, most=_MAX_NAMED)
             yield f"{kind} costs for {names}, which graph {graph.name!r} does not have"

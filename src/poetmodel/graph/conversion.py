@@ -14,7 +14,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import GraphError, shown
-from poetmodel.graph.io import FORMAT, VERSION, graph_from_dict, graph_to_dict
+from poetmodel.graph.io import FORMAT, VERSIONS, graph_from_dict, graph_to_dict
 from poetmodel.graph.validation import cycle_fault
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def from_networkx(digraph: networkx.DiGraph[Any]) -> Graph:
     if faults:
         raise GraphError(faults)
     own = {key: value for key, value in digraph.graph.items() if value != ""}
-    kind = {"format": FORMAT, "version": VERSION, "name": "graph"}
+    kind = {"format": FORMAT, "version": VERSIONS[-1], "name": "graph"}
     return graph_from_dict({**kind, **_plain(own), "nodes": nodes}, source="digraph")
 
 

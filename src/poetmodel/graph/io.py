@@ -6,7 +6,8 @@ A node whose one tensor has the node's own name can be spelled with ``output_byt
 ``outputs``; both spellings are the same `Graph`. Written, and hashed, is the shorter one,
 ``output_bytes``, wherever it says everything, so that both hash alike. The canonical form fills in
 every key that has a default; the keys without one (``bytes_moved``, ``parameters``,
-``forward_macs``) appear only where they are set.
+``forward_macs``, ``in_place``, ``replaces``) appear only where they are set. A node that holds
+state has none of the keys that such a node must not give.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT: Final = "poetmodel-graph"
-VERSION: Final = 1
+VERSIONS: Final = (1, 2)
+"""Version 2 has state tensors and in-place operators; it is written only where one is used."""
+STATE_DEFAULTS: Final[Mapping[str, Any]] = {
+    "workspace_bytes": 0,
+    "flops": 0,
+    "recomputable": False,
+    "on_aux": False,
+    "bytes_moved": None,
+}
+"""What holds of every node that holds state, and is never written."""
 
 _GRAPH_DEFAULTS: Final[Mapping[str, Any]] = {
     field.name: field.default if field.default is not MISSING else {}
@@ -34,7 +44,7 @@ _GRAPH_DEFAULTS: Final[Mapping[str, Any]] = {
 _NODE_DEFAULTS: Final[Mapping[str, Any]] = {
     field.name: field.default
     for field in fields(Node)
-    if field.name not in ("name", "op", "phase", "inputs", "outputs")
+    if field.name not in ("name", "op", "phase", "inputs", "outputs", "in_place")
 }
 
 
@@ -62,11 +72,12 @@ def graph_to_dict(graph: Graph, *, defaults: bool = False) -> dict[str, Any]:
 
     It is made of what JSON knows only, and nothing in it is shared with the graph.
     """
-    document: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": graph.name}
+    nodes: tuple[object, ...] = graph.nodes
+    newer = any(isinstance(node, Node) and node.needs_version_2 for node in nodes)
+    document: dict[str, Any] = {"format": FORMAT, "version": VERSIONS[newer], "name": graph.name}
     document |= _settings(graph, _GRAPH_DEFAULTS, defaults=defaults)
     if "resident_bytes" in document:
         document["resident_bytes"] = dict(graph.resident_bytes)
-    nodes: tuple[object, ...] = graph.nodes
     document["nodes"] = [
         node_to_dict(node, defaults=defaults) if isinstance(node, Node) else _alien(node)
         for node in nodes
@@ -90,14 +101,37 @@ def node_to_dict(node: Node, *, defaults: bool = False) -> dict[str, Any]:
     }
     if not isinstance(outputs, tuple):
         item["outputs"] = _alien(outputs)
-    elif len(outputs) == 1 and isinstance(outputs[0], Tensor) and outputs[0].name == node.name:
+    elif len(outputs) == 1 and _is_own_tensor(node, outputs[0]):
         item["output_bytes"] = outputs[0].bytes
     else:
         item["outputs"] = [
-            {"name": each.name, "bytes": each.bytes} if isinstance(each, Tensor) else _alien(each)
-            for each in outputs
+            _tensor_to_dict(each) if isinstance(each, Tensor) else _alien(each) for each in outputs
         ]
+    if node.in_place:
+        item["in_place"] = _in_place_to_dict(node.in_place)
+    if node.is_state:
+        return item | _settings(node, STATE_DEFAULTS, defaults=False)
     return item | _settings(node, _NODE_DEFAULTS, defaults=defaults)
+
+
+def _is_own_tensor(node: Node, output: object) -> bool:
+    """Return whether ``output_bytes`` says everything about the one output of a node."""
+    return isinstance(output, Tensor) and output.name == node.name and output.replaces is None
+
+
+def _tensor_to_dict(tensor: Tensor) -> dict[str, Any]:
+    item: dict[str, Any] = {"name": tensor.name, "bytes": tensor.bytes}
+    return item if tensor.replaces is None else item | {"replaces": tensor.replaces}
+
+
+def _in_place_to_dict(pairs: object) -> object:
+    """Return pairs of names as an object, or what a file could not hold."""
+    if not isinstance(pairs, tuple) or not all(
+        isinstance(pair, tuple) and [*map(type, pair)] == [str, str] for pair in pairs
+    ):
+        return _alien(pairs) if isinstance(pairs, list | dict) else (pairs,)
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else pairs
 
 
 def _alien(value: object) -> object:
@@ -138,10 +172,10 @@ def graph_from_dict(
 
 
 def _kind_faults(document: dict[str, Any]) -> Iterator[str]:
-    for key, wanted in (("format", FORMAT), ("version", VERSION)):
+    for key, wanted in (("format", (FORMAT,)), ("version", VERSIONS)):
         value = document.get(key)
-        if value != wanted or isinstance(value, bool | float):
-            yield f"{key}: expected {json.dumps(wanted)}, got {shown(value)}"
+        if value not in wanted or isinstance(value, bool | float):
+            yield f"{key}: expected {' or '.join(map(json.dumps, wanted))}, got {shown(value)}"
 
 
 def _read_node(item: dict[str, Any]) -> Node:
@@ -153,7 +187,8 @@ def _read_node(item: dict[str, Any]) -> Node:
         op=item["op"],
         phase=item["phase"],
         inputs=tuple(item["inputs"]),
-        outputs=tuple(Tensor(name=output["name"], bytes=output["bytes"]) for output in outputs),
+        outputs=tuple(Tensor(**output) for output in outputs),
+        in_place=tuple(item.get("in_place", {}).items()),
         **{key: item[key] for key in _NODE_DEFAULTS if key in item},
     )
 

@@ -23,15 +23,30 @@ class Floor:
     """The operation whose step it is (the first, where several tie)."""
 
 
-def floor(graph: Graph) -> Floor:
+def floor(graph: Graph, *, memory_mapped: bool = False) -> Floor:
     """Return the largest working set of one step and the node that sets it.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    memory_mapped : bool
+        Whether the core reads state where it lies on storage, so that it takes no RAM.
 
     Notes
     -----
     ``max_k (sum of in(k) + sum of out(k) + workspace[k])``: inputs, outputs and workspace of a step
-    are in RAM together, so every schedule has at least this peak.
+    are in RAM together, so every schedule has at least this peak. State may all lie on storage:
+    what a step does not read does not count. A replacement takes the room of what it replaces, and
+    every output that may take over an input does.
     """
     sets = graph.step_bytes
+    if memory_mapped:
+        state = frozenset(graph.state_tensors)
+        sets = tuple(
+            whole - sum(graph.tensor_bytes[i] for i in {*read, *made} & state)
+            for whole, read, made in zip(sets, graph.inputs_of, graph.outputs_of, strict=True)
+        )
     k = max(range(len(sets)), key=sets.__getitem__)
     return Floor(bytes=sets[k], node=k)
 
@@ -39,7 +54,7 @@ def floor(graph: Graph) -> Floor:
 def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
     """Return the RAM in use at each node when every tensor is kept to its last use [B].
 
-    It is that of live tensors, outputs and workspace of the step.
+    It is that of live tensors, outputs and workspace of the step. All state is in RAM throughout.
     """
     return _kept_to_last_use(graph, range(len(graph.nodes)))
 
@@ -47,16 +62,19 @@ def checkpoint_all_profile(graph: Graph) -> tuple[int, ...]:
 def _kept_to_last_use(graph: Graph, chosen: Sequence[int]) -> tuple[int, ...]:
     """Return the RAM in use at each of some nodes when they alone are computed, in this order."""
     sizes, wanted = graph.tensor_bytes, frozenset(chosen)
+    state = frozenset(graph.state_tensors)
+    stays = state.union(graph.replacement_of.values())
     freed: dict[int, list[int]] = {k: [] for k in chosen}
     for i, k in enumerate(graph.node_of):
-        if k in wanted:
+        if k in wanted and i not in stays:
             last = max((user for user in graph.users_of[i] if user in wanted), default=k)
             freed[last].append(i)
-    live = 0
+    live = sum(sizes[i] for i in state if graph.node_of[i] in wanted)
     profile = []
     for k in chosen:
-        live += graph.output_bytes[k]
-        profile.append(live + graph.nodes[k].workspace_bytes)
+        live += 0 if graph.nodes[k].is_state else graph.made_bytes[k]
+        in_place = graph.shared_bytes(k, freed[k])
+        profile.append(live + graph.nodes[k].workspace_bytes - in_place)
         live -= sum(sizes[i] for i in freed[k])
     return tuple(profile)
 

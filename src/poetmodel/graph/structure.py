@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property, partial
@@ -13,7 +14,7 @@ from poetmodel.errors import GraphError, shown
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     import networkx
@@ -32,6 +33,8 @@ class Phase(StrEnum):
     """Backward pass: gradients of inputs or weights."""
     UPDATE = "update"
     """Optimizer step."""
+    STATE = "state"
+    """Holds a state tensor, a value that outlives the step, and computes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,8 @@ class Tensor:
     """Unique among all tensors of the graph."""
     bytes: int
     """Size [B], 0 to 2^53."""
+    replaces: str | None = None
+    """Name of the state tensor whose next value it is, and in whose memory it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,33 @@ class Node:
     """Whether its tensors lie on auxiliary storage from the start (a sample on the SD card)."""
     bytes_moved: int | None = None
     """Memory traffic of one execution [B]; None means the bytes of its inputs and outputs."""
+    in_place: tuple[tuple[str, str], ...] = ()
+    """Pairs of an output and the input whose memory it may take over; a mapping is taken too."""
+
+    def __post_init__(self) -> None:
+        pairs: object = self.in_place
+        if isinstance(pairs, Mapping):
+            pairs = tuple(pairs.items())
+        # What is no pairs of names is left as it is, for the validation to find.
+        if isinstance(pairs, tuple) and all(map(_is_pair_of_names, pairs)):
+            object.__setattr__(self, "in_place", tuple(sorted(pairs)))
+        if self.is_state and self.recomputable is True:
+            object.__setattr__(self, "recomputable", False)
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it holds a state tensor and computes nothing."""
+        return self.phase == Phase.STATE
+
+    @property
+    def needs_version_2(self) -> bool:
+        """Whether only a graph of version 2 can have it: state, replaced or held, or in place."""
+        if self.is_state or self.in_place:
+            return True
+        outputs: object = self.outputs
+        return isinstance(outputs, tuple) and any(
+            isinstance(tensor, Tensor) and tensor.replaces is not None for tensor in outputs
+        )
 
     def __repr__(self) -> str:
         counts = f"reads {len(self.inputs)}, makes {format_bytes(self.output_bytes)}"
@@ -77,6 +109,13 @@ class Node:
     def output_bytes(self) -> int:
         """Bytes of all its outputs together [B]."""
         return sum(tensor.bytes for tensor in self.outputs)
+
+
+def _is_pair_of_names(pair: object) -> bool:
+    match pair:
+        case (str(), str()):
+            return isinstance(pair, tuple)
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,14 +250,77 @@ class Graph:
 
     @cached_property
     def step_bytes(self) -> tuple[int, ...]:
-        """For each node its working set: inputs, outputs and workspace together [B]."""
+        """For each node its working set: inputs, outputs and workspace together [B].
+
+        A replacement takes no room of its own, and every output that may take over the memory of an
+        input does.
+        """
         sizes = self.tensor_bytes
         return tuple(
-            sum(sizes[i] for i in inputs) + made + node.workspace_bytes
-            for node, inputs, made in zip(
-                self.nodes, self.inputs_of, self.output_bytes, strict=True
+            sum(sizes[i] for i in inputs) + made + node.workspace_bytes - self._shared_bytes(pairs)
+            for node, inputs, made, pairs in zip(
+                self.nodes, self.inputs_of, self.made_bytes, self.in_place_of, strict=True
             )
         )
+
+    # -- state and in-place operators (graphs of version 2) ------------------------------------
+
+    @cached_property
+    def version(self) -> int:
+        """Version of the file that can hold it: 2 with state or in-place operators, else 1."""
+        return 2 if any(node.needs_version_2 for node in self.nodes) else 1
+
+    @cached_property
+    def state_tensors(self) -> tuple[int, ...]:
+        """The tensors whose values outlive the step, ascending."""
+        return tuple(i for i, k in enumerate(self.node_of) if self.nodes[k].is_state)
+
+    @cached_property
+    def replacement_of(self) -> Mapping[int, int]:
+        """For each state tensor that has one, the tensor that replaces it."""
+        index = self.tensor_index
+        return MappingProxyType(
+            {
+                index[tensor.replaces]: i
+                for i, tensor in enumerate(self.tensors)
+                if tensor.replaces is not None
+            }
+        )
+
+    @cached_property
+    def in_place_of(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each node the outputs that may take over the memory of an input, each with it."""
+        index = self.tensor_index
+        return tuple(tuple((index[y], index[x]) for y, x in node.in_place) for node in self.nodes)
+
+    @cached_property
+    def made_bytes(self) -> tuple[int, ...]:
+        """For each node its outputs less its replacements, which take no room of their own [B]."""
+        return tuple(
+            sum(tensor.bytes for tensor in node.outputs if tensor.replaces is None)
+            for node in self.nodes
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """All state tensors together [B]."""
+        return sum(self.tensor_bytes[i] for i in self.state_tensors)
+
+    def _shared_bytes(self, pairs: Iterable[tuple[int, int]]) -> int:
+        sizes = self.tensor_bytes
+        return sum(min(sizes[made], sizes[read]) for made, read in pairs)
+
+    def shared_bytes(self, k: int, dying: Collection[int]) -> int:
+        """Return what step `k` saves by operating in place, if these tensors die there [B]."""
+        return self._shared_bytes(pair for pair in self.in_place_of[k] if pair[1] in dying)
+
+    def require_version_1(self) -> None:
+        """Raise `GraphError` for state and in-place operators, where nothing takes them yet."""
+        if self.version > 1:
+            raise GraphError(
+                f"state tensors and in-place operators: those of graph {shown(self.name)} are "
+                "simulated, but no method schedules them yet"
+            )
 
     @property
     def n_edges(self) -> int:

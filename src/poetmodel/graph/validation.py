@@ -46,7 +46,12 @@ _NAMES: Final = _Rule(
     "a list of tensor names",
 )
 
-_TENSOR_KEYS: Final = {"name": _NAME, "bytes": _SIZE}
+_PAIRS: Final = _Rule(
+    lambda value: isinstance(value, dict) and all(isinstance(name, str) for name in value.values()),
+    "an object with the name of an input for that of an output",
+)
+
+_TENSOR_KEYS: Final = {"name": _NAME, "bytes": _SIZE, "replaces": _NAME}
 _NODE_KEYS: Final = {
     "name": _NAME,
     "op": _NAME,
@@ -59,11 +64,12 @@ _NODE_KEYS: Final = {
     "recomputable": _FLAG,
     "on_aux": _FLAG,
     "bytes_moved": _SIZE,
+    "in_place": _PAIRS,
 }
 _RESIDENT_KEYS: Final = dict.fromkeys(("parameters", "gradients", "optimizer"), _SIZE)
 _GRAPH_KEYS: Final = {
     "format": _NAME,
-    "version": _whole(1, 1, "1"),
+    "version": _whole(1, 2, "1 or 2"),
     "name": _NAME,
     "batch_size": _whole(1, MAX_BYTES, "an integer from 1 to 2^53"),
     "dtype": _NAME,
@@ -96,7 +102,12 @@ def graph_faults(document: Mapping[str, Any]) -> list[str]:
         outputs = node.get("outputs") if isinstance(node, dict) else None
         for j, output in enumerate(outputs if isinstance(outputs, list) else ()):
             check(output, _TENSOR_KEYS, "nodes", k, "outputs", j)
-    return [*faults, *_structure_faults(nodes)]
+    newer = [k for k, node in enumerate(nodes) if next(_keys_of_version_2(node), None)]
+    if newer and document.get("version") == 1:
+        for k in newer:
+            where = ", ".join(".".join(key) for key in _keys_of_version_2(nodes[k]))
+            faults.append(f'{_place(nodes, k)}: {where}: needs "version": 2, the file says 1')
+    return [*faults, *_structure_faults(nodes), *(_state_faults(nodes) if newer else ())]
 
 
 def _key_faults(item: object, rules: Mapping[str, _Rule]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -180,6 +191,144 @@ def cycle_fault(digraph: networkx.DiGraph[Any], name: Callable[[Any], object]) -
         return
     path = " -> ".join(str(name(key)) for key in (*(key for key, _ in cycle), cycle[0][0]))
     yield f"the graph has a cycle: {path}"
+
+
+# -- state tensors and in-place operators ------------------------------------------------------
+
+_NOT_OF_STATE: Final = ("flops", "workspace_bytes", "recomputable", "on_aux", "bytes_moved")
+"""What a node that holds state must not give, since it computes nothing."""
+
+
+def _is_state(node: Any) -> bool:
+    return isinstance(node, dict) and node.get("phase") == Phase.STATE
+
+
+def _outputs(node: Any) -> list[dict[str, Any]]:
+    """Return the outputs of a node as a file holds them, less what is no object with a name."""
+    outputs = node.get("outputs", [node]) if isinstance(node, dict) else ()
+    return [
+        output
+        for output in (outputs if isinstance(outputs, list) else ())
+        if isinstance(output, dict) and isinstance(output.get("name"), str)
+    ]
+
+
+def _replacing(node: Any) -> list[tuple[dict[str, Any], str]]:
+    """Return the outputs of a node that replace a state tensor, each with its name."""
+    found = [(output, output.get("replaces")) for output in _outputs(node) if output is not node]
+    return [(output, state) for output, state in found if isinstance(state, str)]
+
+
+def _keys_of_version_2(node: Any) -> Iterator[tuple[str, ...]]:
+    """Yield the keys of a node that only a file of version 2 can have."""
+    if not isinstance(node, dict):
+        return
+    if _is_state(node):
+        yield ("phase",)
+    if "in_place" in node:
+        yield ("in_place",)
+    if node.get("outputs") and _replacing(node):
+        yield ("outputs", "replaces")
+
+
+def _state_faults(nodes: Sequence[Any]) -> Iterator[str]:
+    """Yield what is wrong with state tensors, their replacements and in-place operators."""
+    maker: dict[str, int] = {}
+    for k, node in enumerate(nodes):
+        for output in _outputs(node):
+            maker.setdefault(output["name"], k)
+    replaced: dict[str, int] = {}
+    for k, node in enumerate(nodes):
+        if _is_state(node):
+            yield from _state_node_faults(nodes, k)
+        yield from _replacement_faults(nodes, k, maker, replaced)
+        if isinstance(node, dict) and isinstance(node.get("in_place"), dict):
+            yield from _in_place_faults(nodes, k, maker)
+    replacements = {
+        output["name"] for node in nodes if not _is_state(node) for output, _ in _replacing(node)
+    }
+    for k, node in enumerate(nodes):
+        for name in _input_names(node):
+            where = f"{_place(nodes, k)}.inputs: {shown(name)}"
+            if name in replacements:
+                yield f"{where} replaces a state tensor, and no node may read it in the same step"
+            elif replaced.get(name, k) < k:
+                yield (
+                    f"{where} is read after {_place(nodes, replaced[name])} has replaced it; the "
+                    "node that replaces a state tensor must be its last reader"
+                )
+
+
+def _state_node_faults(nodes: Sequence[Any], k: int) -> Iterator[str]:
+    node, where = nodes[k], _place(nodes, k)
+    for key in _NOT_OF_STATE:
+        if key in node:
+            yield f"{where}.{key}: a node of phase state computes nothing; leave the key out"
+    if node.get("inputs"):
+        yield f"{where}.inputs: a node of phase state reads nothing; expected []"
+    outputs = node.get("outputs")
+    if isinstance(outputs, list) and len(outputs) != 1:
+        yield f"{where}.outputs: a node of phase state has 1 output, got {len(outputs)}"
+
+
+def _replacement_faults(
+    nodes: Sequence[Any], k: int, maker: Mapping[str, int], replaced: dict[str, int]
+) -> Iterator[str]:
+    """Yield what is wrong with the replacements of a node, and note what it replaces."""
+    node, where = nodes[k], _place(nodes, k)
+    replacing = _replacing(node)
+    if replacing and _is_state(node):
+        yield f"{where}.outputs: a node of phase state replaces nothing; leave replaces out"
+        return
+    for output, name in replacing:
+        place = f"{where}.outputs: {shown(output['name'])} replaces {shown(name)}"
+        made = maker.get(name)
+        if made is None:
+            yield f"{place}, which no node makes"
+            continue
+        if not _is_state(nodes[made]):
+            yield f"{place}, which is no state tensor: {_place(nodes, made)} is not of phase state"
+            continue
+        if name not in _input_names(node):
+            yield f"{place}, which the node does not read; add it to inputs"
+        sizes = [next(each for each in _outputs(nodes[made]) if each["name"] == name), output]
+        was, now = (each.get("bytes", each.get("output_bytes")) for each in sizes)
+        if was != now:
+            yield f"{place}, but they differ in bytes: {shown(now)} and {shown(was)}"
+        if name in replaced:
+            yield f"{place}, which {_place(nodes, replaced[name])} replaces already"
+        replaced.setdefault(name, k)
+    if replacing and node.get("recomputable", True) is not False:
+        yield (
+            f"{where}.recomputable: expected false, since the node replaces "
+            f"{shown(replacing[0][1])}; a state tensor is updated once"
+        )
+    if replacing and node.get("on_aux"):
+        yield (
+            f"{where}.on_aux: expected false, since the node replaces {shown(replacing[0][1])}: "
+            "its value does not lie on storage from the start"
+        )
+
+
+def _in_place_faults(nodes: Sequence[Any], k: int, maker: Mapping[str, int]) -> Iterator[str]:
+    node, where = nodes[k], f"{_place(nodes, k)}.in_place"
+    made, read = [output["name"] for output in _outputs(node)], _input_names(node)
+    replacements = {output["name"] for output, _ in _replacing(node)}
+    giver: dict[str, str] = {}
+    for output, name in node["in_place"].items():
+        if output not in made:
+            yield f"{where}: {shown(output)} is no output of the node"
+        elif output in replacements:
+            yield f"{where}: {shown(output)} replaces a state tensor, in whose memory it is written"
+        if not isinstance(name, str):
+            continue
+        if name not in read:
+            yield f"{where}: {shown(name)} is no input of the node"
+        elif _is_state(nodes[maker.get(name, k)]):
+            yield f"{where}: {shown(name)} is a state tensor; its memory cannot be taken over"
+        if name in giver:
+            yield f"{where}: {shown(giver[name])} takes over {shown(name)} already"
+        giver.setdefault(name, output)
 
 
 def _output_names(node: Any) -> tuple[str, ...] | None:

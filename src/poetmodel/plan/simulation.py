@@ -121,6 +121,7 @@ def check_plan(
     schedule's is. A ``dma`` program runs its transfers one at a time, in program order, beside the
     computing.
     """
+    graph.require_version_1()
     check_identity(graph, plan)
     execution = _PlanExecution(graph, None if costs is None else costs.table(graph), plan.mode)
     execution.run(plan.program)

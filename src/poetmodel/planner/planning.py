@@ -68,6 +68,7 @@ def make_plan(
     CostError
         If the costs do not fit the graph.
     """
+    graph.require_version_1()
     simulation = simulate(graph, costs, schedule)
     if simulation.violations:
         raise PlanError(simulation.violations)

@@ -85,6 +85,8 @@ class Problem:
         If a limit is not usable.
     CostError
         If the costs do not fit the graph.
+    GraphError
+        If the graph has state tensors or in-place operators, which no method schedules yet.
 
     Examples
     --------
@@ -122,6 +124,7 @@ class Problem:
     """The energy limit [J], if any."""
 
     def __post_init__(self) -> None:
+        self.graph.require_version_1()
         values = vars(self)
         values.update(resolve_choices(self))
         values.update(resolve_limits(self))

@@ -213,6 +213,7 @@ def coarsen(trace: Trace, *, kept_bytes: int) -> Coarse:
     numbers = tuple(storage.index for storage in storages if storage.bytes >= threshold)
     names = {storages[index].name for index in numbers}
     graph = trace.graph
+    graph.require_version_1()
     if len(numbers) < len(storages):
         graph = replace(graph, nodes=tuple(_without_small(node, names) for node in graph.nodes))
     small = sum(storage.bytes for storage in storages if storage.bytes < threshold)
