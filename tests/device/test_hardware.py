@@ -129,3 +129,22 @@ def test_all_faults_come_together(board: Device) -> None:
         storage=storage,
     )
     assert len(faults) == 7
+
+
+def test_storage_may_be_memory_mapped_and_wear_out(board: Device) -> None:
+    """What is stated of it is checked; what is not stated is not known."""
+    storage = board.storage
+    assert storage is not None
+    assert not board.is_memory_mapped
+    assert (storage.endurance_cycles, storage.erase_block_bytes) == (None, None)
+    flash = replace(storage, memory_mapped=True, endurance_cycles=1e5, erase_block_bytes=4096)
+    assert replace(board, storage=flash).is_memory_mapped
+    for key, value, words in (
+        ("memory_mapped", 1, "expected true or false, got 1"),
+        ("endurance_cycles", 0, "expected a finite number > 0, got 0"),
+        ("endurance_cycles", "many", "expected a finite number > 0, got 'many'"),
+        ("erase_block_bytes", 0, "expected a whole number of bytes from 1 to 2^53, got 0"),
+        ("erase_block_bytes", 0.5, "expected a whole number of bytes from 1 to 2^53, got 0.5"),
+    ):
+        found = faults_of(board, storage=replace(storage, **{key: value}))
+        assert found == (f"[storage] {key}: {words}",)

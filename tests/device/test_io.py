@@ -415,3 +415,19 @@ def test_a_missing_profile_is_a_cost_error(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_bytes(b"\xff")
     with pytest.raises(CostError, match="binary file"):
         load_profile(tmp_path / "p.csv")
+
+
+def test_file_says_how_storage_is_read_and_wears(tmp_path: Path) -> None:
+    """Three keys of [storage] are optional; each has its place in messages."""
+    path = tmp_path / "board.toml"
+    more = 'mode = "dma"\nmemory_mapped = true\nendurance_cycles = 1e5\nerase_block_bytes = 4_096\n'
+    path.write_text(BOARD.replace('mode = "dma"\n', more))
+    storage = load_device(path).storage
+    assert storage is not None
+    assert (storage.memory_mapped, storage.endurance_cycles) == (True, 1e5)
+    assert storage.erase_block_bytes == 4096
+    path.write_text(BOARD.replace('mode = "dma"\n', more.replace("true", '"yes"')))
+    with pytest.raises(
+        DeviceError, match=r"\[storage\] memory_mapped: expected true or false, got"
+    ):
+        load_device(path)

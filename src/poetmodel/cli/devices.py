@@ -90,7 +90,12 @@ def _facts(board: Device) -> Iterator[Fact]:
         yield row("storage", "none")
         return
     size = "unlimited" if board.aux_bytes is None else format_bytes(board.aux_bytes)
-    yield row("storage", size, f"transfers: {storage.mode}")
+    mapped = ", memory-mapped" if storage.memory_mapped else ""
+    yield row("storage", size, f"transfers: {storage.mode}{mapped}")
+    if storage.endurance_cycles is not None:
+        block = storage.erase_block_bytes
+        blocks = "" if block is None else f"of each erase block of {format_bytes(block)}"
+        yield row("endurance", f"{count(storage.endurance_cycles)}writes", blocks)
     for name, way in (("page in", storage.page_in), ("page out", storage.page_out)):
         note = f"after {format_seconds(way.latency_s)}, at {way.power_w:.4g} W"
         yield row(name, f"{count(way.bytes_per_s)}B/s", note)

@@ -148,7 +148,9 @@ def _facts(graph: Graph, found: dict[str, Any]) -> Iterator[Fact]:
     )
     yield row("inference", *_inference(found))
     share = f", {found['floor_bytes'] / peak_bytes:.1%} of the keep-all peak" if peak_bytes else ""
-    yield row("minimum RAM", format_bytes(found["floor_bytes"]), f"no schedule needs less{share}")
+    aside = ", but for state on memory-mapped storage" if graph.state_tensors else ""
+    note = f"no schedule needs less{share}{aside}"
+    yield row("minimum RAM", format_bytes(found["floor_bytes"]), note)
     yield row("  needed by", "", found["floor_node"])
     for verb, names in (("  reads", found["floor_inputs"]), ("  writes", found["floor_outputs"])):
         for name in names[:LARGEST]:

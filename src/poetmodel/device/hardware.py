@@ -11,7 +11,7 @@ from poetmodel.errors import DeviceError, shown
 from poetmodel.units import MAX_BYTES, brief, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
@@ -64,6 +64,12 @@ class Storage:
     """Storage to RAM."""
     page_out: Transfer
     """RAM to storage."""
+    memory_mapped: bool = False
+    """Whether the core reads it like RAM (NOR flash, FRAM, MRAM): state there needs no page-in."""
+    endurance_cycles: float | None = None
+    """How often each erase block can be written, where known."""
+    erase_block_bytes: int | None = None
+    """What a write erases at least, and in multiples of [B]; None means single bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +115,32 @@ class Device:
         """Whether transfers run beside the core."""
         return self.storage is not None and self.storage.mode == StorageMode.DMA
 
+    @property
+    def is_memory_mapped(self) -> bool:
+        """Whether the core reads the storage like RAM."""
+        return self.storage is not None and self.storage.memory_mapped
+
+    def steps_until_worn(self, writes: Iterable[tuple[int, int]]) -> float | None:
+        """Return how many training steps the storage endures, with ideal wear levelling.
+
+        Parameters
+        ----------
+        writes : iterable of (int, int)
+            Sizes [B] that a step writes, each with how often.
+
+        Returns
+        -------
+        float or None
+            Size of the storage times its endurance over the bytes of all erase blocks that a step
+            writes; None where the device states no endurance or no size, or nothing is written.
+        """
+        storage = self.storage
+        if storage is None or storage.endurance_cycles is None or self.aux_bytes is None:
+            return None
+        block = storage.erase_block_bytes or 1
+        written = sum(-(-size // block) * block * times for size, times in writes)
+        return self.aux_bytes * storage.endurance_cycles / written if written else None
+
     @classmethod
     def load(cls, name_or_path: str | Path) -> Device:
         """Read a shipped device, by its short name, or a ``*.toml`` file.
@@ -123,17 +155,18 @@ class Device:
         return load_device(name_or_path)
 
 
-def parts(device: Device) -> Iterator[tuple[str, Device | Compute | Transfer]]:
+def parts(device: Device) -> Iterator[tuple[str, Device | Compute | Storage | Transfer]]:
     """Yield the parts of a device that have figures, each with what its keys begin with."""
     yield "", device
     yield "[compute] ", device.compute
     if device.storage is not None:
+        yield "[storage] ", device.storage
         yield "[storage.page_in] ", device.storage.page_in
         yield "[storage.page_out] ", device.storage.page_out
 
 
-_LEAST_BYTES: Final = {"ram_bytes": 1, "aux_bytes": 0}
-_ABOVE_ZERO: Final = ("flops_per_s", "flops_per_j", "bytes_per_s")
+_LEAST_BYTES: Final = {"ram_bytes": 1, "aux_bytes": 0, "erase_block_bytes": 1}
+_ABOVE_ZERO: Final = ("flops_per_s", "flops_per_j", "bytes_per_s", "endurance_cycles")
 _FROM_ZERO: Final = ("idle_power_w", "power_w", "latency_s")
 
 
@@ -153,6 +186,9 @@ def _faults(device: Device) -> Iterator[str]:
     if device.storage is not None and device.storage.mode not in tuple(StorageMode):
         mode = shown(device.storage.mode)
         yield f"[storage] mode: expected {' or '.join(StorageMode)}, got {mode}"
+    mapped: object = device.is_memory_mapped
+    if not isinstance(mapped, bool):
+        yield f"[storage] memory_mapped: expected true or false, got {shown(mapped)}"
 
 
 def _figure_fault(where: str, key: str, value: Any) -> Iterator[str]:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _DEVICE_KEYS: Final = ("name", "core", "ram_bytes", "aux_bytes", "idle_power_w", "source")
 _TABLES: Final = ("compute", "storage")
 _COMPUTE_KEYS: Final = ("flops_per_s", "power_w", "flops_per_j", "bytes_per_s")
-_STORAGE_KEYS: Final = ("mode", "page_in", "page_out")
+_STORAGE_FIGURES: Final = ("memory_mapped", "endurance_cycles", "erase_block_bytes")
+_STORAGE_KEYS: Final = ("mode", *_STORAGE_FIGURES, "page_in", "page_out")
 _TRANSFER_KEYS: Final = ("latency_s", "bytes_per_s", "power_w")
 _SUFFIX: Final = ".toml"
 
@@ -111,7 +112,9 @@ def _storage(document: dict[str, Any], faults: list[str]) -> Storage:
         ways[name] = Transfer(**{key: way.get(key) for key in _TRANSFER_KEYS})  # type: ignore[arg-type]
     mode = storage.get("mode")
     known = {str(member): member for member in StorageMode}
-    return Storage(mode=known.get(mode, mode) if isinstance(mode, str) else mode, **ways)  # type: ignore[arg-type]
+    figures = {key: storage[key] for key in _STORAGE_FIGURES if key in storage}
+    mode = known.get(mode, mode) if isinstance(mode, str) else mode
+    return Storage(mode=mode, **ways, **figures)  # type: ignore[arg-type]
 
 
 def _table(

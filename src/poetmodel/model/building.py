@@ -145,6 +145,7 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
         entries[name].append((t, k))
     return Schedule(
         **{name: tuple(pairs) for name, pairs in entries.items()},
+        resident=(),
         identity=GraphIdentity.of(m.problem.graph),
     )
 

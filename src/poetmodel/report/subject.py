@@ -34,7 +34,7 @@ def in_graph(graph: Graph, schedule: Schedule) -> Schedule:
         )
         for name in RELATIONS
     }
-    return Schedule(**kept, identity=schedule.identity)
+    return Schedule(**kept, resident=schedule.resident, identity=schedule.identity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -200,6 +200,7 @@ class _ScheduleFile(GraphFile):
     S_AUX: Pairs | None = None
     M_in: Pairs | None = None
     M_out: Pairs | None = None
+    resident: list[Index] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +250,9 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
         raise ScheduleError(f"{name}: missing" for name in missing).within(source)
     relations = {name: tuple((t, k) for t, k in getattr(document, name)) for name in RELATIONS}
     return ScheduleDocument(
-        schedule=Schedule(**relations, identity=document.identity()),
+        schedule=Schedule(
+            **relations, resident=tuple(document.resident), identity=document.identity()
+        ),
         device=document.device,
         problem=document.problem,
         status=document.status,

@@ -1,4 +1,4 @@
-"""A schedule: the five relations of the paper, the graph they speak of, and their file."""
+"""A schedule: the relations of the paper, the state in RAM, the graph, and their file."""
 
 from __future__ import annotations
 
@@ -109,6 +109,8 @@ class Schedule:
     """Tensor `i` is paged in, storage to RAM, in stage `t`."""
     M_out: tuple[Pair, ...] = ()
     """Tensor `i` is paged out, RAM to storage, in stage `t`."""
+    resident: tuple[int, ...] = ()
+    """The state tensors whose home is RAM, ascending; the others lie on storage between steps."""
     identity: GraphIdentity | None = field(default=None, compare=False, repr=False)
     """The graph it was made for, where known."""
 
@@ -122,14 +124,21 @@ class Schedule:
                     f"{name}: expected pairs of whole numbers (stage, index)"
                 ) from None
             object.__setattr__(self, name, _ordered(whole))
+        object.__setattr__(self, "resident", _ascending(self.resident))
 
     def __repr__(self) -> str:
         graph = "no graph named" if self.identity is None else shown(self.identity.name)
-        return brief(self, graph, *(f"{name} {len(getattr(self, name))}" for name in RELATIONS))
+        counts = [f"{name} {len(getattr(self, name))}" for name in RELATIONS]
+        held = f"resident {len(self.resident)}" if self.resident else ""
+        return brief(self, graph, *counts, held)
 
     @classmethod
     def of_stages(
-        cls, *, identity: GraphIdentity | None, **relations: Iterable[Iterable[int]]
+        cls,
+        *,
+        identity: GraphIdentity | None,
+        resident: Iterable[int] = (),
+        **relations: Iterable[Iterable[int]],
     ) -> Schedule:
         """Make a schedule of the indices of each stage; quick where there are many pairs.
 
@@ -137,12 +146,15 @@ class Schedule:
         ----------
         identity : GraphIdentity or None
             The graph it is made for.
+        resident : iterable of int
+            The state tensors whose home is RAM.
         **relations : iterable of iterable of int
             For each relation and stage, from 0 on, the whole numbers of its pairs: ascending, each
             once. They are not checked.
         """
         schedule = object.__new__(cls)
         object.__setattr__(schedule, "identity", identity)
+        object.__setattr__(schedule, "resident", _ascending(resident))
         collects = gc.isenabled()
         gc.disable()  # new pairs are no garbage, and looking for some doubles the time
         try:
@@ -165,6 +177,7 @@ class Schedule:
             "nodes": list(identity.nodes) if identity else None,
             "tensors": list(identity.tensors) if identity else None,
             **{name: [list(pair) for pair in getattr(self, name)] for name in RELATIONS},
+            **({"resident": list(self.resident)} if self.resident else {}),
         }
 
     def save(self, path: str | Path) -> None:
@@ -203,6 +216,13 @@ def _pairs(t: int, row: Iterable[int]) -> Iterator[Pair]:
     return zip(repeat(t), row)
 
 
+def _ascending(tensors: Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({index(i) for i in tensors}))
+    except (TypeError, ValueError):
+        raise ScheduleError("resident: expected whole numbers (tensors)") from None
+
+
 def _ordered(pairs: list[Pair]) -> tuple[Pair, ...]:
     """Return pairs sorted, each once; by stages first, which is quick where there are many."""
     stages: dict[int, set[int]] = {}
@@ -239,10 +259,11 @@ def paged_at_once(
     S_RAM: Iterable[Iterable[int]],
     M_in: Iterable[Sequence[int]],
     identity: GraphIdentity | None,
+    resident: Iterable[int] = (),
 ) -> Schedule:
     """Return the schedule that pages out, right after its first computation, what it pages in.
 
-    R, S_RAM and M_in are as for `Schedule.of_stages`; S_AUX and M_out follow.
+    R, S_RAM, M_in and resident are as for `Schedule.of_stages`; S_AUX and M_out follow.
     """
     arriving = list(M_in)
     page_ins = [(t, i) for t, tensors in enumerate(arriving) for i in tensors]
@@ -255,6 +276,7 @@ def paged_at_once(
         S_AUX=rows_of_spans(_storage_spans(graph, page_ins), n),
         M_in=arriving,
         M_out=rows_of_pairs(out, n),
+        resident=resident,
         identity=identity,
     )
 
@@ -298,16 +320,22 @@ def rows_of_pairs(pairs: Iterable[Pair], stages: int) -> list[list[int]]:
 
 
 def checkpoint_all(graph: Graph) -> Schedule:
-    """Return the schedule that computes every node once and keeps tensors to their last use."""
+    """Return the schedule that computes every node once and keeps tensors to their last use.
+
+    All state is in RAM.
+    """
     n = len(graph.nodes)
+    state = frozenset(graph.state_tensors)
     kept = (
         (i, graph.node_of[i] + 1, users[-1] if users else 0)
         for i, users in enumerate(graph.users_of)
+        if i not in state
     )
     return paged_at_once(
         graph,
         R=((t,) for t in range(n)),
         S_RAM=rows_of_spans(kept, n),
         M_in=(),
+        resident=state,
         identity=GraphIdentity.of(graph),
     )

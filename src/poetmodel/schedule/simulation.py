@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from poetmodel.problem import DeadlineCounts
 from poetmodel.problem.totals import CONSTANT, Count, Total
 from poetmodel.schedule.relations import RELATIONS
+from poetmodel.schedule.state import Homes
 from poetmodel.time_limit import check_time_limit, watched
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
@@ -51,15 +52,18 @@ class Simulation:
     peak_tensors: tuple[int, ...]
     """Tensors in RAM at the peak, the step's own outputs included, ascending."""
     aux_used_bytes: int
-    """All tensors ever paged out together [B]; tensors that start on storage do not count."""
+    """All tensors ever paged out, and state that is not resident, together [B].
+
+    Samples that start on storage do not count, and replacements take the room of what they replace.
+    """
     written_bytes: int
     """Bytes paged out, each time counted [B]."""
     read_bytes: int
-    """Bytes paged in, each time counted [B]."""
+    """Bytes paged in, each time counted, the first reads of state on storage included [B]."""
     recomputations: Mapping[int, int] = field(default_factory=dict)
     """How often each node is computed beyond the first time, where it is."""
     page_ins: Mapping[int, int] = field(default_factory=dict)
-    """How often each tensor is paged in, where it is."""
+    """How often each tensor is paged in, where it is; the first read of state included."""
     page_outs: Mapping[int, int] = field(default_factory=dict)
     """How often each tensor is paged out, where it is."""
     compute_s: float | None = None
@@ -80,6 +84,11 @@ class Simulation:
     """Compute time beyond a single pass, added up by itself likewise [s]."""
     planned_s: float | None = None
     """Makespan of a plan whose transfers run beside the computing, where one was given [s]."""
+    steps_until_worn: float | None = None
+    """How many training steps the storage endures, with ideal wear levelling.
+
+    None where the device does not state its endurance or size, or nothing is written.
+    """
 
     def __repr__(self) -> str:
         faults = f"{len(self.violations)} violations" if self.violations else "valid"
@@ -178,25 +187,38 @@ def simulate(
     Runs in time proportional to the pairs of the schedule times the number of inputs, not to the
     square of the graph: only steps that execute something are visited.
     """
-    execution = _ScheduleExecution(graph, schedule)
+    device = None if costs is None else costs.device
+    homes = Homes.of(graph, schedule, device)
+    execution = _ScheduleExecution(graph, schedule, homes)
     execution.run()
     if costs is not None and costs.pages is None and (schedule.M_in or schedule.M_out):
         execution.violations.append("tensors are paged, but the costs know of no auxiliary storage")
+    if costs is not None and costs.pages is None and homes.on_storage:
+        execution.violations.append(
+            "state is not resident, but the costs know of no auxiliary storage"
+        )
     sizes = graph.tensor_bytes
     computed = _counts(schedule.R, len(graph.nodes))
     read = _counts(schedule.M_in, len(sizes))
+    read.update(homes.first_reads)
     written = _counts(schedule.M_out, len(sizes))
     return Simulation(
         violations=tuple(execution.violations),
         curve=tuple(execution.curve),
         peak=execution.peak if execution.curve else MemoryPoint(0, 0, 0),
         peak_tensors=execution.tensors_at_peak(),
-        aux_used_bytes=sum(sizes[i] for i in written.keys() - execution.aux_from_start),
+        aux_used_bytes=homes.storage_bytes
+        + sum(sizes[i] for i in written.keys() - execution.aux_from_start - homes.replacements),
         written_bytes=sum(sizes[i] * times for i, times in written.items()),
         read_bytes=sum(sizes[i] * times for i, times in read.items()),
         recomputations=Counter(k for t, k in schedule.R if 0 <= k < t),
         page_ins=read,
         page_outs=written,
+        steps_until_worn=(
+            None
+            if device is None
+            else device.steps_until_worn((sizes[i], times) for i, times in written.items())
+        ),
         **_figures(graph, costs, computed, (read, written), deadline_counts, makespan_s),
     )
 
@@ -204,27 +226,29 @@ def simulate(
 class _ScheduleExecution:
     """The state of one simulation: what is in RAM and on storage now."""
 
-    def __init__(self, graph: Graph, schedule: Schedule) -> None:
+    def __init__(self, graph: Graph, schedule: Schedule, homes: Homes) -> None:
         self.graph = graph
-        self.sizes = graph.tensor_bytes
-        self.inputs = graph.inputs_of
-        self.outputs = graph.outputs_of
+        self.homes = homes
+        self.sizes = homes.sizes
+        self.inputs = homes.inputs
+        self.outputs = homes.outputs
+        self.in_place = homes.in_place
         self.node_of = graph.node_of
         self.step_bytes = [
             made + node.workspace_bytes
-            for node, made in zip(graph.nodes, graph.output_bytes, strict=True)
+            for node, made in zip(graph.nodes, homes.made_bytes, strict=True)
         ]
         self.aux_from_start = {i for i, k in enumerate(self.node_of) if graph.nodes[k].on_aux}
-        self.violations: list[str] = []
+        self.violations: list[str] = list(homes.violations)
         self.curve: list[MemoryPoint] = []
         self.peak = MemoryPoint(0, 0, -1)
         self._peak_start: tuple[set[int], set[int]] = (set(), set())
         self.ram: set[int] = set()
-        self.ram_bytes = 0
-        self.aux = set(self.aux_from_start)
+        self.ram_bytes = homes.ram_bytes
+        self.aux = self.aux_from_start | homes.on_storage
         self.stages: dict[str, list[list[int]]] = {}
         for name in RELATIONS:
-            self.stages[name] = self._by_stage(name, getattr(schedule, name))
+            self.stages[name] = self._by_stage(name, homes.entries(schedule, name))
 
     def _by_stage(self, name: str, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
         """Return the indices of each stage; pairs that cannot be are violations."""
@@ -268,9 +292,13 @@ class _ScheduleExecution:
         again = copy(self)
         again.violations, again.curve = [], []
         again.ram, again.aux = map(set, self._peak_start)
-        again.ram_bytes = sum(self.sizes[i] for i in again.ram)
+        again.ram_bytes = self._bytes_of(again.ram)
         again._steps(self.peak.stage, stop=self.peak.node)  # noqa: SLF001 - of the same class
-        return tuple(sorted(again.ram))
+        return tuple(sorted((again.ram | self.homes.resident) - self.homes.replacements))
+
+    def _bytes_of(self, ram: set[int]) -> int:
+        """Return what some tensors and the resident state take of RAM."""
+        return self.homes.ram_bytes + sum(self.sizes[i] for i in ram)
 
     def _begin(self, t: int) -> None:
         kept = set(self.stages["S_RAM"][t])
@@ -285,7 +313,7 @@ class _ScheduleExecution:
         if self.ram != kept:
             # What the violations say is missing stays missing.
             self.ram &= kept
-            self.ram_bytes = sum(self.sizes[i] for i in self.ram)
+            self.ram_bytes = self._bytes_of(self.ram)
 
     def _steps(self, t: int, *, stop: int | None = None) -> None:
         computed = set(self.stages["R"][t])
@@ -299,10 +327,13 @@ class _ScheduleExecution:
         for k in sorted(computed | page_in.keys() | page_out.keys() | done_with.keys()):
             for i in page_in.get(k, ()):
                 self._page_in(t, k, i)
+            shared_bytes = 0
             if k in computed:
-                self._compute(t, k)
+                if k in self.in_place:
+                    shared_bytes = self.graph.shared_bytes(k, done_with.get(k, ()))
+                self._compute(t, k, shared_bytes)
             for i in page_out.get(k, ()):
-                self._page_out(t, k, i)
+                self._page_out(t, k, i, shared_bytes)
             if k == stop:
                 return
             for i in done_with.get(k, ()):
@@ -347,25 +378,26 @@ class _ScheduleExecution:
             self.ram_bytes += self.sizes[i]
             self._record(t, k, self.ram_bytes)
 
-    def _compute(self, t: int, k: int) -> None:
+    def _compute(self, t: int, k: int, shared_bytes: int) -> None:
+        """Compute node `k`, whose outputs take so much over from inputs that die at its step."""
         ram = self.ram
         if not ram.issuperset(self.inputs[k]):
             tensors = self.graph.tensors
             missing = ", ".join(repr(tensors[i].name) for i in self.inputs[k] if i not in ram)
             node = self.graph.nodes[k].name
             self.violations.append(f"R[{t},{k}]: node {node!r} needs {missing} in RAM")
-        self._record(t, k, self.ram_bytes + self.step_bytes[k])
+        self._record(t, k, self.ram_bytes + self.step_bytes[k] - shared_bytes)
         for i in self.outputs[k]:
             if i not in ram:
                 ram.add(i)
                 self.ram_bytes += self.sizes[i]
 
-    def _page_out(self, t: int, k: int, i: int) -> None:
+    def _page_out(self, t: int, k: int, i: int, shared_bytes: int) -> None:
         if i not in self.ram:
             self.violations.append(f"M_out[{t},{i}]: {self._tensor(i)} is not in RAM at step {k}")
             return
         self.aux.add(i)
-        self._record(t, k, self.ram_bytes)
+        self._record(t, k, self.ram_bytes - shared_bytes)
 
     def _record(self, t: int, k: int, ram_bytes: int) -> None:
         point = MemoryPoint(t, k, ram_bytes)
