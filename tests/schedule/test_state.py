@@ -476,3 +476,46 @@ def test_blunt_simulator_knows_a_valid_step() -> None:
     assert told.broken == set()
     assert max(told.curve.values()) == 35
     assert told.storage_bytes == 8
+
+
+# -- with the homes fixed, it is a problem without state -------------------------------------
+
+
+def without_state(graph: Graph, schedule: Schedule) -> tuple[Graph, Schedule]:
+    """Return a graph of version 1 and the schedule on it, for the homes that a schedule states.
+
+    State on storage is a sample there; resident state and replacements weigh nothing, and the
+    former is kept throughout.
+    """
+    nodes = []
+    for node in graph.nodes:
+        weightless = node.phase == "state" and graph.tensor_index[node.name] in schedule.resident
+        outputs = tuple(
+            replace(made, bytes=0 if weightless or made.replaces else made.bytes, replaces=None)
+            for made in node.outputs
+        )
+        plain = replace(node, outputs=outputs, in_place=())
+        if node.phase == "state":
+            plain = replace(plain, phase="input", on_aux=not weightless)
+        nodes.append(plain)
+    n = len(nodes)
+    kept = [(t, i) for i in schedule.resident for t in range(graph.node_of[i] + 1, n)]
+    after = replace(schedule, S_RAM=(*schedule.S_RAM, *kept), resident=())
+    return Graph(name="plain", nodes=tuple(nodes)), after
+
+
+def test_fixed_homes_leave_a_problem_without_state() -> None:
+    """The simulator of version 1 gives the same steps, less what is resident."""
+    compared = 0
+    for graph, schedule, mapped in schedules("fixed", 1200):
+        if mapped:
+            continue
+        apart = replace(graph, nodes=tuple(replace(n, in_place=()) for n in graph.nodes))
+        plain, after = without_state(apart, schedule)
+        assert plain.version == 1
+        run, told = simulate(apart, None, schedule), simulate(plain, None, after)
+        assert run.violations == told.violations == ()
+        home_bytes = sum(graph.tensor_bytes[i] for i in schedule.resident)
+        assert curve(run) == [(t, k, b + home_bytes) for t, k, b in curve(told)]
+        compared += bool(graph.state_tensors)
+    assert compared > 600
