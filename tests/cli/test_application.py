@@ -317,3 +317,29 @@ def test_ctrl_c_while_the_application_loads_is_no_traceback() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert (process.returncode, process.stdout, process.stderr) == (130, "", "")
+
+
+def test_a_solver_that_is_left_behind_does_not_keep_the_program() -> None:
+    """The program ends with the status of its command, not with the solver."""
+    code = (
+        "import sys, threading, time\n"
+        "from poetmodel.backends.worker import run_interruptibly\n"
+        "from poetmodel.cli import application\n"
+        "from poetmodel.cli.entry import main\n"
+        "from poetmodel.errors import TimeLimitError\n"
+        "def solve():\n"
+        "    time.sleep(20)\n"
+        "    print('late', flush=True)\n"
+        "def app(**_):\n"
+        "    try:\n"
+        "        run_interruptibly(solve, threading.Event(), most_s=0.1)\n"
+        "    except TimeLimitError:\n"
+        "        print('answer', flush=True)\n"
+        "    sys.exit(4)\n"
+        "application.app = app\n"
+        "main()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (4, "answer\n")

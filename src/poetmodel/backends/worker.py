@@ -30,8 +30,8 @@ def run_interruptibly(
     The first Ctrl-C sets `stop`, soon after which the solve must end; what it has by then is
     returned. A second Ctrl-C, or one before the solve has begun, is raised; the solver is left
     behind to notice `stop` by itself. So it is where it has not ended after `most_s`, and
-    `TimeLimitError` is raised: some solvers look at no clock for a while. The program waits for it
-    before it ends.
+    `TimeLimitError` is raised: some solvers look at no clock for a while. A Python
+    program waits for it before it ends; the command line does not.
 
     Notes
     -----
