@@ -92,13 +92,16 @@ def row_check(model: pyo.ConcreteModel) -> Callable[[Schedule], bool] | None:
 
 def _read_rows(model: pyo.ConcreteModel) -> list[AddedRow] | None:
     found: list[AddedRow] = []
-    for constraint in model.component_data_objects(pyo.Constraint, active=True):
-        if constraint.parent_component().name in model.stated_rows:
+    for component in model.component_objects(pyo.Constraint, active=True):
+        if component.name in model.stated_rows:
             continue
-        row = _read(constraint)
-        if row is None:
-            return None
-        found.append(row)
+        for constraint in component.values():
+            if not constraint.active:
+                continue
+            row = _read(constraint)
+            if row is None:
+                return None
+            found.append(row)
     return found
 
 
