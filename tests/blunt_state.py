@@ -31,7 +31,7 @@ class Blunt(NamedTuple):
     writes: dict[int, int]
 
 
-def judge(graph: Graph, schedule: Schedule, *, mapped: bool = False) -> Blunt:
+def simulated_bluntly(graph: Graph, schedule: Schedule, *, mapped: bool = False) -> Blunt:
     """Return what a schedule breaks and takes."""
     return _Judge(graph, schedule, mapped=mapped).verdict()
 
@@ -64,7 +64,7 @@ class _Judge:
         self.is_read_there = self.home_storage if mapped else set()
 
     def verdict(self) -> Blunt:
-        """Judge every entry, then add up."""
+        """Check every entry, then add up."""
         broken: set[Entry] = {("resident", -1, i) for i in self.listed - self.home_ram}
         broken |= {("R", t, t) for t in range(self.n) if (t, t) not in self.R}
         broken |= {("R", t, k) for t, k in self.R if not self.may_compute(t, k)}

@@ -1,4 +1,4 @@
-"""Judged schedules for tests of the report."""
+"""Verified schedules for tests of the report."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import Events, find_events, recomputable_nodes
 from poetmodel.model.formulation import Component
 from poetmodel.model.memory import StepView, state_memory
-from poetmodel.problem import Problem, StageRow, Surrogate
+from poetmodel.problem import Problem, StageLimit, Surrogate
 from poetmodel.problem.infeasibility import obstacle
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_page_ins_that_an_own_row_counts_wait_for_nothing() -> None:
     problem = scarce_problem("waiting", 9, minimize="energy")
     n = len(problem.graph.nodes)
     paged_in = {(t, i): 1 for i, k in enumerate(problem.graph.node_of) for t in range(k + 1, n)}
-    row = StageRow(
+    row = StageLimit(
         name="few",
         recomputed={},
         paged_in=paged_in,
@@ -122,7 +122,7 @@ def test_page_ins_that_an_own_row_counts_wait_for_nothing() -> None:
         upper=0,
         cuts=frozenset(range(n)),
     )
-    stated = Surrogate.of(problem, stage_rows=(row,))
+    stated = Surrogate.of(problem, stage_limits=(row,))
     recomputable = recomputable_nodes(stated)
     every = find_events(stated, range(n), recomputable=recomputable)
     grouping = Grouping(n).add([n // 2], own={0: row.cuts})
@@ -131,7 +131,7 @@ def test_page_ins_that_an_own_row_counts_wait_for_nothing() -> None:
         last = max(found.events.events[i], default=-1)
         sure = found.events.sure[i]
         assert stages == tuple(t for t in every.page_in[i] if t <= last and t not in sure)
-    assert found.stage_rows[0].ub == 0
+    assert found.stage_limits[0].ub == 0
 
 
 def test_rows_are_added_and_kept() -> None:

@@ -15,9 +15,9 @@ from instances import (
     random_instances,
     random_schedule,
     seeded,
-    with_random_rows,
 )
 from oracle import optimum
+from own_rows import with_random_rows
 from poetmodel.device import Costs, Device
 from poetmodel.errors import ModelError
 from poetmodel.graph import Graph, Node, Tensor, operation

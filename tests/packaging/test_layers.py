@@ -1,4 +1,4 @@
-"""Imports point down, the judge stands alone, and importing the package is light."""
+"""Imports point down, the verifier stands alone, and importing the package is light."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from poetmodel.problem import Problem, Quantity, StageRow, Surrogate
+from poetmodel.problem import Problem, Quantity, StageLimit, Surrogate
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import accepted
 from worked import skip_problem
@@ -87,7 +87,7 @@ def test_a_row_over_stages_is_kept_by_what_is_done_in_them() -> None:
     schedule = solve(problem).require_schedule()
     t, i = next(iter(schedule.M_in or schedule.R))
     done = {(t, i): 2}
-    row = StageRow(
+    row = StageLimit(
         name="once",
         recomputed={} if schedule.M_in else done,
         paged_in=done if schedule.M_in else {},
@@ -98,7 +98,7 @@ def test_a_row_over_stages_is_kept_by_what_is_done_in_them() -> None:
     assert row.is_kept(set(), set(), {0})
     assert not row.is_kept(set(schedule.R), set(schedule.M_in), set())
     assert accepted(problem, schedule) is not None
-    limited = Surrogate.of(problem, stage_rows=(row,))
+    limited = Surrogate.of(problem, stage_limits=(row,))
     assert limited.broken_rows(schedule) == ["once"]
     assert accepted(limited, schedule) is None
-    assert accepted(replace(limited, stage_rows=(replace(row, upper=3),)), schedule) is not None
+    assert accepted(replace(limited, stage_limits=(replace(row, upper=3),)), schedule) is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from blunt_state import Blunt, judge
+from blunt_state import Blunt, simulated_bluntly
 from instances import bench_device, seeded
 from poetmodel.device import Costs, Device, Storage, StorageMode
 from poetmodel.errors import ScheduleError
@@ -312,7 +312,7 @@ def flagged(run: Simulation) -> set[tuple[str, int, int]]:
 def check(graph: Graph, schedule: Schedule, *, mapped: bool) -> bool:
     """Hold the simulator against the blunt one; return whether the schedule is valid."""
     run = simulate(graph, costs_of(graph, mapped=mapped), schedule)
-    told = judge(graph, schedule, mapped=mapped)
+    told = simulated_bluntly(graph, schedule, mapped=mapped)
     if told.broken:
         assert told.broken & flagged(run), (told.broken, run.violations)
         return False
@@ -351,8 +351,8 @@ def test_simulator_agrees_with_the_blunt_one() -> None:
     for graph, schedule, mapped in schedules("agree", 2500):
         assert check(graph, schedule, mapped=mapped)
         plain = replace(graph, nodes=tuple(replace(n, in_place=()) for n in graph.nodes))
-        apart = judge(plain, schedule, mapped=mapped).curve
-        saving += apart != judge(graph, schedule, mapped=mapped).curve
+        apart = simulated_bluntly(plain, schedule, mapped=mapped).curve
+        saving += apart != simulated_bluntly(graph, schedule, mapped=mapped).curve
         paging += len(schedule.resident) < len(graph.state_tensors)
     assert saving > 500
     assert paging > 1000
@@ -471,7 +471,7 @@ def test_wear_counts_whole_blocks() -> None:
 
 def test_blunt_simulator_knows_a_valid_step() -> None:
     """The second opinion itself, on the step that is worked out by hand."""
-    told = judge(step(), fetched())
+    told = simulated_bluntly(step(), fetched())
     assert isinstance(told, Blunt)
     assert told.broken == set()
     assert max(told.curve.values()) == 35

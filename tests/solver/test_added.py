@@ -112,7 +112,7 @@ def test_objectives_on_totals_have_the_answer_of_the_model() -> None:
     assert sum(seen) > len(seen) // 2
 
 
-def stage_rows(rng: random.Random, model: pyo.ConcreteModel, schedule: Schedule) -> Iterator[Any]:
+def stage_limits(rng: random.Random, model: pyo.ConcreteModel, schedule: Schedule) -> Iterator[Any]:
     """Yield rows that name stages, each of which a schedule breaks."""
     for _ in range(rng.randint(1, 5)):
         kind = rng.choice(("R", "M_in"))
@@ -144,7 +144,7 @@ def test_rows_on_stages_have_the_answer_of_the_model() -> None:
         for model in models:
             rng = seeded(f"stages/{SEED}/{number}")
             model.added = pyo.ConstraintList()
-            for row in stage_rows(rng, model, free.schedule):
+            for row in stage_limits(rng, model, free.schedule):
                 if not isinstance(row, bool):
                     model.added.add(row)
         quick, slow = solve(models[0], gap=0.0), as_built(models[1])

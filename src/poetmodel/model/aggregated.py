@@ -207,7 +207,7 @@ def _memory(m: pyo.ConcreteModel) -> None:
     state_memory(m, StepView(m), m.grouping.steps)
 
 
-def _stage_rows(m: pyo.ConcreteModel) -> None:
+def _stage_limits(m: pyo.ConcreteModel) -> None:
     """Keep the user's own rows over stages that are enforced.
 
     Groups end where coefficients of such a row change, so that one has the same ones in all stages
@@ -218,7 +218,7 @@ def _stage_rows(m: pyo.ConcreteModel) -> None:
     """
     group_of, stated = m.grouping.group_of, {}
     for place in sorted(m.grouping.own_rows):
-        row = m.problem.stage_rows[place]
+        row = m.problem.stage_limits[place]
         terms: dict[int, tuple[float, Any]] = {}
         for variables, coefficients in (
             (m.recomputed, row.recomputed),
@@ -230,11 +230,11 @@ def _stage_rows(m: pyo.ConcreteModel) -> None:
                     terms[id(var)] = (value, var)
         found = [(value, m.paged_out[i]) for i, value in row.paged_out.items() if i in m.paged_out]
         limit = ExactLimit([*terms.values(), *found], row.upper)
-        relation = impossible(m) if row.upper < 0 else stated_limit(m, "stage_rows", place, limit)
+        relation = impossible(m) if row.upper < 0 else stated_limit(m, "stage_limits", place, limit)
         if relation is not None:
             stated[place] = relation
     if stated:
-        m.stage_rows = pyo.Constraint(list(stated), rule=lambda _, place: stated[place])
+        m.stage_limits = pyo.Constraint(list(stated), rule=lambda _, place: stated[place])
 
 
 LAZY = Formulation(
@@ -257,8 +257,8 @@ LAZY = Formulation(
         ),
         STORAGE,
         Component(
-            "stage_rows",
-            _stage_rows,
+            "stage_limits",
+            _stage_limits,
             "poetmodel: a user's own rows, over stages with equal coefficients",
             AFTER_VARIABLES,
         ),
@@ -288,7 +288,7 @@ def build_relaxation(
     m.grouping = grouping
     m.restoring = restoring
     m.recomputable = tuple(recomputable)
-    own = (problem.stage_rows[place] for place in grouping.own_rows)  # type: ignore[attr-defined]
+    own = (problem.stage_limits[place] for place in grouping.own_rows)  # type: ignore[attr-defined]
     m.events = find_events(
         problem,
         grouping.group_of,

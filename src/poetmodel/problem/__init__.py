@@ -16,7 +16,7 @@ from poetmodel.problem.objective import (
     weighted,
 )
 from poetmodel.problem.problem import Problem, within
-from poetmodel.problem.surrogate import StageRow, Surrogate
+from poetmodel.problem.surrogate import StageLimit, Surrogate
 from poetmodel.problem.totals import TotalsConstraint
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "Objective",
     "Problem",
     "Quantity",
-    "StageRow",
+    "StageLimit",
     "Surrogate",
     "TimeSum",
     "TotalsConstraint",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StageRow:
+class StageLimit:
     """A row ``sum of terms <= upper`` over what a schedule does in which stage.
 
     No coefficient is below 0.
@@ -63,14 +63,14 @@ class Surrogate(Problem):
         much by itself as twice as much: only better schedules matter.
     never_recomputed : frozenset of int
         Nodes that are computed once, beside those of which the graph says so.
-    stage_rows : tuple of StageRow
+    stage_limits : tuple of StageLimit
         Further limits, on what is done in which stage.
     """
 
     transfer_share: float | None = None
     reference_value: float | None = None
     never_recomputed: frozenset[int] = frozenset()
-    stage_rows: tuple[StageRow, ...] = ()
+    stage_limits: tuple[StageLimit, ...] = ()
 
     @classmethod
     def of(cls, problem: Problem, **changes: Any) -> Self:
@@ -83,7 +83,7 @@ class Surrogate(Problem):
         out = {i for _, i in schedule.M_out}
         return [
             row.name
-            for row in self.stage_rows
+            for row in self.stage_limits
             if not row.is_kept(set(schedule.R), set(schedule.M_in), out)
         ]
 

@@ -11,7 +11,8 @@ import pyomo.core as pyo
 from pyomo.repn import generate_standard_repn
 
 from poetmodel.model.compact import COMPACT
-from poetmodel.problem import OWN, StageRow, Surrogate, TotalsConstraint, within
+from poetmodel.model.rows import RowConstraint
+from poetmodel.problem import OWN, StageLimit, Surrogate, TotalsConstraint, within
 from poetmodel.problem.totals import CONSTANT, Count, whole
 from poetmodel.solver.monolithic import states_problem
 from poetmodel.time_limit import check_time_limit
@@ -128,7 +129,7 @@ def _is_stated(model: pyo.ConcreteModel, name: str) -> bool:
     if component is None or not all(row.active for row in component.values()):
         return False
     if stated is None:
-        return not component.was_changed
+        return isinstance(component, RowConstraint) and not component.was_changed
     return _are_same(stated, [row.expr for row in component.values()])
 
 
@@ -219,7 +220,7 @@ def as_problem(model: pyo.ConcreteModel) -> Surrogate | None:
         return None
     problem, graph = model.problem, model.problem.graph
     constraints = list(problem.constraints)
-    stage_rows = []
+    stage_limits = []
     for row in map(_limit, rows):
         if row is None or any(family == "kept" for family, _ in row.terms):
             return None
@@ -227,7 +228,7 @@ def as_problem(model: pyo.ConcreteModel) -> Surrogate | None:
         if total is not None:
             constraints.append(total)
         elif row.upper is not None:
-            stage_rows.append(_as_stage_row(model, row, row.upper))
+            stage_limits.append(_as_stage_limit(model, row, row.upper))
     never = frozenset(k for k, stages in enumerate(model.events.recompute) if not stages)
     named = [(f"{Count.RECOMPUTATIONS}:{graph.nodes[k].name}", 1) for k in sorted(never)]
     if named:
@@ -237,7 +238,7 @@ def as_problem(model: pyo.ConcreteModel) -> Surrogate | None:
         problem,
         never_recomputed=never,
         constraints=tuple(constraints),
-        stage_rows=tuple(stage_rows),
+        stage_limits=tuple(stage_limits),
         **minimized,
     )
 
@@ -262,7 +263,7 @@ def _as_total(model: pyo.ConcreteModel, row: AddedRow) -> TotalsConstraint | Non
     return TotalsConstraint(name=row.name, terms=named, upper=row.upper)
 
 
-def _as_stage_row(model: pyo.ConcreteModel, row: AddedRow, upper: float) -> StageRow:
+def _as_stage_limit(model: pyo.ConcreteModel, row: AddedRow, upper: float) -> StageLimit:
     """Return a row as one over stages, with the stages after which its coefficients change."""
     found: dict[str, dict[Any, float]] = {family: {} for family in DECISIONS}
     for (family, index), value in row.terms.items():
@@ -282,7 +283,7 @@ def _as_stage_row(model: pyo.ConcreteModel, row: AddedRow, upper: float) -> Stag
             cuts.add(t - 1)
             group = {}
         group |= here
-    return StageRow(
+    return StageLimit(
         name=row.name,
         recomputed=found["recomputed"],
         paged_in=found["paged_in"],

@@ -44,7 +44,7 @@ AS_TOTALS: Final = (
     "poetmodel: the constraints added to the model are on totals, so that lazy solves the problem "
     "with them"
 )
-AS_STAGE_ROWS: Final = (
+AS_STAGE_LIMITS: Final = (
     "poetmodel: the constraints added to the model name stages, so that lazy solves the problem "
     "and enforces those that its answers break"
 )
@@ -213,14 +213,14 @@ class _Task:
         own = stated.objective != problem.objective
         within = replace(request, on_progress=_without_values(request)) if own else request
         outcome = _Task(problem=stated, formulation=DEFAULT).attempt(stated, within, start)
-        told = AS_STAGE_ROWS if stated.stage_rows else AS_TOTALS
+        told = AS_STAGE_LIMITS if stated.stage_limits else AS_TOTALS
         outcome = replace(outcome, log=f"{told}\n{outcome.log}")
         if own:
             outcome = _with_own_objective(self.model, problem, stated, outcome)
         if outcome.infeasible:
             from poetmodel.solver.monolithic import nothing_keeps
 
-            instead = "" if stated.stage_rows else ", or problem.subject_to, which drops nothing"
+            instead = "" if stated.stage_limits else ", or problem.subject_to, which drops nothing"
             return replace(outcome, reason=nothing_keeps(self.model) + instead)
         if outcome.candidate is None and outcome.termination == Termination.STALLED:
             after = self.attempt(problem, request, start)
@@ -270,7 +270,7 @@ class _Task:
                 return best, False
         if best is not None and (keeps is None or keeps(best.schedule)):
             return best, True
-        if keeps is None and not (problem.constraints or getattr(problem, "stage_rows", ())):
+        if keeps is None and not (problem.constraints or getattr(problem, "stage_limits", ())):
             return best, False
         most_s = PARAMS.greedy_time_ratio * request.time_limit_s
         for other in (replace(problem, paging=False), replace(problem, recompute=False)):
@@ -392,7 +392,7 @@ def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outc
     found, wants = before.candidate, any(any(column) for column in problem.wanted)
     if before.termination != Termination.STALLED or not wants or request.remaining_s() <= 0:
         return before
-    if isinstance(problem, Surrogate) and problem.stage_rows:
+    if isinstance(problem, Surrogate) and problem.stage_limits:
         return before  # which ``compact`` does not state
     from poetmodel.model.building import estimated_build_s
     from poetmodel.solver.monolithic import build_and_solve

@@ -116,7 +116,7 @@ def broken_own_rows(relaxation: Relaxation, x: NDArray[Any]) -> dict[int, frozen
 
     Those that the relaxation enforces are not among them.
     """
-    stated = getattr(relaxation.problem, "stage_rows", ())
+    stated = getattr(relaxation.problem, "stage_limits", ())
     if not stated:
         return {}
     result = relaxation.disaggregate(x)

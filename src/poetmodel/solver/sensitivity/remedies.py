@@ -184,7 +184,7 @@ class _Attempt(NamedTuple):
     change: Change
     variant: Variant | None
     """None where it is known that the change does not help."""
-    judge: Callable[[SolveResult], Remedy]
+    read: Callable[[SolveResult], Remedy]
 
 
 def stated_limits(problem: Problem) -> Iterator[Change]:
@@ -230,7 +230,7 @@ def find_remedies(
             allowed = None if kind is None else getattr(problem, kind.allowed)
             remedies.append(Remedy(change=attempt.change, works=False, allowed=allowed))
         elif (result := next(results, None)) is not None:  # all, unless interrupted
-            remedies.append(attempt.judge(result))
+            remedies.append(attempt.read(result))
     return tuple(remedies)
 
 
@@ -246,8 +246,8 @@ def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_
         yield _Attempt(change, variant if helps else None, partial(_remedy, problem, change))
     small = _of_one_sample(problem)
     if small is not None:
-        judge = partial(_remedy, problem, Change.BATCH)
-        yield _Attempt(Change.BATCH, Variant(problem=small, gap=1.0), judge)
+        read = partial(_remedy, problem, Change.BATCH)
+        yield _Attempt(Change.BATCH, Variant(problem=small, gap=1.0), read)
     for rows in [each for each in conflict or () if isinstance(each, tuple)]:
         without = freed(problem, rows, minimize=Quantity.ENERGY)
         variant = Variant(problem=without, gap=1.0)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pytest
 
-from instances import random_schedule, seeded, with_random_rows
+from instances import random_schedule, seeded
 from lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
 from oracle import optimum
+from own_rows import with_random_rows
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
