@@ -151,8 +151,8 @@ class Timing:
 
 
 @dataclass(slots=True)
-class _Transfer:
-    """A transfer while page-ins are moved."""
+class _Placed:
+    """A transfer among the steps of a program, while page-ins are moved."""
 
     place: int
     """Its place among the steps given."""
@@ -185,7 +185,7 @@ def just_in_time(timing: Timing) -> tuple[Instruction, ...]:
     return tuple(steps[place] for place in sorted(range(len(steps)), key=order.__getitem__))
 
 
-def _bus(timing: Timing) -> list[_Transfer]:
+def _bus(timing: Timing) -> list[_Placed]:
     """Return the transfers in order, with what has to stay as it is."""
     table, steps = timing.table, timing.given
     unread = unread_page_ins(timing.graph, steps)
@@ -200,13 +200,11 @@ def _bus(timing: Timing) -> list[_Transfer]:
         reader = place
         if op == Op.PAGE_IN and place not in unread:
             reader, limit_s = waits, timing.begin_s[waits]
-        bus.append(_Transfer(place, place, time_s, end_s, limit_s, reader))
+        bus.append(_Placed(place, place, time_s, end_s, limit_s, reader))
     return bus
 
 
-def _move(
-    bus: list[_Transfer], transfer: _Transfer, core_s: Sequence[float], rounding: float
-) -> None:
+def _move(bus: list[_Placed], transfer: _Placed, core_s: Sequence[float], rounding: float) -> None:
     """Give a page-in the last place that keeps all limits."""
     old = last = bus.index(transfer)
     # Of two that contend for the bus, the one whose use comes first goes first.
@@ -238,7 +236,7 @@ def _move(
 
 
 def _ends(
-    bus: list[_Transfer],
+    bus: list[_Placed],
     old: int,
     index: int,
     slot: int,
