@@ -71,6 +71,21 @@ def test_the_file_is_not_written_over(solve: Callable[..., Outcome], tmp_path: P
     assert (tmp_path / "rows.toml").read_text() == WEAR
 
 
+def test_several_files_add_up(solve: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Rows of all files count; two objectives contradict each other."""
+    more = tmp_path / "more.toml"
+    more.write_text(WEAR.replace("wear", "bus").replace("bytes_written", "bytes_read"))
+    document = solve(WEAR, "--constraints", more, "--ram", "350", "--json").json
+    assert [row["name"] for row in document["problem"]["constraints"]] == ["wear", "bus"]
+    more.write_text('[objective]\nsum = {"bytes_read" = 1}\n')
+    outcome = solve('[objective]\nsum = {"energy_j" = 1}\n', "--constraints", more)
+    assert (outcome.status, outcome.err) == (
+        2,
+        f"error: {tmp_path / 'rows.toml'}: {more} has an [objective] of its own; leave out one of "
+        "them\n",
+    )
+
+
 def test_an_objective_excludes_minimize(solve: Callable[..., Outcome], tmp_path: Path) -> None:
     """Two of them would contradict each other, also where the option names the default."""
     text = '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-6}\n'

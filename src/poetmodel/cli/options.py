@@ -26,7 +26,7 @@ from poetmodel.cli import completion
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import InputShape
-from poetmodel.problem import OWN, DeadlineCounts, Problem, Quantity
+from poetmodel.problem import DeadlineCounts, Problem, Quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -316,10 +316,11 @@ class LimitOptions:
         "--count-parameters",
         "Count parameters, gradients and optimizer state in the RAM budget.",
     )
-    constraints: str | None = limit(
+    constraints: list[str] | None = limit(
         None,
         "--constraints FILE",
-        "Own constraints on what is recomputed, paged and written, and an own objective, *.toml.",
+        "Own constraints on what is recomputed, paged and written, and an own objective, *.toml; "
+        "may be repeated.",
     )
 
     def problem(
@@ -344,17 +345,21 @@ class LimitOptions:
             energy_budget=self.energy_budget if energy_budget is None else energy_budget,
             count_parameters=self.count_parameters,
         )
-        if self.constraints is None:
+        if not self.constraints:
             return stated
         from poetmodel.problem.io import load_constraints
 
-        found = load_constraints(self.constraints, stated)
-        if found.minimize == OWN and self.minimize is not None:
-            raise InputError(
-                f"--minimize {self.minimize}: {self.constraints} has an [objective] of its own; "
-                "leave out one of them"
-            )
-        return found
+        stating = None if self.minimize is None else f"--minimize {self.minimize}"
+        for file in self.constraints:
+            found = load_constraints(file, stated)
+            if found.own_objective != stated.own_objective:
+                if stating is not None:
+                    raise InputError(
+                        f"{stating}: {file} has an [objective] of its own; leave out one of them"
+                    )
+                stating = file
+            stated = found
+        return stated
 
 
 @group

@@ -86,7 +86,13 @@ def solve(
         ("--out", files.out),
         ("--plan", files.plan),
         ("--plot", files.plot),
-        inputs=(source.model, source.graph, costing.device, costing.profile, limits.constraints),
+        inputs=(
+            source.model,
+            source.graph,
+            costing.device,
+            costing.profile,
+            *(limits.constraints or ()),
+        ),
     )
     if costs.device is not None:
         print_warnings(device_warnings(costs.device))
