@@ -186,6 +186,18 @@ def test_the_log_says_how_a_model_was_solved(
     assert (SAID in solve(model).log) == totals
 
 
+def test_a_row_may_have_the_name_of_a_constraint_of_the_problem() -> None:
+    """Both hold: at most one page-out by the one, and one page-in by the other."""
+    problem = skip_problem().subject_to(few=lambda v: sum(v.page_outs.values()) <= 1)
+    model = build(problem)
+    model.few = pyo.Constraint(expr=sum(model.M_in.values()) <= 1)
+    result = solve(model)
+    assert SAID in result.log
+    assert result.schedule is not None
+    assert len(result.schedule.M_out) <= 1
+    assert len(result.schedule.M_in) <= 1
+
+
 def fix(model: pyo.ConcreteModel) -> None:
     """Decide something."""
     next(iter(model.paged_in.values())).fix(0)

@@ -79,24 +79,22 @@ class OwnRows:
             else:
                 partial.exceeded.discard(row)
 
-    def uses(self, partial: PartialSchedule, restoration: Restoration) -> Uses:
-        """Return what adding a restoration uses; a tensor's first page-in needs its page-out."""
-        item = restoration.item
-        if restoration.recompute:
-            return self.compute[item]
-        out = self.page_out[item] if partial.adds_page_out(restoration) else ()
-        return out if restoration.is_page_out(partial.graph) else (*self.page_in[item], *out)
+    def uses(
+        self, partial: PartialSchedule, restoration: Restoration, *, adding: bool = True
+    ) -> Uses:
+        """Return what adding a restoration uses, or dropping it gives back, negative.
 
-    def uses_back(self, partial: PartialSchedule, restoration: Restoration) -> Uses:
-        """Return what dropping a restoration gives back, negative, without what served only it."""
+        A tensor's first page-in needs its page-out; what serves only a restoration is not counted.
+        """
         item = restoration.item
         if restoration.recompute:
             uses = self.compute[item]
         else:
-            uses = self.page_out[item] if partial.ends_page_out(restoration) else ()
+            out = partial.changes_page_out(restoration, adding=adding)
+            uses = self.page_out[item] if out else ()
             if not restoration.is_page_out(partial.graph):
                 uses = (*self.page_in[item], *uses)
-        return tuple((row, -amount) for row, amount in uses)
+        return uses if adding else tuple((row, -amount) for row, amount in uses)
 
     def allows(self, used: Sequence[float], uses: Uses) -> bool:
         """Return whether all rows that only add have room for a decision."""

@@ -339,16 +339,15 @@ class PartialSchedule:
         """Return whether tensor `i` is paged out."""
         return i in self.paged_out or (self.page_ins[i] > 0 and not self.stored[i])
 
-    def adds_page_out(self, restoration: Restoration) -> bool:
-        """Return whether a tensor goes out that does not yet, if a page-in or page-out is added."""
-        i = restoration.item
-        needs = restoration.is_page_out(self.graph) or not self.stored[i]
-        return needs and not self.goes_out(i)
+    def changes_page_out(self, restoration: Restoration, *, adding: bool) -> bool:
+        """Return whether adding, or dropping, a page-in or page-out makes its tensor go out or not.
 
-    def ends_page_out(self, restoration: Restoration) -> bool:
-        """Return whether a tensor goes out no more if a page-in or page-out is dropped."""
-        i = restoration.item
-        if restoration.is_page_out(self.graph):
+        Dropped is what is there, added what is not.
+        """
+        i, alone = restoration.item, restoration.is_page_out(self.graph)
+        if adding:
+            return (alone or not self.stored[i]) and not self.goes_out(i)
+        if alone:
             return self.stored[i] or not self.page_ins[i]
         return self.page_ins[i] == 1 and not self.stored[i] and i not in self.paged_out
 

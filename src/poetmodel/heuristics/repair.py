@@ -140,14 +140,12 @@ class Repair:
         return self._known[i, t]
 
     def _cheapest(self, i: int, t: int, chain: int) -> _Recovery | None:
-        problem, partial, prices = self.problem, self.partial, self.prices
+        problem = self.problem
         k = problem.graph.node_of[i]
         best: _Recovery | None = None
         page = Restoration(t, i, recompute=False)
         if self._can_page and self._has_room_for(page):
-            price = prices.page_in[i]
-            price += prices.page_out[i] if partial.adds_page_out(page) else 0.0
-            best = _Recovery(price, (page,))
+            best = _Recovery(self._price(page, adding=True), (page,))
         if not chain or t in self._paged_only or not problem.may_recompute(k):
             return best
         again = self._recomputation(k, t, chain, math.inf if best is None else best.price)
@@ -238,8 +236,9 @@ class Repair:
             check_time_limit()
             if not self._lower_excess(rows):
                 return
-        rewarded = [one for one in self._additions(rows) if self._added_price(one) < 0]
-        for one in sorted(rewarded, key=self._added_price):
+        prices = {one: self._price(one, adding=True) for one in self._additions(rows)}
+        rewarded = [one for one in prices if prices[one] < 0]
+        for one in sorted(rewarded, key=prices.__getitem__):
             while time.monotonic() < self.until_s:
                 check_time_limit()
                 if rows.change(partial.used, rows.uses(partial, one)) > 0 or not self._place(one):
@@ -257,9 +256,9 @@ class Repair:
         for one in self._additions(rows):
             gain = -rows.change(partial.used, rows.uses(partial, one))
             if gain > 0:
-                moves.append((self._rank(gain, self._added_price(one)), 1, one))
+                moves.append((self._rank(gain, self._price(one, adding=True)), 1, one))
         for one in partial.restorations():
-            gain = -rows.change(partial.used, rows.uses_back(partial, one))
+            gain = -rows.change(partial.used, rows.uses(partial, one, adding=False))
             if gain > 0:
                 moves.append((self._rank(gain, -self._price(one)), 0, one))
         for _, adds, one in sorted(moves):
@@ -292,14 +291,6 @@ class Repair:
         for i in rows.leaving:
             if not self.partial.goes_out(i):
                 yield Restoration.page_out(graph, i)
-
-    def _added_price(self, restoration: Restoration) -> float:
-        """Return what adding a restoration costs, without what it needs to be there."""
-        prices, item, partial = self.prices, restoration.item, self.partial
-        if restoration.recompute:
-            return prices.compute[item]
-        out = prices.page_out[item] if partial.adds_page_out(restoration) else 0.0
-        return out if restoration.is_page_out(partial.graph) else prices.page_in[item] + out
 
     def _place(self, restoration: Restoration) -> bool:
         """Add a wanted restoration where it fits, in the emptiest stages first; return if it does.
@@ -369,13 +360,14 @@ class Repair:
         """Return what a restoration costs, negative, with noise."""
         return -self._noisy(self._price(restoration), self.params.drop_noise_ratio)
 
-    def _price(self, restoration: Restoration) -> float:
-        """Return what a restoration that is there costs, with a page-out that it alone needs."""
+    def _price(self, restoration: Restoration, *, adding: bool = False) -> float:
+        """Return what a restoration costs that is there, or is added, with its own page-out."""
         prices, item, partial = self.prices, restoration.item, self.partial
         if restoration.recompute:
             return prices.compute[item]
-        out = prices.page_out[item] if partial.ends_page_out(restoration) else 0.0
-        return out if restoration.is_page_out(partial.graph) else prices.page_in[item] + out
+        out = partial.changes_page_out(restoration, adding=adding)
+        price = prices.page_out[item] if out else 0.0
+        return price if restoration.is_page_out(partial.graph) else prices.page_in[item] + price
 
     def _drop(self, restoration: Restoration) -> bool:
         """Drop a restoration unless RAM does not suffice, or own constraints want it."""

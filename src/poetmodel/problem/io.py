@@ -18,6 +18,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem.objective import OWN
 from poetmodel.problem.totals import (
     CONSTANT,
+    KEYS,
     Count,
     Total,
     TotalsConstraint,
@@ -193,9 +194,8 @@ class _Reader:
             return
         kind, _, pattern = key.partition(":")
         if kind not in self._names or not pattern:
-            known = (*Total, *(f"{count}:NAME" for count in Count))
-            close = get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
+            close = get_close_matches(key, KEYS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(KEYS)}"
             self.faults.append(f"{where}: {shown(key)}: {hint}")
             return
         names, what = self._names[Count(kind)], "tensor" if kind.startswith("page") else "node"

@@ -49,6 +49,8 @@ class Total(StrEnum):
     """Transfer time [s]."""
 
 
+KEYS: Final = (*Total, *(f"{count}:NAME" for count in Count))
+"""Keys of totals, as people write them."""
 UNITS: Final[Mapping[str, str]] = {
     Total.BYTES_WRITTEN: "bytes",
     Total.BYTES_READ: "bytes",
@@ -158,8 +160,7 @@ def check_terms(graph: Graph, terms: Terms, place: str) -> Iterator[str]:
         if key in tuple(Total) or key == CONSTANT:
             continue
         if kind not in tuple(Count) or not name:
-            known = ", ".join((*Total, *(f"{count}:NAME" for count in Count)))
-            yield f"{place}: {shown(key)}: expected one of {known}"
+            yield f"{place}: {shown(key)}: expected one of {', '.join(KEYS)}"
         elif kind == Count.RECOMPUTATIONS and name not in graph.node_index:
             yield f"{place}: {shown(key)}: the graph has no node {shown(name)}"
         elif kind != Count.RECOMPUTATIONS and name not in graph.tensor_index:

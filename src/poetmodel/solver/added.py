@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 DECISIONS: Final = ("kept", "recomputed", "paged_in", "paged_out")
 """Families of variables of ``compact`` that are decisions."""
+NAMED: Final = "of the model: {}"
+"""Name of a constraint of the problem that states a model's: the problem's own keep theirs."""
 PASSIVE: Final = frozenset({pyo.Set, pyo.RangeSet, pyo.Param, pyo.Expression, pyo.Var})
 """Kinds of components that say nothing by themselves."""
 
@@ -55,22 +57,31 @@ def added_rows(model: pyo.ConcreteModel) -> list[AddedRow] | None:
     own in the rows, values or bounds of its variables, rows that are not linear, that are over
     liveness columns or that `build` stated differently.
     """
-    if not (model.exact and _is_as_built(model)):
+    if not _is_as_built(model):
         return None
-    return _read_rows(model)
+    found: list[AddedRow] = []
+    for component in model.component_objects(pyo.Constraint, active=True):
+        if component.name in model.stated_rows:
+            continue
+        for constraint in component.values():
+            if not constraint.active:
+                continue
+            row = _read(constraint)
+            if row is None:
+                return None
+            found.append(row)
+    return found
 
 
-def row_check(model: pyo.ConcreteModel) -> Callable[[Schedule], bool] | None:
+def row_check(
+    model: pyo.ConcreteModel, rows: Sequence[AddedRow] | None
+) -> Callable[[Schedule], bool] | None:
     """Return what says whether a schedule keeps the rows that were added to a model.
 
     None where there are others than rows over decisions, or another objective.
     """
-    if not (states_problem(model) and _is_as_built(model)):
+    if rows is None or not states_problem(model):
         return None
-    rows = _read_rows(model)
-    if rows is None:
-        return None
-
     named = {index for row in rows for family, index in row.terms if family == "kept"}
 
     def keeps(schedule: Schedule) -> bool:
@@ -89,21 +100,6 @@ def row_check(model: pyo.ConcreteModel) -> Callable[[Schedule], bool] | None:
         return all(row.is_kept(entries) for row in rows)
 
     return keeps
-
-
-def _read_rows(model: pyo.ConcreteModel) -> list[AddedRow] | None:
-    found: list[AddedRow] = []
-    for component in model.component_objects(pyo.Constraint, active=True):
-        if component.name in model.stated_rows:
-            continue
-        for constraint in component.values():
-            if not constraint.active:
-                continue
-            row = _read(constraint)
-            if row is None:
-                return None
-            found.append(row)
-    return found
 
 
 def _is_as_built(model: pyo.ConcreteModel) -> bool:
@@ -194,7 +190,7 @@ def _own_totals(model: pyo.ConcreteModel, objective: Any) -> Terms | None:
     return (*named, (CONSTANT, whole(constant)))
 
 
-def as_problem(model: pyo.ConcreteModel) -> Surrogate | None:
+def as_problem(model: pyo.ConcreteModel, rows: Sequence[AddedRow] | None) -> Surrogate | None:
     """Return the problem that a model states with rows, or an objective, that were added to it.
 
     None where nothing was added, or where a row may want what serves nothing else, which the model
@@ -207,8 +203,8 @@ def as_problem(model: pyo.ConcreteModel) -> Surrogate | None:
     Nodes whose recomputation paging dominated when the model was built are not recomputed, whatever
     the rows say: the problem that is solved is that of the model.
     """
-    rows, objective = added_rows(model), own_objective(model)
-    if rows is None or not (rows or objective is not None):
+    objective = own_objective(model)
+    if rows is None or not model.exact or not (rows or objective is not None):
         return None
     minimized: dict[str, Any] = {}
     if objective is not None:
@@ -232,7 +228,9 @@ def as_problem(model: pyo.ConcreteModel) -> Surrogate | None:
     never = frozenset(k for k, stages in enumerate(model.events.recompute) if not stages)
     named = [(f"{Count.RECOMPUTATIONS}:{graph.nodes[k].name}", 1) for k in sorted(never)]
     if named:
-        left_out = TotalsConstraint(name="left out by the model", terms=tuple(named), upper=0)
+        left_out = TotalsConstraint(
+            name=NAMED.format("what it leaves out"), terms=tuple(named), upper=0
+        )
         constraints.append(left_out)
     return Surrogate.of(
         problem,
@@ -260,7 +258,7 @@ def _as_total(model: pyo.ConcreteModel, row: AddedRow) -> TotalsConstraint | Non
     if None in totals.values() or row.upper is None:
         return None
     named = tuple((key, value) for key, value in totals.items() if value is not None)
-    return TotalsConstraint(name=row.name, terms=named, upper=row.upper)
+    return TotalsConstraint(name=NAMED.format(row.name), terms=named, upper=row.upper)
 
 
 def _as_stage_limit(model: pyo.ConcreteModel, row: AddedRow, upper: float) -> StageLimit:

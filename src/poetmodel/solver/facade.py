@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.collection import rare_collections
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     import pyomo.environ as pyo
 
+    from poetmodel.solver.added import AddedRow
     from poetmodel.solver.request import OnProgress
 
 
@@ -162,7 +164,7 @@ def solve(
         return replace(result, reduction=task.reduction())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Task:
     """What to solve: a problem by a formulation, or a model of it that a user may have extended."""
 
@@ -200,6 +202,13 @@ class _Task:
 
         return bool(self.model.exact) and states_problem(self.model)
 
+    @cached_property
+    def added(self) -> list[AddedRow] | None:
+        """The rows that were added to the model, as far as they are over its decisions alone."""
+        from poetmodel.solver.added import added_rows
+
+        return added_rows(self.model)
+
     def solve(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
         """Solve a model as a problem where what was added to it can be stated so."""
         stated = None
@@ -207,7 +216,7 @@ class _Task:
             from poetmodel.solver.added import as_problem
 
             with time_limit(request.remaining_s() + GRACE_S), suppress(TimeLimitError):
-                stated = as_problem(self.model)
+                stated = as_problem(self.model, self.added)
         if stated is None:
             return self.attempt(problem, request, start)
         own = stated.objective != problem.objective
@@ -265,7 +274,7 @@ class _Task:
         if self.model is not None:
             from poetmodel.solver.added import row_check
 
-            keeps = row_check(self.model)
+            keeps = row_check(self.model, self.added)
             if keeps is None:
                 return best, False
         if best is not None and (keeps is None or keeps(best.schedule)):
