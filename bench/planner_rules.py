@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from poetmodel.device import CostTable
-    from poetmodel.graph import Graph
     from poetmodel.plan import Program
+    from poetmodel.plan.homes import PlanHomes
 
 
-def prefetch_early(graph: Graph, table: CostTable, moves: Sequence[Instruction]) -> Program:
+def prefetch_early(homes: PlanHomes, table: CostTable, moves: Sequence[Instruction]) -> Program:
     """Put each page-in where its tensor is on storage and out of RAM, whatever RAM it takes.
 
     Moves are in the order of a schedule, see `moves_of`. Page-outs come right after the computation
     that makes their tensor.
     """
     # With room for everything at all times, windows end at nothing but the life of copies.
-    windows = TransferWindows(graph, table, moves, sum(graph.tensor_bytes) * (len(moves) + 1))
+    windows = TransferWindows(homes, table, moves, sum(homes.sizes) * (len(moves) + 1))
     core = bus = 0.0
     stored: dict[int | None, float] = {None: 0.0}
     arrives: dict[int, float] = {}

@@ -14,6 +14,7 @@ from cases import SMOKE_LIMIT_S, graph_of
 from planner_rules import lower_bound_s, prefetch_early
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.plan.homes import PlanHomes
 from poetmodel.plan.simulation import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.planner.sequence import moves_of, start_at_use
@@ -117,9 +118,10 @@ def test_planner(
     made = benchmark.pedantic(plan, rounds=1 if smoke else ROUNDS, iterations=1)
     check = check_plan(graph, costs, made)
     assert check.valid, check.violations
-    table, moves = costs.table(graph), moves_of(graph, schedule)
-    at_use = Timing(graph, table, start_at_use(graph, moves), budget)
-    early = Timing(graph, table, prefetch_early(graph, table, moves), UNLIMITED)
+    table, homes = costs.table(graph), PlanHomes.of(graph)
+    moves = moves_of(homes, schedule)
+    at_use = Timing(homes, table, start_at_use(homes, moves), budget)
+    early = Timing(homes, table, prefetch_early(homes, table, moves), UNLIMITED)
     facts = {
         "cpu_s": cpu_s,
         "moves": len(moves),

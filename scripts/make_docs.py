@@ -101,7 +101,16 @@ def page(text: str) -> str:
 
 def methods_page(text: str) -> str:
     """Return the page of methods with its blocks current."""
-    heads = ("method", "general graphs", "compute", "memory", "power", "recomputes", "pages")
+    heads = (
+        "method",
+        "general graphs",
+        "compute",
+        "memory",
+        "power",
+        "recomputes",
+        "pages",
+        "state",
+    )
     rows = [
         (
             f"`{entry.name}`",
@@ -111,6 +120,7 @@ def methods_page(text: str) -> str:
             str(entry.power_aware),
             "yes" if entry.recomputes else "",
             "yes" if entry.pages else "",
+            str(entry.state_homes),
         )
         for entry in METHODS.values()
     ]

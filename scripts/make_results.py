@@ -4,9 +4,13 @@
 grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``), the last
 ``*-grid-again.jsonl`` for instances of it that were solved again with two threads, the last
 ``*-training.jsonl`` for the comparison of training methods, the last ``*-constraints.jsonl`` for
-own constraints, and the last other file for all else; the last ``*-ablation.jsonl`` and each
-``*-ablation-*.jsonl`` for a part of ``docs/lazy.md``; ``docs/paper-figures.md`` and the pictures
-beside it are made of ``bench/results/figures/``.
+own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
+``*-trains.jsonl`` and ``*-against.jsonl`` for
+``docs/what-trains-where.md``, the last ``*-mcu.jsonl`` for ``docs/on-a-microcontroller.md`` and
+the README's table of boards, the last ``*-curve.jsonl`` for the picture
+``docs/training-curve.svg``, and the last other file for all else; the last ``*-ablation.jsonl``
+and each ``*-ablation-*.jsonl`` for a part of ``docs/lazy.md``; ``docs/paper-figures.md`` and the
+pictures beside it are made of ``bench/results/figures/``.
 ``--check`` writes nothing, needs no matplotlib, and exits 1 where something is not what the records
 say. Without a record there is no page.
 """
@@ -26,12 +30,16 @@ from grid import GOALS, instances  # noqa: E402
 from harness import latest  # noqa: E402
 from result_pages import (  # noqa: E402
     ablation,
+    addresses,
+    boards,
     cases,
     constraints,
+    curve,
     figures,
     grid,
     plot,
     training,
+    trains,
 )
 
 if TYPE_CHECKING:
@@ -41,8 +49,12 @@ RESULTS: Final = ROOT / "bench" / "results"
 PAGE: Final = ROOT / "docs" / "results.md"
 GRID_PAGE: Final = ROOT / "docs" / "results-grid.md"
 GRID_PLOT: Final = ROOT / "docs" / "results-scale.svg"
+CURVE: Final = ROOT / "docs" / "training-curve.svg"
 FIGURES_PAGE: Final = ROOT / "docs" / "paper-figures.md"
+TRAINS_PAGE: Final = ROOT / "docs" / "what-trains-where.md"
+BOARDS_PAGE: Final = ROOT / "docs" / "on-a-microcontroller.md"
 LAZY_PAGE: Final = ROOT / "docs" / "lazy.md"
+PLANS_PAGE: Final = ROOT / "docs" / "plans.md"
 README: Final = ROOT / "README.md"
 
 
@@ -62,6 +74,19 @@ def due() -> dict[Path, str]:
         files = (ablations[-1], *sorted(RESULTS.glob("*-ablation-*.jsonl")))
         block = ablation.page(*map(ablation.read, files))
         pages[LAZY_PAGE] = replace_block(text, "ablation", block)
+    trains_source, stepped = read_newest("*-trains.jsonl")
+    if stepped:
+        against_source, compared = read_newest("*-against.jsonl")
+        pages[TRAINS_PAGE] = trains.page(stepped, trains_source, compared, against_source)
+    boards_source, exported = read_newest("*-mcu.jsonl")
+    if exported:
+        pages[BOARDS_PAGE] = boards.page(exported, boards_source)
+        readme = replace_block(readme, "boards", boards.readme_table(exported))
+    placed_source, placed = read_newest("*-addresses.jsonl")
+    if placed:
+        text = PLANS_PAGE.read_text(encoding="utf-8")
+        found = addresses.block(placed, placed_source)
+        pages[PLANS_PAGE] = replace_block(text, "fragmentation", found)
     source, records = read_newest("*[0-9].jsonl")
     if not records:
         return pages | {README: replace_block(readme, "results", figures.NOTHING_YET)}
@@ -99,6 +124,17 @@ def update_plot(*, check: bool) -> int:
     return int(check)
 
 
+def update_curve(*, check: bool) -> int:
+    """Draw the training curve if it is not the record's, or only say so; return the exit status."""
+    _, records = read_newest("*-curve.jsonl")
+    if not records or curve.current(CURVE, records[-1]):
+        return 0
+    sys.stdout.write(f"{'stale' if check else 'wrote'} {CURVE}\n")
+    if not check:
+        curve.write_picture(CURVE, records[-1])
+    return int(check)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the pages; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -108,9 +144,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = max(
         update_pages(pages, check=options.check),
         update_plot(check=options.check),
+        update_curve(check=options.check),
         figures.update_pictures(FIGURES_PAGE, RESULTS / "figures", check=options.check),
     )
-    for path in (PAGE, GRID_PAGE):
+    for path in (PAGE, GRID_PAGE, TRAINS_PAGE, BOARDS_PAGE):
         if path not in pages and path.exists():
             sys.stdout.write(f"{path} has no record\n")
             status = 1

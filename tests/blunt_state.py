@@ -26,6 +26,8 @@ class Blunt(NamedTuple):
     broken: set[Entry]
     """Entries that break a rule; one of ``resident`` has -1 for its stage."""
     curve: dict[tuple[int, int], int]
+    kinds: dict[tuple[int, int], dict[str, int]]
+    """What each step takes of RAM, for state, activations, gradients and workspace."""
     storage_bytes: int
     reads: dict[int, int]
     writes: dict[int, int]
@@ -78,8 +80,9 @@ class _Judge:
             if w in self.home_storage and (self.maker[new], new) not in self.M_out
         }
         if broken:
-            return Blunt(broken, {}, 0, {}, {})
+            return Blunt(broken, {}, {}, 0, {}, {})
         moved = {(t, self.maker[i]) for t, i in self.M_in | self.M_out}
+        steps = sorted(self.R | moved)
         out = {i for _, i in self.M_out}
         counted = [i for i in out if self.old[i] is None and not self.nodes[self.maker[i]].on_aux]
         reads = {i: sum(j == i for _, j in self.M_in) for i in range(len(self.size))}
@@ -87,7 +90,8 @@ class _Judge:
             reads[w] += 1
         return Blunt(
             broken,
-            {(t, k): self.ram(t, k) for t, k in sorted(self.R | moved)},
+            {(t, k): self.ram(t, k) for t, k in steps},
+            {(t, k): self.kinds(t, k) for t, k in steps},
             sum(self.size[i] for i in [*counted, *self.home_storage]),
             reads,
             {i: sum(j == i for _, j in self.M_out) for i in out},
@@ -149,6 +153,20 @@ class _Judge:
             if not self.needed(t, k + 1, self.number[x]):
                 total -= min(y_bytes, x_bytes)
         return total
+
+    def kinds(self, t: int, k: int) -> dict[str, int]:
+        """Return what step `(t, k)` takes for each kind: a saving is the output's."""
+        node, runs = self.nodes[k], (t, k) in self.R
+        found = dict.fromkeys(("state", "activations", "gradients"), 0)
+        for i, made in enumerate(self.maker):
+            phase = self.nodes[made].phase
+            kind = {"state": "state", "backward": "gradients"}.get(phase, "activations")
+            taken = self.size[i] * self.copies(t, k, i, made)
+            for y, x in node.in_place if runs else ():
+                if self.number[y] == i and not self.needed(t, k + 1, self.number[x]):
+                    taken -= min(self.size[i], self.size[self.number[x]])
+            found[kind] += taken
+        return found | {"workspace": node.workspace_bytes if runs else 0}
 
     def copies(self, t: int, k: int, i: int, made: int) -> int:
         """Return how often tensor `i` counts at step `(t, k)`."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,10 +19,13 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Helpers of the tests that need PyTorch; doctests are looked for in every module.
-collect_ignore = (
-    [] if find_spec("torch") else ["eager_steps.py", "small_networks.py", "traced_models.py"]
-)
+# Doctests are looked for in every module, also in helpers of the tests that need PyTorch.
+_IMPORTS_TORCH = re.compile(r"^(import|from) (poetmodel\.)?torch\b", re.MULTILINE)
+collect_ignore = [
+    path.name
+    for path in Path(__file__).parent.glob("*.py")
+    if not find_spec("torch") and _IMPORTS_TORCH.search(path.read_text(encoding="utf-8"))
+]
 
 # Speed is no promise of a test, and machines that run tests are shared: no deadlines.
 _QUIET = (HealthCheck.too_slow,)
@@ -39,6 +44,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 NEEDS_TORCH = bool(os.environ.get("POETMODEL_NEEDS_TORCH"))
 """Whether this is the environment for the tests that need PyTorch (``tox -e torch``)."""
 
+NEEDS_EMULATOR = bool(os.environ.get("POETMODEL_NEEDS_EMULATOR"))
+"""Whether exported C must be built and run here (``.ci/run``)."""
+_NO_EMULATOR = re.compile(r"no (make|cc|arm-none-eabi-gcc|qemu-system-arm) .*on PATH")
+
 
 def pytest_configure() -> None:
     """Refuse to pass over all that an environment was made for."""
@@ -49,7 +58,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Fail tests that PyTorch keeps from running where that would not be noticed."""
+    """Fail tests that lack what their environment is made to have, where nobody would notice."""
     report = yield
     if not report.skipped or hasattr(report, "wasxfail"):
         return report
@@ -59,6 +68,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
         fault = "skipped in the environment that is made for it"
     elif not marked and "could not import 'torch'" in str(report.longrepr):
         fault = "needs PyTorch without the marker torch: no environment would run it"
+    elif NEEDS_EMULATOR and _NO_EMULATOR.search(str(report.longrepr)):
+        fault = "skipped where exported C must run"
     if fault:
         report.outcome, report.longrepr = "failed", f"{fault}: {report.longrepr}"
     return report

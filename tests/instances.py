@@ -163,8 +163,8 @@ def random_costs(
     pages = [[(draw(cheap), draw(cheap)) for _ in graph.tensors] for _ in range(2)]
     return Costs.from_arrays(
         graph,
-        compute_time_s=[draw(dear) for _ in graph.nodes],
-        compute_energy_j=[draw(dear) for _ in graph.nodes],
+        compute_time_s=[0 if node.is_state else draw(dear) for node in graph.nodes],
+        compute_energy_j=[0 if node.is_state else draw(dear) for node in graph.nodes],
         page_in=pages[0] if storage else None,
         page_out=pages[1] if storage else None,
         device=bench_device(idle_power_w=power, mode=mode, storage=storage),

@@ -98,8 +98,8 @@ class RoundsError(Exception):
 
 
 def no_rows(problem: Problem) -> Grouping:
-    """Return the grouping in which all stages are one."""
-    return Grouping(len(problem.graph.nodes))
+    """Return the grouping that enforces nothing: all stages are one, as far as state allows."""
+    return Grouping.of(problem, recomputable_nodes(problem))
 
 
 def random_rows(rng: random.Random, problem: Problem, chance: float = 0.3) -> Grouping:
@@ -108,7 +108,7 @@ def random_rows(rng: random.Random, problem: Problem, chance: float = 0.3) -> Gr
     stages = [t for t in range(n) if rng.random() < chance]
     of_steps = chance / 3 if rng.random() < 0.5 else 0.0
     steps = [(t, k) for t in range(n) for k in range(t) if rng.random() < of_steps]
-    return Grouping(n, frozenset(stages), frozenset(steps))
+    return no_rows(problem).add(stages, steps)
 
 
 def relaxation_of(problem: Problem, grouping: Grouping) -> Relaxation:

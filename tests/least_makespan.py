@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.device import CostTable
-    from poetmodel.graph import Graph
     from poetmodel.plan import Instruction
+    from poetmodel.plan.homes import PlanHomes
 
 
 def least_makespan_s(
-    graph: Graph, table: CostTable, moves: Sequence[Instruction], ram_budget_bytes: int
+    homes: PlanHomes, table: CostTable, moves: Sequence[Instruction], ram_budget_bytes: int
 ) -> float | None:
     """Try every place of every transfer and every wait.
 
     Parameters
     ----------
-    graph : Graph
-        The training graph.
+    homes : PlanHomes
+        The training graph, and where its state is.
     table : CostTable
         Times of computations and transfers.
     moves : sequence of Instruction
@@ -48,10 +48,10 @@ def least_makespan_s(
     The work grows with the number of computations times ``2`` to the page-ins times ``3`` to the
     page-outs. It shares nothing with the search but the events, so that each can test the other.
     """
-    if unread_page_ins(graph, moves):
+    if unread_page_ins(homes, moves):
         msg = "expected every page-in to have a reader"
         raise ValueError(msg)
-    return _Programs(graph, table, moves, ram_budget_bytes).least()
+    return _Programs(homes, table, moves, ram_budget_bytes).least()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,9 +90,9 @@ class _Programs:
     """All programs, as paths through states with the clocks that no other is ahead of."""
 
     def __init__(
-        self, graph: Graph, table: CostTable, moves: Sequence[Instruction], budget: int
+        self, homes: PlanHomes, table: CostTable, moves: Sequence[Instruction], budget: int
     ) -> None:
-        self.graph, self.table, self.budget = graph, table, budget
+        self.homes, self.table, self.budget = homes, table, budget
         self.nodes = [index for op, index in moves if op == Op.COMPUTE]
         self.events: list[_Event] = []
         self.copies: list[tuple[int, int, int, int | None]] = []
@@ -112,14 +112,14 @@ class _Programs:
         place = 0
         for op, index in moves:
             if op == Op.COMPUTE:
-                for i in self.graph.inputs_of[index]:
+                for i in self.homes.inputs[index]:
                     reader[i] = place
                     e = arrived[i]
                     if e is not None:
                         self.arrivals[place].append(e)
                         self.events[e].before = min(self.events[e].before, place)
                         self.events[e].last_read = place
-                for i in self.graph.outputs_of[index]:
+                for i in self.homes.outputs[index]:
                     self._close(i, maker, reader, arrived, stored)
                     if i in stored:
                         self.remade[place].append(stored[i])
@@ -138,7 +138,7 @@ class _Programs:
                     _Event(
                         op=op,
                         tensor=index,
-                        after=reader[index] + 1,
+                        after=reader.get(index, -1) + 1,
                         before=len(self.nodes),
                         last_read=-1,
                         needs=stored.get(index),
@@ -173,7 +173,7 @@ class _Programs:
         while layer:
             following: dict[_Progress, list[_Clock]] = {}
             for state, clocks in layer.items():
-                if state.computed == len(self.nodes):
+                if state.computed == len(self.nodes) and state.begun + 1 == 1 << len(self.events):
                     ends = [max(clock.core, clock.bus) for clock in clocks]
                     best = min(ends) if best is None else min(best, *ends)
                 for after, step in self._steps(state):
@@ -188,22 +188,22 @@ class _Programs:
         computed, begun, waited = state
         ram = self._ram(state)
         if computed < len(self.nodes):
-            node = self.graph.nodes[self.nodes[computed]]
+            need = ram + self.homes.step_bytes[self.nodes[computed]] - self._shared(state)
             ready = all(begun >> e & 1 for e in self.arrivals[computed])
             gone = all(waited >> x & 1 for x in self.remade[computed])
-            if ready and gone and ram + node.output_bytes + node.workspace_bytes <= self.budget:
+            if ready and gone and need <= self.budget:
                 yield _Progress(computed + 1, begun, waited), -1
         for e, event in enumerate(self.events):
             if not begun >> e & 1:
                 if computed < event.after:
                     continue
                 if event.op == Op.PAGE_IN:
-                    if ram + self.graph.tensor_bytes[event.tensor] > self.budget:
+                    if ram + self.homes.sizes[event.tensor] > self.budget:
                         continue
                     if event.needs is not None and not waited >> event.needs & 1:
                         continue
                 yield _Progress(computed, begun | 1 << e, waited), e
-            elif event.op == Op.PAGE_OUT and not waited >> e & 1 and computed > event.last_read:
+            elif event.op == Op.PAGE_OUT and not waited >> e & 1 and computed >= event.last_read:
                 yield _Progress(computed, begun, waited | 1 << e), e
 
     def _clock(self, clock: _Clock, after: _Progress, step: int) -> _Clock:
@@ -220,11 +220,20 @@ class _Programs:
         bus = max(core, bus) + times[event.tensor]
         return _Clock(core, bus, (*ends[:step], bus, *ends[step + 1 :]))
 
+    def _shared(self, state: _Progress) -> int:
+        """Add up what the next computation writes over inputs that it is the last to use."""
+        place = state.computed
+        dying = {e.tensor for e in self.events if e.op == Op.PAGE_IN and e.last_read == place}
+        for tensor, _, reader, out in self.copies:
+            if reader == place and (out is None or state.waited >> out & 1):
+                dying.add(tensor)
+        return sum(self.homes.shared(self.nodes[place], dying).values())
+
     def _ram(self, state: _Progress) -> int:
         """Add up the copies that are in RAM."""
         computed, begun, waited = state
-        sizes = self.graph.tensor_bytes
-        ram = 0
+        sizes = self.homes.sizes
+        ram = self.homes.ram_bytes
         for tensor, maker, reader, out in self.copies:
             if maker < computed and (
                 computed <= reader or (out is not None and not waited >> out & 1)

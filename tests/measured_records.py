@@ -106,6 +106,8 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "GRID_PAGE": "results-grid.md",
         "GRID_PLOT": "results-scale.svg",
         "FIGURES_PAGE": "paper-figures.md",
+        "TRAINS_PAGE": "what-trains-where.md",
+        "BOARDS_PAGE": "on-a-microcontroller.md",
     }
     for name, place in places.items():
         monkeypatch.setattr(make_results, name, folder / place)

@@ -24,6 +24,14 @@ shrink, and nothing else changes):
    recomputing what makes no others, unless rewarded;
 4. dropping an entry of ``S_AUX``: storage keeps what it has, so all of it is always listed.
 
+State tensors: every set of them that may be resident is tried. For one such set the rest is a
+problem without homes. What is resident, or read where it lies, is always there and not searched;
+resident state takes its bytes off the budget. Other state is on storage from the start, and the
+step of its node is its first read; nothing that reads it runs once it is replaced. What replaces
+state takes no RAM, and its write-back, like the first read, is what every schedule pays.
+
+An operator in place takes less RAM at those choices in which the input goes at its step.
+
 A label that is no better than an earlier one in any sum that is minimized or limited, at the same
 state, is dropped too: whatever follows the one may follow the other. A lower limit is an upper one
 of the negated sum. A limit is passed, and a label comes late, with all rewards that lie ahead.
@@ -132,17 +140,32 @@ def optimum(problem: Problem, minimize: str | None = None) -> Optimum | None:
         For the meaning ``overlap`` with a deadline or idle power: that takes a plan of transfers.
     """
     name = str(minimize or problem.minimize)
-    search = _Search(problem, name)
-    return search.least_ram() if name == "ram" else search.run()
+    best = None
+    for resident in _homes(problem):
+        search = _Search(problem, name, resident)
+        found = search.least_ram() if name == "ram" else search.run()
+        if found is not None and (best is None or found.value < best.value):
+            best = found
+    return best
+
+
+def _homes(problem: Problem) -> Iterator[frozenset[int]]:
+    """Yield every set of state tensors that may be in RAM; all of them are where nothing pages."""
+    made = [node for node in problem.graph.nodes for _ in node.outputs]
+    state = [i for i, node in enumerate(made) if str(node.phase) == "state"]
+    if not (problem.paging and problem.table.has_storage):
+        yield frozenset(state)
+        return
+    for size in range(len(state) + 1):
+        yield from map(frozenset, itertools.combinations(state, size))
 
 
 class _Search:
-    """The tables of one search; tensors are bits."""
+    """The tables of one search, for one set of resident state; tensors are bits."""
 
-    def __init__(self, problem: Problem, minimize: str) -> None:
+    def __init__(self, problem: Problem, minimize: str, resident: frozenset[int]) -> None:
         graph, table = problem.graph, problem.table
         self.n = len(graph.nodes)
-        self.budget = problem.usable_ram_bytes
         self.bytes = [tensor.bytes for node in graph.nodes for tensor in node.outputs]
         maker = {tensor.name: k for k, node in enumerate(graph.nodes) for tensor in node.outputs}
         self.number = {name: i for i, name in enumerate(maker)}
@@ -151,10 +174,20 @@ class _Search:
         self.inputs = [sum(1 << number[name] for name in set(v.inputs)) for v in graph.nodes]
         self.outputs = [sum(1 << number[made.name] for made in v.outputs) for v in graph.nodes]
         self.workspace = [node.workspace_bytes for node in graph.nodes]
-        self.again = [problem.recompute and node.recomputable for node in graph.nodes]
         self.pages = problem.paging and table.has_storage
         self.from_start = sum(self.outputs[k] for k, node in enumerate(graph.nodes) if node.on_aux)
-        self.room = problem.aux_limit_bytes
+        self._place_state(problem, resident)
+        self.again = [
+            problem.recompute and node.recomputable and str(node.phase) != "state"
+            for node in graph.nodes
+        ]
+        self.pairs = [
+            [
+                (1 << number[x], min(self.bytes[number[y]], self.bytes[number[x]]))
+                for y, x in dict(node.in_place).items()
+            ]
+            for node in graph.nodes
+        ]
         self.steps = [(t, k) for t in range(self.n) for k in range(t + 1)]
         self.counted = list(self._counted(problem, minimize))
         self._rewards()
@@ -163,15 +196,54 @@ class _Search:
         self.paid: dict[tuple[int, bool, int, int], list[int]] = {}
         self.ahead = [self._ahead(of) for of in self.counted]
 
+    def _place_state(self, problem: Problem, resident: frozenset[int]) -> None:
+        """Take state and what replaces it out of the search, or put it on storage."""
+        device = problem.costs.device
+        storage = None if device is None else device.storage
+        mapped = storage is not None and storage.memory_mapped
+        nodes = problem.graph.nodes
+        made = [(k, tensor) for k, node in enumerate(nodes) for tensor in node.outputs]
+        state = {i for i, (k, _) in enumerate(made) if str(nodes[k].phase) == "state"}
+        self.made_by = [k for k, _ in made]
+        self.state = sum(1 << i for i in state)
+        self.resident = resident
+        self.new = {
+            self.number[tensor.replaces]: i
+            for i, (_, tensor) in enumerate(made)
+            if tensor.replaces is not None
+        }
+        self.stored = state - resident
+        self.read_first = frozenset() if mapped else self.stored
+        apart = resident | (self.stored - self.read_first) | set(self.new.values())
+        self.last = [self.n] * self.n
+        """For each node the last stage in which it may run, or its state be paged in."""
+        for w, new in self.new.items():
+            for k, node in enumerate(nodes):
+                if made[w][0] == k or made[w][1].name in node.inputs:
+                    self.last[k] = min(self.last[k], made[new][0])
+        seen = ~sum(1 << i for i in apart)
+        self.inputs = [mask & seen for mask in self.inputs]
+        self.outputs = [mask & seen for mask in self.outputs]
+        self.from_start = (self.from_start | sum(1 << i for i in self.stored)) & seen
+        self.home_bytes = sum(self.bytes[i] for i in resident)
+        self.budget = problem.usable_ram_bytes - self.home_bytes
+        self.room = problem.aux_limit_bytes
+        if self.room is not None:
+            self.room -= sum(self.bytes[i] for i in self.stored)
+
     def _useful(self) -> list[int]:
         """Return for each step the tensors that a step after it may read to any avail."""
         after = 0
         masks = []
         for t, k in reversed(self.steps):
             masks.append(after)
-            if k == t or (self.again[k] and (self.outputs[k] & after or self.pays_again[k])):
+            if k == t or (self.reruns(t, k) and (self.outputs[k] & after or self.pays_again[k])):
                 after |= self.inputs[k]
         return masks[::-1]
+
+    def reruns(self, t: int, k: int) -> bool:
+        """Return whether node `k` may be computed once more in stage `t`."""
+        return self.again[k] and t <= self.last[k]
 
     def _counted(self, problem: Problem, minimize: str) -> Iterator[_Counted]:
         """Yield what a label counts: the minimized quantity first, then the limited ones."""
@@ -222,13 +294,20 @@ class _Search:
         if counts == "serial":
             energy = energy.plus(transfer.times(idle_w))
         sizes = list(map(Fraction, self.bytes))
-        return {
+        totals = {
             "energy_j": energy,
             "compute_s": compute,
             "transfer_s": transfer,
             "bytes_written": _Quantity(Fraction(0), nodes, tensors, sizes),
             "bytes_read": _Quantity(Fraction(0), nodes, sizes, tensors),
         }
+        return {name: self._with_homes(quantity) for name, quantity in totals.items()}
+
+    def _with_homes(self, of: _Quantity) -> _Quantity:
+        """Return a quantity with the first reads and the write-backs of state on storage."""
+        reads = sum(of.page_in[i] for i in self.read_first)
+        writes = sum(of.page_out[self.new[i]] for i in self.stored if i in self.new)
+        return of._replace(base=of.base + reads + writes)
 
     def _sum(self, totals: dict[str, _Quantity], terms: Sequence[tuple[str, float]]) -> _Quantity:
         """Return a sum over totals, each at its coefficient."""
@@ -241,10 +320,18 @@ class _Search:
                 found = found._replace(base=found.base + weight)
             elif kind == "recomputations":
                 found.compute[self.node_number[name]] += weight
+            elif kind == "resident":
+                home = weight * (self.number[name] in self.resident)
+                found = found._replace(base=found.base + home)
             elif kind == "page_ins":
-                found.page_in[self.number[name]] += weight
+                i = self.number[name]
+                found.page_in[i] += weight
+                found = found._replace(base=found.base + weight * (i in self.read_first))
             elif kind == "page_outs":
-                found.page_out[self.number[name]] += weight
+                i = self.number[name]
+                found.page_out[i] += weight
+                back = i in {new for w, new in self.new.items() if w in self.stored}
+                found = found._replace(base=found.base + weight * back)
             else:
                 found = found.plus(totals[key].times(weight))
         return found
@@ -266,7 +353,7 @@ class _Search:
         least = [0]
         for t, k in reversed(self.steps):
             more = 0
-            if k < t and self.again[k]:
+            if k < t and self.reruns(t, k):
                 more += compute[k]
             for i in _bits(self.outputs[k]) if self.pages else ():
                 more += page_in[i] if k < t else page_out[i]
@@ -285,7 +372,10 @@ class _Search:
     def least_ram(self) -> Optimum | None:
         """Search for any schedule within ever less RAM, by halving what is left open."""
         low = max(
-            self.size(self.inputs[k]) + self.size(self.outputs[k]) + self.workspace[k]
+            self.size(self.inputs[k])
+            + self.size(self.outputs[k])
+            + self.workspace[k]
+            - sum(saved for _, saved in self.pairs[k])
             for k in range(self.n)
         )
         high = self.budget
@@ -298,7 +388,7 @@ class _Search:
                     return None
                 low = self.budget + 1
             else:
-                best = Optimum(self.peak_bytes, found.schedule)
+                best = Optimum(self.home_bytes + self.peak_bytes, found.schedule)
                 high = self.peak_bytes - 1
             self.budget = (low + high) // 2
         return best
@@ -341,13 +431,17 @@ class _Search:
         t, k = self.steps[step]
         out, useful = self.outputs[k], self.useful[step]
         readable = out & aux & ~ram if self.pages and k < t else 0
-        wanted = k == t or (self.again[k] and (bool(out & useful) or self.pays_again[k]))
+        if t > self.last[k]:
+            readable &= ~self.from_start  # state that is replaced
+        wanted = k == t or (self.reruns(t, k) and (bool(out & useful) or self.pays_again[k]))
         if wanted and not self.inputs[k] & ~ram:
             for paged_in in _subsets(readable & self.pays_in):
                 peak = self.size(ram | paged_in) + self.size(out) + self.workspace[k]
-                if peak <= self.budget:
-                    touched = out | self.inputs[k]
-                    yield from self._leave(step, ram | out, aux, touched, (True, paged_in, peak))
+                touched = out | self.inputs[k]
+                for move in self._leave(step, ram | out, aux, touched, (True, paged_in, peak)):
+                    saved = sum(least for x, least in self.pairs[k] if not x & move.ram)
+                    if peak - saved <= self.budget:
+                        yield move._replace(peak_bytes=peak - saved)
         if k == t:
             return
         for paged_in in _subsets(readable & (useful | self.pays_in)):
@@ -379,7 +473,7 @@ class _Search:
         if k < t or not self.pages:
             return 0
         read = (self.useful[step] | self.pays_in) & ~self.from_start
-        return self.outputs[k] & (read | self.pays_out)
+        return self.outputs[k] & (read | self.pays_out) & ~self.state
 
     def _pay(self, cost: tuple[int, ...], step: int, move: _Move) -> tuple[int, ...] | None:
         """Add what a move costs; None where a limit is passed, whatever follows."""
@@ -416,12 +510,21 @@ class _Search:
                 made = sum(self.outputs[: t + 1])
                 relations["S_RAM"].extend((t + 1, i) for i in _bits(move.ram))
                 relations["S_AUX"].extend((t + 1, i) for i in _bits(move.aux & made))
+        made_by = self.made_by
+        ends = {w: made_by[self.new[w]] if w in self.new else self.n for w in self.stored}
+        relations["S_AUX"] = [(t, i) for t, i in relations["S_AUX"] if i not in ends]
+        for w, end in ends.items():
+            last = min(end, self.n - 1)
+            relations["S_AUX"] += [(t, w) for t in range(made_by[w] + 1, last + 1)]
+            if w in self.new:
+                relations["M_out"].append((end, self.new[w]))
         return Schedule(
             R=tuple(relations["R"]),
             S_RAM=tuple(relations["S_RAM"]),
             S_AUX=tuple(relations["S_AUX"]),
             M_in=tuple(relations["M_in"]),
             M_out=tuple(relations["M_out"]),
+            resident=tuple(self.resident),
         )
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Range = int | tuple[int, int]
 _COUNTS: Final = ("recomputations", "page_ins", "page_outs")
+_COUNTS_OF_STATE: Final = (*_COUNTS, "resident")
 _FIGURES: Final = ("energy_j", "compute_s", "transfer_s")
 
 
@@ -184,13 +185,13 @@ def _random_rule(
     kind = rng.choice(("named", "each", "sum", "pair", "bytes", "figure", "mixed", "mixed"))
     used = [
         key
-        for count in _COUNTS
+        for count in _counts(problem)
         for key in _keys(problem, count)
         if done.total(problem.graph, ((key, 1),))
     ]
     sums = [_random_terms(rng, problem, kind, used)]
     if kind == "each":
-        sums = [((key, 1),) for key in _keys(problem, rng.choice(_COUNTS))]
+        sums = [((key, 1),) for key in _keys(problem, rng.choice(_counts(problem)))]
     sides = rng.choice(("upper", "upper", "lower", "both", "range"))
     tighter = rng.choice((0, 0, 1, 1, -1))
     share = rng.choice((1.0, 1.0, 0.75, 0.5))
@@ -216,8 +217,15 @@ def _random_rule(
     return found
 
 
+def _counts(problem: Problem) -> tuple[str, ...]:
+    """Return what is counted for each node or tensor of a problem."""
+    return _COUNTS_OF_STATE if problem.graph.state_tensors else _COUNTS
+
+
 def _keys(problem: Problem, count: str) -> list[str]:
     """Return the keys of a count of every node or tensor."""
+    if count == "resident":
+        return [f"{count}:{problem.graph.tensors[i].name}" for i in problem.graph.state_tensors]
     of_nodes = count == "recomputations"
     index = problem.graph.node_index if of_nodes else problem.graph.tensor_index
     return [f"{count}:{name}" for name in index]
@@ -225,11 +233,11 @@ def _keys(problem: Problem, count: str) -> list[str]:
 
 def _random_terms(rng: random.Random, problem: Problem, kind: str, used: list[str]) -> Terms:
     """Draw the sum of one row, more often of what a schedule uses."""
-    counts = [key for count in _COUNTS for key in _keys(problem, count)]
+    counts = [key for count in _counts(problem) for key in _keys(problem, count)]
     if kind == "named":
         return ((rng.choice(used if used and rng.random() < 0.6 else counts), 1),)
     if kind == "sum":
-        return tuple((key, 1) for key in _keys(problem, rng.choice(_COUNTS)))
+        return tuple((key, 1) for key in _keys(problem, rng.choice(_counts(problem))))
     if kind == "pair":
         one = rng.choice(used or counts)
         other = rng.choice([key for key in counts if key != one])
@@ -247,13 +255,13 @@ def _random_terms(rng: random.Random, problem: Problem, kind: str, used: list[st
 
 def _random_objective(rng: random.Random, problem: Problem) -> Terms:
     """Draw an own objective: weighed energy, wear and time, counts, or rewards among them."""
-    counts = [key for count in _COUNTS for key in _keys(problem, count)]
+    counts = [key for count in _counts(problem) for key in _keys(problem, count)]
     kind = rng.choice(("weighed", "counts", "rewards", "rewards"))
     if kind == "weighed":
         figures = rng.sample((*_FIGURES, "bytes_written", "bytes_read"), rng.randint(1, 4))
         return tuple((key, rng.choice((1, 2, 0.25))) for key in figures)
     if kind == "counts":
-        chosen = _keys(problem, rng.choice(_COUNTS)) + rng.sample(counts, 2)
+        chosen = _keys(problem, rng.choice(_counts(problem))) + rng.sample(counts, 2)
         return (*((key, rng.randint(1, 3)) for key in dict.fromkeys(chosen)), ("constant", 5))
     some = rng.sample(counts, min(len(counts), rng.randint(1, 4)))
     return (("energy_j", rng.choice((0, 1, 0.5))), *((key, rng.randint(-4, 2)) for key in some))
@@ -302,7 +310,7 @@ def _scaled_terms(rng: random.Random, problem: Problem) -> tuple[Terms, bool]:
         moved = rng.choice((("bytes_written",), ("bytes_read",), ("bytes_written", "bytes_read")))
         return tuple((key, rng.choice((1, 1, 3, -1))) for key in moved), True
     if kind == "counts":
-        counts = [key for count in _COUNTS for key in _keys(problem, count)]
+        counts = [key for count in _counts(problem) for key in _keys(problem, count)]
         weights = rng.choice(((1, 10**9), (1, 7, 2**40), (1, -1, 10**9, -(10**9)), (3, 2**50)))
         chosen = rng.sample(counts, min(len(counts), rng.randint(2, 6)))
         return tuple((key, rng.choice(weights)) for key in chosen), True

@@ -81,9 +81,14 @@ def _count(m: pyo.ConcreteModel, problem: Problem, count: str, index: int) -> An
     stages = range(len(graph.nodes))
     if count == "recomputations":
         return sum(m.R[t, index] for t in stages if t > index)
+    if count == "resident":
+        return m.resident[index]
     first = graph.node_of[index]
     if count == "page_ins":
-        return sum(m.M_in[t, index] for t in stages if t > first)
+        # The first read of state on storage is no entry of M_in.
+        is_read = index in graph.state_tensors and not problem.reads_in_place
+        home = 1 - m.resident[index] if is_read else 0
+        return home + sum(m.M_in[t, index] for t in stages if t > first)
     return sum(m.M_out[t, index] for t in stages if t >= first)
 
 

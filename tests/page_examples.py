@@ -3,7 +3,7 @@
 A comment right before a block says what is special about it:
 
 - ``<!-- not run: REASON -->``: it cannot run here;
-- ``<!-- needs: PACKAGE, ... -->``: it runs where these can be imported;
+- ``<!-- needs: NAME, ... -->``: it runs where these can be imported, or are programs;
 - ``<!-- exits with N -->``: its last command ends with this status, not with 0;
 - ``<!-- prints -->``: every line of it is in what the block before it printed.
 
@@ -15,6 +15,8 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import shutil
+import subprocess
 import textwrap
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -59,7 +61,7 @@ class Block:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Optional packages without which it cannot run."""
+        """Optional packages and programs without which it cannot run."""
         if not self.mark.startswith("needs:"):
             return ()
         return tuple(self.mark.removeprefix("needs:").replace(",", " ").split())
@@ -91,7 +93,7 @@ def run_page(blocks: Sequence[Block], folder: Path) -> set[str]:
     Returns
     -------
     set of str
-        Packages that are missing; blocks that need them were left out.
+        Packages and programs that are missing; blocks that need them were left out.
 
     Raises
     ------
@@ -100,15 +102,19 @@ def run_page(blocks: Sequence[Block], folder: Path) -> set[str]:
     """
     names: dict[str, object] = {"__name__": "__main__"}
     missing: set[str] = set()
-    printed = ""
+    printed: str | None = ""
+    """By the last block; None where that was left out."""
     for block in blocks:
-        absent = {package for package in block.needs if find_spec(package) is None}
+        absent = {name for name in block.needs if not _is_here(name)}
         missing |= absent
         if absent:
+            printed = None
             continue
         if block.title:
             (folder / block.title).write_text(block.code, encoding="utf-8")
         elif block.mark == "prints":
+            if printed is None:
+                continue
             silent = [line for line in block.code.splitlines() if _flat(line) not in printed]
             assert not silent, f"line {block.line}: not printed: {silent}; but: {printed}"
         elif block.is_run and block.language == "python":
@@ -130,12 +136,27 @@ def _run_commands(block: Block) -> str:
     lines = [line for line in block.code.replace("\\\n", " ").splitlines() if line.strip()]
     for line in lines:
         program, *arguments = shlex.split(line, comments=True)
+        if program == "make":
+            printed += _make(line, arguments)
+            continue
         assert program == "poetmodel", f"line {block.line}: {line}: say why it is not run"
         outcome = invoke(*arguments)
         due = block.status if line == lines[-1] else 0
         assert outcome.status == due, f"line {block.line}: {line}: {outcome.err}"
         printed += f"{outcome.out}\n{outcome.err}\n"
     return printed
+
+
+def _make(line: str, arguments: Sequence[str]) -> str:
+    done = subprocess.run(
+        ["make", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{line}: {done.stderr}"
+    return f"{done.stdout}\n{done.stderr}\n"
+
+
+def _is_here(name: str) -> bool:
+    return shutil.which(name) is not None or (name.isidentifier() and find_spec(name) is not None)
 
 
 def _flat(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from instances import random_costs, random_graph, random_schedule
@@ -54,4 +55,4 @@ def altered(rng: Random, graph: Graph, plan: Plan) -> Plan:
     else:
         most = len(graph.nodes) if lines[k].op == Op.COMPUTE else len(graph.tensors)
         lines[k] = Instruction(lines[k].op, rng.randrange(most) if most else 0)
-    return Plan(program=tuple(lines), mode=plan.mode)
+    return replace(plan, program=tuple(lines), ram_budget_bytes=None)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.plan import Instruction, Op, Plan, check_plan
 from poetmodel.plan.derivation import with_waits_and_frees
+from poetmodel.plan.homes import PlanHomes
 
 if TYPE_CHECKING:
     from random import Random
@@ -21,7 +22,7 @@ def random_plan(
     made = _Random(graph, random, page, drop)
     for k in range(len(graph.nodes)):
         made.compute(k)
-    plan = Plan(program=with_waits_and_frees(graph, made.steps, mode), mode=mode)
+    plan = Plan(program=with_waits_and_frees(PlanHomes.of(graph), made.steps, mode), mode=mode)
     check = check_plan(graph, None, plan)
     assert check.valid, check.violations
     return plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -15,12 +15,16 @@ from poetmodel.device import Costs
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.problem import OWN, Problem
 from poetmodel.schedule import Schedule, Simulation, simulate, verify
+from state_steps import random_step
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
 QUANTITIES = ("energy", "time", "ram", "writes")
+
+
+Pairs = list[tuple[int, int]]
 
 
 class Outcome(NamedTuple):
@@ -69,25 +73,64 @@ def every_schedule(
     """
     n, made_by = len(graph.nodes), graph.node_of
     again = [(t, k) for t in range(n) for k in range(t) if recompute]
-    carried = [(t, i) for t in range(n) for i, k in enumerate(made_by) if k < t]
+    new = graph.replacement_of
+    ends = {w: graph.node_of[new[w]] if w in new else n for w in graph.state_tensors}
+    carried = [
+        (t, i)
+        for t in range(n)
+        for i, k in enumerate(made_by)
+        if k < t <= ends.get(i, n) and i not in new.values()
+    ]
     into = carried if paging else []
     out = [
-        ((), *(((t, i),) for t in range(k, n) if paging)) for i, k in enumerate(made_by)
+        ((), *(((t, i),) for t in range(k, n) if paging and i not in {*ends, *new.values()}))
+        for i, k in enumerate(made_by)
     ]  # each tensor at one stage, or never
     first = tuple((t, t) for t in range(n))
+    homes = [tuple(ends)] if not paging else _every_subset(sorted(ends))
+    for resident in homes:
+        stored = {(t, i) for t, i in carried if i in ends and i not in resident}
+        back = tuple((ends[w], new[w]) for w in new if w not in resident)
+        for found in _every_choice(graph, again, carried, into, out, storage=storage):
+            R, S_RAM, S_AUX, M_in, M_out = found  # noqa: N806 - the relations
+            if {i for _, i in (*S_RAM, *M_in)} & {*resident}:
+                continue
+            yield Schedule(
+                R=first + R,
+                S_RAM=S_RAM,
+                S_AUX=(*S_AUX, *stored),
+                M_in=M_in,
+                M_out=M_out + back,
+                resident=resident,
+            )
+
+
+def _every_choice(
+    graph: Graph,
+    again: Pairs,
+    carried: Pairs,
+    into: Pairs,
+    out: list[tuple[tuple[tuple[int, int], ...], ...]],
+    *,
+    storage: bool,
+) -> Iterator[tuple[tuple[tuple[int, int], ...], ...]]:
+    """Yield recomputations, what is kept, stored, paged in and paged out, state apart."""
+    n, made_by = len(graph.nodes), graph.node_of
+    state = frozenset(graph.state_tensors)
     for computed, kept, read, chosen in itertools.product(
         *map(_every_subset, (again, carried, into)), list(itertools.product(*out))
     ):
         written = tuple(itertools.chain(*chosen))
         held = {(t, i) for t, i in carried if graph.nodes[made_by[i]].on_aux}
         held |= {(t, i) for s, i in written for t in range(s + 1, n)}
-        if not held.difference(kept).issuperset(read):
+        plain = {(t, i) for t, i in read if i not in state}
+        if not held.difference(kept).issuperset(plain) or not set(kept).isdisjoint(read):
             continue
         for listed in _every_subset(sorted(held)) if storage else (tuple(held),):
-            yield Schedule(R=first + computed, S_RAM=kept, S_AUX=listed, M_in=read, M_out=written)
+            yield computed, kept, listed, read, written
 
 
-def _every_subset(pairs: list[tuple[int, int]]) -> list[tuple[tuple[int, int], ...]]:
+def _every_subset(pairs: list[Any]) -> list[tuple[Any, ...]]:
     sizes = range(len(pairs) + 1)
     return [subset for size in sizes for subset in itertools.combinations(pairs, size)]
 
@@ -104,7 +147,8 @@ def outcomes(graph: Graph, costs: Costs, **choices: bool) -> list[Outcome]:
             counts: simulate(graph, costs, schedule, deadline_counts=counts)
             for counts in ("compute", "serial")
         }
-        pages = bool(schedule.M_in or schedule.M_out)
+        at_home = set(schedule.resident) == set(graph.state_tensors)
+        pages = bool(schedule.M_in or schedule.M_out) or not at_home
         found[what] = Outcome(runs, len(schedule.R) > len(graph.nodes), pages)
     return list(found.values())
 
@@ -119,6 +163,7 @@ FAMILIES = {
     "paging": ((3, 3), {"two_outputs": False}, {"recompute": False}),
     "recompute": ((3, 4), {}, {"paging": False}),
     "storage": ((3, 3), {"two_outputs": False}, {"recompute": False, "storage": True}),
+    "state": ((3, 4), {}, {}),
 }
 """By name: nodes, choices of the graph, choices of the search."""
 
@@ -130,7 +175,7 @@ def compare_with_every_relation(family: str, numbers: range) -> None:
     feasible = paid = with_rows = 0
     for number in numbers:
         rng = seeded(f"{family}/{number}")
-        graph = _roomy_graph(rng, n, **of_graph)
+        graph = _training_step(rng, n) if family == "state" else _roomy_graph(rng, n, **of_graph)
         costs = random_costs(rng, graph)
         ways = outcomes(graph, costs, **of_search)
         for minimize in QUANTITIES * 8:
@@ -159,7 +204,8 @@ def _pays(schedule: Schedule) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("family", "count"), [("both", 2), ("paging", 5), ("recompute", 4), ("storage", 2)]
+    ("family", "count"),
+    [("both", 2), ("paging", 5), ("recompute", 4), ("storage", 2), ("state", 3)],
 )
 def test_oracle_equals_trying_every_relation(family: str, count: int) -> None:
     """For small graphs and many limits the oracle finds the value that trying everything finds."""
@@ -168,7 +214,8 @@ def test_oracle_equals_trying_every_relation(family: str, count: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "count"), [("both", 12), ("paging", 40), ("recompute", 40), ("storage", 12)]
+    ("family", "count"),
+    [("both", 12), ("paging", 40), ("recompute", 40), ("storage", 12), ("state", 40)],
 )
 def test_oracle_equals_trying_every_relation_often(family: str, count: int) -> None:
     """The same over some thousand problems more."""
@@ -180,6 +227,16 @@ def _roomy_graph(rng: random.Random, n: tuple[int, int], **choices: bool) -> Gra
     while True:
         graph = random_graph(rng, n, **choices)
         if len(graph.tensors) <= 4 and checkpoint_all_peak_bytes(graph) > floor(graph).bytes:
+            return graph
+
+
+def _training_step(rng: random.Random, n: tuple[int, int]) -> Graph:
+    """Draw steps with state until one can do with less RAM than keep-all takes, and is small."""
+    while True:
+        graph = random_step(rng, n)
+        moved = len(graph.tensors) - len(graph.replacement_of)
+        roomy = checkpoint_all_peak_bytes(graph) > floor(graph).bytes
+        if graph.state_tensors and roomy and moved <= (3 if len(graph.nodes) < 4 else 2):
             return graph
 
 

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import poetmodel as pm
+from commands import training_step, write_graph
 from instances import bench_device, random_instances
 from poetmodel.baselines import METHODS, run
+from poetmodel.device import Costs
 from poetmodel.errors import NoScheduleError
+from poetmodel.graph import Graph
 from poetmodel.planner import make_plan
 from poetmodel.problem import Problem
 from poetmodel.result import (
@@ -208,6 +211,23 @@ def test_results_are_written_and_read_back(tmp_path: Path) -> None:
         assert document.problem.model_dump(exclude_unset=True) == result.to_dict()["problem"]
         assert document.stated == {key: result.to_dict()[key] for key in STATED}
         assert not verify(problem, document.schedule, stated=document.stated).violations
+
+
+@pytest.mark.parametrize(("ram", "resident"), [(1140, [1, 4]), (900, [4]), (600, [])])
+def test_homes_of_state_are_written_and_read_back(
+    ram: int, resident: list[int], tmp_path: Path
+) -> None:
+    """Files of graphs with state list what is in RAM, if only that nothing is; others do not."""
+    write_graph(tmp_path / "step.graph.json", training_step())
+    graph = Graph.load(tmp_path / "step.graph.json")
+    problem = Problem(graph, Costs.estimate(graph, bench_device()), ram=ram)
+    result = solve(problem)
+    assert result.to_dict()["resident"] == resident
+    result.save(tmp_path / "step.schedule.json")
+    read = load_document(tmp_path / "step.schedule.json")
+    assert read.schedule == result.schedule
+    assert verify(problem, read.schedule, stated=read.stated).valid
+    assert "resident" not in solve(skip_problem()).to_dict()
 
 
 def test_the_text_of_a_file_is_its_object(tmp_path: Path) -> None:

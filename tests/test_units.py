@@ -19,6 +19,8 @@ from poetmodel.units import (
     format_joules,
     format_seconds,
     parse_energy,
+    parse_frequency,
+    parse_power,
     parse_size,
     parse_time,
 )
@@ -126,6 +128,16 @@ def test_parse_time_reads_every_unit(text: str | float, time_s: float) -> None:
 def test_parse_energy_reads_every_unit(text: str | float, energy_j: float) -> None:
     """Each unit of energy is the number of joules it says; a bare number is joules."""
     assert parse_energy(text, field="--energy-budget") == energy_j
+
+
+def test_parse_frequency_and_power_read_every_unit() -> None:
+    """Each unit is the number of hertz or watts it says; a bare number is these."""
+    hertz = {"64MHz": 64e6, "1.5GHz": 1.5e9, "32kHz": 32e3, "8Hz": 8.0, 64e6: 64e6}
+    assert {text: parse_frequency(text, field="--clock") for text in hertz} == hertz
+    watts = {"20mW": 0.02, "0.02W": 0.02, "50uW": 5e-5, 0.02: 0.02}
+    assert {text: parse_power(text, field="--power") for text in watts} == watts
+    with pytest.raises(BudgetError, match=r"did you mean 64MHz\?"):
+        parse_frequency("64mhz", field="--clock")
 
 
 @given(st.floats(min_value=1e-9, max_value=1e9))

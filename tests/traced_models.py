@@ -145,6 +145,17 @@ def nested() -> Step:
     return model, functional.mse_loss, (inputs, torch.randn(3, 4))
 
 
+def shared_gradient() -> Step:
+    """Return a step in which two weights have one gradient, in the same memory."""
+    parts = (nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False))
+    return rows(*parts, by=lambda p, x: x + p[0].weight + p[1].weight)
+
+
+def transposed_gradient() -> Step:
+    """Return a step in which the gradient of a weight lies otherwise than the weight."""
+    return rows(nn.Linear(3, 4, bias=False), by=lambda p, x: x + p[0].weight.t())
+
+
 STEPS: dict[str, Callable[[], Step]] = {
     "residual": residual,
     "frozen": frozen,
@@ -185,6 +196,8 @@ STEPS: dict[str, Callable[[], Step]] = {
         nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).eval()
     ),
     "a parameter as it is": lambda: rows(nn.Linear(4, 3), by=lambda p, x: x + p[0].weight),
+    "one gradient for two": shared_gradient,
+    "a transposed gradient": transposed_gradient,
     "a literal tensor": lambda: rows(
         nn.Linear(4, 4), by=lambda p, x: p[0](x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
     ),

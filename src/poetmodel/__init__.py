@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph, Node, Tensor, operation, zoo
     from poetmodel.model import build
-    from poetmodel.plan import Plan, PlanCheck, check_plan
+    from poetmodel.placement import place
+    from poetmodel.plan import Arena, Plan, PlanCheck, check_arena, check_plan
     from poetmodel.planner import verify
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule, Simulation, simulate
-    from poetmodel.solver import solve
+    from poetmodel.solver import fit_arena, solve
 
 __version__ = "0.1.0"
 
@@ -25,16 +26,18 @@ _NAMES = {
     "poetmodel.device": ("Costs", "Device"),
     "poetmodel.graph": ("Graph", "Node", "Tensor", "operation"),
     "poetmodel.model": ("build",),
-    "poetmodel.plan": ("Plan", "PlanCheck", "check_plan"),
+    "poetmodel.placement": ("place",),
+    "poetmodel.plan": ("Arena", "Plan", "PlanCheck", "check_arena", "check_plan"),
     "poetmodel.planner": ("verify",),
     "poetmodel.problem": ("Problem",),
     "poetmodel.result": ("SolveResult",),
     "poetmodel.schedule": ("Schedule", "Simulation", "simulate"),
-    "poetmodel.solver": ("solve",),
+    "poetmodel.solver": ("fit_arena", "solve"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "Arena",
     "Costs",
     "Device",
     "Graph",
@@ -48,8 +51,11 @@ __all__ = [
     "Tensor",
     "__version__",
     "build",
+    "check_arena",
     "check_plan",
+    "fit_arena",
     "operation",
+    "place",
     "simulate",
     "solve",
     "verify",

@@ -12,9 +12,9 @@ from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.problem.totals import in_words
 from poetmodel.schedule.relations import (
     FORMAT,
-    RELATIONS,
     STATED,
     VERSION,
+    WEAR,
     GraphIdentity,
     dump,
 )
@@ -253,9 +253,8 @@ class SolveResult:
         """What the schedule takes of the device's RAM; None without a schedule or a device."""
         if self.simulation is None:
             return None
-        return DeviceRoom.of(
-            self.problem.costs.device, self.problem.graph, self.simulation.peak_ram_bytes
-        )
+        device, graph = self.problem.costs.device, self.problem.graph
+        return DeviceRoom.of(device, graph, self.simulation.peak_use)
 
     def require_schedule(self) -> Schedule:
         """Return the schedule; raise `NoScheduleError` with this result if there is none."""
@@ -285,7 +284,7 @@ class SolveResult:
     def to_dict(self) -> dict[str, Any]:
         """Return the content of a schedule file; without a schedule, figures are None."""
         identity, device = GraphIdentity.of(self.problem.graph), self.problem.costs.device
-        relations = None if self.schedule is None else self.schedule.to_dict()
+        has_state, schedule = bool(self.problem.graph.state_tensors), self.schedule
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -306,7 +305,7 @@ class SolveResult:
             **self._figures(),
             "nodes": list(identity.nodes),
             "tensors": list(identity.tensors),
-            **({} if relations is None else {name: relations[name] for name in RELATIONS}),
+            **({} if schedule is None else schedule.entries(has_state=has_state)),
         }
 
     def save(self, path: str | Path) -> None:
@@ -334,7 +333,17 @@ class SolveResult:
             return self.bound_j
         return min(self.proven_bound, self.problem.objective.measured(self.simulation))
 
-    def _figures(self) -> dict[str, float | None]:
+    def _on_device(self, simulation: Simulation) -> dict[str, Any]:
+        """Return what the schedule takes of the device's RAM, and of the life of its storage."""
+        room, device = self.room, self.problem.costs.device
+        if room is None or device is None:
+            return {}
+        found = room_figures(room)
+        if device.storage is None or device.storage.endurance_cycles is None:
+            return found
+        return found | {key: getattr(simulation, key) for key in WEAR}
+
+    def _figures(self) -> dict[str, Any]:
         simulation = self.simulation
         if simulation is None:
             return dict.fromkeys(STATED)
@@ -346,7 +355,7 @@ class SolveResult:
             "overhead_bound_j": self.overhead_bound_j,
             "gap": self.gap,
             "peak_ram_bytes": simulation.peak_ram_bytes,
-            **({} if self.room is None else room_figures(self.room)),
+            **self._on_device(simulation),
             "compute_s": simulation.compute_s,
             "transfer_s": simulation.transfer_s,
             "makespan_s": simulation.makespan_s,

@@ -17,11 +17,14 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
+from oracle import optimum
 from poetmodel.backends import BackendProgress, Limits, SolverStatus, backend
 from poetmodel.backends.compiler import compile_model, load_values
 from poetmodel.backends.registry import backend_names
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
 from poetmodel.errors import BackendUnavailableError, InputError, UnknownOptionError
+from poetmodel.model import build
+from state_problems import state_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -563,6 +566,21 @@ def test_user_model(solver: Solver) -> None:
     assert [pyo.value(model.x[i]) for i in range(4)][:3] == [1, 0, 1]
     assert (pyo.value(model.own.y), pyo.value(model.fixed), pyo.value(model.unused)) == (-1, 2, 3)
     assert pyo.value(model.cost) == pytest.approx(17.0)
+
+
+def test_training_step(solver: Solver) -> None:
+    """Homes are equations between binaries; what lives on beside them is continuous."""
+    for number in range(4):
+        problem = state_problem(f"conformance/{number}", minimize="energy")
+        best, model = optimum(problem), build(problem)
+        result = solver.solve(compile_model(model), SAFE)
+        if best is None:
+            assert result.status is SolverStatus.INFEASIBLE
+            continue
+        assert result.status is SolverStatus.OPTIMAL
+        assert result.objective is not None
+        above = best.value - problem.objective.baseline
+        assert result.objective * model.objective_unit == pytest.approx(above, abs=1e-6)
 
 
 def test_general_bounds(solver: Solver) -> None:

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from commands import BOARD, training_step, write_graph
 from poetmodel.baselines import run
 from poetmodel.bench import Settings, grid, measurement
 from poetmodel.bench.measurement import measure
+from poetmodel.bench.tables import rows
 from poetmodel.errors import BackendUnavailableError, LicenceError, PoetModelError
 from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from poetmodel.bench.runs import Run
 
 
@@ -61,6 +65,32 @@ def test_start_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [list(pair) for pair in given[0].R] == small["schedule"]["R"]
     measure(_run("dtr", "85%").to_dict(), small["schedule"])
     assert given[1] is None
+
+
+def test_homes_of_state_are_in_the_record_and_in_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The schedule of a record lists what is resident, and starts a solve with it."""
+    path = write_graph(tmp_path / "step.graph.json", training_step())
+    board = tmp_path / "board.toml"
+    board.write_text(BOARD)
+    runs = grid([str(path)], [str(board)], ram=["900", "1140"], methods=["optimal"])
+    small = measure(runs[0].to_dict())
+    assert small["schedule"]["resident"] == [4]
+    assert "resident" not in small["result"]
+    assert small["state"]["resident_bytes"] == 300
+    assert small["state"]["written_back_bytes"] == 200
+    assert rows([small])[0]["state_on_storage_bytes"] == 200
+    given: list[Any] = []
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        given.append(options.get("start"))
+        return run(*arguments, **options)
+
+    monkeypatch.setattr("poetmodel.bench.measurement.run_method", watched)
+    larger = measure(runs[1].to_dict(), small["schedule"])
+    assert given[0].resident == (4,)
+    assert larger["schedule"]["resident"] == [1, 4]
 
 
 def test_what_does_not_apply_is_told_apart_from_what_failed() -> None:

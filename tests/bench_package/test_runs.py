@@ -11,7 +11,7 @@ import pytest
 from commands import BOARD, chain, write_graph
 from poetmodel.bench import Run, Settings, grid
 from poetmodel.errors import InputError
-from poetmodel.graph.catalogue import InputShape
+from poetmodel.graph.catalogue import InputShape, Variant, load_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +81,15 @@ def test_sizes_of_the_input_are_crossed_with_the_rest() -> None:
     assert [graph.batch_size for graph in graphs] == [1, 8, 8]
     assert len({graph.sha256 for graph in graphs}) == 3
     assert len({run.chain for run in runs}) == len({run.key for run in runs}) == 3
-    assert not {"batch", "image", "sequence"} & set(runs[0].to_dict())
+    assert not {"batch", "image", "sequence", "state", "in_place"} & set(runs[0].to_dict())
     for run in runs:
         assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run
+
+
+def test_state_of_a_network_is_part_of_a_run() -> None:
+    """A network with its state in the graph is another problem, and its record says so."""
+    shape = Variant(batch=2, state="sgd", in_place=True, tile="1KiB", train="last-2")
+    (run,) = grid(["mlp"], ["rpi4b"], ram=["70%"], shapes=[shape])
+    assert run.problem().graph == load_model("mlp", shape)
+    assert run.network == "mlp, batch 2, state sgd, in place, tile 1KiB, train last-2"
+    assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run

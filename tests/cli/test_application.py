@@ -28,6 +28,7 @@ COMMANDS = (
     "plan",
     "trace",
     "profile",
+    "export",
     "sweep",
     "report",
     "bench",
@@ -41,6 +42,8 @@ COMMANDS = (
 )
 SLOW = ("bench",)
 """Commands whose example takes long."""
+TRAINED = ("trace", "export")
+"""Commands whose example takes a module with a training step."""
 NEEDS = {"trace": ("torch",), "report": ("jinja2", "plotly"), "bench": ("matplotlib",)}
 """Optional packages without which an example does not run."""
 TRAINING = """\
@@ -153,19 +156,22 @@ def test_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Typed one after the other in an empty folder, the examples all succeed."""
     monkeypatch.chdir(tmp_path)
     for command in COMMANDS:
-        if command not in (*SLOW, "trace") and is_equipped(command):
+        if command not in (*SLOW, *TRAINED) and is_equipped(command):
             for line in examples(command):
                 run_example(line)
 
 
 @pytest.mark.torch
-def test_example_of_trace_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a module that returns a training step, it writes the graph of it."""
+@pytest.mark.parametrize("command", TRAINED)
+def test_example_with_a_training_step_works(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a module that returns a training step, its graph or its C is written."""
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "train.py").write_text(TRAINING)
-    for line in examples("trace"):
+    for line in examples(command):
         run_example(line)
 
 
@@ -213,7 +219,7 @@ def test_failures_have_their_exit_status(
 ) -> None:
     """Each kind of failure ends with its status and its message on stderr, without traceback."""
 
-    def fail(_graph: object) -> None:
+    def fail(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(inspect, "as_dict", fail)
@@ -226,7 +232,7 @@ def test_failures_have_their_exit_status(
 def test_programming_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that nobody raised on purpose comes through, to be reported."""
 
-    def fail(_graph: object) -> None:
+    def fail(*_: object) -> None:
         msg = "a bug"
         raise ZeroDivisionError(msg)
 

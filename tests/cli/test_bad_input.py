@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from commands import BOARD, chain, invoke, node, profile_rows, write_csv, write_graph
+from commands import (
+    BOARD,
+    chain,
+    invoke,
+    node,
+    profile_rows,
+    training_step,
+    write_csv,
+    write_graph,
+)
+from poetmodel.graph import Graph
+from poetmodel.schedule import checkpoint_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,6 +117,115 @@ def test_bad_graph_exits_2_and_names_file_and_field(
     if case != "one node":  # the file is fine then
         fragments += ("bad.graph.json",)
     check(out, ["--graph", path, "--device", board_file], *fragments)
+
+
+def changed_step(**nodes: dict[str, Any]) -> dict[str, Any]:
+    """Return `training_step` with other keys at some nodes; a key of None is left out."""
+    document = training_step()
+    document["nodes"] = [
+        {
+            key: value
+            for key, value in (entry | nodes.get(entry["name"], {})).items()
+            if value is not None
+        }
+        for entry in document["nodes"]
+    ]
+    return document
+
+
+def replaces(*pairs: tuple[str, int]) -> list[dict[str, Any]]:
+    """Return outputs that replace state tensors, with their bytes."""
+    return [{"name": f"{old}+", "bytes": size, "replaces": old} for old, size in pairs]
+
+
+STEPS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "replaced twice": (
+        changed_step(u1={"inputs": ["dw1", "w1", "w2"], "outputs": replaces(("w2", 300))}),
+        ("'u1'", "'w2'", "already"),
+    ),
+    "reader after the replacement": (
+        changed_step(g1={"inputs": ["dr", "r", "w2"]}),
+        ("'g1'", "'w2'", "read after", "last reader"),
+    ),
+    "reader of the replacement": (
+        changed_step(g1={"inputs": ["dr", "r", "w2+"]}),
+        ("'g1'", "'w2+'", "no node may read it in the same step"),
+    ),
+    "bytes that differ": (
+        changed_step(u2={"outputs": replaces(("w2", 299))}),
+        ("'u2'", "differ in bytes", "299", "300"),
+    ),
+    "recomputable update": (
+        changed_step(u2={"recomputable": None}),
+        ("'u2'", "recomputable", "expected false"),
+    ),
+    "in-place pairs that share an input": (
+        changed_step(
+            g1={
+                "output_bytes": None,
+                "outputs": [{"name": "g1", "bytes": 100}, {"name": "g0", "bytes": 100}],
+                "in_place": {"g1": "dr", "g0": "dr"},
+            }
+        ),
+        ("'g1'", "in_place", "takes over 'dr' already"),
+    ),
+    "in place of what is not read": (
+        changed_step(g1={"in_place": {"g1": "x"}}),
+        ("'g1'", "in_place", "'x' is no input"),
+    ),
+    "state with inputs": (
+        changed_step(w2={"inputs": ["r"]}),
+        ("'w2'", "inputs", "reads nothing"),
+    ),
+    "state with flops": (changed_step(w2={"flops": 0}), ("'w2'", "flops", "leave the key out")),
+    "replaces no state": (
+        changed_step(g1={"output_bytes": None, "outputs": replaces(("dr", 100))}),
+        ("'g1'", "'dr'", "no state tensor"),
+    ),
+    "version 1 with keys of version 2": (
+        training_step() | {"version": 1},
+        ("'w1'", "'r'", "'u1'", '"version": 2', "says 1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["inspect", "solve", "verify"])
+@pytest.mark.parametrize("case", STEPS)
+def test_bad_state_exits_2_and_names_node_and_tensor(
+    case: str, command: str, tmp_path: Path, board_file: Path, out: Path
+) -> None:
+    """What a graph with state or operators in place may not say is a sentence of every command."""
+    document, fragments = STEPS[case]
+    path = write_graph(tmp_path / "bad.graph.json", document)
+    if command == "solve":
+        check(out, ["--graph", path, "--device", board_file], "bad.graph.json", *fragments)
+        return
+    schedule = tmp_path / "good.schedule.json"
+    graph = Graph.load(write_graph(tmp_path / "good.graph.json", training_step()))
+    checkpoint_all(graph).save(schedule)
+    words = ["inspect"] if command == "inspect" else ["verify", schedule]
+    outcome = invoke(*words, "--graph", path)
+    assert outcome.status == 2, outcome.err
+    assert outcome.out == ""
+    assert "Traceback" not in outcome.err
+    for fragment in ("error: ", "bad.graph.json", *fragments):
+        assert fragment in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        (["--count-parameters"], ("count_parameters", "'step'", "state")),
+        (["--formulation", "paper"], ("paper", "state", "in-place", "lazy")),
+    ],
+)
+def test_options_that_state_does_not_allow_exit_2(
+    options: list[str], fragments: tuple[str, ...], tmp_path: Path, board_file: Path, out: Path
+) -> None:
+    """State counts in any case, and the formulation of the paper has none."""
+    path = write_graph(tmp_path / "step.graph.json", training_step())
+    board = ["--device", board_file, "--ram", "90%"]
+    check(out, ["--graph", path, *board, *options], *fragments)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,10 @@ def test_networks_are_offered(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *((name, "--device") for name in ("solve", "limits", "verify", "plan", "trace", "profile")),
+        *(
+            (name, "--device")
+            for name in ("solve", "limits", "inspect", "verify", "plan", "trace", "profile")
+        ),
         ("explain", "x.json", "--device"),
         ("profile", "mlp", "--power-from"),
         ("devices",),
@@ -61,7 +64,7 @@ def test_networks_are_offered(words: tuple[str, ...]) -> None:
 def test_devices_are_offered(words: tuple[str, ...]) -> None:
     """Every device is a name of one that comes along."""
     assert offered(words, "") == list(device_names())
-    assert offered(words, "rp") == ["rpi4b"]
+    assert offered(words, "rpi") == ["rpi4b"]
 
 
 @pytest.mark.parametrize(

@@ -119,3 +119,52 @@ def test_sweep_names_the_cells_that_do_not_fit(files: dict[str, Path], tmp_path:
     assert "1 of 1 runs does not fit" in outcome.err
     heads, row = (tmp_path / "sweep" / "cells.csv").read_text().splitlines()
     assert dict(zip(heads.split(","), row.split(","), strict=True))["fits_device"] == "False"
+
+
+def test_gauge_says_what_takes_the_ram_and_whether_the_step_trains(files: dict[str, Path]) -> None:
+    """The kinds add up to the peak and the resident bytes, and table and JSON say what is left."""
+    document = solve(files, "--json").json
+    found = document["device_ram"]
+    kinds = ("state_bytes", "activation_bytes", "gradient_bytes", "workspace_bytes")
+    assert sum(found[kind] for kind in kinds) == document["peak_ram_bytes"]
+    assert found["missing_bytes"] == document["peak_ram_bytes"] - 300 > 0
+    assert (found["free_bytes"], found["trains"]) == (0, False)
+    assert f"{found['missing_bytes']} B missing" in solve(files).out
+    files["board"].write_text(BOARD)
+    found = solve(files, "--json").json["device_ram"]
+    assert found["trains"] is True
+    assert found["free_bytes"] == 1_000_000 - document["peak_ram_bytes"]
+
+
+def test_a_false_gauge_is_found(files: dict[str, Path]) -> None:
+    """The verifier holds every figure of the gauge against the simulation."""
+    document = json.loads(files["schedule"].read_text())
+    gauge = document["device_ram"]
+    for key in gauge:
+        false = not gauge[key] if key == "trains" else gauge[key] + 1
+        changed = document | {"device_ram": gauge | {key: false}}
+        files["schedule"].write_text(json.dumps(changed))
+        told = invoke("verify", files["schedule"], "--graph", files["graph"], "--json")
+        assert told.status == 3
+        assert f"device_ram.{key}: the file says" in told.json["violations"][0]
+
+
+def test_wear_is_told_where_the_board_states_its_endurance(files: dict[str, Path]) -> None:
+    """The steps until the storage is worn: its size times its cycles over what a step writes."""
+    plain = solve(files, "--no-recompute")
+    assert plain.status == 0
+    assert "storage worn" not in plain.out
+    assert "steps_until_worn" not in solve(files, "--json").json
+    lasting = BOARD.replace('"blocking"', '"blocking"\nendurance_cycles = 10')
+    lasting = lasting.replace("aux_bytes = 1_000_000", "aux_bytes = 500")
+    files["board"].write_text(lasting)
+    out = files["schedule"]
+    found = solve(files, "--no-recompute", "--json", "--out", out).json
+    assert found["written_bytes"] > 0
+    assert found["steps_until_worn"] == 500 * 10 / found["written_bytes"]
+    assert "storage worn" in solve(files, "--no-recompute").out
+    told = invoke("verify", out, "--graph", files["graph"], "--json")
+    assert told.status == 0
+    assert told.json["steps_until_worn"] == found["steps_until_worn"]
+    out.write_text(json.dumps(found | {"steps_until_worn": 1.0}))
+    assert invoke("verify", out, "--graph", files["graph"]).status == 3

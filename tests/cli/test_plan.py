@@ -12,7 +12,7 @@ from commands import BOARD, Outcome, invoke
 from poetmodel.cli.plan import save_beside
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
-from poetmodel.plan import Plan, check_plan, decode
+from poetmodel.plan import Arena, Plan, check_arena, check_plan, decode
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.solver import solve
 from worked import skip_problem
@@ -248,3 +248,107 @@ def test_plan_of_a_rejected_schedule_is_not_written(
     assert list(save_beside(result, plan=made, plot=picture)) == [picture]
     assert "was not written: the schedule breaks a rule" in capsys.readouterr().err
     assert (made.exists(), picture.exists()) == (False, True)
+
+
+# -- addresses ---------------------------------------------------------------------------------
+
+
+def test_addresses_are_part_of_the_plan_file(
+    schedule_file: Path, chain_file: Path, tmp_path: Path
+) -> None:
+    """Figures, offsets in the file and in the listing; 'verify' walks them again."""
+    out = tmp_path / "chain.plan.json"
+    done = plan(schedule_file, chain_file, "--arena", "--alignment", 4, "--out", out)
+    assert done.status == 0, done.err
+    assert "arena" in done.out
+    assert "lower bound 304 B, fragmentation 0.00%" in done.out
+    graph, made, arena = Graph.load(chain_file), Plan.load(out), Arena.load(out)
+    assert (arena.bytes, arena.alignment) == (304, 4)
+    assert check_arena(graph, made, arena).violations == ()
+    shown = plan(schedule_file, chain_file, "--arena", "--alignment", 4, "--json").json
+    assert shown == json.loads(out.read_text())
+    listed = plan(schedule_file, chain_file, "--arena", "--alignment", 4, "--format", "text")
+    assert "  arena   304 B, lower bound 304 B" in listed.out
+    assert ", at 0" in listed.out
+    verified = invoke("verify", out, "--graph", chain_file, "--json")
+    assert verified.status == 0, verified.err
+    assert verified.json["arena_bytes"] == 304
+    assert verified.json["arena_fragmentation"] == 0.0
+    damaged = json.loads(out.read_text())
+    damaged["arena"]["offsets"][1][3] = damaged["arena"]["offsets"][0][3]
+    out.write_text(json.dumps(damaged))
+    verified = invoke("verify", out, "--graph", chain_file, "--json")
+    assert verified.status == 3
+    assert any("overlaps" in violation for violation in verified.json["violations"])
+
+
+def test_a_block_above_the_budget_is_an_error(
+    schedule_file: Path, chain_file: Path, tmp_path: Path
+) -> None:
+    """With 256 B as alignment no tensor of the peak leaves room for another."""
+    out = tmp_path / "chain.plan.json"
+    done = plan(schedule_file, chain_file, "--arena", "--alignment", 256, "--out", out)
+    assert done.status == 3
+    assert "B above the 304 B that tensors may use; 'poetmodel solve' with --plan" in done.err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--alignment", 8), "--alignment: is about addresses; give --arena too"),
+        (("--plot-arena", "x.png"), "--plot-arena: is about addresses; give --arena too"),
+        (("--arena", "--alignment", 12), "alignment: expected a power of two, got 12"),
+        (("--arena", "--format", "binary", "--out", "x"), "--format binary: has no addresses"),
+    ],
+)
+def test_options_of_addresses_are_checked(
+    schedule_file: Path, chain_file: Path, arguments: tuple[object, ...], words: str
+) -> None:
+    """What says nothing together is told."""
+    done = plan(schedule_file, chain_file, *arguments)
+    assert done.status == 2
+    assert words in done.err
+
+
+def test_map_of_addresses_is_drawn(schedule_file: Path, chain_file: Path, tmp_path: Path) -> None:
+    """A picture of its own, named in the output."""
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "chain.svg"
+    done = plan(schedule_file, chain_file, "--arena", "--alignment", 4, "--plot-arena", path)
+    assert done.status == 0, done.err
+    assert f"wrote {path}" in done.err
+    assert "copies and workspaces in 304 B" in path.read_text()
+    assert plan(schedule_file, chain_file, "--arena", "--plot-arena", tmp_path / "x").status == 2
+
+
+def test_solve_finds_a_schedule_whose_addresses_fit(
+    chain_file: Path, board_file: Path, tmp_path: Path
+) -> None:
+    """Four tensors of 100 B and 4 B more are above 404 B in multiples of 16 B; three fit."""
+    out, made = tmp_path / "chain.json", tmp_path / "chain.plan.json"
+    given = ("--graph", chain_file, "--device", board_file, "--ram", "404B")
+    done = invoke("solve", *given, "--out", out, "--plan", made, "--arena")
+    assert done.status == 0, done.err
+    assert "Addresses" in done.out
+    arena = Arena.load(made)
+    assert arena.bytes <= 404
+    assert json.loads(out.read_text())["problem"]["ram_budget_bytes"] == 404
+    for path in (out, made):
+        assert invoke("verify", path, "--graph", chain_file).status == 0
+    none = invoke("solve", *given, "--arena")
+    assert none.status == 2
+    assert "--arena: addresses are part of a plan; give --plan FILE too" in none.err
+
+
+def test_solve_says_that_no_addresses_fit(
+    chain_file: Path, board_file: Path, tmp_path: Path
+) -> None:
+    """Its tensors fit in 304 B, but not in multiples of 16 B."""
+    path = tmp_path / "chain.plan.json"
+    given = ("--graph", chain_file, "--device", board_file, "--ram", "304B", "--no-recompute")
+    done = invoke("solve", *given, "--plan", path, "--arena")
+    assert done.status == 3, (done.out, done.err)
+    assert "infeasible: no addresses fit the 304 B that tensors may use" in done.err
+    assert done.err.count("the minimum RAM is 352 B") == 1
+    assert not path.exists()

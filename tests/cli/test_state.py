@@ -1,25 +1,23 @@
-"""The command line with a graph of version 2: shown, and refused where nothing schedules it."""
+"""The command line with a graph of version 2."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import invoke
+from commands import invoke, training_step, write_graph
+from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, operation
-from poetmodel.plan import Plan
-from poetmodel.schedule import GraphIdentity, checkpoint_all
+from poetmodel.plan import check_plan
+from poetmodel.planner import make_plan
+from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all
 from state_steps import state, update
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
-
-REFUSED = (
-    "state tensors and in-place operators: those of graph 'step' are simulated, but no method "
-    "schedules them yet"
-)
 
 
 @pytest.fixture
@@ -54,43 +52,179 @@ def test_inspect_shows_state(path: Path) -> None:
     assert "state 800 B 1 tensors, 1 updated" in out
 
 
-@pytest.mark.parametrize("command", ["solve", "limits"])
-def test_methods_are_refused_in_a_sentence(command: str, path: Path) -> None:
-    """Nothing is solved, and the status is that of bad input."""
-    outcome = invoke(command, "--graph", path, "--device", "mkr1000", "--ram", "90%")
-    assert outcome.status == 2, outcome.err
-    assert REFUSED in outcome.err
-    assert "Traceback" not in outcome.err
-    assert outcome.out == ""
-
-
-def test_sweep_refuses_them_too(path: Path, tmp_path: Path) -> None:
-    """A run that cannot be stated is no result."""
-    out = tmp_path / "runs.jsonl"
-    outcome = invoke("sweep", path, "--devices", "mkr1000", "--ram", "90%", "--out", out)
-    assert outcome.status == 2, outcome.err
-    assert REFUSED in outcome.err
-
-
 @pytest.mark.parametrize("command", ["verify", "plan", "explain", "report"])
-def test_schedules_of_such_graphs_are_refused(
+def test_schedules_of_such_graphs_are_taken(
     command: str, step: Graph, path: Path, tmp_path: Path
 ) -> None:
-    """A schedule that the library simulates is not verified, planned, explained or reported."""
+    """A schedule with all state in RAM is verified, planned, explained and reported."""
     file = tmp_path / "step.schedule.json"
     checkpoint_all(step).save(file)
     out = ("--out", tmp_path / "report.html") if command == "report" else ()
     outcome = invoke(command, file, "--graph", path, "--device", "mkr1000", *out)
-    assert outcome.status == 2, outcome.err
-    assert REFUSED in outcome.err
-    assert "Traceback" not in outcome.err
+    assert outcome.status == 0, outcome.err
 
 
-def test_plans_of_such_graphs_are_refused(step: Graph, path: Path, tmp_path: Path) -> None:
-    """A program for one is not checked."""
+def test_plans_of_such_graphs_are_verified(step: Graph, path: Path, tmp_path: Path) -> None:
+    """A program with all state in RAM is valid; without the last free it is not."""
+    costs = Costs.estimate(step, Device.load("mkr1000"))
+    made = make_plan(step, costs, checkpoint_all(step), mode="blocking")
     file = tmp_path / "step.plan.json"
-    plan = Plan(program=(), mode="blocking", identity=GraphIdentity.of(step))  # type: ignore[arg-type]
-    file.write_text(json.dumps(plan.to_dict()))
+    made.save(file, check_plan(step, costs, made))
     outcome = invoke("verify", file, "--graph", path, "--device", "mkr1000")
-    assert outcome.status == 2, outcome.err
-    assert REFUSED in outcome.err
+    assert outcome.status == 0, outcome.err
+    replace(made, program=made.program[:-1]).save(file)
+    outcome = invoke("verify", file, "--graph", path, "--device", "mkr1000")
+    assert outcome.status == 3, outcome.err
+    assert "tensor 'y' is still in RAM at the end" in outcome.out
+
+
+# -- what commands say of a schedule with state in both homes ----------------------------------
+
+
+@pytest.fixture
+def solved(tmp_path: Path, board_file: Path) -> Callable[..., tuple[Path, Path]]:
+    """Return a maker of the schedule of a training step in so much RAM, and its graph file."""
+
+    def solve(ram: int) -> tuple[Path, Path]:
+        graph = write_graph(tmp_path / "train.graph.json", training_step())
+        file = tmp_path / f"{ram}.schedule.json"
+        arguments = ("--device", board_file, "--ram", ram, "--out", file)
+        assert invoke("solve", "--graph", graph, *arguments).status == 0
+        return file, graph
+
+    return solve
+
+
+def words(text: str) -> str:
+    """Return a text with single spaces."""
+    return " ".join(text.split())
+
+
+def test_solve_and_verify_say_where_state_is(
+    solved: Callable[..., tuple[Path, Path]], board_file: Path
+) -> None:
+    """How much is resident, how much on storage, and what that reads and writes each step."""
+    file, graph = solved(900)
+    outcome = invoke("solve", "--graph", graph, "--device", board_file, "--ram", 900)
+    out = words(outcome.out)
+    assert "resident state 300 B 1 of 2 tensors in RAM throughout" in out
+    assert "state on storage 200 B 1 tensor: 400 B read, 200 B written back a step" in out
+    verified = invoke("verify", file, "--graph", graph)
+    assert "state on storage 200 B 1 tensor: 400 B read" in words(verified.out)
+    assert invoke("verify", file, "--graph", graph, "--json").json["state"] == {
+        "tensors": 2,
+        "resident": 1,
+        "resident_bytes": 300,
+        "on_storage_bytes": 200,
+        "read_bytes": 400,
+        "written_back_bytes": 200,
+    }
+
+
+def test_explain_prices_homes_and_tells_what_is_in_place(
+    solved: Callable[..., tuple[Path, Path]],
+) -> None:
+    """State on storage costs its reads, the first one too, and its write-back."""
+    file, graph = solved(900)
+    found = invoke("explain", file, "--graph", graph, "--json").json
+    tensors = {entry["tensor"]: entry for entry in found["tensors"]}
+    assert tensors["w2"]["fate"] == "resident"
+    assert (tensors["w1"]["fate"], tensors["w1"]["paged_in"]) == ("on storage", [1, 12])
+    assert tensors["w1"]["paged_out"] == [12]
+    assert tensors["w1"]["energy_j"] == pytest.approx(3 * (0.001 + 200 / 100000))
+    assert (tensors["w1+"]["fate"], tensors["w1+"]["energy_j"]) == ("replacement", 0)
+    assert found["in_place"] == {"uses": 2, "possible": 2, "saved_at_peak_bytes": 0}
+    decisions = {entry["tensor"]: entry for entry in found["decisions"]}
+    (home,) = decisions["w1"]["alternatives"]
+    assert home["without"] == "a home on storage"
+    assert home["exact"]
+    assert home["becomes"] in (None, "resident")
+    out = words(invoke("explain", file, "--graph", graph).out)
+    assert "in place 2 of 2 outputs 2 times" in out
+    one = words(invoke("explain", file, "w1", "--graph", graph).out)
+    assert "decision on storage read in stages 1, 12; written back in stage 12" in one
+    one = words(invoke("explain", file, "w2", "--graph", graph).out)
+    assert "without a home in RAM" in one
+    one = words(invoke("explain", file, "w1+", "--graph", graph).out)
+    assert "in place always in the memory of w1" in one
+    one = words(invoke("explain", file, "r", "--graph", graph).out)
+    assert "in place stage 3 in the memory of h" in one
+
+
+def test_diff_names_the_homes_that_differ(solved: Callable[..., tuple[Path, Path]]) -> None:
+    """Less RAM moves w1 to storage; replacements are no differences of their own."""
+    less, graph = solved(700)
+    more, _ = solved(900)
+    found = invoke("diff", more, less, "--graph", graph, "--json").json
+    homes = {
+        entry["tensor"]: (entry["a"]["fate"], entry["b"]["fate"]) for entry in found["changed"]
+    }
+    assert homes["w2"] == ("resident", "on storage")
+    assert not {"w1+", "w2+", "w1"} & set(homes)
+    first, second = (entry["state"] for entry in found["schedules"])
+    assert (first["resident_bytes"], second["resident_bytes"]) == (300, 0)
+    out = words(invoke("diff", more, less, "--graph", graph).out)
+    assert "resident state 300 B 0 B -300 B" in out
+
+
+def test_least_ram_is_that_in_which_the_network_trains(
+    solved: Callable[..., tuple[Path, Path]], board_file: Path
+) -> None:
+    """The floor has no state resident; without paging all of it is, and other limits are said."""
+    _, graph = solved(1140)
+    board = ("--graph", graph, "--device", board_file)
+    out = words(invoke("solve", *board, "--minimize", "ram").out)
+    assert "minimized ram 600 B the least RAM in which this network trains at all" in out
+    out = words(invoke("solve", *board, "--minimize", "ram", "--no-paging").out)
+    assert "minimized ram 940 B the least RAM in which this network trains within" in out
+    found = invoke("limits", *board, "--json").json
+    assert found["floor_bytes"] == 600
+    least = {name: limit["value"] for name, limit in found["ram"].items()}
+    assert least == {"keep_all": 1140, "recompute": 940, "page": 600, "both": 600}
+    assert invoke("limits", *board, "--no-paging", "--json").json["floor_bytes"] == 940
+
+
+def test_plan_tells_what_is_read_and_written_back(step: Graph, path: Path, tmp_path: Path) -> None:
+    """State on storage is a row of the table, and named where it moves in the listing."""
+    file, coded = tmp_path / "step.schedule.json", tmp_path / "step.plan"
+    Schedule(
+        R=tuple((t, t) for t in range(4)),
+        S_RAM=((1, 0), (2, 0), (2, 1), (3, 1), (3, 2)),
+        S_AUX=((2, 1), (3, 1)),
+        M_out=((3, 3),),
+        identity=GraphIdentity.of(step),
+    ).save(file)
+    given = (file, "--graph", path, "--device", "mkr1000")
+    outcome = invoke("plan", *given, "--format", "binary", "--out", coded)
+    assert outcome.status == 0, outcome.err
+    words = " ".join(outcome.out.split())
+    assert "state 800 B 1 tensor of 800 B on storage, 1 first reads" in words
+    text = " ".join(invoke("plan", *given, "--format", "text").out.split())
+    for words in (
+        "read w from storage, 800 B in",
+        "y in place of x",
+        "page out w+ writes w back, 800 B in",
+    ):
+        assert words in text
+    assert invoke("verify", coded, "--graph", path, "--device", "mkr1000").status == 0
+
+
+def test_too_little_ram_is_explained(
+    solved: Callable[..., tuple[Path, Path]], board_file: Path
+) -> None:
+    """What would do is said: RAM, paging, storage; and that a gradient could be in parts."""
+    _, graph = solved(1140)
+    board = ("solve", "--graph", graph, "--device", board_file)
+    below = invoke(*board, "--ram", 599)
+    assert below.status == 3
+    assert "'u2' needs for w2 (300 B), dw2 (300 B)" in below.err
+    assert "feasible from 600 bytes of RAM" in below.err
+    assert "holds the whole gradient of a parameter" in below.err
+    resident = invoke(*board, "--ram", 900, "--no-paging")
+    assert resident.status == 3
+    assert "all state (500 B), which without paging stays in RAM" in resident.err
+    assert "feasible with paging" in resident.err
+    small = invoke(*board, "--ram", 700, "--aux", 100)
+    assert small.status == 3
+    assert "the storage of 100 B together" in small.err
+    assert "of storage" in small.err.split("hint: ", 1)[1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from poetmodel.cli.summary import treatment
 from poetmodel.graph import Graph, Node, Tensor, operation
-from poetmodel.schedule import Schedule, checkpoint_all
+from poetmodel.schedule import Schedule, checkpoint_all, simulate
+from state_steps import state
 
 
 def graph() -> Graph:
@@ -30,11 +31,10 @@ def graph() -> Graph:
     )
 
 
-def told(
-    schedule: Schedule, written_bytes: int = 0, read_bytes: int = 0
-) -> dict[str | None, tuple[str, str]]:
+def told(schedule: Schedule, of: Graph | None = None) -> dict[str | None, tuple[str, str]]:
     """Return the rows about what a schedule does, by name."""
-    facts = treatment(graph(), schedule, written_bytes=written_bytes, read_bytes=read_bytes)
+    known = of or graph()
+    facts = treatment(known, schedule, simulate(known, None, schedule))
     return {fact.name: (fact.text, fact.note) for fact in facts}
 
 
@@ -58,10 +58,30 @@ def test_paged_and_recomputed_tensors_are_not_kept() -> None:
         M_out=((0, 0),),
         M_in=((2, 0), (3, 0)),
     )
-    found = told(schedule, written_bytes=10, read_bytes=20)
+    found = told(schedule)
     assert found["recomputed"] == ("once", "7 B of outputs")
     assert found["paged out"] == ("once", "10 B written")
     assert found["paged in"] == ("2 times", "20 B read")
     kept, size = found["kept"]
     assert kept == "1 tensor"
     assert size.startswith("5 B that stay in RAM")
+
+
+def test_state_is_told_by_its_home_and_is_not_kept() -> None:
+    """One tensor of 8 B is resident, one of 5 B on storage and read once; `x` alone is kept."""
+    step = Graph(
+        name="step",
+        nodes=(
+            state("w", 8),
+            state("v", 5),
+            operation("x", output_bytes=3, inputs=("w", "v")),
+            operation("y", output_bytes=1, inputs=("x",)),
+        ),
+    )
+    schedule = Schedule(R=tuple((t, t) for t in range(4)), S_RAM=((2, 1), (3, 2)), resident=(0,))
+    found = told(schedule, step)
+    assert found["resident state"] == ("8 B", "1 of 2 tensors in RAM throughout")
+    note = "1 tensor: 5 B read, 0 B written back a step"
+    assert found["state on storage"] == ("5 B", note)
+    assert found["paged in"] == ("once", "5 B read")
+    assert found["kept"][0] == "1 tensor"

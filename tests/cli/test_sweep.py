@@ -54,6 +54,14 @@ def test_batch_sizes_are_swept(tmp_path: Path) -> None:
     assert len(done.json["pareto"]) == 2
 
 
+def test_networks_are_swept_with_their_state(tmp_path: Path) -> None:
+    """A network with its state in the graph is named so in the table."""
+    arguments = ("--state", "sgd", "--devices", "rpi4b", "--ram", "100%", "--methods", "resident")
+    done = invoke("sweep", "mlp", *arguments, "--out", tmp_path / "sweep", "--json")
+    assert done.status == 0, done.err
+    assert [row["model"] for row in done.json["cells"]] == ["mlp, state sgd"]
+
+
 def test_faults_are_said_before_anything_runs(tmp_path: Path) -> None:
     """Unknown names, endings and empty lists end with status 2 and leave no folder."""
     out = tmp_path / "sweep"

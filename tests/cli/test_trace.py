@@ -66,6 +66,32 @@ def test_trace_writes_graph_and_profile(user: Path) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "moments"), [("sgd", 0), ("momentum", 1), ("adam", 3), ("adamw", 3)]
+)
+def test_trace_with_an_optimizer(user: Path, name: str, moments: int) -> None:
+    """The graph has the state of PyTorch's optimizer, and one update for each parameter."""
+    outcome = invoke(
+        "trace", "user_train.py:step", "--optimizer", name, "--out", "g.json", "--device", "rpi4b"
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    graph = Graph.load(user / "g.json")
+    assert graph.version == 2
+    assert len(graph.state_tensors) == 4 * (1 + moments)
+    assert len([node for node in graph.nodes if node.phase == "update"]) == 4
+    Costs.load(user / "g.profile.csv").table(graph)
+
+
+@pytest.mark.torch
+def test_trace_refuses_other_optimizers(user: Path) -> None:
+    """The message names those that there are."""
+    outcome = invoke("trace", "user_train.py:step", "--optimizer", "rmsprop")
+    assert outcome.status == 2
+    assert "'sgd', 'momentum', 'adam', 'adamw'" in outcome.err
+    assert not list(user.glob("*.json"))
+
+
+@pytest.mark.torch
 def test_trace_writes_the_profile_beside_the_graph(user: Path) -> None:
     """One option is enough for both files, and `solve` takes them."""
     outcome = invoke("trace", "user_train.py:step", "--out", "net.graph.json", "--repeats", "1")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from commands import BOARD, Outcome, chain, invoke, write_graph
+from commands import BOARD, Outcome, chain, invoke, training_step, write_graph
 from poetmodel.graph import Graph
 from poetmodel.schedule import checkpoint_all
 
@@ -277,3 +277,120 @@ def test_missing_inputs_exit_2(options: tuple[str, ...], fragment: str, tmp_path
     outcome = invoke("verify", path, *options)
     assert (outcome.status, outcome.out) == (2, "")
     assert fragment in outcome.err
+
+
+# -- state -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def verify_step(tmp_path: Path, board_file: Path) -> Callable[..., Outcome]:
+    """Return the command on a training step with w1 in RAM and w2 on storage, with keys changed.
+
+    Tensors are x w1 h r w2 y g2 dw2 dr w2+ g1 dw1 w1+; u2 replaces w2 in stage 9.
+    """
+    path = write_graph(tmp_path / "step.graph.json", training_step())
+    graph = Graph.load(path)
+    document = checkpoint_all(graph).to_dict()
+    document["resident"] = [1]
+    document["S_RAM"] += [[t, 4] for t in range(5, 10)]
+    document["S_AUX"] += [[t, 4] for t in range(5, 10)]
+    document["M_out"] = [[9, 9]]
+
+    def run(*options: object, **keys: Any) -> Outcome:
+        file = tmp_path / "step.schedule.json"
+        file.write_text(json.dumps(document | keys))
+        return invoke("verify", file, "--graph", path, "--device", board_file, *options)
+
+    run.document = document  # type: ignore[attr-defined]
+    return run
+
+
+def test_step_with_state_in_both_homes_is_valid(verify_step: Callable[..., Outcome]) -> None:
+    """First read and write-back of w2 are its only transfers; its home takes storage."""
+    found = verify_step("--json").json
+    assert found["valid"] is True
+    assert (found["read_bytes"], found["written_bytes"], found["aux_used_bytes"]) == (300,) * 3
+    assert found["transfer_s"] == pytest.approx(2 * (0.001 + 300 / 100000))
+    assert found["peak_ram_bytes"] == 1140
+
+
+@pytest.mark.parametrize(
+    ("change", "fragments"),
+    [
+        ({"resident": []}, ("'w1+' must be paged out where it is made", "'w1'")),
+        ({"resident": [1, 4]}, ("S_RAM[5,4]: tensor 'w2' is resident", "M_out[9,9]: tensor 'w2+'")),
+        ({"resident": [0, 1]}, ("resident[0]: tensor 'x' is no state tensor",)),
+        ({"resident": [1, 9]}, ("resident[9]: tensor 'w2+' is no state tensor",)),
+        ({"resident": [1, 77]}, ("resident[77]: the graph has no such tensor",)),
+        ({"M_out": []}, ("'w2+' must be paged out where it is made", "replaces tensor 'w2'")),
+        ({"M_out": [[9, 9], [5, 4]]}, ("M_out[5,4]: tensor 'w2' is state, which is never paged",)),
+        (
+            {"M_out": [[9, 9], [10, 9]]},
+            ("M_out[10,9]: tensor 'w2+' is paged out where it is made",),
+        ),
+        ({"M_out": [[9, 9], [12, 12]]}, ("'w1+' replaces tensor 'w1', which is resident",)),
+        ({"+S_RAM": [[5, 1]]}, ("S_RAM[5,1]: tensor 'w1' is resident",)),
+        ({"+S_RAM": [[10, 4]]}, ("S_RAM[10,4]: tensor 'w2' is state which stage 9 has replaced",)),
+        ({"+S_RAM": [[10, 9]]}, ("S_RAM[10,9]: tensor 'w2+' replaces tensor 'w2'",)),
+        ({"-S_RAM": [[7, 4], [8, 4]]}, ("'dr' needs 'w2' in RAM",)),
+        ({"M_in": [[2, 1]]}, ("M_in[2,1]: tensor 'w1' is resident",)),
+        ({"M_in": [[7, 4]]}, ("M_in[7,4]: tensor 'w2' is in RAM already",)),
+        ({"M_in": [[11, 4]]}, ("M_in[11,4]: tensor 'w2' is state which stage 9 has replaced",)),
+        ({"+S_AUX": [[11, 4]]}, ("S_AUX[11,4]: tensor 'w2' is state which stage 9 has replaced",)),
+        ({"+R": [[10, 8]]}, ("R[10,8]: node 'dr' reads tensor 'w2', which stage 9 has replaced",)),
+        ({"+R": [[10, 9]]}, ("R[10,9]: node 'u2' must not be computed again",)),
+        ({"+R": [[6, 4]]}, ("R[6,4]: node 'w2' must not be computed again",)),
+    ],
+    ids=json.dumps,
+)
+def test_what_state_does_not_allow_is_named_and_exits_3(
+    change: dict[str, Any], fragments: tuple[str, ...], verify_step: Callable[..., Outcome]
+) -> None:
+    """Each rule of state, broken by entries that are changed, added or left out."""
+    document = verify_step.document  # type: ignore[attr-defined]
+    keys = {}
+    for key, pairs in change.items():
+        name = key.lstrip("+-")
+        given = document[name]
+        keys[name] = pairs if name == key else [*given, *pairs]
+        if key.startswith("-"):
+            keys[name] = [pair for pair in given if pair not in pairs]
+    outcome = verify_step(**keys)
+    assert outcome.status == 3, outcome.out
+    for fragment in fragments:
+        assert fragment in outcome.out
+
+
+def test_state_on_memory_mapped_storage_is_read_where_it_lies(
+    verify_step: Callable[..., Outcome], board_file: Path
+) -> None:
+    """It is in no relation of RAM, takes none, and costs its write-back alone."""
+    board_file.write_text(
+        board_file.read_text().replace(
+            'mode = "blocking"', 'mode = "blocking"\nmemory_mapped = true'
+        )
+    )
+    document = verify_step.document  # type: ignore[attr-defined]
+    listed = verify_step()
+    assert listed.status == 3
+    assert "S_RAM[5,4]: tensor 'w2' is state on memory-mapped storage" in listed.out
+    kept = [[t, i] for t, i in document["S_RAM"] if i != 4]
+    read = verify_step(S_RAM=kept, M_in=[[8, 4]])
+    assert read.status == 3
+    assert "M_in[8,4]: tensor 'w2' is state on memory-mapped storage" in read.out
+    good = verify_step(S_RAM=kept)
+    assert good.status == 0
+    out = " ".join(good.out.split())
+    assert "state on storage 300 B 1 tensor: read where it lies, 300 B written back a step" in out
+    found = verify_step("--json", S_RAM=kept).json
+    assert (found["read_bytes"], found["written_bytes"], found["peak_ram_bytes"]) == (0, 300, 840)
+
+
+@pytest.mark.parametrize("entry", [["w2"], [[1, 2]], [-1], [1.5], "w2", None])
+def test_list_of_resident_state_that_is_none_exits_2(
+    entry: object, verify_step: Callable[..., Outcome]
+) -> None:
+    """Positions of tensors are expected."""
+    outcome = verify_step(resident=entry)
+    assert outcome.status == 2
+    assert "resident" in outcome.err

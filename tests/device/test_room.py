@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 
+from instances import seeded
 from poetmodel.device import Device
-from poetmodel.device.room import DeviceRoom, room_figures
-from poetmodel.graph import Graph, operation
+from poetmodel.device.room import (
+    DeviceRoom,
+    RamUse,
+    floor_use,
+    gauge,
+    keep_all_use,
+    room_figures,
+)
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
+from state_steps import random_step
 
 GRAPH = Graph(
     name="pair",
@@ -36,6 +45,7 @@ def test_peak_and_resident_bytes_count_together(
         "resident_bytes": resident,
         "device_ram_bytes": ram,
         "fits_device": fits,
+        "device_ram": None,
     }
 
 
@@ -66,3 +76,41 @@ def test_graph_and_device_give_the_figures() -> None:
     assert (found.peak_bytes, found.resident_bytes) == (12, 5)
     assert DeviceRoom.of(None, graph, 12) is None
     assert set(room_figures(None).values()) == {None}
+
+
+def test_gauge_counts_resident_bytes_with_their_kind() -> None:
+    """Gradients that are resident are gradients, the other kinds are state, and all count."""
+    device = replace(Device.load("paper-m4"), ram_bytes=100)
+    graph = replace(GRAPH, resident_bytes={"parameters": 50, "gradients": 30, "optimizer": 7})
+    use = RamUse(activation_bytes=9, gradient_bytes=1, workspace_bytes=2)
+    assert gauge(DeviceRoom.of(device, graph, use)) == {
+        "ram_bytes": 100,
+        "state_bytes": 57,
+        "activation_bytes": 9,
+        "gradient_bytes": 31,
+        "workspace_bytes": 2,
+        "free_bytes": 1,
+        "missing_bytes": 0,
+        "trains": True,
+    }
+    found = gauge(DeviceRoom.of(replace(device, ram_bytes=98), graph, use))
+    assert found is not None
+    assert (found["free_bytes"], found["missing_bytes"], found["trains"]) == (0, 1, False)
+
+
+def test_there_is_no_gauge_without_a_device_or_where_only_the_peak_is_known() -> None:
+    """A plan has a peak alone: what takes it is not claimed."""
+    assert gauge(None) is None
+    assert gauge(DeviceRoom.of(Device.load("paper-m4"), GRAPH, 12)) is None
+
+
+def test_keep_all_and_floor_are_split_without_rest() -> None:
+    """For random training steps the kinds together are the peak, and the floor of each storage."""
+    for seed in range(300):
+        graph = random_step(seeded(f"room/{seed}"), (3, 9))
+        assert keep_all_use(graph).total_bytes == checkpoint_all_peak_bytes(graph)
+        for mapped in (False, True):
+            use = floor_use(graph, memory_mapped=mapped)
+            assert use.total_bytes == floor(graph, memory_mapped=mapped).bytes
+            assert min(astuple(use)) >= 0
+            assert not (mapped and use.state_bytes)

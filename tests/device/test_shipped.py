@@ -18,6 +18,21 @@ TABLE_2 = {"mkr1000": 2**15, "nrf52840": 2**18, "rpi4b": 2**31, "jetson-tx2": 2*
 PAPER = {"paper-m0": 2**15, "paper-m4": 2**18, "paper-a72": 2**31, "paper-a72-nocache": 2**31}
 """RAM of the boards whose constants the POET authors published [B]."""
 
+BOARDS = {
+    "esp32s3": 512 * 2**10,
+    "esp32s3-flash": 512 * 2**10,
+    "imxrt1062": 2**20,
+    "imxrt1062-flash": 2**20,
+    "nano33ble": 2**18,
+    "rp2350": 520 * 2**10,
+    "stm32f746": 320 * 2**10,
+    "stm32h743": 2**20,
+}
+"""RAM of the boards whose figures come from data sheets [B]."""
+
+OURS = sorted(TABLE_2.keys() | BOARDS.keys())
+"""The boards with figures that hold together."""
+
 FIGURES = re.compile(r"^(\w+) = ", re.MULTILINE)
 
 # A dense layer of the published code with float32 elements: 1000 elements out, 2 MFLOP.
@@ -26,9 +41,9 @@ SIZE_BYTES = 4_000
 LAYER = Graph(name="layer", nodes=(operation("fc", output_bytes=SIZE_BYTES, flops=FLOPS),))
 
 
-def test_shipped_devices_are_those_of_the_paper() -> None:
-    """The four boards of table 2, and the published constants of three of them (two for one)."""
-    assert set(device_names()) == TABLE_2.keys() | PAPER.keys()
+def test_shipped_devices_are_those_of_the_paper_and_of_data_sheets() -> None:
+    """The boards of table 2, the published constants of three of them, and current boards."""
+    assert set(device_names()) == TABLE_2.keys() | PAPER.keys() | BOARDS.keys()
 
 
 @pytest.mark.parametrize("name", sorted(TABLE_2 | PAPER))
@@ -41,7 +56,35 @@ def test_memory_is_that_of_the_paper(name: str) -> None:
     assert device.key == name
 
 
-@pytest.mark.parametrize("name", sorted(TABLE_2 | PAPER))
+@pytest.mark.parametrize("name", sorted(BOARDS))
+def test_memory_is_that_of_the_data_sheet(name: str) -> None:
+    """RAM is what the data sheet says, and storage has a size that can be worn."""
+    device = load_device(name)
+    assert device.ram_bytes == BOARDS[name]
+    assert device.aux_bytes
+
+
+def test_state_is_read_where_it_lies_on_flash_and_psram() -> None:
+    """Boards with flash or PSRAM behind their address bus are memory-mapped, SD cards are not."""
+    mapped = {name for name in device_names() if load_device(name).is_memory_mapped}
+    assert mapped == BOARDS.keys() - {"imxrt1062", "stm32h743"}
+
+
+def test_flash_wears_and_what_it_wears_by_is_stated() -> None:
+    """Every board with flash states its cycles and its erase block; a block a step wears it."""
+    for name in BOARDS:
+        device = load_device(name)
+        worn = device.steps_until_worn([(1, 1)])
+        if not device.is_memory_mapped or name == "esp32s3":
+            assert worn is None
+            continue
+        assert device.storage is not None
+        assert device.aux_bytes is not None
+        assert device.storage.endurance_cycles in (10_000, 100_000)
+        assert worn == device.aux_bytes * device.storage.endurance_cycles / 4096
+
+
+@pytest.mark.parametrize("name", device_names())
 def test_every_figure_has_a_source(name: str) -> None:
     """The source text of a device speaks of every figure in its file."""
     source = load_device(name).source
@@ -53,17 +96,17 @@ def test_every_figure_has_a_source(name: str) -> None:
         assert table in source
 
 
-@pytest.mark.parametrize("name", sorted(TABLE_2))
+@pytest.mark.parametrize("name", OURS)
 def test_our_own_devices_raise_no_eyebrow(name: str) -> None:
-    """The figures of the four boards hold together."""
+    """The figures of all boards hold together."""
     assert sanity_warnings(load_device(name)) == ()
 
 
-def test_only_the_tx2_pages_beside_computing() -> None:
-    """The TX2 has DMA; the others wait for their SD card."""
+def test_some_boards_page_beside_computing() -> None:
+    """Three boards have DMA to their storage; the others wait for theirs."""
     modes = {name: load_device(name).storage for name in device_names()}
     with_dma = {name for name, storage in modes.items() if storage and storage.mode == "dma"}
-    assert with_dma == {"jetson-tx2"}
+    assert with_dma == {"esp32s3", "jetson-tx2", "stm32h743"}
     assert {storage.mode for storage in modes.values() if storage} == set(StorageMode)
 
 

@@ -17,7 +17,7 @@ SLOW = {"how-to/sweep.md"}
 """Pages that start processes of their own, again and again."""
 COMMAND = re.compile(r"^\s*(?:\$ )?poetmodel [^\[]+$", re.MULTILINE)
 """A line that calls the program; one with brackets only shows what can be given."""
-MARK = re.compile(r"not run: \w.{8,}|needs: \w[\w, ]*|exits with [1-6]|prints")
+MARK = re.compile(r"not run: \w.{8,}|needs: \w[-\w, ]*|exits with [1-6]|prints")
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:

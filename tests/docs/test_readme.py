@@ -99,3 +99,26 @@ def test_ci_calls_the_readme_command() -> None:
     """What runs on a clean clone is what the README says, to the letter."""
     command = code_blocks("sh")[1].strip()
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_whole_training_step_takes_what_the_page_says() -> None:
+    """The command with state proves its gap within the budget, with the figures of the page."""
+    from poetmodel.graph import checkpoint_all_peak_bytes
+    from poetmodel.graph.zoo import resnet8
+
+    command = re.search(r"poetmodel (solve resnet8 .*)", code_blocks("sh")[2])
+    assert command is not None
+    done = subprocess.run(
+        [sys.executable, "-m", "poetmodel", *command[1].split(), "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    printed = json.loads(done.stdout)
+    assert printed["status"] == "optimal"
+    said = re.search(r"trains in (\d+) KiB .* takes (\d+) KiB, for ([\d.]+) % more", README)
+    assert said is not None
+    assert printed["peak_ram_bytes"] <= int(said[1]) * 2**10 < printed["device_ram"]["ram_bytes"]
+    graph = resnet8(state="sgd", in_place=True, tile="32KiB")
+    assert int(said[2]) == round(checkpoint_all_peak_bytes(graph) / 2**10)
+    assert float(said[3]) == round(100 * printed["overhead_j"] / printed["baseline_energy_j"], 1)

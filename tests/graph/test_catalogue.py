@@ -14,7 +14,9 @@ from poetmodel.errors import GraphError
 from poetmodel.graph import zoo
 from poetmodel.graph.catalogue import (
     InputShape,
+    Variant,
     describe_model,
+    find_model,
     load_model,
     model_names,
     model_path,
@@ -125,3 +127,51 @@ def test_sizes_of_an_input_are_said_in_two_ways() -> None:
     assert InputShape().label("mlp") == "mlp"
     assert InputShape(batch=8, image=96).options == ("--batch", "8", "--image", "96")
     assert describe_model("resnet18-cifar") == "ResNet-18 on CIFAR-10, 32 x 32"
+
+
+def test_state_of_a_step_is_said_in_two_ways() -> None:
+    """Labels and options say what of its state a network has, and what else it was made with."""
+    made = Variant(batch=8, state="sgd", in_place=True, tile="32KiB", train="fc*")
+    assert made.label("mlp") == "mlp, batch 8, state sgd, in place, tile 32KiB, train fc*"
+    assert made.options == (
+        *("--batch", "8", "--state", "sgd", "--in-place", "--tile", "32KiB"),
+        *("--train", "fc*"),
+    )
+    assert Variant().given == InputShape().given == {}
+
+
+def test_model_is_made_with_its_state() -> None:
+    """The graph is that of the zoo's function with these arguments."""
+    made = load_model("resnet8", Variant(state="adam", in_place=True, tile="32KiB", train="last-2"))
+    assert made == zoo.resnet8(state="adam", in_place=True, tile="32KiB", train="last-2")
+    assert load_model("mlp", Variant(batch=2, in_place=True)) == zoo.mlp(
+        batch_size=2, in_place=True
+    )
+
+
+@pytest.mark.parametrize("shape", [Variant(state="momentum"), Variant(state="sgd", in_place=True)])
+def test_model_with_state_is_found_by_its_fingerprint(shape: Variant) -> None:
+    """A file that names a network need not say that its state is in the graph."""
+    graph = load_model("mlp", shape)
+    assert find_model("mlp", graph.sha256) == (graph, shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (Variant(tile="1KiB"), "model 'mlp', --tile 1KiB: --tile: '1KiB' is for a step with state"),
+        (Variant(state="sgd", train="last-4"), "--train: expected last-1 to last-3, got 'last-4'"),
+        (Variant(state="sgd", tile="7 apples"), "--tile: "),
+    ],
+)
+def test_faults_of_a_state_name_the_options(shape: Variant, message: str) -> None:
+    """What the zoo refuses is said with the names of the options."""
+    with pytest.raises(GraphError) as caught:
+        load_model("mlp", shape)
+    assert message in str(caught.value)
+
+
+def test_published_graphs_take_no_state() -> None:
+    """Those are as they were published."""
+    with pytest.raises(GraphError, match="--state sgd: the published graphs"):
+        load_model("paper/linear", Variant(state="sgd"))

@@ -24,10 +24,6 @@ from poetmodel.graph import (
 )
 from poetmodel.graph.conversion import from_networkx, to_networkx
 from poetmodel.graph.io import canonical_json, graph_from_dict, graph_to_dict
-from poetmodel.plan import Plan, check_plan
-from poetmodel.planner import make_plan
-from poetmodel.problem import Problem
-from poetmodel.schedule import Schedule
 from state_steps import random_step, state, update
 
 if TYPE_CHECKING:
@@ -80,6 +76,13 @@ def test_graph_knows_its_state() -> None:
     assert graph.state_bytes == 8
     assert not graph.nodes[1].recomputable
     assert graph.made_bytes == (10, 8, 6, 8, 0)
+
+
+def test_state_is_read_until_it_is_replaced() -> None:
+    """What reads state runs in no stage after its replacement; all else in any."""
+    graph = step(operation("z", output_bytes=4, inputs=("y",)))
+    assert graph.last_stages == (5, 4, 4, 5, 4, 5)
+    assert [graph.last_page_in(i) for i in range(len(graph.tensors))] == [5, 4, 5, 5, 5, 5]
 
 
 def test_graph_without_state_is_of_version_1() -> None:
@@ -312,7 +315,7 @@ def test_version_1_has_no_key_of_version_2() -> None:
     ]
 
 
-# -- costs, and what takes no state yet --------------------------------------------------------
+# -- costs -------------------------------------------------------------------------------------
 
 
 def test_state_has_no_compute_costs() -> None:
@@ -330,21 +333,3 @@ def test_state_has_no_compute_costs() -> None:
     dear = Costs.from_arrays(graph, compute_time_s=[1] * 5, compute_energy_j=[2] * 5)
     with pytest.raises(CostError, match="compute costs for 'w' of graph 'step', which holds state"):
         dear.table(graph)
-
-
-def test_methods_refuse_state_and_pairs() -> None:
-    """A problem, a plan and a check of a plan say that no method schedules them yet."""
-    graph = step()
-    costs = Costs.from_arrays(graph, compute_time_s=[0] * 5, compute_energy_j=[0] * 5)
-    refused = pytest.raises(
-        GraphError,
-        match="state tensors and in-place operators: those of graph 'step' are simulated, but no "
-        "method schedules them yet",
-    )
-    with refused:
-        Problem(graph, costs, ram=100)
-    with refused:
-        make_plan(graph, costs, Schedule(R=()), mode="blocking")
-    plan = Plan(program=(), mode="blocking", identity=None)  # type: ignore[arg-type]
-    with refused:
-        check_plan(graph, costs, plan)

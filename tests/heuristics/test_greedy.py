@@ -10,7 +10,7 @@ from instances import random_instances
 from oracle import optimum
 from poetmodel.device import Costs, Device
 from poetmodel.errors import TimeLimitError
-from poetmodel.graph import floor
+from poetmodel.graph import Graph, floor, operation
 from poetmodel.graph.catalogue import load_model
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.problem import Problem
@@ -18,6 +18,8 @@ from poetmodel.result import Status
 from poetmodel.schedule import checkpoint_all, verify
 from poetmodel.solver import solve
 from poetmodel.time_limit import time_limit
+from state_problems import random_state_problems
+from state_steps import state, update
 from worked import skip_graph, skip_problem
 
 if TYPE_CHECKING:
@@ -182,3 +184,69 @@ def test_solve_goes_on_without_a_greedy_schedule(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("poetmodel.solver.facade.construct", give_up)
     assert solve(skip_problem()).status == Status.OPTIMAL
+
+
+def test_schedules_with_state_are_valid_and_no_better_than_the_best() -> None:
+    """Homes, in-place operators, all objectives and limits: 60 problems against ``compact``."""
+    feasible = found = 0
+    for problem in random_state_problems(60, (3, 7), seed=55):
+        best = solve(problem, formulation="compact", gap=0.0)
+        schedule = construct(problem)
+        feasible += best.schedule is not None
+        if schedule is not None:
+            assert best.schedule is not None
+            assert value(problem, schedule) >= value(problem, best.schedule) - 1e-9
+            found += 1
+    assert found >= 0.95 * feasible > 40
+
+
+@pytest.mark.parametrize("at_floor", [True, False])
+def test_with_state_and_paging_one_is_always_found(at_floor: bool) -> None:
+    """Any budget from the floor on will do, which is what a step needs with state on storage."""
+    free = {"paging": True, "aux_bytes": None, "deadline": None}
+    for problem in random_state_problems(150, (3, 20), seed=56, at_floor=at_floor, **free):
+        for schedule in (construct(problem), page_everything(problem)):
+            assert schedule is not None
+            value(problem, schedule)
+
+
+def test_without_paging_all_state_stays_in_ram() -> None:
+    """Nothing has a home on storage that may not be used."""
+    found = 0
+    for problem in random_state_problems(60, (3, 8), seed=57, paging=False, minimize="energy"):
+        schedule = construct(problem)
+        if schedule is not None and problem.graph.state_tensors:
+            assert schedule.resident == problem.graph.state_tensors
+            found += 1
+    assert found > 10
+
+
+def test_what_reads_state_is_computed_again_before_that_is_replaced() -> None:
+    """`a` leaves RAM for the workspace of `b`, and is made again in the stage that replaces `w`.
+
+    At its next need, `d`, that would be too late.
+    """
+    graph = Graph(
+        name="in time",
+        nodes=(
+            operation("c", output_bytes=1, phase="input"),
+            state("w", 1),
+            operation("a", output_bytes=10, inputs=("c", "w")),
+            operation("b", output_bytes=1, inputs=("c",), workspace_bytes=10),
+            update("u", "b", w=1),
+            operation("d", output_bytes=1, inputs=("a",)),
+        ),
+    )
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[1, 0, 1, 1, 1, 1],
+        compute_energy_j=[1, 0, 1, 1, 1, 1],
+        page_in=[(9, 9)] * len(graph.tensors),
+        page_out=[(9, 9)] * len(graph.tensors),
+    )
+    problem = Problem(graph, costs, ram=14)
+    schedule = construct(problem)
+    assert schedule is not None
+    assert [(t, k) for t, k in schedule.R if k < t] == [(4, 2)]
+    assert not schedule.M_in
+    assert value(problem, schedule) == 6.0

@@ -12,11 +12,13 @@ from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import load_model
 from poetmodel.heuristics.greedy import construct
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch, NeighbourhoodParams
-from poetmodel.heuristics.partial_schedule import restorations_of
 from poetmodel.heuristics.penalties import WORST
 from poetmodel.heuristics.repair import RepairParams
+from poetmodel.heuristics.restorations import restorations_of
 from poetmodel.problem import Problem, Quantity
+from poetmodel.solver import solve
 from poetmodel.solver.outcome import verify_schedule
+from state_problems import random_state_problems
 from worked import skip_problem
 
 
@@ -128,3 +130,23 @@ def test_a_search_may_be_of_other_parameters() -> None:
     assert not schedule.M_in
     with pytest.raises(InputError, match="most_destroyed: expected at least 1, got 0"):
         NeighbourhoodParams(most_destroyed=0)
+
+
+def test_with_state_it_finds_nearly_all_optima() -> None:
+    """Which state has its home where, with all objectives and limits: 60 problems."""
+    feasible = optimal = 0
+    for problem in random_state_problems(60, (3, 7), seed=97):
+        best = solve(problem, formulation="compact", gap=0.0).schedule
+        search = searched(problem, 25)
+        schedule = search.schedule()
+        if best is None:
+            assert schedule is None
+            continue
+        feasible += 1
+        if schedule is not None:
+            least, found = (verify_schedule(problem, each) for each in (best, schedule))
+            assert not found.violations
+            assert search.best.value == pytest.approx(found.value, abs=1e-9)
+            assert found.value >= least.value - 1e-9
+            optimal += found.value <= least.value + 1e-9
+    assert optimal >= 0.9 * feasible > 36

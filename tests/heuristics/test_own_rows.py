@@ -15,11 +15,13 @@ from poetmodel.graph import Graph, operation
 from poetmodel.heuristics.greedy import construct
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.own_rows import OwnRows
-from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
+from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective, price
+from poetmodel.heuristics.restorations import Restoration
 from poetmodel.problem import Problem
 from poetmodel.schedule import simulate
 from poetmodel.solver.outcome import verify_schedule
+from state_problems import random_state_problems
 
 if TYPE_CHECKING:
     from poetmodel.schedule import Simulation
@@ -143,3 +145,29 @@ def test_greedy_and_search_return_only_what_keeps_all_rows_and_mostly_the_best()
         best += problem.objective.measured(candidate.simulation) <= least.value + 1e-9
     assert found >= 0.9 * feasible
     assert best >= 0.8 * found
+
+
+@pytest.mark.parametrize("wanted", ["home", "away", "read", "rewarded"])
+def test_rows_on_homes_of_state_are_kept(wanted: str) -> None:
+    """State that must stay in RAM, or must not, or is read twice, or is paid for being there."""
+    found = 0
+    for problem in random_state_problems(40, (4, 8), seed=98, aux_bytes=None, deadline=None):
+        state = problem.graph.state_tensors
+        if not state:
+            continue
+        rules: dict[str, Any] = {
+            "home": lambda v, one=state[-1]: v.resident[one] >= 1,
+            "away": lambda v, all_of=state: sum(v.resident[i] for i in all_of) <= len(all_of) // 2,
+            "read": lambda v, one=state[0]: v.page_ins[one] >= 2,
+        }
+        if wanted == "rewarded":
+            stated = problem.minimizing(
+                lambda v, all_of=state: v.energy_j - 3 * sum(v.resident[i] for i in all_of)
+            )
+        else:
+            stated = problem.subject_to(row=rules[wanted])
+        schedule = construct(stated)
+        if schedule is not None:
+            assert not verify_schedule(stated, schedule).violations
+            found += 1
+    assert found > (5 if wanted == "read" else 10)

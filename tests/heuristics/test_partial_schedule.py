@@ -13,8 +13,12 @@ from instances import random_costs, random_graph, random_instances, random_sched
 from oracle import optimum
 from poetmodel.device import Costs
 from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile
-from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
+from poetmodel.heuristics.partial_schedule import PartialSchedule
+from poetmodel.heuristics.restorations import Restoration
+from poetmodel.problem import Problem
 from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, simulate
+from state_problems import state_costs
+from state_steps import random_state_schedule, random_step
 from worked import skip_graph
 
 if TYPE_CHECKING:
@@ -43,11 +47,12 @@ def random_restorations(rng: random.Random, graph: Graph, chance: float) -> list
     return rng.sample(again + pages, len(again) + len(pages))
 
 
-def highest(partial: PartialSchedule) -> list[int]:
+def highest(partial: PartialSchedule, simulation: Simulation | None = None) -> list[int]:
     """Return the highest RAM use of every stage as the simulator counts it."""
-    curve = simulate(partial.graph, None, partial.schedule()).curve
+    if simulation is None:
+        simulation = simulate(partial.graph, None, partial.schedule())
     found: dict[int, int] = defaultdict(int)
-    for point in curve:
+    for point in simulation.curve:
         found[point.stage] = max(found[point.stage], point.ram_bytes)
     return [found[t] for t in range(len(partial.graph.nodes))]
 
@@ -90,7 +95,7 @@ def test_any_restorations_keep_the_rules_and_ram_is_that_of_the_simulator(chance
         assert not simulation.violations
         assert partial.peaks().tolist() == highest(partial)
         assert partial.peaks().max() == simulation.peak_ram_bytes
-        assert partial.written_bytes == simulation.aux_used_bytes
+        assert partial.aux_used_bytes == simulation.aux_used_bytes
         assert partial.fits(simulation.peak_ram_bytes)
         assert not partial.fits(simulation.peak_ram_bytes - 1)
 
@@ -103,7 +108,7 @@ def test_changes_can_be_taken_back() -> None:
         restorations = random_restorations(rng, graph, 0.3)
         half = len(restorations) // 2
         partial = PartialSchedule(graph, restorations[:half])
-        before = (partial.restorations(), partial.row_bytes.copy(), partial.written_bytes)
+        before = (partial.restorations(), partial.row_bytes.copy(), partial.aux_used_bytes)
         peaks = partial.peaks()
         mark = partial.mark()
         for restoration in restorations[half:]:
@@ -114,7 +119,7 @@ def test_changes_can_be_taken_back() -> None:
         partial.undo(mark)
         assert partial.restorations() == before[0]
         assert np.array_equal(partial.row_bytes, before[1])
-        assert partial.written_bytes == before[2]
+        assert partial.aux_used_bytes == before[2]
         assert np.array_equal(partial.peaks(), peaks)
 
 
@@ -165,7 +170,11 @@ def needed(graph: Graph, schedule: Schedule) -> Schedule:
 
 def check_no_worse(graph: Graph, before: Schedule, after: Schedule) -> None:
     """Check validity, every sum, and the RAM of every step."""
-    old, new = run(graph, before), run(graph, after)
+    check_simulations(run(graph, before), run(graph, after))
+
+
+def check_simulations(old: Simulation, new: Simulation) -> None:
+    """Do that with two simulations."""
     assert old.valid
     assert new.valid, new.violations
     for name in (
@@ -293,3 +302,101 @@ def test_the_identity_of_the_graph_stays() -> None:
     graph = skip_graph()
     identity = GraphIdentity.of(graph)
     assert needed(graph, replace(LEAN, identity=identity)).identity == identity
+
+
+def random_state_restorations(rng: random.Random, problem: Problem) -> list[Restoration]:
+    """Draw homes on storage, then recomputations and page-ins of anything that state allows."""
+    graph, last, chance = problem.graph, problem.graph.last_stages, rng.choice((0.05, 0.2, 0.5))
+    n = len(graph.nodes)
+    again = [
+        Restoration(t, k, recompute=True)
+        for k, node in enumerate(graph.nodes)
+        for t in range(k + 1, last[k] + 1)
+        if node.recomputable and rng.random() < chance
+    ]
+    away = [i for i in graph.state_tensors if rng.random() < 0.6]
+    unread = {*graph.state_tensors, *graph.replacement_of.values()}.difference(
+        () if problem.reads_in_place else away
+    )
+    pages = [
+        Restoration(t, i, recompute=False)
+        for i, k in enumerate(graph.node_of)
+        for t in range(k + 1, (last[k] + 1) if graph.nodes[k].is_state else n)
+        if i not in unread and rng.random() < chance
+    ]
+    homes = [Restoration.storage_home(graph, i) for i in away]
+    return homes + rng.sample(again + pages, len(again) + len(pages))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_with_state_ram_is_that_of_the_simulator(mapped: bool) -> None:
+    """Homes, in-place operators and restorations at random, added, removed and taken back."""
+    for number in range(150):
+        rng = seeded(f"partial/state/{mapped}/{number}")
+        graph = random_step(rng, (3, 12), max_bytes=50)
+        costs = state_costs(rng, graph, mapped=mapped)
+        problem = Problem(graph, costs, ram=1)
+        partial = PartialSchedule(graph, working=problem.working_graph)
+
+        def check(partial: PartialSchedule) -> None:
+            simulation = simulate(graph, costs, partial.schedule())  # noqa: B023 - called at once
+            assert not simulation.violations
+            assert partial.peaks().tolist() == highest(partial, simulation)
+            assert partial.aux_used_bytes == simulation.aux_used_bytes
+
+        assert partial.schedule() == checkpoint_all(graph)
+        check(partial)
+        restorations = random_state_restorations(rng, problem)
+        for restoration in restorations:
+            partial.add(restoration)
+        check(partial)
+        before, mark = (partial.restorations(), partial.peaks().tolist()), partial.mark()
+        for restoration in rng.sample(restorations, len(restorations) // 2):
+            if restoration in partial:
+                partial.remove(restoration)
+        check(partial)
+        again = PartialSchedule(graph, partial.restorations(), working=problem.working_graph)
+        assert again.schedule() == partial.schedule()
+        check(again)
+        partial.undo(mark)
+        assert (partial.restorations(), partial.peaks().tolist()) == before
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_schedules_with_state_get_no_worse(mapped: bool) -> None:
+    """Homes stay; energy, times, writes, storage and the RAM of each step do not rise."""
+    shorter = 0
+    for number in range(300):
+        rng = seeded(f"needed/state/{mapped}/{number}")
+        graph = random_step(rng, (3, 10))
+        schedule = random_state_schedule(rng, graph, mapped=mapped)
+        if schedule is None:
+            continue
+        costs = state_costs(rng, graph, mapped=mapped)
+        working = Problem(graph, costs, ram=1).working_graph
+        lean = PartialSchedule.of(graph, schedule, working=working).schedule()
+        old, new = (simulate(graph, costs, each) for each in (schedule, lean))
+        check_simulations(old, new)
+        assert lean.resident == schedule.resident
+        assert PartialSchedule.of(graph, lean, working=working).schedule() == lean
+        shorter += old.energy_j != new.energy_j
+    assert shorter > 50
+
+
+def test_state_that_comes_home_is_no_longer_paged_in() -> None:
+    """Without its home on storage, nothing pages it in; both come back together."""
+    for number in range(20):
+        graph = random_step(seeded(f"home/{number}"), (5, 10))
+        paged = [
+            Restoration(need, i, recompute=False)
+            for i in graph.state_tensors
+            for need in graph.users_of[i]
+        ]
+        homes = [Restoration.storage_home(graph, i) for i in graph.state_tensors]
+        partial = PartialSchedule(graph, [*homes, *paged])
+        before, mark = partial.restorations(), partial.mark()
+        for home in homes:
+            partial.remove(home)
+        assert partial.schedule() == checkpoint_all(graph)
+        partial.undo(mark)
+        assert partial.restorations() == before

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from instances import random_instances, seeded
-from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
+from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective, price
+from poetmodel.heuristics.restorations import Restoration
 from poetmodel.problem import Quantity, weighted
 from poetmodel.schedule import verify
 from poetmodel.solver.outcome import verify_schedule

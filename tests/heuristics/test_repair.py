@@ -10,9 +10,10 @@ import pytest
 from instances import random_instances, seeded
 from poetmodel.errors import InputError
 from poetmodel.graph import floor
-from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
+from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective, price
 from poetmodel.heuristics.repair import Repair, RepairParams
+from poetmodel.heuristics.restorations import Restoration
 from poetmodel.solver.outcome import verify_schedule
 from worked import skip_problem
 

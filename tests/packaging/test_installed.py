@@ -46,6 +46,19 @@ def test_shipped_files_are_those_of_the_project(kind: str) -> None:
         assert (found / path).read_bytes() == (ROOT / kind / path).read_bytes()
 
 
+def test_sources_in_c_are_those_of_the_project() -> None:
+    """Every file that an exported folder is made of is there, byte for byte."""
+    found = Path(poetmodel.__file__).parent / "export" / "c"
+    there = ROOT / "src" / "poetmodel" / "export" / "c"
+    expected = sorted(path.relative_to(there) for path in there.rglob("*") if path.is_file())
+    assert {path.suffix for path in expected} >= {"", ".c", ".h", ".ld"}
+    assert sorted(path.relative_to(found) for path in found.rglob("*.*")) == [
+        path for path in expected if path.suffix
+    ]
+    for path in expected:
+        assert (found / path).read_bytes() == (there / path).read_bytes()
+
+
 def test_every_model_and_device_loads() -> None:
     """Each name in the lists can be used."""
     assert {load_model(name).name for name in model_names()} == set(model_names())

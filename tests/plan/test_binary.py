@@ -15,9 +15,17 @@ from plan_words import FOLLOWS, altered, plan, random_plan
 from poetmodel.errors import PlanError
 from poetmodel.graph.catalogue import load_model
 from poetmodel.plan import check_plan, decode, encode
-from poetmodel.plan.binary import HAS_BUDGET, HAS_DEVICE, LITERAL, MAGIC, is_coded
+from poetmodel.plan.binary import (
+    HAS_BUDGET,
+    HAS_DEVICE,
+    LITERAL,
+    MAGIC,
+    MEMORY_MAPPED,
+    is_coded,
+)
 from poetmodel.planner import make_plan
 from poetmodel.schedule import GraphIdentity
+from state_plans import KEPT, PAGED, random_state_plan, step
 from worked import skip_graph
 
 FLAGS = len(MAGIC) + 1
@@ -42,6 +50,52 @@ def test_bytes_are_as_the_page_says() -> None:
     )
     head = MAGIC + bytes([1, 1 | HAS_BUDGET | HAS_DEVICE]) + bytes.fromhex(graph.sha256)[:8]
     assert data == sealed(head + bytes([len(body)]) + body)
+
+
+def test_homes_are_stored_as_bits() -> None:
+    """State on storage, with its first reads as page-ins; resident state takes its bit alone."""
+    graph = step()
+    data = encode(graph, plan(PAGED, "blocking", resident=()))
+    records = (6, 2, 6, 0, 1, 4, 12, 0)  # read w, page w in, read v, page out what u made
+    head = MAGIC + bytes([2, 0]) + bytes.fromhex(graph.sha256)[:8]
+    assert data == sealed(head + bytes([9, 0b00, *records]))
+    kept = plan(KEPT, "blocking", resident=(1, 3))
+    assert encode(graph, kept) == sealed(head + bytes([1, 0b11]))
+    mapped = plan(f"{KEPT} o5 f5", "blocking", resident=(3,), memory_mapped=True)
+    coded = encode(graph, mapped)
+    assert coded[FLAGS] == MEMORY_MAPPED
+    assert coded[len(MAGIC) + 11] == 0b10
+    for case in (kept, mapped):
+        assert decode(graph, encode(graph, case)) == case
+
+
+@pytest.mark.parametrize("mode", ["blocking", "dma"])
+def test_plans_with_state_come_back(mode: str) -> None:
+    """Plans of the planner without their frees, other valid programs in the literal form."""
+    literal = 0
+    for seed in range(60):
+        rng = seeded(f"binary/state/{mode}/{seed}")
+        graph, _, made = random_state_plan(rng, mode)
+        data = encode(graph, made)
+        assert mode == "blocking" or not data[FLAGS] & LITERAL
+        assert decode(graph, data) == made
+        for _ in range(6):
+            case = altered(rng, graph, made)
+            if check_plan(graph, None, case).valid:
+                data = encode(graph, case)
+                assert decode(graph, data) == case
+                literal += bool(data[FLAGS] & LITERAL)
+    assert literal > 20
+
+
+def test_homes_that_are_cut_off_or_false_are_told() -> None:
+    """A body without its bits, and a plan that calls something resident that is no state."""
+    graph = step()
+    head = MAGIC + bytes([2, 0]) + bytes.fromhex(graph.sha256)[:8]
+    with pytest.raises(PlanError, match="ends before the homes of state"):
+        decode(graph, sealed(head + bytes([0])))
+    with pytest.raises(PlanError, match="lists tensors as resident that are no state"):
+        encode(graph, plan(KEPT, "blocking", resident=(0, 1, 3)))
 
 
 def test_recomputations_in_a_row_are_expected() -> None:
@@ -126,7 +180,8 @@ def test_no_bytes_bring_the_reader_down(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (4, 2, "has version 2; this poetmodel reads version 1"),
+        (4, 3, "has version 3; this poetmodel reads versions 1 and 2"),
+        (5, 16, "unknown flags: 0x10"),
         (5, 0x80, "unknown flags: 0x80"),
         (14, 5, "says that 5 bytes follow, and 4 do"),
         (15, 5 * 5, "more first computations than the graph has nodes"),

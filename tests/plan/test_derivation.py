@@ -9,8 +9,11 @@ from plan_words import plan
 from poetmodel.device import StorageMode
 from poetmodel.plan import Op
 from poetmodel.plan.derivation import explicit_steps, with_waits_and_frees
+from poetmodel.plan.homes import PlanHomes
 from poetmodel.planner.sequence import moves_of
 from worked import skip_graph
+
+SKIP = PlanHomes.of(skip_graph())
 
 
 @pytest.mark.parametrize(
@@ -51,15 +54,13 @@ from worked import skip_graph
 )
 def test_programs_are_completed_by_the_rules(steps: str, expected: str) -> None:
     """Waits and frees of a DMA program come where the docstring says."""
-    found = with_waits_and_frees(skip_graph(), plan(steps).program, StorageMode.DMA)
+    found = with_waits_and_frees(SKIP, plan(steps).program, StorageMode.DMA)
     assert found == plan(expected).program
 
 
 def test_blocking_programs_have_no_waits() -> None:
     """Where transfers hold the core, waits are left out and frees stay."""
-    found = with_waits_and_frees(
-        skip_graph(), plan("c0 o0 c1 c2 w0 i0 c3").program, StorageMode.BLOCKING
-    )
+    found = with_waits_and_frees(SKIP, plan("c0 o0 c1 c2 w0 i0 c3").program, StorageMode.BLOCKING)
     assert found == plan("c0 o0 c1 f0 c2 f1 i0 c3 f0 f2 f3").program
 
 
@@ -69,24 +70,24 @@ def test_a_completed_program_comes_apart_again(mode: StorageMode) -> None:
     for number in range(60):
         rng = seeded(f"derivation/{number}")
         graph = random_graph(rng, (3, 7))
-        whole = with_waits_and_frees(graph, moves_of(graph, random_schedule(rng, graph)), mode)
-        steps = explicit_steps(graph, whole, mode)
+        homes = PlanHomes.of(graph)
+        whole = with_waits_and_frees(homes, moves_of(homes, random_schedule(rng, graph)), mode)
+        steps = explicit_steps(homes, whole, mode)
         assert steps is not None
         assert not any(op == Op.FREE for op, _ in steps)
-        assert with_waits_and_frees(graph, steps, mode) == whole
+        assert with_waits_and_frees(homes, steps, mode) == whole
 
 
 def test_explicit_steps_keep_the_waits_that_do_not_follow() -> None:
     """A wait later than the last use stays; one right after it is derived."""
-    graph = skip_graph()
     late = plan("c0 o0 c1 c2 w0 i0 c3").program
     early = plan("c0 o0 c1 w0 c2 i0 c3").program
     for steps, bare in ((late, late), (early, plan("c0 o0 c1 c2 i0 c3").program)):
-        whole = with_waits_and_frees(graph, steps, StorageMode.DMA)
-        assert explicit_steps(graph, whole, StorageMode.DMA) == bare
+        whole = with_waits_and_frees(SKIP, steps, StorageMode.DMA)
+        assert explicit_steps(SKIP, whole, StorageMode.DMA) == bare
 
 
 def test_programs_that_free_elsewhere_do_not_come_apart() -> None:
     """A tensor kept longer than it is used cannot be told from the steps."""
     wasteful = plan("c0 c1 c2 c3 f1 f0 f2 f3").program
-    assert explicit_steps(skip_graph(), wasteful, StorageMode.DMA) is None
+    assert explicit_steps(SKIP, wasteful, StorageMode.DMA) is None

@@ -14,6 +14,7 @@ from poetmodel.plan.io import load_document, parse_document
 from poetmodel.plan.program import STATED
 from poetmodel.schedule import GraphIdentity
 from poetmodel.schedule.relations import dump
+from state_plans import step
 from worked import even_costs, skip_graph
 
 if TYPE_CHECKING:
@@ -75,6 +76,18 @@ def test_saved_plan_is_loaded_again(tmp_path: Path) -> None:
     assert set(load_document(path).stated.values()) == {None}
 
 
+def test_homes_are_saved_in_version_2(tmp_path: Path) -> None:
+    """The file lists what is resident, none too, and says where storage is memory-mapped."""
+    path = tmp_path / "step.plan.json"
+    for keys in ({"resident": ()}, {"resident": (3, 1)}, {"resident": (1,), "memory_mapped": True}):
+        case = plan("c0", "blocking", identity=GraphIdentity.of(step()), **keys)
+        found = case.to_dict()
+        assert (found["version"], found["resident"]) == (2, sorted(keys["resident"]))
+        assert found.get("memory_mapped") == keys.get("memory_mapped")
+        case.save(path)
+        assert Plan.load(path) == case
+
+
 def test_plan_without_graph_is_not_saved(tmp_path: Path) -> None:
     """A file must name its graph."""
     with pytest.raises(PlanError, match="names no graph"):
@@ -87,8 +100,12 @@ def test_plan_without_graph_is_not_saved(tmp_path: Path) -> None:
         ({"makespan": 1.0}, "makespan: unknown key; accepted are the keys of a plan file"),
         ({"nodes": ...}, "nodes: missing"),
         ({"format": "poetmodel-schedule"}, "format: expected 'poetmodel-plan'"),
-        ({"version": 2}, "version: expected 1, got 2"),
-        ({"version": True}, "version: expected 1"),
+        ({"version": 3}, "version: expected 1 or 2, got 3"),
+        ({"version": 2}, "resident: a file of version 2 lists the state whose home is RAM"),
+        ({"resident": []}, "one of version 1 does not"),
+        ({"version": 2, "resident": [4]}, "resident[0]: expected the number of one of the 4"),
+        ({"memory_mapped": True}, "memory_mapped: expected in a file of version 2 only"),
+        ({"version": True}, "version: expected 1 or 2"),
         ({"mode": "fast"}, "mode: expected 'blocking' or 'dma', got 'fast'"),
         ({"ram_budget_bytes": 0}, "ram_budget_bytes"),
         ({"stall_s": "none"}, "stall_s"),

@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from plan_words import PAGED, plan
+from poetmodel.graph import Graph, operation
+from poetmodel.placement import place
 from poetmodel.plan import check_plan
 from poetmodel.plan.listing import plan_listing
+from state_steps import state, update
 from worked import even_costs, skip_graph
+
+
+def pair_step() -> Graph:
+    """Return x, w, y = f(x, w) in place of x, v, w+ = u(w, y)."""
+    return Graph(
+        name="step",
+        nodes=(
+            operation("x", output_bytes=10),
+            state("w", 8),
+            operation("y", output_bytes=6, inputs=("x", "w"), in_place={"y": "x"}),
+            state("v", 3),
+            update("u", "y", w=8),
+        ),
+    )
 
 
 def listed(text: str, mode: str = "dma") -> list[str]:
@@ -54,3 +71,43 @@ def test_broken_plan_is_listed_with_its_violations() -> None:
     lines = listed("c0 f9 c1 c2")
     assert "not valid:" in lines
     assert "  instruction 1, free 9: the graph has no such index" in lines
+
+
+def test_state_and_operators_in_place_are_told() -> None:
+    """What is read from storage, written back, held in RAM, and written over what."""
+    graph = pair_step()
+    made = plan("c0 c1 c2 f0 c3 c4 f2 o4 f4", "blocking", resident=(3,))
+    lines = plan_listing(graph, made, check_plan(graph, None, made)).splitlines()
+    assert lines[2] == "  state   1 tensor of 3 B resident, 1 tensor of 8 B on storage"
+    words = [line.split(" B  ", 1)[1] for line in lines[5:]]
+    assert words == [
+        "compute    x   takes 0 s",
+        "read       w   from storage, 8 B in 0 s  <- peak 21 B",
+        "compute    y   takes 0 s, y in place of x",
+        "free       x   gives 10 B back",
+        "hold       v   3 B, resident",
+        "compute    u   takes 0 s",
+        "free       y   gives 6 B back",
+        "page out   w+  writes w back, 8 B in 0 s",
+        "free       w+  gives 8 B back",
+    ]
+
+
+def test_listing_with_addresses() -> None:
+    """What is made or held has its offset, by name where a computation makes several things."""
+    graph = pair_step()
+    made = plan("c0 c1 c2 f0 c3 c4 f2", "blocking", resident=(1, 3))
+    arena = place(graph, made, alignment=4)
+    check = check_plan(graph, None, made)
+    lines = plan_listing(graph, made, check, arena).splitlines()
+    assert "  arena   24 B, lower bound 24 B, fragmentation 0.00%" in lines
+    assert [line.partition("  x  ")[2] for line in lines if " compute    x" in line] == [
+        "takes 0 s, at 12  <- peak 21 B"
+    ]
+    assert any(line.endswith("w  8 B, resident, at 0") for line in lines)
+    assert any(line.endswith("y in place of x, at 12") for line in lines)
+    graph, made = skip_graph(mask=True, workspace=True), plan("c0 c1 c2 f1 c3 f0 f2 f3")
+    check = check_plan(graph, even_costs(graph), made)
+    lines = plan_listing(graph, made, check, place(graph, made)).splitlines()
+    assert any("takes 2 s, b at " in line and ", workspace at " in line for line in lines)
+    assert any("takes 3 s, c at " in line and ", c.mask at " in line for line in lines)

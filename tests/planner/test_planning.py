@@ -13,6 +13,7 @@ from poetmodel.device import Costs
 from poetmodel.errors import PlanError
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.plan.derivation import explicit_steps
+from poetmodel.plan.homes import PlanHomes
 from poetmodel.plan.simulation import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.planner.search import best_transfers
@@ -73,7 +74,7 @@ def test_dma_plans_are_valid_and_keep_the_budget() -> None:
         check = check_plan(case.graph, case.costs, plan)
         assert check.violations == ()
         assert check.peak_ram_bytes <= case.budget
-        assert explicit_steps(case.graph, plan.program, plan.mode) is not None
+        assert explicit_steps(PlanHomes.of(case.graph), plan.program, plan.mode) is not None
 
 
 def test_dma_plans_compute_and_page_in_what_the_schedule_does() -> None:
@@ -110,10 +111,11 @@ def test_makespan_lies_between_the_bound_and_the_simple_rules() -> None:
     """No plan is slower than blocking storage or page-ins at their use, or beats the bound."""
     better = 0
     for case in cases():
-        table, moves = case.costs.table(case.graph), moves_of(case.graph, case.schedule)
+        table, homes = case.costs.table(case.graph), PlanHomes.of(case.graph)
+        moves = moves_of(homes, case.schedule)
         check = check_plan(case.graph, case.costs, case.plan("dma"))
         blocking = check_plan(case.graph, case.costs, case.plan("blocking"))
-        at_use = Timing(case.graph, table, start_at_use(case.graph, moves), case.budget)
+        at_use = Timing(homes, table, start_at_use(homes, moves), case.budget)
         assert check.makespan_s is not None
         assert blocking.makespan_s is not None
         assert lower_bound_s(table, moves) <= check.makespan_s <= at_use.makespan_s
@@ -126,7 +128,8 @@ def test_page_ins_without_a_stall_are_just_in_time() -> None:
     """At any later place such a page-in would stall, or push one that is used later forward."""
     tried = 0
     for case in cases():
-        if unread_page_ins(case.graph, moves_of(case.graph, case.schedule)):
+        homes = PlanHomes.of(case.graph)
+        if unread_page_ins(homes, moves_of(homes, case.schedule)):
             continue
         plan = case.plan("dma")
         check = check_plan(case.graph, case.costs, plan)
@@ -225,11 +228,12 @@ def test_page_ins_ahead_of_their_use_share_what_ram_is_left(spare: int) -> None:
         M_in=tuple(uses),
         M_out=tuple((i, i) for i in paged),
     )
-    table, moves = costs.table(graph), moves_of(graph, schedule)
+    table, homes = costs.table(graph), PlanHomes.of(graph)
+    moves = moves_of(homes, schedule)
     budget = simulate(graph, costs, schedule).peak_ram_bytes + spare
-    windows = TransferWindows(graph, table, moves, budget)
-    found = Timing(graph, table, windows.steps(best_transfers(windows).transfers), budget)
-    at_use = Timing(graph, table, start_at_use(graph, moves), budget)
+    windows = TransferWindows(homes, table, moves, budget)
+    found = Timing(homes, table, windows.steps(best_transfers(windows).transfers), budget)
+    at_use = Timing(homes, table, start_at_use(homes, moves), budget)
     assert found.peak_ram_bytes <= budget
     assert found.makespan_s < at_use.makespan_s or spare == 0
 

@@ -9,17 +9,19 @@ import pytest
 from instances import random_costs, random_graph, random_schedule, seeded
 from least_makespan import least_makespan_s
 from poetmodel.plan import Instruction, Op
+from poetmodel.plan.homes import PlanHomes
+from poetmodel.planner import make_plan
 from poetmodel.planner.search import best_transfers
 from poetmodel.planner.sequence import moves_of, start_at_use, unread_page_ins
 from poetmodel.planner.timing import Timing
 from poetmodel.planner.windows import TransferWindows
+from state_plans import random_state_case
 from worked import even_costs, skip_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.device import CostTable
-    from poetmodel.graph import Graph
     from poetmodel.plan import Program
 
 SMALL = 60
@@ -30,7 +32,7 @@ TRANSFERS = range(4, 11)
 class Case(NamedTuple):
     """Moves of a schedule, and a budget that they keep."""
 
-    graph: Graph
+    homes: PlanHomes
     table: CostTable
     moves: Program
     budget: int
@@ -47,25 +49,44 @@ def cases(count: int) -> Iterator[Case]:
         rng = seeded(f"exhaustive/{number}")
         graph = random_graph(rng, (5, 6))
         costs = random_costs(rng, graph, mode="dma", idle=False)
-        moves = moves_of(graph, random_schedule(rng, graph, thrift=0.6))
+        homes = PlanHomes.of(graph)
+        moves = moves_of(homes, random_schedule(rng, graph, thrift=0.6))
         transfers = sum(op != Op.COMPUTE for op, _ in moves)
-        if transfers not in TRANSFERS or unread_page_ins(graph, moves):
+        if transfers not in TRANSFERS or unread_page_ins(homes, moves):
             continue
         table = costs.table(graph)
-        tight = Timing(graph, table, start_at_use(graph, moves), 0).peak_ram_bytes
+        tight = Timing(homes, table, start_at_use(homes, moves), 0).peak_ram_bytes
         found += 1
-        yield Case(graph, table, moves, tight + rng.choice((0, 0, 0, 1, 3, 6)))
+        yield Case(homes, table, moves, tight + rng.choice((0, 0, 0, 1, 3, 6)))
 
 
-def distances(count: int) -> list[float]:
+def state_cases(count: int) -> Iterator[Case]:
+    """Yield the same for training steps with state on storage and operators in place."""
+    number = found = 0
+    while found < count:
+        number += 1
+        rng = seeded(f"exhaustive/state/{number}")
+        graph, costs, schedule = random_state_case(rng, (5, 7))
+        homes = PlanHomes.of(graph, make_plan(graph, costs, schedule, mode="blocking"))
+        moves = moves_of(homes, schedule)
+        transfers = sum(op != Op.COMPUTE for op, _ in moves)
+        if not homes.first_reads or transfers not in TRANSFERS or unread_page_ins(homes, moves):
+            continue
+        table = costs.table(graph)
+        tight = Timing(homes, table, start_at_use(homes, moves), 0).peak_ram_bytes
+        found += 1
+        yield Case(homes, table, moves, tight + rng.choice((0, 0, 0, 1, 3, 6)))
+
+
+def distances(cases: Iterator[Case]) -> list[float]:
     """Return how far the search is from the optimum, relatively, for each case."""
     found = []
-    for graph, table, moves, budget in cases(count):
-        windows = TransferWindows(graph, table, moves, budget)
+    for homes, table, moves, budget in cases:
+        windows = TransferWindows(homes, table, moves, budget)
         steps = windows.steps(best_transfers(windows).transfers)
-        timing = Timing(graph, table, steps, budget)
-        at_use = Timing(graph, table, start_at_use(graph, moves), budget)
-        least = least_makespan_s(graph, table, moves, budget)
+        timing = Timing(homes, table, steps, budget)
+        at_use = Timing(homes, table, start_at_use(homes, moves), budget)
+        least = least_makespan_s(homes, table, moves, budget)
         assert least is not None
         assert timing.peak_ram_bytes <= budget
         assert least <= timing.makespan_s <= at_use.makespan_s
@@ -75,16 +96,18 @@ def distances(count: int) -> list[float]:
 
 def test_the_search_is_nearly_always_optimal() -> None:
     """More than 95 % of small cases are planned with the least makespan there is."""
-    far = distances(SMALL)
-    assert sum(distance == 0 for distance in far) > 0.95 * SMALL
+    for found in (cases(SMALL), state_cases(SMALL // 3)):
+        far = distances(found)
+        assert sum(distance == 0 for distance in far) > 0.95 * len(far)
 
 
 @pytest.mark.slow
 def test_the_search_is_nearly_always_optimal_on_many() -> None:
     """So it is over 500 cases, and the worst is within a tenth of the optimum."""
-    far = distances(FULL)
-    assert sum(distance == 0 for distance in far) > 0.95 * FULL
-    assert max(far) < 0.1
+    for found in (cases(FULL), state_cases(FULL // 2)):
+        far = distances(found)
+        assert sum(distance == 0 for distance in far) > 0.95 * len(far)
+        assert max(far) < 0.1
 
 
 def test_the_least_makespan_is_found_by_hand_too() -> None:
@@ -97,9 +120,10 @@ def test_the_least_makespan_is_found_by_hand_too() -> None:
     table = even_costs(graph).table(graph)
     steps = ((Op.COMPUTE, 0), (Op.PAGE_OUT, 0), (Op.COMPUTE, 1), (Op.COMPUTE, 2), (Op.PAGE_IN, 0))
     moves = tuple(Instruction(*step) for step in (*steps, (Op.COMPUTE, 3)))
-    assert least_makespan_s(graph, table, moves, 15) == 10.0
-    assert least_makespan_s(graph, table, moves, 14) == 11.0
-    assert least_makespan_s(graph, table, moves, 11) is None
+    homes = PlanHomes.of(graph)
+    assert least_makespan_s(homes, table, moves, 15) == 10.0
+    assert least_makespan_s(homes, table, moves, 14) == 11.0
+    assert least_makespan_s(homes, table, moves, 11) is None
 
 
 def test_every_page_in_must_have_a_reader() -> None:
@@ -109,4 +133,4 @@ def test_every_page_in_must_have_a_reader() -> None:
         Instruction(*step) for step in ((Op.COMPUTE, 0), (Op.PAGE_OUT, 0), (Op.PAGE_IN, 0))
     )
     with pytest.raises(ValueError, match="reader"):
-        least_makespan_s(graph, even_costs(graph).table(graph), moves, 100)
+        least_makespan_s(PlanHomes.of(graph), even_costs(graph).table(graph), moves, 100)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instances import random_instances
-from poetmodel.graph import floor
+from commands import training_step, write_graph
+from instances import bench_device, random_instances, seeded
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, floor
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import limits_in_words, obstacle
+from state_steps import random_step
 from worked import even_costs, skip_graph, skip_problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_feasible_problem_has_no_obstacle() -> None:
@@ -116,3 +123,32 @@ def test_own_constraints_in_words() -> None:
     assert limits_in_words(problem).endswith("the constraint 'few' (at most 8 B)")
     many = problem.subject_to(each=lambda v: [v.page_ins[i] <= 1 for i in range(4)] * 2)
     assert limits_in_words(many).endswith("'each[3]' (at most 1) and 4 more")
+
+
+def test_what_the_least_ram_is_needed_for_adds_up(tmp_path: Path) -> None:
+    """State counts where it takes RAM, replacements never, and what is in place less."""
+    graph = Graph.load(write_graph(tmp_path / "step.graph.json", training_step()))
+    costs = Costs.estimate(graph, bench_device())
+    sentence = obstacle(Problem(graph, costs, ram=599))
+    assert sentence is not None
+    assert sentence.endswith("step 'u2' needs for w2 (300 B), dw2 (300 B)")
+    sentence = obstacle(Problem(graph, costs, ram=900, paging=False))
+    assert sentence is not None
+    assert "the minimum RAM is 940 B" in sentence
+    assert sentence.endswith(
+        "'dw2' needs for g2 (40 B), r (100 B), dw2 (300 B), all state (500 B), which without "
+        "paging stays in RAM"
+    )
+    rng = seeded("what the least RAM is needed for")
+    for _ in range(200):
+        step = random_step(rng)
+        paging = rng.random() < 0.5
+        costs = Costs.estimate(step, bench_device())
+        problem = Problem(step, costs, ram=1, paging=paging)
+        words = obstacle(problem)
+        if words is None or not words.startswith("RAM") or " more" in words:
+            continue
+        needed = words.split(" needs for ")[1]
+        parts = sum(int(size) for size in re.findall(r"\((\d+) B\)", needed))
+        less = sum(int(size) for size in re.findall(r"(\d+) B less", needed))
+        assert parts - less == problem.floor.bytes

@@ -195,7 +195,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "no total": (
         one("sum = {wear = 1}" + AFTER),
         f"{PLACE}.sum: 'wear': expected one of bytes_written, bytes_read, energy_j, compute_s, "
-        "transfer_s, recomputations:NAME, page_ins:NAME, page_outs:NAME",
+        "transfer_s, recomputations:NAME, page_ins:NAME, page_outs:NAME, resident:NAME",
     ),
     "close total": (
         one("sum = {byte_written = 1}" + AFTER),
@@ -277,7 +277,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "constant in a row": (
         one("sum = {constant = 1}" + AFTER),
         f"{PLACE}.sum: 'constant': expected one of bytes_written, bytes_read, energy_j, "
-        "compute_s, transfer_s, recomputations:NAME, page_ins:NAME, page_outs:NAME",
+        "compute_s, transfer_s, recomputations:NAME, page_ins:NAME, page_outs:NAME, resident:NAME",
     ),
 }
 

@@ -117,11 +117,11 @@ def test_weighted_sums_go_decision_by_decision() -> None:
     """Each coefficient by itself."""
     rng = seeded("weighted")
     one, two = (
-        Coefficients(*([rng.random() for _ in range(3)] for _ in range(3))) for _ in range(2)
+        Coefficients(*([rng.random() for _ in range(3)] for _ in range(4))) for _ in range(2)
     )
     both = weighted((one, 2.0), (two, 0.5))
     assert both.page_out[1] == 2.0 * one.page_out[1] + 0.5 * two.page_out[1]
-    assert [len(column) for column in both] == [3, 3, 3]
+    assert [len(column) for column in both] == [3, 3, 3, 3]
 
 
 def test_every_quantity_can_be_asked() -> None:

@@ -199,3 +199,13 @@ def test_a_checkpoint_of_the_user_decides_nothing() -> None:
     """What the user's code would compute twice is there once: the schedule decides."""
     graph = trace(*checkpointed(), measure_workspace=False).graph
     assert [node.op for node in graph.nodes].count("native_dropout") == 1
+
+
+def test_gradients_of_grouped_convolutions_take_as_many_flops_as_those() -> None:
+    """Each gradient of a depthwise convolution costs what the convolution itself does."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, groups=4), torch.nn.Flatten())
+    x = torch.randn(1, 4, 5, 5)
+    graph = trace(model, lambda y, _: y.sum(), (x, torch.zeros(1))).graph
+    flops = {node.op: node.flops for node in graph.nodes}
+    assert flops["convolution"] == 2 * 4 * 9 * 9
+    assert flops["convolution_backward"] == flops["convolution"]

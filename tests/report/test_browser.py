@@ -225,6 +225,22 @@ def test_timeline_answers_to_keys(report: Report, subjects: list[Subject]) -> No
     assert "optimal, highs at 70%" in report.readout("front-1")
 
 
+def test_addresses_are_named(report: Report, subjects: list[Subject]) -> None:
+    """Keys go from copy to copy; each box has its words, which hovering shows."""
+    places = subjects[0].places
+    assert places is not None
+    report.draw("addresses-A")
+    report.page.locator("#addresses-A").focus()
+    report.page.keyboard.press("ArrowRight")
+    first = subjects[0].graph.tensors[places.rectangles[0].index].name
+    assert report.readout("addresses-A").startswith(f"{first}: computed, ")
+    shown = (
+        "() => document.getElementById('addresses-A').data"
+        ".filter((trace) => trace.type === 'bar').reduce((sum, trace) => sum + trace.x.length, 0)"
+    )
+    assert report.page.evaluate(shown) == sum(one.bytes > 0 for one in places.rectangles)
+
+
 def test_stalls_are_seen(report: Report, subjects: list[Subject]) -> None:
     """The hatched bars of a stall are filled in the colour of the legend."""
     assert subjects[1].check is not None
@@ -279,7 +295,7 @@ def test_paper_gets_everything(report: Report) -> None:
     report.page.locator("#theme").click()
     report.page.pdf()
     report.page.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
-    for chart in ("time-A", "map-A", "map-B", "front-1"):
+    for chart in ("time-A", "addresses-B", "map-A", "map-B", "front-1"):
         selector = f"#{chart}[data-ready]"
         report.page.wait_for_selector(selector, state="attached", timeout=PATIENCE_MS)
     ground = "() => document.getElementById('map-B').layout.paper_bgcolor"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from poetmodel.problem import Problem
-from poetmodel.report.charts import KINDS, front_chart, ram_chart, stage_chart
+from poetmodel.report.charts import KINDS, address_chart, front_chart, ram_chart, stage_chart
 from poetmodel.report.pictures import Kind, stage_map
 from poetmodel.schedule import Schedule
-from report_subjects import subject
+from report_subjects import subject, training_problem
 from worked import even_costs, skip_graph, skip_problem
 
 
@@ -65,6 +66,21 @@ def test_ram_over_the_time_of_the_plan() -> None:
     assert "compute" in chart["peak"]["text"]
 
 
+def test_addresses_of_the_plan() -> None:
+    """A box for each copy with its words; none of a schedule without a plan."""
+    one = subject(skip_problem(recompute=False))
+    chart = address_chart(one)
+    assert chart is not None
+    assert one.places is not None
+    assert len(chart["boxes"]) == len(one.places.rectangles) == 5
+    words = [box[5] for box in chart["boxes"]]
+    assert words[0].startswith("a: computed, 4 B, at ")
+    assert any(text.startswith("a: paged in, 4 B, at ") for text in words)
+    assert chart["limit"] == max(box[3] + 16 for box in chart["boxes"])
+    assert chart["end"] == one.simulation.makespan_s
+    assert address_chart(replace(one, places=None)) is None
+
+
 def test_curve_keeps_its_corners() -> None:
     """What is left out of the curve changes its value at no time."""
     one = subject(skip_problem(recompute=False))
@@ -92,6 +108,30 @@ def test_ram_by_steps_where_there_is_no_plan() -> None:
     assert (chart["lanes"], chart["bars"]) == ([], [])
     assert len(chart["x"]) == len(chart["texts"]) == len(one.simulation.curve)
     assert stage_chart(one)["runs"]
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_resident_state_is_a_band_below_the_curve(*, planned: bool) -> None:
+    """The curve never falls below it, and without state there is none."""
+    one = subject(training_problem(900))
+    if not planned:
+        one = replace(one, plan=None, check=None)
+    chart = ram_chart(one)
+    assert (chart["band"], chart["band_name"]) == (300, "resident state 300 B")
+    assert min(chart["y"]) >= 300
+    assert max(chart["y"]) == one.simulation.peak_ram_bytes
+    assert ram_chart(subject(skip_problem()))["band"] is None
+
+
+def test_first_reads_of_state_are_page_ins_of_the_map() -> None:
+    """What is resident is in RAM at the step of its node; nothing is computed there."""
+    one = subject(training_problem(900))
+    found = cells(stage_chart(one))
+    index = one.graph.node_index
+    places = {name: (index[name], index[name]) for name in ("w1", "w2", "h")}
+    assert found[places["w1"]][0] == Kind.PAGED_IN
+    assert found[places["w2"]][0] == Kind.KEPT
+    assert found[places["h"]][0] == Kind.COMPUTED
 
 
 def row(key: str, ram: int, overhead_j: float, **keys: Any) -> dict[str, Any]:

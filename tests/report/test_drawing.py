@@ -11,10 +11,11 @@ import pytest
 
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.graph import Graph, operation
-from poetmodel.plan import check_plan
+from poetmodel.placement import place
+from poetmodel.plan import check_arena, check_plan
 from poetmodel.planner import make_plan
 from poetmodel.report.drawing import check_picture, draw
-from poetmodel.report.pictures import plan_timeline, stage_map
+from poetmodel.report.pictures import address_map, plan_timeline, stage_map
 from poetmodel.report.still import shortened
 from poetmodel.schedule import checkpoint_all
 from worked import even_costs
@@ -22,7 +23,7 @@ from worked import even_costs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poetmodel.report.pictures import Grid, Timeline
+    from poetmodel.report.pictures import AddressMap, Grid, Timeline
 
 ODD_NAMES = ("a<b>&amp;", "$x_1$", "tab\there", "\u4e2d", "%d {0}", "x" * 90)
 
@@ -34,15 +35,20 @@ def chain(names: tuple[str, ...] = ODD_NAMES) -> Graph:
     return Graph(name="odd <names>", nodes=tuple(nodes))
 
 
-def pictures(graph: Graph) -> tuple[Timeline, Grid]:
-    """Return both pictures of keeping everything."""
+def pictures(graph: Graph) -> tuple[Timeline, Grid, AddressMap]:
+    """Return all pictures of keeping everything."""
     costs = even_costs(graph)
     schedule = checkpoint_all(graph)
     made = make_plan(graph, costs, schedule, mode="dma", ram_budget_bytes=100)
-    return plan_timeline(graph, made, check_plan(graph, costs, made)), stage_map(graph, schedule)
+    check, places = check_plan(graph, costs, made), check_arena(graph, made, place(graph, made))
+    return (
+        plan_timeline(graph, made, check),
+        stage_map(graph, schedule),
+        address_map(graph, made, check, places),
+    )
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["timeline", "grid"])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["timeline", "grid", "addresses"])
 @pytest.mark.parametrize("suffix", ["png", "svg", "html"])
 def test_every_picture_is_drawn_in_every_form(which: int, suffix: str, tmp_path: Path) -> None:
     """A whole file of its kind, the same each time."""
@@ -71,7 +77,7 @@ def test_names_stay_readable_on_large_graphs(tmp_path: Path) -> None:
     from poetmodel.report.still import NAME_INCHES
 
     names = tuple(f"node{k}" for k in range(150))
-    _, grid = pictures(chain(names))
+    _, grid, _ = pictures(chain(names))
     path = tmp_path / "x.svg"
     draw(grid, path)
     root = ET.fromstring(path.read_bytes())  # noqa: S314 - our own

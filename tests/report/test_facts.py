@@ -10,10 +10,10 @@ import pytest
 
 from poetmodel.device import Costs
 from poetmodel.problem import Problem
-from poetmodel.report.facts import commands, decision_rows
+from poetmodel.report.facts import commands, decision_rows, facts, graph_facts
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.solver import solve
-from report_subjects import subject
+from report_subjects import subject, training_problem
 from worked import even_costs, skip_graph, skip_problem
 
 
@@ -93,3 +93,39 @@ def test_costs_without_storage() -> None:
     costs = Costs.from_arrays(graph, compute_time_s=[1] * 4, compute_energy_j=[1] * 4)
     problem = Problem(graph, costs, ram=13)
     assert rows(problem, solve(problem).require_schedule())[0]["recomputed"] == 1
+
+
+def test_state_is_told_by_its_home() -> None:
+    """Each state tensor has a home and its costs, replacements none; the figures add up."""
+    one = subject(training_problem(900))
+    found = facts(one)
+    assert found["state"] == {
+        "tensors": 2,
+        "resident": 1,
+        "resident_bytes": 300,
+        "on_storage_bytes": 200,
+        "read_bytes": 400,
+        "written_back_bytes": 200,
+    }
+    assert found["in_place"]["uses"] == 2
+    table = {row["tensor"]: row for row in decision_rows(one.problem, one.schedule)}
+    assert (table["w2"]["choice"], table["w2"]["ram_stages"]) == ("resident", 13)
+    assert (table["w1"]["choice"], table["w1"]["paged_in"]) == ("on storage", 2)
+    assert table["w1"]["paged_out"] == 1
+    assert table["w1+"]["choice"] == "replacement"
+    counts = found["decisions"]["tensors"]
+    assert (counts["resident"], counts["on storage"], counts["replacement"]) == (1, 1, 2)
+    assert found["decisions"]["page_ins"] == sum(row["paged_in"] for row in table.values())
+    assert found["decisions"]["page_outs"] == sum(row["paged_out"] for row in table.values())
+    graph = graph_facts(one.problem)
+    assert graph["state"] == {"tensors": 2, "bytes": 500}
+    assert graph["floor_bytes"] == 600
+
+
+def test_without_state_nothing_is_said_of_it() -> None:
+    """Graphs of version 1 have the facts that they always had."""
+    one = subject(skip_problem())
+    found = facts(one)
+    assert not {"state", "in_place"} & set(found)
+    assert "resident" not in found["decisions"]["tensors"]
+    assert "state" not in graph_facts(one.problem)

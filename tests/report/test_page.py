@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pages import read_page
+from poetmodel.device import Costs, Device
 from poetmodel.errors import MissingExtraError
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
@@ -104,7 +105,8 @@ def test_names_are_only_text() -> None:
     assert "img" not in page.tags
     assert HOSTILE in page.text
     charts = json.loads(page.scripts["charts"])
-    assert charts["charts"][1]["columns"] == [HOSTILE, "b\\x1b[31m"]
+    (decisions,) = (chart for chart in charts["charts"] if chart["type"] == "map")
+    assert decisions["columns"] == [HOSTILE, "b\\x1b[31m"]
     assert page.tags.count("script") == 3
 
 
@@ -133,6 +135,24 @@ def test_page_without_costs() -> None:
     assert "There is no plan without costs" in page.text
     assert ("A", "energy_j") not in page.values
     assert page.values["A", "peak_ram_bytes"] == one.simulation.peak_ram_bytes
+
+
+def test_gauge_shows_what_takes_the_ram_of_the_device() -> None:
+    """With a device there is a bar of its RAM, and words for each part and the rest."""
+    whole = skip_problem()
+    graph = replace(whole.graph, resident_bytes={"parameters": 4096, "gradients": 1024})
+    for ram_bytes, words in ((8192, "free: it trains there"), (4096, "it does not train there")):
+        device = replace(Device.load("stm32f746"), ram_bytes=ram_bytes)
+        problem = replace(whole, graph=graph, costs=Costs.estimate(graph, device), ram=None)
+        one = subject(problem)
+        text = report_page([one])
+        page = read_page(text)
+        assert words in page.text
+        assert "state 4.00 KiB" in page.text
+        assert "gradients 1.00 KiB" in page.text
+        assert 'class="gauge"' in text
+        assert page.values["A", "device_ram.gradient_bytes"] == 1024
+    assert 'class="gauge"' not in report_page([subject(whole)])
 
 
 def test_sweep_is_a_chart_for_each_problem() -> None:

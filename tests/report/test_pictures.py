@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from plan_words import PAGED, plan
-from poetmodel.plan import check_plan
-from poetmodel.report.pictures import Kind, Timeline, plan_timeline, stage_map
+from poetmodel.device import Costs
+from poetmodel.plan import Arena, check_arena, check_plan
+from poetmodel.report.pictures import Kind, Timeline, address_map, plan_timeline, stage_map
 from poetmodel.schedule import Schedule
+from state_plans import step
 from worked import even_costs, skip_graph
 
 
@@ -60,6 +62,29 @@ def test_recomputation_and_blocking_transfers() -> None:
     assert picture.lanes["bus"][0].start == 1
 
 
+def test_first_reads_of_state_are_on_the_bus() -> None:
+    """They take their RAM at once, as page-ins do; the picture ends with the write-back."""
+    graph = step()
+    times = [0.0 if node.is_state else 2.0 for node in graph.nodes]
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=times,
+        compute_energy_j=times,
+        page_in=[(3.0, 1.0)] * 6,
+        page_out=[(5.0, 1.0)] * 6,
+    )
+    made = plan("c1 c3 c0 w1 c2 f0 w3 c4 f2 f3 c5 f4 o5", resident=())
+    picture = plan_timeline(graph, made, check_plan(graph, costs, made))
+    # w arrives at 3 s, v at 6; x ends at 2, y at 5, g at 8, u at 10.
+    assert [(bar.start, bar.end, bar.kind, bar.name) for bar in picture.lanes["bus"]] == [
+        (0, 3, Kind.PAGED_IN, "w"),
+        (3, 6, Kind.PAGED_IN, "v"),
+        (10, 15, Kind.PAGED_OUT, "w+"),
+    ]
+    assert picture.points[:3] == ((0.0, 0), (0.0, 8), (0.0, 8))
+    assert [time for time, _ in picture.points] == sorted(time for time, _ in picture.points)
+
+
 def test_plan_without_transfers_has_no_bus() -> None:
     """One lane is enough."""
     assert list(described("c0 c1 c2 f1 c3 f0 f2").lanes) == ["core"]
@@ -94,3 +119,69 @@ def test_cells_tell_what_happens() -> None:
     details = {(cell.row, cell.column): cell.details for cell in grid.cells}
     assert details[0, 0] == "stage 0 (a), a: computed, paged out"
     assert grid.title == "skip: 1 recomputations, 2 page-outs, 1 page-ins"
+
+
+def test_map_of_addresses() -> None:
+    """A box for each copy, from its instruction to its free, coloured by how it came there."""
+    graph = skip_graph(workspace=True)
+    made = plan("c0 o0 c1 c2 f1 w0 c1 f1 f0 i0 w0 c3 f0 f2")
+    costs = even_costs(graph, page_in=(7.0, 0.5), page_out=(5.0, 0.25))
+    copies = ((0, 0, 0), (2, 1, 8), (3, 2, 16), (6, 1, 24), (9, 0, 0), (11, 3, 8))
+    offsets = [(p, "output", i, at) for p, i, at in copies]
+    offsets += [(2, "workspace", 1, 4), (6, "workspace", 1, 4)]
+    arena = Arena(bytes=30, lower_bound_bytes=16, alignment=1, offsets=tuple(offsets))
+    picture = address_map(
+        graph, made, check_plan(graph, costs, made), check_arena(graph, made, arena)
+    )
+    assert picture.title == "skip: 8 copies and workspaces in 30 B, lower bound 16 B"
+    assert (picture.time_name, picture.address_name) == ("time [s]", "address [B]")
+    assert (picture.end, picture.limit, picture.limit_name) == (19, 30, "arena 30 B")
+    # c ends at 6 s; b again from 6 s to 8 s; then a goes, and is back at 15 s.
+    assert [
+        (box.name, box.kind, box.start, box.end, box.low, box.high) for box in picture.boxes
+    ] == [
+        ("a", Kind.COMPUTED, 0, 8, 0, 4),
+        ("b", Kind.COMPUTED, 1, 6, 8, 14),
+        ("b", Kind.WORKSPACE, 1, 3, 4, 5),
+        ("c", Kind.COMPUTED, 3, 19, 16, 21),
+        ("b", Kind.RECOMPUTED, 6, 8, 24, 30),
+        ("b", Kind.WORKSPACE, 6, 8, 4, 5),
+        ("a", Kind.PAGED_IN, 8, 19, 0, 4),
+        ("d", Kind.COMPUTED, 15, 19, 8, 11),
+    ]
+    assert picture.boxes[0].details == "a: computed, 4 B, at 0 to 4, instructions from 0 to 8"
+    assert picture.kinds == (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.WORKSPACE)
+
+
+def test_map_of_addresses_with_state() -> None:
+    """Resident state is kept from the start; what is read from storage is paged in."""
+    graph, made = step(), plan("c0 c1 c2 f0 c3 c4 f2 f3 c5 f4", "blocking", resident=(1,))
+    offsets = ((-1, 1, 0), (0, 0, 8), (2, 2, 8), (4, 3, 24), (5, 4, 32))
+    arena = Arena(
+        bytes=48,
+        lower_bound_bytes=48,
+        offsets=tuple((p, "output", i, at) for p, i, at in offsets),
+        alignment=8,
+    )
+    times = [0.0 if node.is_state else 2.0 for node in graph.nodes]
+    pages = [(3.0, 1.0)] * 6
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=times,
+        compute_energy_j=times,
+        page_in=pages,
+        page_out=pages,
+    )
+    check = check_plan(graph, costs, made)
+    boxes = address_map(graph, made, check, check_arena(graph, made, arena)).boxes
+    assert [(box.name, box.kind) for box in boxes] == [
+        ("w", Kind.KEPT),
+        ("x", Kind.COMPUTED),
+        ("y", Kind.COMPUTED),
+        ("v", Kind.PAGED_IN),
+        ("g", Kind.COMPUTED),
+    ]
+    assert (boxes[0].start, boxes[0].details) == (
+        0.0,
+        "w: kept in RAM, 8 B, at 0 to 8, instructions from the start to 10",
+    )

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from instances import random_graph, random_schedule, seeded
+from instances import bench_device, random_graph, random_schedule, seeded
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
-from poetmodel.schedule import checkpoint_all, simulate
-from poetmodel.schedule.decisions import Choice, find_decisions, steps_at_limit
+from poetmodel.report.facts import decision_rows
+from poetmodel.schedule import checkpoint_all, paged_at_once, simulate
+from poetmodel.schedule.decisions import (
+    Choice,
+    find_decisions,
+    in_place_uses,
+    saved_in_place_bytes,
+    steps_at_limit,
+)
 from poetmodel.solver import solve
+from state_steps import random_state_schedule, random_step, state
 from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
-    from poetmodel.schedule import Simulation
+    from collections.abc import Iterator
+
+    from poetmodel.schedule import Schedule, Simulation
 
 
 def test_decision_on_a_recomputed_tensor() -> None:
@@ -78,3 +91,101 @@ def test_tensors_in_ram_are_those_that_the_simulator_counts(number: int) -> None
             if computed and ((t, i) in schedule.S_RAM or (t, i) in schedule.M_in)
         )
         assert used_bytes == total + old
+
+
+# -- state and operators in place --------------------------------------------------------------
+
+
+def random_steps(count: int, *, mapped: bool) -> Iterator[tuple[Problem, Schedule, Simulation]]:
+    """Yield valid schedules of random training steps, on storage that is memory-mapped or not."""
+    rng = seeded(f"decisions on state, mapped {mapped}")
+    device = bench_device()
+    assert device.storage is not None
+    device = replace(device, storage=replace(device.storage, memory_mapped=mapped))
+    while count:
+        graph = random_step(rng, (4, 9), flops=1_000_000)
+        schedule = random_state_schedule(rng, graph, mapped=mapped)
+        if schedule is None:
+            continue
+        problem = Problem(graph, Costs.estimate(graph, device), ram=10**6)
+        simulation = simulate(graph, problem.costs, schedule)
+        if simulation.valid:
+            count -= 1
+            yield problem, schedule, simulation
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_tensors_cost_adds_up_to_the_overhead(mapped: bool) -> None:
+    """State pays for its first read and its write-back; replacements pay nothing."""
+    homes = set()
+    for problem, schedule, simulation in random_steps(150, mapped=mapped):
+        rows = list(decision_rows(problem, schedule))
+        assert sum(row["energy_j"] for row in rows) == pytest.approx(simulation.overhead_j)
+        read = sum(row["paged_in"] * row["size_bytes"] for row in rows)
+        written = sum(row["paged_out"] * row["size_bytes"] for row in rows)
+        assert (read, written) == (simulation.read_bytes, simulation.written_bytes)
+        graph = problem.graph
+        for decision in find_decisions(problem, schedule):
+            i = decision.tensor
+            homes.add(decision.choice)
+            assert (decision.choice == Choice.RESIDENT) == (i in schedule.resident)
+            away = i in graph.state_tensors and i not in schedule.resident
+            assert (decision.choice == Choice.ON_STORAGE) == away
+            assert (decision.choice == Choice.REPLACEMENT) == (i in graph.replacement_of.values())
+            if decision.choice == Choice.RESIDENT:
+                assert decision.in_ram == ((0, len(graph.nodes) - 1),)
+            if decision.choice == Choice.ON_STORAGE and mapped:
+                assert decision.in_ram == decision.paged_in == ()
+    assert {Choice.RESIDENT, Choice.ON_STORAGE, Choice.REPLACEMENT} <= homes
+
+
+def test_outputs_are_in_place_where_the_simulator_has_them_so() -> None:
+    """At each step the curve is lower by what they save, and the peak by what is said of it."""
+    lower = 0
+    for problem, schedule, simulation in random_steps(200, mapped=False):
+        graph = problem.graph
+        apart = replace(graph, nodes=tuple(replace(node, in_place=()) for node in graph.nodes))
+        without = simulate(apart, problem.costs, schedule)
+        saved: dict[tuple[int, int], int] = {}
+        for use in in_place_uses(graph, schedule):
+            assert (use.output, use.input) in graph.in_place_of[use.node]
+            at = (use.stage, use.node)
+            saved[at] = saved.get(at, 0) + use.saved_bytes
+        read = {(t, graph.node_of[i]) for t, i in schedule.M_in}
+        for point, plain in zip(simulation.curve, without.curve, strict=True):
+            at = (point.stage, point.node)
+            difference = plain.ram_bytes - point.ram_bytes
+            assert difference <= saved.get(at, 0)
+            assert difference == saved.get(at, 0) or at in read
+        peak = saved_in_place_bytes(problem, schedule, simulation)
+        assert peak == without.peak_ram_bytes - simulation.peak_ram_bytes
+        lower += peak > 0
+    assert lower > 10
+
+
+def test_state_on_storage_has_ram_at_its_limit() -> None:
+    """Steps with less room than a state tensor on storage takes are those that keep it there."""
+    w, v = state("w", 8), state("v", 3)
+    nodes = (
+        w,
+        v,
+        operation("y", output_bytes=6, inputs=("w", "v")),
+        operation("z", output_bytes=2, inputs=("y",)),
+        operation("end", output_bytes=1, inputs=("z",)),
+    )
+    graph = Graph(name="step", nodes=nodes)
+    schedule = paged_at_once(
+        graph,
+        R=[[t] for t in range(5)],
+        S_RAM=[[], [0], [0], [2], [3]],
+        M_in=[[]] * 5,
+        identity=None,
+        resident=(1,),
+    )
+    problem = Problem(graph, Costs.estimate(graph, bench_device()), ram=17)
+    simulation = simulate(graph, problem.costs, schedule)
+    assert simulation.valid
+    # w is out of RAM from stage 3 on: 3 + 6 + 2 B there leave 6 B, and at the end 11 B are free.
+    assert [point.stage for point in steps_at_limit(problem, schedule, simulation)] == [3]
+    loose = replace(problem, ram=19)
+    assert steps_at_limit(loose, schedule, simulation) == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pyomo.environ as pyo
@@ -13,6 +14,7 @@ from poetmodel.errors import TimeLimitError, VerificationError
 from poetmodel.heuristics.greedy import construct
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import verify
+from state_problems import state_problem
 from worked import comb_graph, even_costs, skip_graph
 
 if TYPE_CHECKING:
@@ -110,6 +112,105 @@ def test_objectives_on_totals_have_the_answer_of_the_model() -> None:
             assert quick.bound_j == slow.bound_j
         seen.append(SAID in quick.log)
     assert sum(seen) > len(seen) // 2
+
+
+def rows_of_state(rng: random.Random, model: pyo.ConcreteModel) -> list[Any]:
+    """Return some rows over homes, first reads, write-backs and copies of state."""
+    graph = model.problem.graph
+    state = graph.state_tensors
+    of = {i: rng.choice((0, 1, 1, 2)) for i in state}
+    home = sum(of[i] * model.resident[i] for i in state)
+    most = sum(of.values())
+    ins = sum(of[i] * var for (_, i), var in model.M_in.items() if i in of)
+    news = {new: old for old, new in graph.replacement_of.items()}
+    out = sum(of[news[i]] * var for (_, i), var in model.M_out.items() if i in news)
+    stored = sum(rng.choice((1, 2)) * var for (_, i), var in model.S_AUX.items() if i in of)
+    computed = sum(var for (t, k), var in model.R.items() if k < t)
+    every = [
+        home >= rng.randint(0, most),
+        home <= rng.randint(0, most),
+        home == rng.randint(0, most),
+        ins <= rng.randint(0, 1),
+        out + ins <= rng.randint(0, 3),
+        home + computed <= rng.randint(0, most + 1),
+        computed - home <= 1 - rng.randint(0, most),
+        stored <= rng.randint(0, 4),
+        pyo.inequality(rng.randint(0, 1), home + out, rng.randint(1, 4)),
+    ]
+    return rng.sample(every, rng.randint(1, 3))
+
+
+def test_rows_on_state_have_the_answer_of_the_model() -> None:
+    """On random training steps: status and value are those of the model as it was built."""
+    seen, quickly = Counter[str](), 0
+    for number in range(60):
+        problem = state_problem(f"added/{number}", (4, 7))
+        if not problem.graph.state_tensors:
+            continue
+        models = [build(problem) for _ in range(2)]
+        for model in models:
+            rng = seeded(f"state rows/{number}")
+            model.added = pyo.ConstraintList()
+            for row in rows_of_state(rng, model):
+                if not isinstance(row, bool):
+                    model.added.add(row)
+        quick, slow = solve(models[0], gap=0.0), as_built(models[1])
+        assert quick.status == slow.status, (number, quick.reason, slow.reason)
+        seen[quick.status] += 1
+        if quick.schedule is not None and slow.schedule is not None:
+            near = pytest.approx(slow.objective_value, rel=1e-6, abs=1e-9)
+            assert quick.objective_value == near, number
+            assert not verify(problem, quick.schedule).violations
+            assert quick.objective_bound == pytest.approx(quick.objective_value, abs=1e-6), number
+        quickly += SAID in quick.log
+    assert seen[Status.OPTIMAL] > 10
+    assert seen[Status.INFEASIBLE] > 3
+    assert quickly > 20
+
+
+def test_objectives_on_state_have_the_answer_of_the_model() -> None:
+    """To write back and read little: value and bound of the model."""
+    seen = []
+    for number in range(30):
+        problem = state_problem(f"wear/{number}", (4, 7))
+        if not problem.graph.state_tensors:
+            continue
+        models = [build(problem) for _ in range(2)]
+        for model in models:
+            sizes = problem.graph.tensor_bytes
+            wear = sum(sizes[i] * var for (_, i), var in model.M_out.items())
+            read = sum(2 * var for _, var in model.M_in.items())
+            model.objective.deactivate()
+            model.wear = pyo.Objective(expr=wear + read + 0 * model.R[0, 0])
+        quick, slow = solve(models[0], gap=0.0), as_built(models[1])
+        assert quick.status == slow.status, (number, quick.reason, slow.reason)
+        if quick.own_objective is not None and slow.own_objective is not None:
+            own = slow.own_objective
+            assert quick.own_objective.value == pytest.approx(own.value, rel=1e-6, abs=1e-9)
+            assert quick.own_objective.gap == 0
+        seen.append(SAID in quick.log)
+    assert sum(seen) > 5
+
+
+def test_the_classifier_stays_in_ram() -> None:
+    """The home of a state tensor is chosen by its position, and only state has one."""
+    for number in range(40):
+        problem = state_problem(f"classifier/{number}", minimize="energy")
+        free = solve(problem, gap=0.0)
+        if free.schedule is None or set(free.schedule.resident) == set(problem.graph.state_tensors):
+            continue
+        (i, *_) = set(problem.graph.state_tensors) - set(free.schedule.resident)
+        model = build(problem)
+        model.keep = pyo.Constraint(expr=model.resident[i] >= 1)
+        kept = solve(model, gap=0.0)
+        if kept.schedule is None:
+            continue
+        assert i in kept.schedule.resident
+        assert kept.energy_j >= free.energy_j
+        assert SAID in kept.log
+        break
+    else:
+        pytest.fail("nothing was to be kept")
 
 
 def stage_limits(rng: random.Random, model: pyo.ConcreteModel, schedule: Schedule) -> Iterator[Any]:

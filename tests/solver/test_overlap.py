@@ -20,6 +20,8 @@ from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import verify_schedule
+from state_problems import state_problem
+from state_steps import random_state_schedule
 
 if TYPE_CHECKING:
     from poetmodel.solver.request import SolveProgress
@@ -162,11 +164,26 @@ def test_result_lies_between_both_sums_on_more(number: int) -> None:
     check_against_sums(f"overlap/{number}")
 
 
-def check_against_sums(seed: str) -> None:
+@pytest.mark.parametrize("number", range(30))
+def test_result_with_state_lies_between_both_sums(number: int) -> None:
+    """First reads and write-backs of state are transfers too, and homes are chosen."""
+    check_against_sums(f"overlap of state/{number}", with_state=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(30, 200))
+def test_result_with_state_lies_between_both_sums_on_more(number: int) -> None:
+    """The same on many more graphs."""
+    check_against_sums(f"overlap of state/{number}", with_state=True)
+
+
+def check_against_sums(seed: str, *, with_state: bool = False) -> None:
     """Compare one random problem with the exhaustive search under both sums."""
-    problem = overlapping(
-        scarce_problem(seed, (3, 5), minimize="energy", energy_budget=False, deadline=False),
-    )
+    stated = {"minimize": "energy", "energy_budget": None if with_state else False}
+    if with_state:
+        problem = overlapping(state_problem(seed, (4, 6), deadline=None, **stated))
+    else:
+        problem = overlapping(scarce_problem(seed, (3, 5), deadline=False, **stated))
     rng = seeded(f"{seed}/deadline")
     deadline = problem.pass_time_s + rng.randint(0, 6)
     if deadline == 0:
@@ -190,7 +207,13 @@ def check_against_sums(seed: str) -> None:
     if above is not None:
         assert result.energy_j <= above.value + CLOSE
     for _ in range(10):
-        schedule = random_schedule(rng, problem.graph, paging=problem.can_page)
+        schedule = (
+            random_state_schedule(rng, problem.graph)
+            if with_state
+            else random_schedule(rng, problem.graph, paging=problem.can_page)
+        )
+        if schedule is None:
+            continue
         verdict = verify(problem, schedule)
         if verdict.valid:
             assert verdict.simulation.energy_j is not None

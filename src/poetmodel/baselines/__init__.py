@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.baselines.registry import METHODS, Aware, Method, method, method_names
+from poetmodel.baselines.registry import METHODS, Aware, Method, StateHomes, method, method_names
 
 if TYPE_CHECKING:
     from poetmodel.baselines.result import run
 
-__all__ = ["METHODS", "Aware", "Method", "method", "method_names", "run"]
+__all__ = ["METHODS", "Aware", "Method", "StateHomes", "method", "method_names", "run"]
 
 
 def __getattr__(name: str) -> Any:

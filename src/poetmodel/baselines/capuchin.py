@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetmodel.baselines.homes import all_in_ram
 from poetmodel.baselines.paging import StorageSpace, execute_gaps, gaps_of, within_budget
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_profile
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 
+@all_in_ram
 def capuchin(problem: Problem) -> Schedule:
     """Swap by free time while transfers are hidden, then swap or recompute by saving per second.
 
@@ -125,7 +127,7 @@ class _Capuchin:
         if not self.storage.takes(gap.tensor):
             return -math.inf
         table = self.problem.table
-        out_s = 0.0 if gap.tensor in self.storage.on_aux else table.page_out_time_s[gap.tensor]
+        out_s = 0.0 if gap.tensor in self.graph.on_aux else table.page_out_time_s[gap.tensor]
         back_s = self.end_s[gap.after - 1] - table.page_in_time_s[gap.tensor]
         return back_s - (self.end_s[gap.before] + out_s)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.dtr_scores import HEURISTICS, Scores
 from poetmodel.baselines.engine import Execution, StagedExecution, fitted, last_needs
+from poetmodel.baselines.homes import all_in_ram
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.problem import Quantity
@@ -26,6 +27,7 @@ LIVENESS: Final = "liveness"
 """The variant that knows what each stage needs. Its score is ``full``."""
 
 
+@all_in_ram
 def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) -> Schedule:
     """Evict the tensor of the least score whenever RAM is short, recompute what is missing.
 
@@ -80,6 +82,7 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     return fitted(problem, lambda ram_bytes: Runtime(problem, heuristic, ram_bytes).run())
 
 
+@all_in_ram
 def dtr_paging(problem: Problem) -> Schedule:
     """Run `dtr` with liveness, and with eviction to storage wherever that is cheaper.
 

@@ -1,4 +1,4 @@
-"""Methods that page: `lru_paging`, `offload_all`, and what all of them share.
+"""Methods that page: `lru_paging`, `offload_all`, `zero_offload`, and what all of them share.
 
 A *gap* is a tensor between two uses that are not in adjacent stages. A method that decides
 beforehand chooses the gaps in which a tensor is out of RAM.
@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from poetmodel.baselines.engine import FORWARD, StagedExecution
+from poetmodel.baselines.homes import all_on_storage
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.problem import DeadlineCounts, Quantity
 from poetmodel.schedule import simulate
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 
+@all_on_storage
 def lru_paging(problem: Problem) -> Schedule:
     """Page out the least recently used tensor whenever RAM is short, page in what is read.
 
@@ -45,25 +47,63 @@ def offload_all(problem: Problem) -> Schedule:
     budget. Gradients stay in RAM from the first to the last use, as do tensors of 0 bytes. Samples
     that lie on storage from the start are not written. Takes linear time.
     ``torch.autograd.graph.save_on_cpu`` does the same with what autograd saves.
+
+    The home of all state is storage, with the rule of `zero_offload`.
     """
-    graph = problem.graph
     if not problem.can_page:
         raise MethodNotApplicableError(
             "it pages every saved tensor out, and the problem allows no paging"
         )
-    forward = [node.phase in FORWARD for node in graph.nodes]
-    if all(forward):
+    if all(node.phase in FORWARD or node.is_state for node in problem.graph.nodes):
         raise MethodNotApplicableError(
             "it pages what the backward pass reads, and the graph has no backward nodes"
         )
-    saved = {
+
+    @all_on_storage
+    def schedule(plain: Problem) -> Schedule:
+        graph = plain.graph
+        forward = [node.phase in FORWARD for node in graph.nodes]
+        saved = {
+            gap: True
+            for gap in gaps_of(graph)
+            if graph.tensor_bytes[gap.tensor]
+            and forward[graph.node_of[gap.tensor]]
+            and not forward[gap.after]
+        }
+        return execute_gaps(plain, saved | _between_uses(problem, graph))
+
+    return within_budget(problem, schedule(problem))
+
+
+def zero_offload(problem: Problem) -> Schedule:
+    """Keep all state on storage, read it for each use and write it back; keep activations in RAM.
+
+    The home of all state is storage: parameters, moments and running statistics. Each is read when
+    its first reader needs it, stays no longer than the next node if that one reads it too, and is
+    read again for each later use. Its update writes it back. Everything else is kept to its last
+    use. The method looks at no budget. Takes linear time.
+
+    ZeRO-Offload keeps master copies and moments in the memory of the host, updates them there, and
+    moves gradients out as soon as they are made. Here storage takes the place of the host, and it
+    cannot compute: so moments come in for the update, and a gradient is used up by it in RAM. When
+    updates run is for the graph to say. Without state in the graph everything is kept.
+    """
+
+    @all_on_storage
+    def schedule(plain: Problem) -> Schedule:
+        return execute_gaps(plain, _between_uses(problem, plain.graph))
+
+    return within_budget(problem, schedule(problem))
+
+
+def _between_uses(problem: Problem, graph: Graph) -> dict[Gap, bool]:
+    """Return the gaps of state that come after a use of it, all paged."""
+    state = frozenset(problem.graph.state_tensors)
+    return {
         gap: True
         for gap in gaps_of(graph)
-        if graph.tensor_bytes[gap.tensor]
-        and forward[graph.node_of[gap.tensor]]
-        and not forward[gap.after]
+        if gap.tensor in state and gap.before != graph.node_of[gap.tensor]
     }
-    return within_budget(problem, execute_gaps(problem, saved))
 
 
 class StorageSpace:
@@ -73,8 +113,7 @@ class StorageSpace:
         graph = problem.graph
         self.sizes = graph.tensor_bytes
         self.can_page = problem.can_page
-        self.on_aux = frozenset(i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux)
-        self.stored = set(self.on_aux) if problem.can_page else set[int]()
+        self.stored = set(graph.on_aux) if problem.can_page else set[int]()
         limit = problem.aux_limit_bytes
         self.left_bytes = math.inf if limit is None else limit
 
@@ -185,7 +224,7 @@ class _GapExecution(StagedExecution):
 def within_budget(problem: Problem, schedule: Schedule) -> Schedule:
     """Return a schedule, or raise `MethodNotApplicableError` unless it keeps the RAM budget."""
     usable = problem.usable_ram_bytes
-    peak = simulate(problem.graph, None, schedule).peak
+    peak = simulate(problem.graph, problem.costs, schedule).peak
     if peak.ram_bytes > usable:
         raise MethodNotApplicableError(
             f"its schedule needs {format_bytes(peak.ram_bytes)} at "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.chain import Chain, ChainMemory
 from poetmodel.baselines.engine import begin_of_backward, fitted, last_forward_uses, retain
+from poetmodel.baselines.homes import all_in_ram
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.time_limit import check_time_limit
 
@@ -34,6 +35,7 @@ class Action(StrEnum):
     """They are dropped and recomputed, with adjacent steps of the same action."""
 
 
+@all_in_ram
 def pofo(problem: Problem) -> Schedule:
     """Give every step of a chain one action so that the step of training takes the least time.
 

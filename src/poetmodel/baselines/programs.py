@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -29,6 +29,21 @@ def paging_only(problem: Problem) -> Problem:
 def recompute_only(problem: Problem) -> Problem:
     """Leave paging out (POET, ICML 2022, section 6.2)."""
     return replace(problem, paging=False)
+
+
+def resident(problem: Problem) -> Problem:
+    """Keep all state in RAM, and schedule the rest with the least energy.
+
+    On a graph without state the program is that of `optimal`.
+    """
+    state = problem.graph.state_tensors
+    if not state:
+        return problem
+
+    def all_of_it(v: Any) -> Any:
+        return sum(v.resident[i] for i in state) >= len(state)
+
+    return problem.subject_to(**{"all state in RAM": all_of_it})
 
 
 def checkmate(problem: Problem) -> Problem:

@@ -26,6 +26,17 @@ class Aware(StrEnum):
     NO = "×"  # noqa: RUF001 - the sign of the paper's table
 
 
+class StateHomes(StrEnum):
+    """Where a method keeps the state of a graph between steps."""
+
+    DECIDED = "decided"
+    """It decides for each tensor."""
+    RAM = "RAM"
+    """All in RAM."""
+    STORAGE = "storage"
+    """All on storage."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """A method by its name, and what must be known to compare it with others."""
@@ -48,6 +59,8 @@ class Method:
     """Whether it looks at the size of each tensor and at the budget (Table 1)."""
     power_aware: Aware
     """Whether it looks at energy (Table 1)."""
+    state_homes: StateHomes = StateHomes.RAM
+    """Where it keeps the state of a graph that has any."""
     not_for: str = ""
     """Where it does not apply and ends with its reason; empty where it always applies."""
     pages: bool = False
@@ -91,9 +104,11 @@ _ALL: Final = (
         name="optimal",
         summary="recompute and page with the least energy, proven (POET)",
         source="Patil et al., POET, ICML 2022, section 5",
-        assumptions="one operation after the other; parameters and gradients are resident",
+        assumptions="one operation after the other; parameters and gradients that are no tensors "
+        "of the graph are resident",
         home="poetmodel.baselines.programs:optimal",
         **_table_1("++++"),
+        state_homes=StateHomes.DECIDED,
         pages=True,
         recomputes=True,
         by_solver=True,
@@ -106,6 +121,7 @@ _ALL: Final = (
         not_for=_NO_STORAGE,
         home="poetmodel.baselines.programs:paging_only",
         **_table_1("++++"),
+        state_homes=StateHomes.DECIDED,
         pages=True,
         by_solver=True,
     ),
@@ -116,6 +132,17 @@ _ALL: Final = (
         assumptions="as optimal",
         home="poetmodel.baselines.programs:recompute_only",
         **_table_1("++++"),
+        recomputes=True,
+        by_solver=True,
+    ),
+    Method(
+        name="resident",
+        summary="the same program with all state in RAM",
+        source="this package (ablation); what PyTorch, Checkmate and POET do with parameters",
+        assumptions="as optimal",
+        home="poetmodel.baselines.programs:resident",
+        **_table_1("++++"),
+        pages=True,
         recomputes=True,
         by_solver=True,
     ),
@@ -245,6 +272,7 @@ _ALL: Final = (
         not_for=_NO_STORAGE,
         home="poetmodel.baselines.paging:lru_paging",
         **_table_1("+-+-"),
+        state_homes=StateHomes.STORAGE,
         pages=True,
     ),
     Method(
@@ -255,6 +283,19 @@ _ALL: Final = (
         not_for="Devices without storage; graphs without backward nodes.",
         home="poetmodel.baselines.paging:offload_all",
         **_table_1("+---"),
+        state_homes=StateHomes.STORAGE,
+        pages=True,
+    ),
+    Method(
+        name="zero-offload",
+        summary="keep all state on storage, read it for each use and write it back",
+        source="Ren et al., ZeRO-Offload, USENIX ATC 2021, sections 3 and 4; interpreted, as "
+        "storage cannot compute",
+        assumptions="activations fit; state is read once for each use, written once by its update",
+        not_for="Graphs with state on devices without storage.",
+        home="poetmodel.baselines.paging:zero_offload",
+        **_table_1("+---"),
+        state_homes=StateHomes.STORAGE,
         pages=True,
     ),
     Method(
@@ -265,6 +306,7 @@ _ALL: Final = (
         not_for=_NO_STORAGE,
         home="poetmodel.baselines.swap_advisor:swap_advisor",
         **_table_1("+++-"),
+        state_homes=StateHomes.STORAGE,
         pages=True,
     ),
 )

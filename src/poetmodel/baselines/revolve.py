@@ -6,6 +6,7 @@ from math import comb
 from typing import TYPE_CHECKING
 
 from poetmodel.baselines.chain import Chain
+from poetmodel.baselines.homes import all_in_ram
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import simulate
 from poetmodel.time_limit import check_time_limit
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 
+@all_in_ram
 def griewank_walther(problem: Problem) -> Schedule:
     """Checkpoint by the binomial rule with as many slots as the budget allows.
 

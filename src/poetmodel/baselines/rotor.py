@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from poetmodel.baselines.chain import ChainMemory
+from poetmodel.baselines.homes import all_in_ram
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import simulate
 from poetmodel.time_limit import check_time_limit
@@ -25,6 +26,7 @@ MARGIN: Final = 4
 """The program covers budgets larger by this fraction, as it may count too much."""
 
 
+@all_in_ram
 def rotor(problem: Problem) -> Schedule:
     """Recompute the steps of a chain with the least compute time, checkpoints staying to their use.
 

@@ -15,6 +15,7 @@ from poetmodel.baselines.engine import (
     last_forward_uses,
     retain,
 )
+from poetmodel.baselines.homes import all_in_ram
 from poetmodel.graph import Phase, articulation_points
 from poetmodel.schedule import checkpoint_all
 
@@ -69,6 +70,7 @@ def keep_all(problem: Problem) -> Schedule:
     return checkpoint_all(problem.graph)
 
 
+@all_in_ram
 def chen_sqrt(problem: Problem) -> Schedule:
     """Keep about the square root of the layers and recompute each segment between them once.
 
@@ -82,6 +84,7 @@ def chen_sqrt(problem: Problem) -> Schedule:
     return _quickest(problem, (_every_root(nodes) for nodes in _candidates(problem.graph)))
 
 
+@all_in_ram
 def chen_greedy(problem: Problem) -> Schedule:
     """Close a segment where its tensors exceed a threshold; take the quickest that fits the budget.
 
@@ -103,8 +106,8 @@ def _candidates(graph: Graph) -> tuple[Sequence[int], ...]:
     """Return the nodes at which segments may end: cut points, and all nodes."""
     own = {graph.node_of[i] for i in droppable(graph)}
     points = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
-    chained = [k for k in range(begin_of_backward(graph)) if k in own]
-    return ([k for k in points if k in own], chained)
+    forward = [k for k in range(begin_of_backward(graph)) if k in own]
+    return ([k for k in forward if k in points], forward)
 
 
 def _every_root(nodes: Sequence[int]) -> list[int]:
@@ -152,6 +155,7 @@ def _segmented(graph: Graph, ends: Sequence[int]) -> Schedule:
 # -- a minimum cut --------------------------------------------------------------------------------
 
 
+@all_in_ram
 def min_cut(problem: Problem) -> Schedule:
     """Save a minimum cut of tensors for the backward pass and recompute the others once.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from poetmodel.baselines.homes import all_on_storage
 from poetmodel.baselines.paging import execute_gaps, gaps_of, transfer_costs, within_budget
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile
@@ -28,6 +29,7 @@ MUTATIONS: Final = 2
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
+@all_on_storage
 def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     """Search for the cheapest set of tensors to swap by a genetic algorithm.
 
@@ -89,7 +91,7 @@ class _GeneticSearch:
         self.cost_out = np.zeros(self.tensor.max(initial=-1) + 1)
         self.written = np.zeros(len(self.cost_out), dtype=np.int64)
         for place, i in enumerate(tensors):
-            if not graph.nodes[graph.node_of[i]].on_aux:
+            if i not in graph.on_aux:
                 self.cost_out[self.tensor[place]] = cost_out[i]
                 self.written[self.tensor[place]] = self.sizes[place]
         self.costliest_first = np.argsort(-self.cost_in, kind="stable")

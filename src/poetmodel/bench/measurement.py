@@ -24,8 +24,10 @@ from poetmodel.errors import (
 )
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
+from poetmodel.report.presenter import state_figures
 from poetmodel.result import Termination
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
+from poetmodel.schedule.relations import RESIDENT
 
 if TYPE_CHECKING:
     from poetmodel.result import SolveResult
@@ -127,12 +129,12 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
 def solve_facts(result: SolveResult) -> Record:
     """Return what a record says of a solve, with the content of a schedule file, or None, apart."""
     document = result.to_dict()
-    apart = ("nodes", "tensors", *RELATIONS)
-    schedule = result.schedule
-    counts = schedule and {
-        "recomputed": len(schedule.R) - len(result.problem.graph.nodes),
-        "paged_out": len(schedule.M_out),
-        "paged_in": len(schedule.M_in),
+    apart = ("nodes", "tensors", *RELATIONS, RESIDENT)
+    schedule, simulation = result.schedule, result.simulation
+    counts = simulation and {
+        "recomputed": sum(simulation.recomputations.values()),
+        "paged_out": sum(simulation.page_outs.values()),
+        "paged_in": sum(simulation.page_ins.values()),
     }
     return {
         "status": str(result.status),
@@ -140,10 +142,19 @@ def solve_facts(result: SolveResult) -> Record:
         "termination": str(result.termination),
         "result": {key: value for key, value in document.items() if key not in apart},
         "counts": counts,
+        **_state(result),
         "statistics": dict(result.statistics),
         "versions": dict(result.versions),
         "schedule": None if schedule is None else document,
     }
+
+
+def _state(result: SolveResult) -> Record:
+    """Return what a record says of state, where the graph has some and there is a schedule."""
+    if result.simulation is None:
+        return {}
+    found = state_figures(result.problem.graph, result.simulation)
+    return {} if found is None else {"state": found}
 
 
 def prepare(run: Run) -> None:
@@ -210,8 +221,7 @@ def _solve(run: Run, start: dict[str, Any] | None) -> SolveResult:
     if method(run.method).by_solver:
         options |= {"backend": run.backend, "formulation": run.formulation}
         if start is not None:
-            relations = {name: start[name] for name in RELATIONS}
-            options["start"] = Schedule(**relations, identity=GraphIdentity.of(problem.graph))
+            options["start"] = Schedule.of_entries(start, GraphIdentity.of(problem.graph))
     return run_method(
         problem,
         run.method,

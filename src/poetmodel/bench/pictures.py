@@ -14,7 +14,7 @@ from poetmodel.data import write_bytes
 from poetmodel.report.drawing import check_picture
 from poetmodel.report.pictures import COLOURS, Kind, stage_map
 from poetmodel.report.still import draw_cells
-from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
+from poetmodel.schedule import GraphIdentity, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -88,10 +88,7 @@ def _maps(
         if document is None:
             continue
         graph = graph_of(row["model"])
-        schedule = Schedule(
-            **{relation: document[relation] for relation in RELATIONS},
-            identity=GraphIdentity.of(graph),
-        )
+        schedule = Schedule.of_entries(document, GraphIdentity.of(graph))
         grid = stage_map(graph, schedule)
         moved = grid.title.removeprefix(f"{graph.name}: ")
         yield Map(title=f"{row['model']}, {row['device']}, {row['ram']}\n{moved}", grid=grid)

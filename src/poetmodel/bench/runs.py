@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.baselines.registry import method as find_method
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError
-from poetmodel.graph.catalogue import OWN_SHAPE, InputShape, read_model_or_file
+from poetmodel.graph.catalogue import OWN_SHAPE, InputShape, Variant, read_model_or_file
 from poetmodel.problem import OWN, Problem
 
 if TYPE_CHECKING:
@@ -59,6 +59,14 @@ class Run:
     """Side of its square images; None for the network's own."""
     sequence: int | None = None
     """Tokens of a sample; None for the network's own."""
+    state: str | None = None
+    """The optimizer whose state is in the graph, as ``--state`` takes it; None for none."""
+    in_place: bool = False
+    """Whether operators may write over their inputs."""
+    tile: str | None = None
+    """Largest piece of a weight, as ``--tile`` takes it; None for whole weights."""
+    train: str | None = None
+    """What is trained, as ``--train`` takes it; None for all."""
     deadline: str | None = None
     """Deadline, as ``--deadline`` takes it; None for none."""
     method: str = "optimal"
@@ -85,13 +93,13 @@ class Run:
         return " | ".join(part for part in (*parts, self.formulation) if part)
 
     @property
-    def shape(self) -> InputShape:
-        """Sizes of the network's input."""
-        return InputShape(batch=self.batch, image=self.image, sequence=self.sequence)
+    def shape(self) -> Variant:
+        """Sizes of the network's input, and what of its state is in the graph."""
+        return Variant(**{field.name: getattr(self, field.name) for field in fields(Variant)})
 
     @property
     def network(self) -> str:
-        """What tables call its model: with the sizes that are not its own."""
+        """What tables call its model: with the sizes and the state that are not its own."""
         return self.shape.label(self.model)
 
     @property
@@ -126,11 +134,11 @@ class Run:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its fields as plain values, without sizes that are the network's own.
+        """Return its fields as plain values, without sizes and state that are the network's own.
 
         Where there are no own constraints, they are left out: the key is what it always was.
         """
-        own = {name for name in asdict(OWN_SHAPE) if name not in self.shape.given}
+        own = {field.name for field in fields(Variant)} - self.shape.given.keys()
         found = {name: value for name, value in asdict(self).items() if name not in own}
         if self.settings.constraints is None:
             del found["settings"]["constraints"]
@@ -156,9 +164,9 @@ def grid(
 ) -> tuple[Run, ...]:
     """Return all runs of a sweep: models x shapes x devices x deadlines x methods x budgets.
 
-    Shapes are sizes of the models' inputs. Budgets ascend within the rest. Back ends and
-    formulations, of which None is the default, multiply only the methods that need a solver; what
-    is named twice counts once.
+    Shapes are sizes of the models' inputs, or `Variant`s, with their state. Budgets ascend within
+    the rest. Back ends and formulations, of which None is the default, multiply only the methods
+    that need a solver; what is named twice counts once.
 
     Raises
     ------

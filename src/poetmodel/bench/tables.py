@@ -36,6 +36,7 @@ _FIGURES: Final = (
     "solve_s",
 )
 _COUNTS: Final = ("recomputed", "paged_out", "paged_in")
+_STATE: Final = ("resident_bytes", "on_storage_bytes", "read_bytes", "written_back_bytes")
 _SIZES: Final = ("columns", "rows", "nodes")
 _MODEL: Final = ("model_value", "model_bound")
 
@@ -79,6 +80,8 @@ def _row(record: Record) -> Row:
     row |= {name: result.get(name) for name in _FIGURES}
     row |= {"axis_bound_j": None, "axis_gap": None}
     row |= {name: (record.get("counts") or {}).get(name) for name in _COUNTS}
+    state = record.get("state") or {}
+    row |= {f"state_{name}": state.get(name) for name in _STATE}
     statistics = record.get("statistics") or {}
     row |= {name: statistics.get(name) for name in (*_SIZES, *_MODEL)}
     row["model_gap"] = model_gap(statistics)

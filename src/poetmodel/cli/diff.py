@@ -9,7 +9,14 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.output import listing, print_json, print_text, show
-from poetmodel.report.presenter import Fact, constraint_rows, document, plural, room_facts
+from poetmodel.report.presenter import (
+    Fact,
+    constraint_rows,
+    document,
+    plural,
+    room_facts,
+    state_figures,
+)
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -100,6 +107,12 @@ def _facts(side: VerifiedSchedule) -> Iterator[Fact]:
     yield Fact("resident_bytes", room["resident_bytes"])
     yield Fact("device_ram_bytes", room["device_ram_bytes"], "device RAM", format_bytes)
     yield Fact("fits_device", room["fits_device"], "fits device", _yes_or_no)
+    yield Fact("device_ram", room["device_ram"])
+    state = state_figures(side.graph, simulation)
+    if state is not None:
+        yield Fact("state", state)
+        yield Fact("", state["resident_bytes"], "resident state", format_bytes)
+        yield Fact("", state["on_storage_bytes"], "state on storage", format_bytes)
     yield Fact("written_bytes", simulation.written_bytes, "paged out", format_bytes)
     yield Fact("read_bytes", simulation.read_bytes, "paged in", format_bytes)
     again = sum(k < t for t, k in side.schedule.R)
@@ -125,9 +138,12 @@ def _yes_or_no(fits: object) -> str:
     return "yes" if fits else "NO"
 
 
-def _deeds(decision: Decision) -> tuple[tuple[int, ...], ...]:
-    """Return the stages of what is done to a tensor; when it is dropped follows from them."""
-    return decision.recomputed, decision.paged_out, decision.paged_in
+def _deeds(decision: Decision) -> tuple[object, ...]:
+    """Return the stages of what is done to a tensor; when it is dropped follows from them.
+
+    State that does not move still has its home in RAM or on storage: the choice says which.
+    """
+    return decision.choice, decision.recomputed, decision.paged_out, decision.paged_in
 
 
 def _print_changed(

@@ -15,7 +15,15 @@ from poetmodel.cli.output import figures, listing, print_json, print_text, show
 from poetmodel.device.room import room_figures
 from poetmodel.errors import InputError
 from poetmodel.problem import RELATIVE_TOLERANCE
-from poetmodel.report.presenter import Fact, constraint_facts, document, room_facts, row
+from poetmodel.report.presenter import (
+    Fact,
+    constraint_facts,
+    document,
+    plural,
+    room_facts,
+    row,
+    state_facts,
+)
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.report.subject import VerifiedSchedule
-    from poetmodel.schedule.decisions import Decision
+    from poetmodel.schedule.decisions import Decision, InPlaceUse
     from poetmodel.schedule.simulation import MemoryPoint
     from poetmodel.solver.sensitivity.alternatives import Alternative, MoreRam
 
@@ -59,6 +67,10 @@ class Account:
     asked: Sequence[tuple[Decision, Sequence[Alternative]]]
     """The tensors with their alternatives, the most expensive first."""
     more_ram: Sequence[MoreRam]
+    in_place: Sequence[InPlaceUse] = ()
+    """Where it operates in place."""
+    saved_in_place_bytes: int = 0
+    """How much higher its peak is without [B]."""
 
     @property
     def noise_j(self) -> float:
@@ -121,7 +133,12 @@ def give_account(
     stated: VerifiedSchedule, tensor: str | None, *, time_limit: float, threads: int
 ) -> Account:
     """Explain one tensor, or the most expensive ones and the value of more RAM."""
-    from poetmodel.schedule.decisions import find_decisions, steps_at_limit
+    from poetmodel.schedule.decisions import (
+        find_decisions,
+        in_place_uses,
+        saved_in_place_bytes,
+        steps_at_limit,
+    )
     from poetmodel.solver.sensitivity.alternatives import find_alternatives, value_of_ram
 
     problem, schedule = stated.problem, stated.schedule
@@ -137,14 +154,20 @@ def give_account(
     find = partial(find_alternatives, time_limit=TENSOR_SHARE * time_limit, threads=threads)
     asked = [(decision, find(problem, schedule, decision.tensor)) for decision in chosen]
     return Account(
-        stated=stated, decisions=decisions, at_limit=at_limit, asked=asked, more_ram=more_ram
+        stated=stated,
+        decisions=decisions,
+        at_limit=at_limit,
+        asked=asked,
+        more_ram=more_ram,
+        in_place=in_place_uses(problem.graph, schedule),
+        saved_in_place_bytes=saved_in_place_bytes(problem, schedule, stated.simulation),
     )
 
 
 def _dearest(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
     """Return the most expensive decisions, a recomputation only for its largest output."""
     size = graph.tensor_bytes
-    moved = [decision for decision in decisions if decision.choice.has_cost]
+    moved = [decision for decision in decisions if decision.has_cost]
     chosen: dict[tuple[object, ...], Decision] = {}
     for decision in sorted(moved, key=lambda one: (-one.energy_j, -size[one.tensor])):
         shared = not decision.paged_in
@@ -168,6 +191,11 @@ def as_dict(account: Account) -> dict[str, Any]:
     """Return an explanation as plain values in SI units."""
     stated = account.stated
     graph, simulation = stated.graph, stated.simulation
+    in_place = {
+        "uses": len(account.in_place),
+        "possible": sum(map(len, graph.in_place_of)),
+        "saved_at_peak_bytes": account.saved_in_place_bytes,
+    }
     return {
         "graph": {"name": graph.name, "sha256": graph.sha256},
         "status": stated.document.status,
@@ -177,6 +205,8 @@ def as_dict(account: Account) -> dict[str, Any]:
         "peak_ram_bytes": simulation.peak_ram_bytes,
         "ram_budget_bytes": stated.problem.ram_budget_bytes,
         **room_figures(stated.room),
+        **document(state_facts(graph, simulation)),
+        **({"in_place": in_place} if any(graph.in_place_of) else {}),
         **document(constraint_facts(stated.constraints)),
         "binding": [
             {"stage": at.stage, "node": graph.nodes[at.node].name, "ram_bytes": at.ram_bytes}
@@ -215,6 +245,7 @@ def _decision_facts(account: Account, decision: Decision) -> Iterator[Fact]:
     yield row("in RAM", _spans(decision.in_ram), "stages")
     if decision.on_storage:
         yield row("on storage", _spans(decision.on_storage), "stages")
+    yield from _taken_over(account, decision)
     steps = decision.bytes_at_limit // size if size else 0
     yield row(
         "at the limit",
@@ -224,17 +255,37 @@ def _decision_facts(account: Account, decision: Decision) -> Iterator[Fact]:
     )
 
 
+def _taken_over(account: Account, decision: Decision) -> Iterator[Fact]:
+    """Yield in whose memory a tensor is written, and what is written in its own."""
+    graph, i = account.stated.graph, decision.tensor
+    if i in graph.state_of:
+        yield row("in place", "always", f"in the memory of {graph.tensors[graph.state_of[i]].name}")
+    for verb, one, others in (
+        ("in the memory of", "output", "input"),
+        ("its memory is taken by", "input", "output"),
+    ):
+        found: dict[int, list[int]] = {}
+        for use in account.in_place:
+            if getattr(use, one) == i:
+                found.setdefault(getattr(use, others), []).append(use.stage)
+        for other, stages in found.items():
+            yield row("in place", _at(stages), f"{verb} {graph.tensors[other].name}")
+
+
 def _deeds(decision: Decision) -> str:
-    parts = [
-        f"{what} in stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
-        for what, stages in (
-            ("recomputed", decision.recomputed),
-            ("paged out", decision.paged_out),
-            ("paged in", decision.paged_in),
-        )
-        if stages
-    ]
-    return "; ".join(parts)
+    at_home = decision.choice == "on storage"
+    words = ("written back", "read") if at_home else ("paged out", "paged in")
+    deeds = (
+        ("recomputed", decision.recomputed),
+        (words[0], decision.paged_out),
+        (words[1], decision.paged_in),
+    )
+    parts = [f"{what} in {_at(stages)}" for what, stages in deeds if stages]
+    return "; ".join(reversed(parts) if at_home else parts)
+
+
+def _at(stages: Sequence[int]) -> str:
+    return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
 
 
 def _spans(spans: Sequence[tuple[int, int]]) -> str:
@@ -307,6 +358,8 @@ def _print_schedule(account: Account) -> None:
         ),
         _at_limit(account),
         *room_facts(stated.room),
+        *state_facts(graph, simulation),
+        *_in_place(account),
         *constraint_facts(stated.constraints),
         *(_saved(account, more) for more in account.more_ram),
     ]
@@ -321,6 +374,17 @@ def _print_schedule(account: Account) -> None:
         "  A to B: a schedule with B was found, none is below A; 0 J: within the gap",
         "'poetmodel explain SCHEDULE TENSOR' explains one tensor.",
     )
+
+
+def _in_place(account: Account) -> Iterator[Fact]:
+    """Yield where the schedule operates in place, and what that saves."""
+    graph, uses = account.stated.graph, account.in_place
+    pairs = sum(map(len, graph.in_place_of))
+    if pairs:
+        done = len({(use.output, use.input) for use in uses})
+        saved = format_bytes(account.saved_in_place_bytes)
+        text = f"{done} of {plural(pairs, 'output')}"
+        yield row("in place", text, f"{plural(len(uses), 'time')}; saves {saved} at the peak")
 
 
 def _at_limit(account: Account) -> Fact:

@@ -90,7 +90,8 @@ def graph_of(
 def _of_other_sizes(identity: GraphIdentity, source: str | Path) -> str:
     return (
         f"{source}: is for another {identity.name!r} (sha256 {identity.sha256[:12]}...) than the "
-        "built-in network; give its sizes with --batch, --image or --sequence, or give --graph FILE"
+        "built-in network; give its sizes with --batch, --image or --sequence, its state with "
+        "--state, --in-place, --tile and --train, or give --graph FILE"
     )
 
 
@@ -110,7 +111,8 @@ def graph_of_code(given: FileGraphOptions, data: bytes, *, source: str | Path) -
             return made
     raise InputError(
         f"no graph: {source} is for no built-in network (sha256 {sha256}...); give --graph "
-        "FILE|MODEL, or its sizes with --batch, --image or --sequence"
+        "FILE|MODEL, its sizes with --batch, --image or --sequence, or its state with --state, "
+        "--in-place, --tile and --train"
     )
 
 
@@ -294,7 +296,7 @@ def read_valid(path: Path, given: FileGraphOptions, costing: CostOptions) -> Ver
 def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, ...] = ()) -> None:
     """Raise unless the files of options can be written, and are neither inputs nor the same.
 
-    That of ``--plot`` must be a known kind of picture.
+    Those of ``--plot`` and ``--plot-arena`` must be a known kind of picture.
     """
     from poetmodel.data import check_writable
 
@@ -302,7 +304,7 @@ def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, .
     for name, path in outputs:
         if path is None:
             continue
-        if name == "--plot":
+        if name in ("--plot", "--plot-arena"):
             from poetmodel.report.drawing import check_picture
 
             check_picture(path)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import completion
-from poetmodel.cli.inputs import read_graph
-from poetmodel.cli.options import GraphOptions, OutputOptions, argument, command, group
+from poetmodel.cli.inputs import read_device, read_graph
+from poetmodel.cli.options import GraphOptions, OutputOptions, argument, command, group, what
 from poetmodel.cli.output import figures, listing, print_json, print_text, show
-from poetmodel.report.presenter import Fact, count, row
+from poetmodel.device.room import DeviceRoom, floor_use, gauge, keep_all_use
+from poetmodel.report.presenter import Fact, count, gauge_fact, row
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -17,20 +18,33 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from poetmodel.device import Device
     from poetmodel.graph import Graph
 
 LARGEST: Final = 8
 """Most tensors in a list."""
 
 
+@group
+class BoardOptions:
+    """The device that is to train the graph."""
+
+    device: str | None = what(
+        None,
+        "--device NAME|FILE",
+        "Also show what its keep-all peak and its minimum RAM take of this device.",
+        autocompletion=completion.devices,
+    )
+
+
 @command("poetmodel inspect resnet18-cifar")
-def inspect(source: GraphOptions, output: OutputOptions) -> None:
+def inspect(source: GraphOptions, board: BoardOptions, output: OutputOptions) -> None:
     """Show the size of a graph, its keep-all peak and its minimum RAM."""
-    graph = read_graph(source)
+    graph, device = read_graph(source), read_device(board.device)
     if output.json:
-        print_json(as_dict(graph))
+        print_json(as_dict(graph, device))
     else:
-        show(*tables(graph))
+        show(*tables(graph, device))
 
 
 @group
@@ -73,11 +87,15 @@ def models(shown: ModelArgument, output: OutputOptions) -> None:
         show(*tables(load_model(shown.name)))
 
 
-def as_dict(graph: Graph) -> dict[str, Any]:
-    """Return the facts of a graph as plain values, None where its file does not state them."""
+def as_dict(graph: Graph, device: Device | None = None) -> dict[str, Any]:
+    """Return the facts of a graph as plain values, None where its file does not state them.
+
+    With a device the floor is that of its storage, and there are two gauges of its RAM.
+    """
     from poetmodel.graph import checkpoint_all_profile, floor, inference_profile
 
-    lowest, profile = floor(graph), checkpoint_all_profile(graph)
+    mapped = device is not None and device.is_memory_mapped
+    lowest, profile = floor(graph, memory_mapped=mapped), checkpoint_all_profile(graph)
     forward = inference_profile(graph)
     fullest = None if forward is None else max(forward, key=forward.__getitem__)
     return {
@@ -103,12 +121,32 @@ def as_dict(graph: Graph) -> dict[str, Any]:
         "floor_inputs": [graph.tensors[i].name for i in graph.inputs_of[lowest.node]],
         "floor_outputs": [tensor.name for tensor in graph.nodes[lowest.node].outputs],
         "phases": _phases(graph),
+        **_on_device(graph, device),
     }
 
 
-def tables(graph: Graph) -> tuple[RenderableType, ...]:
+def rooms(graph: Graph, device: Device) -> tuple[DeviceRoom | None, DeviceRoom | None]:
+    """Return what keep-all, with all state in RAM, and the floor take of a device."""
+    lowest = floor_use(graph, memory_mapped=device.is_memory_mapped)
+    return DeviceRoom.of(device, graph, keep_all_use(graph)), DeviceRoom.of(device, graph, lowest)
+
+
+def _on_device(graph: Graph, device: Device | None) -> dict[str, Any]:
+    """Return the gauges of a device: what fits the floor need not train, what does not cannot."""
+    if device is None:
+        return {}
+    keep_all, lowest = map(gauge, rooms(graph, device))
+    unknown = {} if lowest is None or not lowest["trains"] else {"trains": None}
+    return {
+        "device": device.key or device.name,
+        "device_ram": {"keep_all": keep_all, "floor": (lowest or {}) | unknown},
+    }
+
+
+def tables(graph: Graph, device: Device | None = None) -> tuple[RenderableType, ...]:
     """Return the tables about a graph, for people."""
-    size = figures(graph.name, _facts(graph, as_dict(graph)))
+    facts = [*_facts(graph, as_dict(graph, device), device)]
+    size = figures(graph.name, facts)
     return (size, "", _largest_tensors(graph)) if graph.tensors else (size,)
 
 
@@ -123,7 +161,7 @@ def _phases(graph: Graph) -> dict[str, dict[str, int]]:
     return phases
 
 
-def _facts(graph: Graph, found: dict[str, Any]) -> Iterator[Fact]:
+def _facts(graph: Graph, found: dict[str, Any], device: Device | None) -> Iterator[Fact]:
     yield row("batch", f"{graph.batch_size}", f"elements are {graph.dtype}")
     sizes = f"{found['tensors']:,} tensors, {found['edges']:,} edges"
     yield row("nodes", f"{found['nodes']:,}", sizes)
@@ -149,17 +187,49 @@ def _facts(graph: Graph, found: dict[str, Any]) -> Iterator[Fact]:
     yield row("inference", *_inference(found))
     share = f", {found['floor_bytes'] / peak_bytes:.1%} of the keep-all peak" if peak_bytes else ""
     aside = ", but for state on memory-mapped storage" if graph.state_tensors else ""
+    if device is not None and graph.state_tensors:
+        aside = ", state read where it lies" if device.is_memory_mapped else ""
     note = f"no schedule needs less{share}{aside}"
     yield row("minimum RAM", format_bytes(found["floor_bytes"]), note)
     yield row("  needed by", "", found["floor_node"])
     for verb, names in (("  reads", found["floor_inputs"]), ("  writes", found["floor_outputs"])):
         for name in names[:LARGEST]:
-            yield row(verb, format_bytes(graph.tensor_bytes[graph.tensor_index[name]]), name)
+            i = graph.tensor_index[name]
+            told = _own_room(graph, i, device) if verb == "  reads" else _shared_room(graph, i)
+            yield row(verb, format_bytes(graph.tensor_bytes[i]), name + told)
         if len(names) > LARGEST:
             yield row(verb, "", f"and {len(names) - LARGEST:,} more")
     workspace_bytes = graph.nodes[graph.node_index[found["floor_node"]]].workspace_bytes
     if workspace_bytes:
         yield row("  workspace", format_bytes(workspace_bytes))
+    if device is not None:
+        yield from _gauges(graph, device)
+
+
+def _own_room(graph: Graph, i: int, device: Device | None) -> str:
+    """Return that an input takes no RAM, where it is state on storage which the core reads."""
+    mapped = device is not None and device.is_memory_mapped and i in graph.state_tensors
+    return ", read where it lies" if mapped else ""
+
+
+def _shared_room(graph: Graph, i: int) -> str:
+    """Return in whose memory an output may be, if it takes no room of its own."""
+    pairs = graph.in_place_of[graph.node_of[i]]
+    shared = {**dict(pairs), **graph.state_of}.get(i)
+    return "" if shared is None else f", in the memory of {graph.tensors[shared].name}"
+
+
+def _gauges(graph: Graph, device: Device) -> Iterator[Fact]:
+    """Yield what keep-all and the floor take of a device, and what follows."""
+    keep_all, lowest = rooms(graph, device)
+    told = "keep-all does not fit, a schedule may"
+    if lowest is not None and not lowest.fits:
+        told = "no schedule trains there"
+    elif keep_all is not None and keep_all.fits:
+        told = "keep-all trains there"
+    yield row("device RAM", format_bytes(device.ram_bytes), told)
+    yield gauge_fact("", "  keep-all", keep_all)
+    yield gauge_fact("", "  minimum", lowest)
 
 
 def _inference(found: dict[str, Any]) -> tuple[str, str]:

@@ -69,10 +69,8 @@ def limits(
 
 def as_dict(problem: Problem, found: Sequence[Limit]) -> dict[str, Any]:
     """Return the limits as plain values in SI units; those on RAM by name, under ``ram``."""
-    from poetmodel.graph import floor
-
     graph = problem.graph
-    least = floor(graph)
+    least = problem.floor
     return {
         "graph": {"name": graph.name, "sha256": graph.sha256},
         "problem": problem.to_dict(),

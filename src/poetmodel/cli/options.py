@@ -25,7 +25,7 @@ from poetmodel.baselines.registry import DEFAULT, method
 from poetmodel.cli import completion
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import InputError
-from poetmodel.graph.catalogue import InputShape
+from poetmodel.graph.catalogue import Variant
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 
 if TYPE_CHECKING:
@@ -208,6 +208,15 @@ class FormulationName(StrEnum):
     PAPER = "paper"
 
 
+class StateName(StrEnum):
+    """What state ``--state`` puts into the graph."""
+
+    SGD = "sgd"
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+    FROZEN = "frozen"
+
+
 # -- the groups --------------------------------------------------------------------------------
 
 
@@ -238,10 +247,40 @@ class FileGraphOptions:
         None, "--sequence N", "Tokens of a sample, for built-in networks.", parser=input_size
     )
 
+    state: StateName | None = what(
+        None,
+        "--state",
+        "Put parameters and the state of this optimizer into the graph, or parameters that are "
+        "only read, for built-in networks.",
+    )
+    in_place: bool = what(
+        False, "--in-place", "Let operators write over their inputs, for built-in networks."
+    )
+    tile: str | None = what(
+        None,
+        "--tile SIZE",
+        "Split larger parameters along their output channels, such as 32KiB, with --state; for "
+        "'profile' also with --target qemu.",
+    )
+    train: str | None = what(
+        None,
+        "--train WHAT",
+        "Train only last-N layers, biases, or the parameters or layers that match a pattern, with "
+        "--state. Default: all.",
+    )
+
     @property
-    def shape(self) -> InputShape:
-        """The sizes of the input."""
-        return InputShape(batch=self.batch, image=self.image, sequence=self.sequence)
+    def shape(self) -> Variant:
+        """The sizes of the input, and what of its state is in the graph."""
+        return Variant(
+            batch=self.batch,
+            image=self.image,
+            sequence=self.sequence,
+            state=None if self.state is None else str(self.state),
+            in_place=self.in_place,
+            tile=self.tile,
+            train=self.train,
+        )
 
 
 @group

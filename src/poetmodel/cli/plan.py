@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +16,7 @@ from poetmodel.cli.output import figures, print_json, print_text, print_written,
 from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
+from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.problem import DeadlineCounts, Problem
 from poetmodel.report.presenter import Fact, count, escaped, room_facts, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph
-    from poetmodel.plan import Plan, PlanCheck
+    from poetmodel.plan import Arena, ArenaCheck, Plan, PlanCheck
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
     from poetmodel.schedule.io import ScheduleDocument
+    from poetmodel.solver import Fitted
 
 
 class PlanFormat(StrEnum):
@@ -52,6 +54,14 @@ class PlanOptions:
         "How transfers run. Default: the device's; else dma for an overlap schedule, else "
         "blocking.",
     )
+    arena: bool = options.what(
+        False,
+        "--arena",
+        "Give every copy of a tensor and every workspace a fixed offset in one block of RAM.",
+    )
+    alignment: int | None = options.what(
+        None, "--alignment BYTES", "With --arena: offsets are multiples of it. Default: 16."
+    )
     ram: str | None = options.limit(
         None,
         "--ram SIZE",
@@ -67,6 +77,19 @@ class PlanOptions:
     plot: Path | None = options.output(
         None, "--plot FILE", "Draw core, bus and RAM over time: *.png, *.svg or *.html."
     )
+    plot_arena: Path | None = options.output(
+        None, "--plot-arena FILE", "With --arena: draw what lies where and when, likewise."
+    )
+
+    def check(self) -> None:
+        """Raise where options are given that say nothing together."""
+        if self.form == PlanFormat.BINARY and self.out is None:
+            raise InputError("--format binary: give --out FILE for the bytes")
+        if self.form == PlanFormat.BINARY and self.arena:
+            raise InputError("--format binary: has no addresses; give --format json with --arena")
+        for name, value in (("--alignment", self.alignment), ("--plot-arena", self.plot_arena)):
+            if value is not None and not self.arena:
+                raise InputError(f"{name}: is about addresses; give --arena too")
 
 
 @options.command("poetmodel plan mlp.json --graph mlp --format text")
@@ -80,11 +103,15 @@ def plan(
     from poetmodel.schedule import check_identity
     from poetmodel.schedule.io import load_document
 
-    if wanted.form == PlanFormat.BINARY and wanted.out is None:
-        raise InputError("--format binary: give --out FILE for the bytes")
+    wanted.check()
     path = wanted.schedule
     inputs = (str(path), source.graph, costing.device, costing.profile)
-    check_outputs(("--out", wanted.out), ("--plot", wanted.plot), inputs=inputs)
+    outputs = (
+        ("--out", wanted.out),
+        ("--plot", wanted.plot),
+        ("--plot-arena", wanted.plot_arena),
+    )
+    check_outputs(*outputs, inputs=inputs)
     document = load_document(path)
     graph = graph_of(source, document.schedule.identity, source=path).graph
     try:
@@ -105,11 +132,13 @@ def plan(
             mode=wanted.mode or mode,
             ram_budget_bytes=budget,
             aux_bytes=None if stated is None else stated.aux_bytes,
+            alignment=(wanted.alignment or ALIGNMENT) if wanted.arena else None,
+            may_wait=stated is None or stated.deadline_counts != "overlap",
         )
     except (ScheduleError, PlanError) as error:
         raise error.within(str(path)) from None
-    if made.check.violations:
-        print_faults(made.check.violations)
+    if made.violations:
+        print_faults(made.violations)
         raise typer.Exit(ExitStatus.INFEASIBLE)
     _deliver(made, wanted, json=output.json)
 
@@ -143,8 +172,14 @@ def _deliver(made: Planned, wanted: PlanOptions, *, json: bool) -> None:
 
         draw(plan_timeline(made.graph, made.plan, made.check), wanted.plot)
         print_written(wanted.plot)
+    if wanted.plot_arena is not None and made.places is not None:
+        from poetmodel.report.drawing import draw
+        from poetmodel.report.pictures import address_map
+
+        draw(address_map(made.graph, made.plan, made.check, made.places), wanted.plot_arena)
+        print_written(wanted.plot_arena)
     if json:
-        print_json(made.plan.to_dict(made.check))
+        print_json(made.plan.to_dict(made.check, made.arena))
     elif wanted.form == PlanFormat.TEXT and wanted.out is None:
         print_text(*made.listing())
     else:
@@ -155,6 +190,7 @@ def _deliver(made: Planned, wanted: PlanOptions, *, json: bool) -> None:
 
 def _facts(made: Planned) -> Iterator[Fact]:
     from poetmodel.plan import Op, encode
+    from poetmodel.plan.listing import homes_in_words
 
     plan, check = made.plan, made.check
     times = dict.fromkeys(Op, 0)
@@ -173,9 +209,23 @@ def _facts(made: Planned) -> Iterator[Fact]:
     budget = plan.ram_budget_bytes
     of = "" if budget is None else f"of a budget of {format_bytes(budget)}"
     yield row("peak RAM", format_bytes(check.peak_ram_bytes), of)
+    if made.arena is not None:
+        yield from arena_rows(made.arena)
     yield row("storage used", format_bytes(check.aux_used_bytes))
+    homes = homes_in_words(made.graph, plan)
+    if homes:
+        reads = len(plan.first_reads(made.graph))
+        first = f", {count(reads)}first reads" if reads else ""
+        yield row("state", format_bytes(made.graph.state_bytes), homes + first)
     size = f"{count(len(encode(made.graph, plan)))}B"
     yield row("binary size", size, "with --format binary")
+
+
+def arena_rows(arena: Arena) -> Iterator[Fact]:
+    """Yield the figures of addresses."""
+    from poetmodel.plan.listing import fragmentation_in_words
+
+    yield row("arena", format_bytes(arena.bytes), fragmentation_in_words(arena))
 
 
 _MODES: Final = {
@@ -195,6 +245,9 @@ class Planned:
     device: Device | None
     plan: Plan
     check: PlanCheck
+    arena: Arena | None = None
+    places: ArenaCheck | None = None
+    """What the walk through the addresses found, where there are any."""
 
     @classmethod
     def of(
@@ -206,14 +259,73 @@ class Planned:
         mode: StorageMode,
         ram_budget_bytes: int | None,
         aux_bytes: int | None,
+        alignment: int | None = None,
+        may_wait: bool = False,
     ) -> Planned:
-        """Plan a schedule, and verify the plan."""
-        from poetmodel.plan import check_plan
+        """Plan a schedule, with addresses where an alignment is given, and verify both."""
         from poetmodel.planner import make_plan
 
-        made = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=ram_budget_bytes)
-        check = check_plan(graph, costs, made, aux_bytes=aux_bytes)
-        return cls(graph=graph, device=costs.device, plan=made, check=check)
+        if alignment is None:
+            made = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=ram_budget_bytes)
+            return cls.checked(graph, costs, made, None, aux_bytes=aux_bytes)
+        from poetmodel.solver.fitting import plan_and_place
+
+        made, arena = plan_and_place(
+            graph,
+            costs,
+            schedule,
+            mode=mode,
+            ram_budget_bytes=ram_budget_bytes,
+            alignment=alignment,
+            may_wait=may_wait,
+        )
+        return cls.checked(graph, costs, made, arena, aux_bytes=aux_bytes)
+
+    @classmethod
+    def checked(
+        cls,
+        graph: Graph,
+        costs: Costs,
+        made: Plan,
+        arena: Arena | None,
+        *,
+        aux_bytes: int | None,
+    ) -> Planned:
+        """Verify a plan and its addresses."""
+        from poetmodel.plan import check_arena, check_plan
+
+        return cls(
+            graph=graph,
+            device=costs.device,
+            plan=made,
+            check=check_plan(graph, costs, made, aux_bytes=aux_bytes),
+            arena=arena,
+            places=None if arena is None else check_arena(graph, made, arena),
+        )
+
+    def placed(self) -> Planned:
+        """Return the plan as it is with addresses, if it can run."""
+        if self.check.violations:
+            return self
+        from poetmodel.placement import place
+        from poetmodel.plan import check_arena
+
+        arena = place(self.graph, self.plan)
+        return replace(self, arena=arena, places=check_arena(self.graph, self.plan, arena))
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """Whatever is wrong with the plan, or with its addresses and what to do then."""
+        if self.check.violations or self.places is None or self.arena is None:
+            return self.check.violations
+        budget = self.plan.ram_budget_bytes
+        if budget is None or self.arena.bytes <= budget:
+            return self.places.violations
+        return (
+            f"arena: {self.arena.bytes:,} B are {format_bytes(self.arena.bytes - budget)} above "
+            f"the {budget:,} B that tensors may use; 'poetmodel solve' with --plan FILE --arena "
+            "finds another schedule, or give a larger --ram",
+        )
 
     @property
     def room(self) -> DeviceRoom | None:
@@ -224,7 +336,7 @@ class Planned:
         """Return the lines of the listing for people."""
         from poetmodel.plan.listing import plan_listing
 
-        return plan_listing(self.graph, self.plan, self.check).splitlines()
+        return plan_listing(self.graph, self.plan, self.check, self.arena).splitlines()
 
     def save(self, path: Path, form: PlanFormat) -> None:
         """Write the plan in one of its formats."""
@@ -236,7 +348,7 @@ class Planned:
         elif form == PlanFormat.TEXT:
             write_text(path, "".join(f"{escaped(line)}\n" for line in self.listing()))
         else:
-            self.plan.save(path, self.check)
+            self.plan.save(path, self.check, self.arena)
 
 
 def default_mode(
@@ -256,8 +368,17 @@ def default_mode(
     ]
 
 
-def save_beside(result: SolveResult, *, plan: Path | None, plot: Path | None) -> Iterator[Path]:
-    """Write the plan and the map of a solve; yield each file that was written."""
+def save_beside(
+    result: SolveResult,
+    *,
+    plan: Path | None,
+    plot: Path | None,
+    fitted: Fitted | None = None,
+) -> Iterator[Path]:
+    """Write the plan and the map of a solve; yield each file that was written.
+
+    `fitted` has the plan where addresses are wanted.
+    """
     problem = result.problem
     if result.schedule is None:
         return
@@ -266,16 +387,25 @@ def save_beside(result: SolveResult, *, plan: Path | None, plot: Path | None) ->
     elif plan is not None:
         mode, doubts = default_mode(problem.costs.device, problem.deadline_counts)
         print_warnings(doubts)
-        made = Planned.of(
-            problem.graph,
-            problem.costs,
-            result.schedule,
-            mode=mode,
-            ram_budget_bytes=problem.usable_ram_bytes,
-            aux_bytes=problem.aux_limit_bytes,
-        )
-        if made.check.violations:
-            raise VerificationError(made.check.violations)
+        if fitted is not None and fitted.plan is not None:
+            made = Planned.checked(
+                problem.graph,
+                problem.costs,
+                fitted.plan,
+                fitted.arena,
+                aux_bytes=problem.aux_limit_bytes,
+            )
+        else:
+            made = Planned.of(
+                problem.graph,
+                problem.costs,
+                result.schedule,
+                mode=mode,
+                ram_budget_bytes=problem.usable_ram_bytes,
+                aux_bytes=problem.aux_limit_bytes,
+            )
+        if made.violations:
+            raise VerificationError(made.violations)
         made.save(plan, PlanFormat.JSON)
         yield plan
     if plot is not None:

@@ -147,6 +147,7 @@ def _read_subject(
         ),
         plan=None if planned is None else planned.plan,
         check=None if planned is None else planned.check,
+        places=None if planned is None else planned.places,
     )
 
 
@@ -165,7 +166,7 @@ def _planned(found: VerifiedSchedule) -> tuple[Planned | None, list[str]]:
             mode=mode,
             ram_budget_bytes=budget if budget is None or budget > 0 else None,
             aux_bytes=None if stated is None else stated.aux_bytes,
-        )
+        ).placed()
     except PlanError as error:
         return None, [f"there is no plan: {error}"]
     return made, doubts

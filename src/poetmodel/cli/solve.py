@@ -15,13 +15,15 @@ from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings
 from poetmodel.cli.inputs import check_outputs, device_warnings, read_costs, read_graph
 from poetmodel.cli.job import JobOptions, Reply, answer
 from poetmodel.cli.output import figures, print_json, print_written, show
-from poetmodel.cli.plan import save_beside
+from poetmodel.cli.plan import arena_rows, default_mode, save_beside
 from poetmodel.cli.progress import live_line
 from poetmodel.errors import InputError, MethodNotApplicableError
 
 if TYPE_CHECKING:
+    from poetmodel.plan import Arena
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
+    from poetmodel.solver import Fitted
     from poetmodel.solver.sensitivity import Explanation
 
 MIN_NODES: Final = 2
@@ -40,6 +42,12 @@ class FileOptions:
     )
     plan: Path | None = options.output(
         None, "--plan FILE", "Write the program that the device runs, *.plan.json."
+    )
+    arena: bool = options.output(
+        False,
+        "--arena",
+        "With --plan: give all that is in RAM a fixed offset; where the block is above the RAM "
+        "budget, solve again with less.",
     )
     plot: Path | None = options.output(
         None,
@@ -68,6 +76,8 @@ def solve(
 ) -> None:
     """Find the training schedule that needs the least energy within the limits."""
     called_s = context.obj or time.monotonic()
+    if files.arena and files.plan is None:
+        raise InputError("--arena: addresses are part of a plan; give --plan FILE too")
     graph = read_graph(source)
     if len(graph.nodes) < MIN_NODES:
         raise InputError(
@@ -97,7 +107,12 @@ def solve(
     if costs.device is not None:
         print_warnings(device_warnings(costs.device))
     read_s = time.monotonic() - called_s
-    result = _run(problem, search, shown=not output.json)
+    fitted = None
+    if files.arena:
+        fitted = _fit(problem, search, shown=not output.json)
+        result = fitted.result
+    else:
+        result = _run(problem, search, shown=not output.json)
     if output.verbose and result.log:
         print(result.log.rstrip(), file=sys.stderr)
     if result.reduction:
@@ -108,14 +123,26 @@ def solve(
         result,
         reply,
         explanation,
+        arena=None if fitted is None else fitted.arena,
         out=files.out,
         json=output.json,
         called_s=called_s,
         read_s=read_s,
     )
-    for path in save_beside(result, plan=files.plan, plot=files.plot):
+    for path in save_beside(result, plan=files.plan, plot=files.plot, fitted=fitted):
         print_written(path)
     raise typer.Exit(_status(result, explanation))
+
+
+def _fit(problem: Problem, search: options.SearchOptions, *, shown: bool) -> Fitted:
+    """Return the result of the method with a plan and addresses that fit."""
+    from poetmodel.solver import fit_arena
+
+    def solved(stated: Problem) -> SolveResult:
+        return _run(stated, search, shown=shown)
+
+    mode, _ = default_mode(problem.costs.device, problem.deadline_counts)
+    return fit_arena(problem, mode=mode, solve=solved)
 
 
 def _run(problem: Problem, search: options.SearchOptions, *, shown: bool) -> SolveResult:
@@ -172,6 +199,7 @@ def _deliver(
     reply: Reply | None,
     explanation: Explanation | None,
     *,
+    arena: Arena | None,
     out: Path | None,
     json: bool,
     called_s: float,
@@ -195,7 +223,9 @@ def _deliver(
         from poetmodel.cli.summary import result_table
 
         table = result_table(result, total_s=time.monotonic() - called_s, read_s=read_s)
-        show(table, *(() if reply is None else (figures("The whole job", reply.facts()),)))
+        more = [] if reply is None else [figures("The whole job", reply.facts())]
+        more += [] if arena is None else [figures("Addresses", arena_rows(arena))]
+        show(table, *more)
     elif reply is not None:
         print_warnings(reply.sentences())
     print_room_warnings(result.room)

@@ -8,8 +8,17 @@ from poetmodel.cli.output import figures
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import OWN, DeadlineCounts, Quantity
 from poetmodel.problem.totals import in_words
-from poetmodel.report.presenter import Fact, constraint_facts, percent, plural, room_facts, row
-from poetmodel.result import Termination
+from poetmodel.report.presenter import (
+    Fact,
+    constraint_facts,
+    percent,
+    plural,
+    room_facts,
+    row,
+    state_facts,
+    wear_facts,
+)
+from poetmodel.result import Status, Termination
 from poetmodel.schedule import constraint_values
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -56,12 +65,8 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
     if simulation is not None:
         facts += _memory(problem, simulation)
         facts += room_facts(result.room)
-        facts += treatment(
-            problem.graph,
-            schedule,
-            written_bytes=simulation.written_bytes,
-            read_bytes=simulation.read_bytes,
-        )
+        facts += treatment(problem.graph, schedule, simulation)
+        facts += wear_facts(simulation)
         facts += _times(problem, simulation)
         facts += constraint_facts(constraint_values(problem, simulation))
     facts += _effort(result, total_s=total_s, read_s=read_s)
@@ -101,7 +106,17 @@ def _proof(result: SolveResult) -> Iterator[Fact]:
     name, what = f"minimized {minimize}", ""
     if minimize == OWN:
         name, what = "own objective", f"{in_words(result.problem.own_objective)}; "
+    trains = bool(result.problem.graph.replacement_of) and result.status == Status.OPTIMAL
+    if minimize == Quantity.RAM and trains:
+        what = f"the least RAM in which this network trains{_within(result.problem)}; "
     yield row(name, value, f"{what}bound {bound}, gap {gap}; {tolerance}")
+
+
+def _within(problem: Problem) -> str:
+    """Return under what conditions the least RAM is the least."""
+    limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
+    free = problem.recompute and problem.can_page and all(limit is None for limit in limits)
+    return " at all" if free else " within the other limits"
 
 
 def _memory(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
@@ -125,27 +140,28 @@ def _memory(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
         yield row("resident RAM", format_bytes(resident_bytes), f"{kinds}: {counted}")
 
 
-def treatment(
-    graph: Graph, schedule: Schedule, *, written_bytes: int, read_bytes: int
-) -> Iterator[Fact]:
-    """Yield what a schedule recomputes, pages (so many bytes) and keeps.
+def treatment(graph: Graph, schedule: Schedule, simulation: Simulation) -> Iterator[Fact]:
+    """Yield where state has its home, and what a schedule recomputes, pages and keeps.
 
-    Kept are the tensors that are read, computed once and never paged: they stay in RAM to their
-    last use.
+    Paged in are the first reads of state on storage too. Kept are the tensors, but for state, that
+    are read, computed once and never paged: they stay in RAM to their last use.
     """
     again = [k for t, k in schedule.R if k < t]
     recomputed = set(again)
-    moved = {i for _, i in (*schedule.M_in, *schedule.M_out)}
+    moved = {*simulation.page_ins, *simulation.page_outs, *graph.state_tensors}
     kept = [
         i
         for i, users in enumerate(graph.users_of)
         if users and i not in moved and graph.node_of[i] not in recomputed
     ]
     made_bytes = sum(graph.nodes[k].output_bytes for k in again)
+    yield from state_facts(graph, simulation)
     yield row("recomputed", _times_of(len(again)), f"{format_bytes(made_bytes)} of outputs")
-    written, read = format_bytes(written_bytes), format_bytes(read_bytes)
-    yield row("paged out", _times_of(len(schedule.M_out)), f"{written} written")
-    yield row("paged in", _times_of(len(schedule.M_in)), f"{read} read")
+    for name, counted, moved_bytes in (
+        ("paged out", simulation.page_outs, f"{format_bytes(simulation.written_bytes)} written"),
+        ("paged in", simulation.page_ins, f"{format_bytes(simulation.read_bytes)} read"),
+    ):
+        yield row(name, _times_of(sum(counted.values())), moved_bytes)
     stay = format_bytes(sum(graph.tensor_bytes[i] for i in kept))
     note = f"{stay} that stay in RAM from first computation to last use"
     yield row("kept", plural(len(kept), "tensor"), note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -14,7 +15,6 @@ from poetmodel.cli.output import listing, print_json, show
 from poetmodel.cli.progress import progress_bar
 from poetmodel.data import read_text
 from poetmodel.errors import InputError, listed
-from poetmodel.graph.catalogue import InputShape
 from poetmodel.problem import DeadlineCounts
 from poetmodel.report.presenter import Unit, yes_or_no
 from poetmodel.units import format_bytes, format_seconds
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from poetmodel.bench.runs import Run
     from poetmodel.bench.tables import Row
+    from poetmodel.graph.catalogue import Variant
 
 MAX_WORKERS: Final = 256
 
@@ -127,6 +128,9 @@ class RunOptions(WorkersOption):
 @options.command("poetmodel sweep mlp --devices rpi4b --ram 70%,90% --out sweep")
 def sweep(
     problems: GridOptions,
+    made: Annotated[
+        options.FileGraphOptions, options.without("graph", "batch", "image", "sequence")
+    ],
     search: Annotated[options.SearchOptions, options.without("method", "formulation", "backend")],
     runs: RunOptions,
     output: options.OutputOptions,
@@ -139,7 +143,7 @@ def sweep(
         from poetmodel.bench.pictures import check_form
 
         check_form(runs.plot)
-    cells = _runs(problems, search, seed=runs.seed)
+    cells = _runs(problems, made.shape, search, seed=runs.seed)
     with progress_bar(wanted=not output.json) as on_progress:
         records = bench.sweep(
             cells,
@@ -170,7 +174,9 @@ def sweep(
     fail_if_failed(found)
 
 
-def _runs(problems: GridOptions, search: options.SearchOptions, *, seed: int) -> Sequence[Run]:
+def _runs(
+    problems: GridOptions, made: Variant, search: options.SearchOptions, *, seed: int
+) -> Sequence[Run]:
     """Return all combinations; raise every fault of the options, those of a file with its name."""
     from poetmodel import bench
     from poetmodel.bench.runs import IN_CONSTRAINTS
@@ -190,7 +196,7 @@ def _runs(problems: GridOptions, search: options.SearchOptions, *, seed: int) ->
             _names(problems.devices, "--devices"),
             ram=_names(problems.ram, "--ram"),
             shapes=[
-                InputShape(batch=samples, image=side, sequence=tokens)
+                replace(made, batch=samples, image=side, sequence=tokens)
                 for samples in _sizes(problems.batch, "--batch")
                 for side in _sizes(problems.image, "--image")
                 for tokens in _sizes(problems.sequence, "--sequence")

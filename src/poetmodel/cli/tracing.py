@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,13 +73,15 @@ class CostingOptions:
             )
         read_device(self.power_from)
 
-    def trace(self, target: str) -> Trace:
+    def trace(self, target: str, optimizer: str | None = None) -> Trace:
         """Trace what ``module:function`` returns; its output goes to stderr."""
         from poetmodel.torch import trace
-        from poetmodel.torch.target import load_step
+        from poetmodel.torch.target import load_step, named_optimizer
 
         with redirect_stdout(sys.stderr):
-            return trace(*load_step(target), name=self.name)
+            model, loss_fn, inputs = load_step(target)
+            found = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+            return trace(model, loss_fn, inputs, name=self.name, optimizer=found)
 
     def costs(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:
         """Estimate or measure the costs of a trace, and return notes; output goes to stderr."""
@@ -123,6 +127,15 @@ def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
 # -- trace -------------------------------------------------------------------------------------
 
 
+class OptimizerName(StrEnum):
+    """The optimizers of `--optimizer`."""
+
+    SGD = "sgd"
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+    ADAMW = "adamw"
+
+
 @options.group
 class TraceOptions:
     """What is traced, and the files that are written."""
@@ -137,6 +150,12 @@ class TraceOptions:
         None,
         "--out FILE",
         "Write the graph file, *.graph.json, and its costs next to it, *.profile.csv.",
+    )
+    optimizer: OptimizerName | None = options.option(
+        None,
+        "--optimizer",
+        "Make the step of an optimizer a part of the graph, with PyTorch's defaults (momentum: SGD "
+        "with 0.9): parameters and its state are state tensors, the learning rate is an input.",
     )
     profile_out: Path | None = options.output(
         None,
@@ -158,7 +177,7 @@ def trace(costing: CostingOptions, wanted: TraceOptions, output: options.OutputO
         profile_out = _beside(out)
     check_outputs(("--out", out))
     check_outputs(("--out", profile_out))
-    traced = costing.trace(wanted.target)
+    traced = costing.trace(wanted.target, wanted.optimizer)
     if out is not None:
         traced.graph.save(out)
     costs: Costs | None = None
@@ -205,14 +224,88 @@ def _show(traced: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: b
 # -- profile -----------------------------------------------------------------------------------
 
 
+class ProfileTarget(StrEnum):
+    """What ``--target`` of a profile names."""
+
+    HOST = "host"
+    QEMU = "qemu"
+
+
+class Core(StrEnum):
+    """The cores that are emulated."""
+
+    M3 = "m3"
+    M4 = "m4"
+    M7 = "m7"
+
+
+_emulating = partial(options.option, rich_help_panel="How to emulate")
+
+
+@options.group
+class EmulationOptions:
+    """What is measured on an emulated board, and what turns its instructions into time."""
+
+    target: ProfileTarget = _emulating(
+        ProfileTarget.HOST,
+        "--target",
+        "Where the step runs: on this host, or as exported C on a board that QEMU emulates. Then "
+        "--device (default: nrf52840) gives clock, power and storage.",
+    )
+    core: Core = _emulating(Core.M4, "--core", "The Cortex that the C is built for.")
+    clock: str | None = _emulating(
+        None, "--clock FREQUENCY", "Of the core, such as 64MHz. Default: the device's."
+    )
+    power: str | None = _emulating(
+        None, "--power POWER", "Of the core while it computes, such as 20mW. Default: the device's."
+    )
+    instructions_per_cycle: float = _emulating(
+        1.0,
+        "--instructions-per-cycle NUMBER",
+        "On average; fewer where memory is slow. Measure it on your board.",
+        parser=options.number("a number above 0, such as 0.8", positive=True),
+    )
+    optimizer: OptimizerName | None = _emulating(None, "--optimizer", "As for 'poetmodel export'.")
+
+    def check(self) -> None:
+        """Raise if something is given that only emulation takes."""
+        if self.target == ProfileTarget.QEMU:
+            return
+        for option in ("clock", "power", "optimizer"):
+            if getattr(self, option) is not None:
+                raise InputError(f"--{option}: is for --target qemu; give that too")
+
+    def measured(
+        self, what: str, costing: CostingOptions, tile: str | None
+    ) -> tuple[Graph, Costs, tuple[str, ...]]:
+        """Export a step, run it on the emulated board, and return graph, costs and notes."""
+        from poetmodel.cli.exporting import step_of
+        from poetmodel.export.exporting import DEVICE, in_tiles
+        from poetmodel.export.measuring import emulated_profile
+
+        if costing.power_from is not None:
+            raise InputError("--power-from is for times of this host; with --target qemu: --power")
+        step = in_tiles(step_of(what, name=costing.name, optimizer=self.optimizer), tile)
+        found = emulated_profile(
+            step,
+            device=costing.device or DEVICE,
+            clock=self.clock,
+            power=self.power,
+            instructions_per_cycle=self.instructions_per_cycle,
+            core=self.core,
+        )
+        return step.graph, found.costs, found.notes
+
+
 @options.group
 class ProfileOptions:
     """What is measured or estimated, and the file that is written."""
 
     what: str = options.argument(
         options.REQUIRED,
-        "MODULE:FUNCTION|GRAPH",
-        "As for 'poetmodel trace'; with --device also a graph file or a built-in network.",
+        "MODULE:FUNCTION|GRAPH|STEP",
+        "As for 'poetmodel trace'; with --device also a graph file or a built-in network; with "
+        "--target qemu also a step file.",
         autocompletion=completion.models,
     )
     out: Path | None = options.output(None, "--out FILE", "Write the profile, *.csv.")
@@ -222,21 +315,28 @@ class ProfileOptions:
 def profile(
     sizes: Annotated[options.FileGraphOptions, options.without("graph")],
     costing: CostingOptions,
+    emulating: EmulationOptions,
     wanted: ProfileOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Measure a training step on this host: time per operation, page times, energies."""
+    """Measure a training step, on this host or an emulated board: times and energies."""
     costing.check()
+    emulating.check()
     what, out = wanted.what, wanted.out
     from poetmodel.torch.target import is_target
 
-    if is_target(what) and sizes.shape.given:
+    emulated, tile = emulating.target == ProfileTarget.QEMU, sizes.tile
+    if emulated:
+        sizes = replace(sizes, tile=None)
+    if (emulated or is_target(what)) and sizes.shape.given:
         raise InputError(
             f"{what}, {' '.join(sizes.shape.options)}: the function gives the inputs of a step; "
             "leave the option out"
         )
     check_outputs(("--out", out), inputs=(what,))
-    if is_target(what):
+    if emulated:
+        graph, costs, notes = emulating.measured(what, costing, tile)
+    elif is_target(what):
         traced = costing.trace(what)
         graph = traced.graph
         costs, notes = costing.costs(traced)

@@ -23,7 +23,16 @@ from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.plan.simulation import check_identity
-from poetmodel.report.presenter import Fact, constraint_facts, document, plural, room_facts, whole
+from poetmodel.report.presenter import (
+    Fact,
+    constraint_facts,
+    document,
+    plural,
+    room_facts,
+    state_facts,
+    wear_facts,
+    whole,
+)
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
-    from poetmodel.plan import PlanCheck
+    from poetmodel.plan import Arena, PlanCheck
     from poetmodel.plan.io import PlanDocument
     from poetmodel.report.subject import VerifiedSchedule
 
@@ -133,7 +142,9 @@ def _schedule_facts(found: VerifiedSchedule) -> Iterator[Fact]:
     yield from room_facts(found.room)
     held = [graph.tensors[i].name for i in tensors]
     yield Fact("peak", {"stage": peak.stage, "node": node, "tensors": held})
+    yield from state_facts(graph, simulation)
     yield from _moved(simulation)
+    yield from wear_facts(simulation)
     yield from constraint_facts(found.constraints)
 
 
@@ -170,7 +181,7 @@ def _about_plan(
     content: bytes, path: Path, source: options.FileGraphOptions, costing: options.CostOptions
 ) -> tuple[list[Fact], str, DeviceRoom | None]:
     """Return the facts about a plan, the title of their table, and the RAM of the device."""
-    from poetmodel.plan import check_plan
+    from poetmodel.plan import check_arena, check_plan
     from poetmodel.plan.simulation import false_claims
 
     stated, graph = _read_plan(content, path, source)
@@ -184,7 +195,9 @@ def _about_plan(
     if plan.ram_budget_bytes is None:
         notes.append("the plan states no RAM budget: its peak was not checked")
     check = check_plan(graph, costs, plan)
-    violations = (*check.violations, *false_claims(check, stated.stated))
+    arena = stated.arena
+    places = () if arena is None else check_arena(graph, plan, arena).violations
+    violations = (*check.violations, *false_claims(check, stated.stated), *places)
     device = None if costs is None else costs.device
     room = DeviceRoom.of(device, graph, check.peak_ram_bytes)
     facts = [
@@ -232,4 +245,17 @@ def _plan_facts(
     yield Fact("peak_ram_bytes", check.peak_ram_bytes, "peak RAM", format_bytes, at)
     yield from room_facts(room)
     yield Fact("peak_instruction", check.peak_position)
+    if stated.arena is not None:
+        yield from _arena_facts(stated.arena)
     yield from _moved(check)
+
+
+def _arena_facts(arena: Arena) -> Iterator[Fact]:
+    """Yield the figures of the addresses of a plan."""
+    from poetmodel.plan.listing import fragmentation_in_words
+
+    bound = fragmentation_in_words(arena)
+    yield Fact("arena_bytes", arena.bytes, "arena", format_bytes, bound)
+    yield Fact("arena_lower_bound_bytes", arena.lower_bound_bytes)
+    yield Fact("arena_fragmentation", arena.fragmentation)
+    yield Fact("arena_alignment", arena.alignment)

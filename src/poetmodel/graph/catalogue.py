@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from inspect import signature
@@ -28,8 +29,13 @@ _DESCRIPTIONS: Final[Mapping[str, str]] = {
     "resnet18-cifar": "ResNet-18 on CIFAR-10, 32 x 32",
     "resnet50": "ResNet-50 on ImageNet, 224 x 224",
     "mobilenetv2": "MobileNetV2 on ImageNet, 224 x 224",
+    "mobilenetv2-035": "MobileNetV2 of width 0.35, 48 x 48",
     "bert-base": "BERT-base, 12 blocks, 128 tokens, classification head",
     "transformer": "BERT of one block, 128 tokens, classification head",
+    "resnet8": "ResNet-8 of MLPerf Tiny on CIFAR-10, 32 x 32",
+    "mobilenetv1-vww": "MobileNet of MLPerf Tiny for visual wake words, width 0.25, 96 x 96",
+    "ds-cnn": "DS-CNN of MLPerf Tiny for keyword spotting, 49 x 10",
+    "autoencoder": "autoencoder of MLPerf Tiny for anomaly detection, 640 features",
     "paper/vgg16": "VGG-16 on ImageNet, as in the published POET code",
     "paper/vgg16-cifar": "VGG-16 on CIFAR-10, as in the published POET code",
     "paper/resnet18": "ResNet-18 on ImageNet, as in the published POET code",
@@ -56,18 +62,43 @@ class InputShape:
     """Tokens of a sample."""
 
     @property
-    def given(self) -> dict[str, int]:
-        """The sizes that are not the network's own, by name."""
-        return {name: size for name, size in asdict(self).items() if size is not None}
+    def given(self) -> dict[str, int | str]:
+        """What is not the network's own, by name."""
+        return {name: value for name, value in asdict(self).items() if value not in _NOT_GIVEN}
 
     def label(self, model: str) -> str:
-        """Return what tables call a network of these sizes: ``mlp, batch 8``."""
-        return ", ".join((model, *(f"{name} {size}" for name, size in self.given.items())))
+        """Return what tables call such a network: ``mlp, batch 8``."""
+        said = (
+            name.replace("_", " ") if value is True else f"{name} {value}"
+            for name, value in self.given.items()
+        )
+        return ", ".join((model, *said))
 
     @property
     def options(self) -> tuple[str, ...]:
         """The options of the command line that state it."""
-        return tuple(word for name, size in self.given.items() for word in (f"--{name}", f"{size}"))
+        return tuple(
+            word
+            for name, value in self.given.items()
+            for word in (f"--{name.replace('_', '-')}", *(() if value is True else (f"{value}",)))
+        )
+
+
+_NOT_GIVEN: Final = (None, False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant(InputShape):
+    """How the graph of a step is made: what it takes in, and what of its state is inside."""
+
+    state: str | None = None
+    """The optimizer whose state is in the graph, or ``frozen``; None leaves it outside."""
+    in_place: bool = False
+    """Whether the operators that may write over an input are marked."""
+    tile: str | None = None
+    """Largest piece of a weight, as ``--tile`` takes it."""
+    train: str | None = None
+    """What is trained, as ``--train`` takes it."""
 
 
 _ARGUMENTS: Final = {"batch": "batch_size", "image": "image_size", "sequence": "seq_len"}
@@ -123,7 +154,7 @@ def load_file(path: str, shape: InputShape = OWN_SHAPE) -> Graph:
 
 def _make(name: str, shape: InputShape) -> Graph:
     """Make a model of the zoo with sizes of its input."""
-    said = f"model {name!r}, {' '.join(shape.options)}"
+    said = f"model {name!r}, {shlex.join(shape.options)}"
     if name.startswith(_PUBLISHED):
         raise GraphError(f"{said}: the published graphs have fixed sizes; leave the option out")
     from poetmodel.graph.zoo import MODELS
@@ -131,28 +162,46 @@ def _make(name: str, shape: InputShape) -> Graph:
     make = MODELS[name]
     known = signature(make).parameters
     taken = [key for key, argument in _ARGUMENTS.items() if key == "batch" or argument in known]
-    if not set(shape.given) <= set(taken):
+    if shape.given.keys() & _ARGUMENTS.keys() - set(taken):
         raise GraphError(
             f"{said}: this network takes {' and '.join(f'--{key}' for key in taken)} alone"
         )
     try:
-        return make(**{_ARGUMENTS[key]: size for key, size in shape.given.items()})
+        return make(**{_ARGUMENTS.get(key, key): value for key, value in shape.given.items()})
     except InputError as error:
-        faults = error.faults
-        for key, argument in _ARGUMENTS.items():
-            faults = tuple(fault.replace(argument, f"--{key}") for fault in faults)
-        raise GraphError(f"{said}: {fault}" for fault in faults) from None
+        raise GraphError(f"{said}: {_as_options(fault)}" for fault in error.faults) from None
+
+
+def _as_options(fault: str) -> str:
+    """Return a fault of a function of the zoo with the names of options for its arguments."""
+    subject, colon, rest = fault.partition(": ")
+    if subject in Variant.__dataclass_fields__:
+        fault = f"--{subject.replace('_', '-')}{colon}{rest}"
+    for key, argument in _ARGUMENTS.items():
+        fault = fault.replace(argument, f"--{key}")
+    return fault
 
 
 def find_model(name: str, sha256: str) -> tuple[Graph, InputShape] | None:
-    """Return the shipped model that has this fingerprint, of its own or of a usual batch size."""
+    """Return the shipped model that has this fingerprint.
+
+    Its sizes are its own, or the batch is a usual one, or its state is in the graph, whole and all
+    of it trained.
+    """
     if name not in _DESCRIPTIONS:
         return None
-    batches: tuple[int | None, ...] = (None,)
+    shapes = [OWN_SHAPE]
     if not name.startswith(_PUBLISHED):
-        batches += USUAL_BATCHES
-    for batch in batches:
-        shape = InputShape(batch=batch)
+        from poetmodel.graph.zoo.state import STATES
+
+        shapes += [InputShape(batch=batch) for batch in USUAL_BATCHES]
+        shapes += [
+            Variant(state=state, in_place=in_place)
+            for state in (*STATES, None)
+            for in_place in (False, True)
+            if state or in_place
+        ]
+    for shape in shapes:
         graph = load_model(name, shape)
         if graph.sha256 == sha256:
             return graph, shape

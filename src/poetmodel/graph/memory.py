@@ -23,7 +23,7 @@ class Floor:
     """The operation whose step it is (the first, where several tie)."""
 
 
-def floor(graph: Graph, *, memory_mapped: bool = False) -> Floor:
+def floor(graph: Graph, *, memory_mapped: bool = False, resident: bool = False) -> Floor:
     """Return the largest working set of one step and the node that sets it.
 
     Parameters
@@ -32,6 +32,8 @@ def floor(graph: Graph, *, memory_mapped: bool = False) -> Floor:
         The training graph.
     memory_mapped : bool
         Whether the core reads state where it lies on storage, so that it takes no RAM.
+    resident : bool
+        Whether all state is in RAM, because nothing may be paged.
 
     Notes
     -----
@@ -41,10 +43,11 @@ def floor(graph: Graph, *, memory_mapped: bool = False) -> Floor:
     every output that may take over an input does.
     """
     sets = graph.step_bytes
-    if memory_mapped:
+    if memory_mapped or resident:
         state = frozenset(graph.state_tensors)
+        always = graph.state_bytes if resident else 0
         sets = tuple(
-            whole - sum(graph.tensor_bytes[i] for i in {*read, *made} & state)
+            whole + always - sum(graph.tensor_bytes[i] for i in {*read, *made} & state)
             for whole, read, made in zip(sets, graph.inputs_of, graph.outputs_of, strict=True)
         )
     k = max(range(len(sets)), key=sets.__getitem__)
@@ -63,7 +66,7 @@ def _kept_to_last_use(graph: Graph, chosen: Sequence[int]) -> tuple[int, ...]:
     """Return the RAM in use at each of some nodes when they alone are computed, in this order."""
     sizes, wanted = graph.tensor_bytes, frozenset(chosen)
     state = frozenset(graph.state_tensors)
-    stays = state.union(graph.replacement_of.values())
+    stays = state.union(graph.state_of)
     freed: dict[int, list[int]] = {k: [] for k in chosen}
     for i, k in enumerate(graph.node_of):
         if k in wanted and i not in stays:

@@ -14,7 +14,7 @@ from poetmodel.errors import GraphError, shown
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
     from pathlib import Path
 
     import networkx
@@ -257,9 +257,9 @@ class Graph:
         """
         sizes = self.tensor_bytes
         return tuple(
-            sum(sizes[i] for i in inputs) + made + node.workspace_bytes - self._shared_bytes(pairs)
-            for node, inputs, made, pairs in zip(
-                self.nodes, self.inputs_of, self.made_bytes, self.in_place_of, strict=True
+            sum(sizes[i] for i in inputs) + made + node.workspace_bytes - sum(shared.values())
+            for node, inputs, made, shared in zip(
+                self.nodes, self.inputs_of, self.made_bytes, self.shared_bytes_of, strict=True
             )
         )
 
@@ -276,6 +276,19 @@ class Graph:
         return tuple(i for i, k in enumerate(self.node_of) if self.nodes[k].is_state)
 
     @cached_property
+    def starts_on_storage(self) -> tuple[bool, ...]:
+        """For each tensor whether it lies on storage from the start: a sample there, or state.
+
+        Of state that holds where it is not resident.
+        """
+        return tuple(self.nodes[k].on_aux or self.nodes[k].is_state for k in self.node_of)
+
+    @cached_property
+    def on_aux(self) -> frozenset[int]:
+        """The tensors of nodes that are `Node.on_aux`: samples on storage."""
+        return frozenset(i for i, k in enumerate(self.node_of) if self.nodes[k].on_aux)
+
+    @cached_property
     def replacement_of(self) -> Mapping[int, int]:
         """For each state tensor that has one, the tensor that replaces it."""
         index = self.tensor_index
@@ -286,6 +299,28 @@ class Graph:
                 if tensor.replaces is not None
             }
         )
+
+    @cached_property
+    def last_stages(self) -> tuple[int, ...]:
+        """For each node the last stage in which it may run: where state that it reads is replaced.
+
+        For a node that holds state, that in which the state is replaced.
+        """
+        last = [len(self.nodes) - 1] * len(self.nodes)
+        for old, new in self.replacement_of.items():
+            for k in (self.node_of[old], *self.users_of[old]):
+                last[k] = min(last[k], self.node_of[new])
+        return tuple(last)
+
+    def last_page_in(self, i: int) -> int:
+        """Return the last stage in which tensor `i` may be paged in: that of its replacement."""
+        k = self.node_of[i]
+        return self.last_stages[k] if self.nodes[k].is_state else len(self.nodes) - 1
+
+    @cached_property
+    def state_of(self) -> Mapping[int, int]:
+        """For each replacement, the state tensor that it replaces."""
+        return MappingProxyType({new: old for old, new in self.replacement_of.items()})
 
     @cached_property
     def in_place_of(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -306,21 +341,18 @@ class Graph:
         """All state tensors together [B]."""
         return sum(self.tensor_bytes[i] for i in self.state_tensors)
 
-    def _shared_bytes(self, pairs: Iterable[tuple[int, int]]) -> int:
+    @cached_property
+    def shared_bytes_of(self) -> tuple[Mapping[int, int], ...]:
+        """For each node what writing over inputs that die at its step saves, by input [B]."""
         sizes = self.tensor_bytes
-        return sum(min(sizes[made], sizes[read]) for made, read in pairs)
+        return tuple(
+            {x: min(sizes[x], sizes[y]) for y, x in pairs if sizes[x] and sizes[y]}
+            for pairs in self.in_place_of
+        )
 
     def shared_bytes(self, k: int, dying: Collection[int]) -> int:
         """Return what step `k` saves by operating in place, if these tensors die there [B]."""
-        return self._shared_bytes(pair for pair in self.in_place_of[k] if pair[1] in dying)
-
-    def require_version_1(self) -> None:
-        """Raise `GraphError` for state and in-place operators, where nothing takes them yet."""
-        if self.version > 1:
-            raise GraphError(
-                f"state tensors and in-place operators: those of graph {shown(self.name)} are "
-                "simulated, but no method schedules them yet"
-            )
+        return sum(size for x, size in self.shared_bytes_of[k].items() if x in dying)
 
     @property
     def n_edges(self) -> int:

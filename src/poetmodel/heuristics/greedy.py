@@ -10,14 +10,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poetmodel.graph import checkpoint_all_peak_bytes, floor
-from poetmodel.heuristics.partial_schedule import (
-    PartialSchedule,
-    Restoration,
-    restorations_of,
-)
+from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective
 from poetmodel.heuristics.repair import Repair, require_within
+from poetmodel.heuristics.restorations import Restoration, restorations_of
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule, checkpoint_all
 
@@ -56,7 +53,7 @@ def construct(
     limit, a penalty for the use of the limits joins them, as strong as bisection finds needed.
     Where tensors may be paged, storage is not limiting and there is no deadline, a schedule is
     found whenever the budget is at least the floor: every tensor can go out and come back at each
-    use.
+    use, and state lies on storage.
     """
     greedy = _Greedy(problem, time.monotonic() + most_s, params or GreedyParams())
     greedy.run()
@@ -81,11 +78,14 @@ def with_wanted(
 def page_everything(problem: Problem) -> Schedule | None:
     """Return the schedule that pages everything out at once and in at each use, if that is allowed.
 
-    Every stage then holds its own working set only: valid at the floor, found in no time.
+    Every stage then holds its own working set only: valid at the floor, found in no time. All
+    state lies on storage.
     """
     if not problem.can_page:
         return None
-    partial = PartialSchedule(problem.graph)
+    graph = problem.graph
+    homes = (Restoration.storage_home(graph, i) for i in graph.state_tensors)
+    partial = PartialSchedule(graph, homes, working=problem.working_graph)
     for i, gaps in enumerate(partial.gaps):
         for _, need in tuple(gaps):
             partial.add(Restoration(need, i, recompute=False))
@@ -137,7 +137,7 @@ class _Greedy:
 
     def _lower_peak(self, penalty: float) -> None:
         """Look for the least peak, which is what scores count."""
-        low = floor(self.problem.graph).bytes
+        low = self.problem.floor.bytes
         for _ in range(self.params.peaks):
             high = int(self.score.value)
             if high <= low or time.monotonic() > self.until_s:

@@ -13,7 +13,8 @@ from poetmodel.heuristics.repair import Repair, RepairParams, require_within
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
+    from poetmodel.heuristics.partial_schedule import PartialSchedule
+    from poetmodel.heuristics.restorations import Restoration
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 

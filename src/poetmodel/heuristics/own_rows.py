@@ -10,7 +10,8 @@ from poetmodel.problem import CONSTRAINTS, Coefficients, LinearLimit, Problem
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
+    from poetmodel.heuristics.partial_schedule import PartialSchedule
+    from poetmodel.heuristics.restorations import Restoration
 
 Uses = tuple[tuple[int, float], ...]
 """Rows by position, and what one decision adds to each."""
@@ -43,7 +44,7 @@ class OwnRows:
             self.only_adds.append(min(amounts, default=0) >= 0)
             self.is_single.append(len(amounts) <= 1)
         uses: list[list[Uses]] = [[tuple(one) for one in found] for found in by_decision]
-        self.compute, self.page_in, self.page_out = uses
+        self.compute, self.page_in, self.page_out, self.storage_home = uses
         """What each decision uses: for nodes, then for tensors."""
         self.wanted: Coefficients | None = None
         """How much each decision is wanted, by constraints or the objective; None if none is."""
@@ -58,6 +59,10 @@ class OwnRows:
         """Tensors whose page-in is wanted."""
         self.leaving = [i for i, one in enumerate(problem.wanted.page_out) if one and pages]
         """Tensors whose page-out is wanted."""
+        self.leaving_home = [
+            i for i, one in enumerate(problem.wanted.storage_home) if one and pages
+        ]
+        """State whose home is wanted on storage."""
 
     @classmethod
     def of(cls, problem: Problem) -> Self | None:
@@ -84,11 +89,16 @@ class OwnRows:
     ) -> Uses:
         """Return what adding a restoration uses, or dropping it gives back, negative.
 
-        A tensor's first page-in needs its page-out; what serves only a restoration is not counted.
+        A tensor's first page-in needs its page-out; what serves only a restoration is not counted,
+        but for the page-ins of state, which go with its home on storage.
         """
         item = restoration.item
         if restoration.recompute:
             uses = self.compute[item]
+        elif restoration.is_storage_home(partial.graph):
+            uses = self.storage_home[item]
+            if not adding:
+                uses = (*uses, *self.page_in[item] * partial.page_ins[item])
         else:
             out = partial.changes_page_out(restoration, adding=adding)
             uses = self.page_out[item] if out else ()

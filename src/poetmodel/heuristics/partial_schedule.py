@@ -6,17 +6,24 @@ are noted beside them. Whoever reads a tensor gets it from its latest restoratio
 computation if there is no other, and it stays in RAM from a restoration to the last reader that the
 restoration serves. So every partial schedule keeps the rules of execution; only limits can be
 broken, and RAM is known for every step at any moment, because a change touches a few tensors only.
+
+A state tensor has its home in RAM until a restoration gives it one on storage, where the step of
+its node reads it first. Resident, it is like a tensor from before the first stage that something
+needs after the last one. It is in RAM in every stage then, and nothing brings it back.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from poetmodel.heuristics.restorations import Restoration, restorations_of
+from poetmodel.heuristics.stage_peak import highest_step
 from poetmodel.problem import Coefficients
+from poetmodel.problem.working_graph import working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once, rows_of_spans
 from poetmodel.time_limit import check_time_limit
 
@@ -29,37 +36,6 @@ if TYPE_CHECKING:
     from poetmodel.heuristics.own_rows import OwnRows
 
 
-class Restoration(NamedTuple):
-    """One recomputation or page-in."""
-
-    stage: int
-    item: int
-    """The node that is recomputed, or the tensor that is paged in."""
-    recompute: bool
-
-    @classmethod
-    def page_out(cls, graph: Graph, i: int) -> Self:
-        """Return what stands for a page-out of tensor `i` that serves no page-in.
-
-        It is noted as a page-in in the stage of its first computation, where there can be none.
-        """
-        return cls(graph.node_of[i], i, recompute=False)
-
-    def is_page_out(self, graph: Graph) -> bool:
-        """Return whether it stands for a page-out alone."""
-        return not self.recompute and self.stage == graph.node_of[self.item]
-
-
-def restorations_of(graph: Graph, schedule: Schedule) -> list[Restoration]:
-    """Return all recomputations, page-ins and page-outs without page-ins of a schedule."""
-    out = {i for _, i in schedule.M_out} - {i for _, i in schedule.M_in}
-    return [
-        *(Restoration(t, k, recompute=True) for t, k in schedule.R if k < t),
-        *(Restoration(t, i, recompute=False) for t, i in schedule.M_in),
-        *(Restoration.page_out(graph, i) for i in sorted(out)),
-    ]
-
-
 class PartialSchedule:
     """A set of restorations with the RAM that it needs; without any it is keep-all."""
 
@@ -68,9 +44,12 @@ class PartialSchedule:
         graph: Graph,
         restorations: Iterable[Restoration] = (),
         *,
+        working: Graph | None = None,
         rows: OwnRows | None = None,
     ) -> None:
         self.graph = graph
+        self.working = working_graph(graph, read_in_place=False) if working is None else working
+        """The working graph of the problem, without state."""
         self.rows = rows
         self.used: list[float] = [] if rows is None else [0] * len(rows.limits)
         """What is used of each own row."""
@@ -88,19 +67,34 @@ class PartialSchedule:
         """For each stage the tensors paged in."""
         self.page_ins = [0] * len(self.sizes)
         """How often each tensor is paged in."""
-        self.stored = [graph.nodes[k].on_aux for k in graph.node_of]
-        """For each tensor whether it lies on storage from the start."""
+        self.stored = graph.starts_on_storage
+        """For each tensor whether it lies on storage from the start, or may as state."""
+        self.resident = set(graph.state_tensors)
+        """State that has its home in RAM."""
         self.paged_out: set[int] = set()
         """Tensors that are paged out whether they are paged in or not."""
-        self.written_bytes = 0
-        """Bytes that page-outs take on storage [B]."""
+        self.aux_used_bytes = 0
+        """Bytes that page-outs, and state that is not resident, take on storage [B]."""
         self.gaps: list[list[tuple[int, int]]] = [[] for _ in self.sizes]
         """For each tensor the stages ``first <= t < need`` whose rows count it though they neither
-        read nor make it; `need` reads it next."""
-        self._needs = [list(users) for users in graph.users_of]
+        read nor make it; `need` reads it next. The first one may read it where its node could write
+        over it, which it cannot then; its row counts what that would save."""
+        self._needs = [list(users) for users in self.working.users_of]
         self._sources = [[k] for k in graph.node_of]
-        self._own = [frozenset((k, *graph.users_of[i])) for i, k in enumerate(graph.node_of)]
-        self.row_bytes: NDArray[np.int64] = np.array(graph.step_bytes, dtype=np.int64)
+        self._own = [
+            frozenset((k, *users)) for k, users in zip(graph.node_of, self._needs, strict=True)
+        ]
+        self._saved: dict[int, dict[int, int]] = {}
+        """For tensors that nodes may write over, what that saves in the stage of each [B]."""
+        self._note_operators_in_place()
+        for i in graph.state_tensors:
+            # Where the core reads it on storage, nothing else counts it.
+            is_counted = self.working.tensor_bytes[i] == self.sizes[i]
+            own = self._own[i] if is_counted else frozenset[int]()
+            self._own[i] = own | {-1}
+            self._sources[i] = [-1]
+            self._needs[i] = [*sorted(own), n]
+        self.row_bytes: NDArray[np.int64] = np.array(self.working.step_bytes, dtype=np.int64)
         """RAM at the last step of each stage, ``(t, t)`` [B]."""
         self.extra_bytes: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
         """What the highest step of a stage needs beyond that, as `peaks` last found it [B]."""
@@ -114,19 +108,34 @@ class PartialSchedule:
             check_time_limit()
             self._count(i)
 
+    def _note_operators_in_place(self) -> None:
+        """Note which rows count a tensor that lives on, though their nodes read it."""
+        for q, saved in enumerate(self.working.shared_bytes_of):
+            for i, size in saved.items():
+                self._saved.setdefault(i, {})[q] = size
+                self._own[i] -= {q}
+
     @classmethod
-    def of(cls, graph: Graph, schedule: Schedule, wanted: Coefficients | None = None) -> Self:
+    def of(
+        cls,
+        graph: Graph,
+        schedule: Schedule,
+        wanted: Coefficients | None = None,
+        *,
+        working: Graph | None = None,
+    ) -> Self:
         """Return what a valid schedule brings back, less what serves nothing and is not wanted.
 
-        The result is valid too, with no more energy, time, writes or RAM at any step. `wanted` is
-        that of a problem with constraints or an objective of its own, where it has such.
+        The result is valid too, with no more energy, time, writes or RAM at any step; state keeps
+        its homes. `wanted` is that of a problem with constraints or an objective of its own, where
+        it has such, `working` its working graph.
 
         Goes backwards from the last stage, so that what serves only something useless is useless
         too. A recomputation also goes if all that it serves is in RAM as its stage begins.
         """
-        partial = cls(graph, restorations_of(graph, schedule))
-        wants = Coefficients((), (), ()) if wanted is None else wanted
-        for i in sorted({i for _, i in schedule.M_out}):
+        partial = cls(graph, restorations_of(graph, schedule), working=working)
+        wants = Coefficients((), (), (), ()) if wanted is None else wanted
+        for i in sorted({i for _, i in schedule.M_out}.difference(graph.state_of)):
             partial._settle_page_out(i, wanted=any(wants.page_out[i : i + 1]))
         kept = schedule.S_RAM
 
@@ -159,28 +168,34 @@ class PartialSchedule:
     def __contains__(self, restoration: Restoration) -> bool:
         if restoration.is_page_out(self.graph):
             return restoration.item in self.paged_out
+        if restoration.is_storage_home(self.graph):
+            return restoration.item not in self.resident
         chosen = self.recomputed if restoration.recompute else self.paged_in
         return restoration.item in chosen[restoration.stage]
 
     def restorations(self) -> list[Restoration]:
-        """Return all restorations, by stage, then the page-outs that are noted beside them."""
+        """Return all restorations, by stage, then homes on storage, and page-outs noted beside."""
         found = [
             Restoration(t, item, again)
             for t in range(len(self.recomputed))
             for chosen, again in ((self.recomputed[t], True), (self.paged_in[t], False))
             for item in sorted(chosen)
         ]
+        on_storage = (i for i in self.graph.state_tensors if i not in self.resident)
+        found += [Restoration.storage_home(self.graph, i) for i in on_storage]
         return found + [Restoration.page_out(self.graph, i) for i in sorted(self.paged_out)]
 
     def schedule(self) -> Schedule:
         """Return the schedule."""
         graph, n = self.graph, len(self.recomputed)
-        held = (span for i in range(len(self.sizes)) for span in self._spans(i))
+        moving = (i for i in range(len(self.sizes)) if i not in self.resident)
+        held = (span for i in moving for span in self._spans(i))
         schedule = paged_at_once(
             graph,
             R=((*sorted(nodes), t) for t, nodes in enumerate(self.recomputed)),
             S_RAM=rows_of_spans(held, n),
             M_in=map(sorted, self.paged_in),
+            resident=self.resident,
             identity=GraphIdentity.of(graph),
         )
         if not self.paged_out:
@@ -231,9 +246,32 @@ class PartialSchedule:
             last = max(last, needs[need - 1])
         return last + (last in self._own[i])
 
+    def row_bytes_with(self, i: int, t: int, *, extra: bool = False) -> int:
+        """Return the highest of the rows that count tensor `i` if it is kept for a step of `t` [B].
+
+        With it, and with `extra` at their highest step; 0 where no row counts it.
+        """
+        first, size = self.kept_from(i, t), self.sizes[i]
+        rows = self.row_bytes[first:t]
+        if extra:
+            rows = rows + self.extra_bytes[first:t]
+        if first < t and first in self._saved.get(i, ()):
+            began = int(rows[0]) + self._saved[i][first]
+            return max(began, int(rows[1:].max()) + size) if rows.size > 1 else began
+        return int(rows.max()) + size if rows.size else 0
+
+    def row_bytes_if_resident(self, i: int) -> int:
+        """Return the highest row before and after state `i` on storage is there, with it [B]."""
+        k, needs = self.graph.node_of[i], self._needs[i]
+        last = needs[-1] if needs else k - (k not in self._own[i])
+        rows = np.concatenate((self.row_bytes[:k], self.row_bytes[last + 1 :]))
+        return int(rows.max()) + self.sizes[i] if rows.size else 0
+
     def source(self, i: int, t: int) -> Restoration | None:
-        """Return what brought back tensor `i` of stage `t`; None for its first computation."""
+        """Return what brought back tensor `i` of stage `t`; None for what it has without that."""
         stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
+        if stage < 0:
+            return None
         k = self.graph.node_of[i]
         if i in self.paged_in[stage]:
             return Restoration(stage, i, recompute=False)
@@ -253,9 +291,16 @@ class PartialSchedule:
         self._log.append((restoration, False))
 
     def remove(self, restoration: Restoration) -> None:
-        """Take a restoration away, and those that served only it."""
+        """Take a restoration away, and those that served only it.
+
+        State that has its home in RAM again is no longer paged in.
+        """
+        if restoration.is_storage_home(self.graph) and self.page_ins[restoration.item]:
+            for t, arriving in enumerate(self.paged_in):
+                if restoration.item in arriving:
+                    self.drop(Restoration(t, restoration.item, recompute=False))
         self.drop(restoration)
-        for i in self.graph.inputs_of[restoration.item] if restoration.recompute else ():
+        for i in self.working.inputs_of[restoration.item] if restoration.recompute else ():
             source = self.source(i, restoration.stage)
             if source is not None and self.is_useless(source):
                 self.remove(source)
@@ -295,7 +340,9 @@ class PartialSchedule:
     def _enter(self, restoration: Restoration, *, adding: bool) -> tuple[int, ...]:
         """Enter a restoration, or take it out; return the tensors whose `gaps` may change."""
         t, item, again = restoration
-        graph = self.graph
+        graph = self.working
+        if restoration.is_storage_home(self.graph):
+            return self._enter_home(item, adding=adding)
         if not again and self._enter_transfer(restoration, adding=adding):
             return ()
         if again and self.rows is not None:
@@ -330,10 +377,30 @@ class PartialSchedule:
             if rows is not None:
                 rows.count(self, rows.page_in[i], change)
         moved = self.goes_out(i) - before
-        self.written_bytes += 0 if self.stored[i] else moved * self.sizes[i]
+        self.aux_used_bytes += 0 if self.stored[i] else moved * self.sizes[i]
         if moved and rows is not None:
             rows.count(self, rows.page_out[i], moved)
         return alone
+
+    def _enter_home(self, i: int, *, adding: bool) -> tuple[int]:
+        """Let state `i` have its home on storage, or in RAM again."""
+        k, n = self.graph.node_of[i], len(self.recomputed)
+        sources, needs = self._sources[i], self._needs[i]
+        always = (k, n) if k in self._own[i] else (n,)
+        sources.remove(-1 if adding else k)
+        insort(sources, k if adding else -1)
+        for need in always:
+            if adding:
+                needs.remove(need)
+            else:
+                insort(needs, need)
+        (self.resident.remove if adding else self.resident.add)(i)
+        change = 1 if adding else -1
+        self.aux_used_bytes += change * self.sizes[i]
+        if self.rows is not None:
+            self.rows.count(self, self.rows.storage_home[i], change)
+        self._dirty.update((k - 1, k))
+        return (i,)
 
     def goes_out(self, i: int) -> bool:
         """Return whether tensor `i` is paged out."""
@@ -357,7 +424,7 @@ class PartialSchedule:
         gaps = []
         previous = -1
         supplied = following = sources[0]
-        place, count, never = 0, len(sources), len(self.recomputed)
+        place, count, never = 0, len(sources), len(self.recomputed) + 1
         for need in self._needs[i]:
             if need == previous:
                 continue
@@ -378,26 +445,28 @@ class PartialSchedule:
         before, gaps = self.gaps[i], self._gaps_now(i)
         if gaps == before:
             return
-        size, rows, dirty = self.sizes[i], self.row_bytes, self._dirty
         for gap in before:
             if gap not in gaps:
-                first, need = gap
-                rows[first:need] -= size
-                dirty.update((first - 1, first, need))
+                self._count_gap(i, gap, -1)
         for gap in gaps:
             if gap not in before:
-                first, need = gap
-                rows[first:need] += size
-                dirty.update((first - 1, first, need))
+                self._count_gap(i, gap, 1)
         self.gaps[i] = gaps
+
+    def _count_gap(self, i: int, gap: tuple[int, int], sign: int) -> None:
+        (first, need), size, rows = gap, sign * self.sizes[i], self.row_bytes
+        rows[first:need] += size
+        if i in self._saved and first in self._saved[i]:
+            rows[first] += sign * self._saved[i][first] - size
+        self._dirty.update((first - 1, first, need))
 
     # -- RAM -------------------------------------------------------------------------------------
 
     def peaks(self) -> NDArray[np.int64]:
         """Return the highest RAM use in each stage [B]."""
-        for t in self._dirty - {-1}:
+        for t in self._dirty - {-1, len(self.recomputed)}:
             check_time_limit()
-            highest = self._highest_step(t) if self.recomputed[t] or self.paged_in[t] else 0
+            highest = highest_step(self, t) if self.recomputed[t] or self.paged_in[t] else 0
             self.extra_bytes[t] = max(0, highest - int(self.row_bytes[t]))
         self._dirty.clear()
         return self.row_bytes + self.extra_bytes
@@ -407,46 +476,3 @@ class PartialSchedule:
         if int(self.row_bytes.max()) > limit_bytes:
             return False
         return int(self.peaks().max()) <= limit_bytes
-
-    def _highest_step(self, t: int) -> int:
-        """Return the highest RAM use in stage `t`, simulated as the verifier does [B]."""
-        graph, sizes = self.graph, self.sizes
-        recomputed, paged_in = self.recomputed[t], self.paged_in[t]
-        page: dict[int, list[int]] = {}
-        for i in paged_in:
-            page.setdefault(graph.node_of[i], []).append(i)
-        steps = sorted({*recomputed, *page, t})
-        freed = self._freed_bytes(t, steps, page)
-        ram = highest = self._begin_bytes(t)
-        for k in steps:
-            if k in page:
-                ram += sum(sizes[i] for i in page[k])
-                highest = max(highest, ram)
-            if k == t or k in recomputed:
-                made = graph.output_bytes[k]
-                highest = max(highest, ram + made + graph.nodes[k].workspace_bytes)
-                ram += made - sum(sizes[i] for i in page.get(k, ()))
-            ram -= freed.get(k, 0)
-        return highest
-
-    def _freed_bytes(self, t: int, steps: list[int], page: dict[int, list[int]]) -> dict[int, int]:
-        """Return the bytes that are freed after each step of stage `t`."""
-        graph, recomputed = self.graph, self.recomputed[t]
-        last: dict[int, int] = {}
-        for k in steps:
-            if k == t or k in recomputed:
-                last |= dict.fromkeys((*graph.inputs_of[k], *graph.outputs_of[k]), k)
-            last |= dict.fromkeys(page.get(k, ()), k)
-        freed: dict[int, int] = {}
-        for i, k in last.items():
-            if not self.enters(i, t + 1):
-                freed[k] = freed.get(k, 0) + self.sizes[i]
-        return freed
-
-    def _begin_bytes(self, t: int) -> int:
-        """Return the bytes in RAM when stage `t` begins."""
-        if t == 0:
-            return 0
-        own = {*self.graph.inputs_of[t - 1], *self.graph.outputs_of[t - 1]}
-        crossing = int(self.row_bytes[t - 1]) - self.graph.step_bytes[t - 1]
-        return crossing + sum(self.sizes[i] for i in own if self.enters(i, t))

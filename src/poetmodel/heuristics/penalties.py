@@ -11,7 +11,7 @@ from poetmodel.problem import CONSTRAINTS, Coefficients, Problem, weighted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from poetmodel.heuristics.partial_schedule import Restoration
+    from poetmodel.heuristics.restorations import Restoration
 
 _TIE: Final = 1e-4
 """Weight of energy beside another objective, so that it decides between equals."""
@@ -26,6 +26,11 @@ def price(coefficients: Coefficients, partial: PartialSchedule) -> float:
         count * coefficients.page_in[i] + (0.0 if partial.stored[i] else coefficients.page_out[i])
         for i, count in enumerate(partial.page_ins)
         if count
+    )
+    total += sum(
+        coefficients.storage_home[i]
+        for i in partial.graph.state_tensors
+        if i not in partial.resident
     )
     alone = (i for i in partial.paged_out if partial.stored[i] or not partial.page_ins[i])
     return total + sum(coefficients.page_out[i] for i in alone)
@@ -111,7 +116,10 @@ class PenalizedObjective:
 
     def partial(self, restorations: Iterable[Restoration] = ()) -> PartialSchedule:
         """Return a partial schedule that counts what it uses of own constraints."""
-        return PartialSchedule(self.problem.graph, restorations, rows=self.rows)
+        problem = self.problem
+        return PartialSchedule(
+            problem.graph, restorations, working=problem.working_graph, rows=self.rows
+        )
 
 
 def _only_added(coefficients: Coefficients) -> Coefficients:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from poetmodel.errors import InputError
-from poetmodel.heuristics.partial_schedule import PartialSchedule, Restoration
+from poetmodel.heuristics.restorations import Restoration
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from poetmodel.heuristics.own_rows import OwnRows
+    from poetmodel.heuristics.partial_schedule import PartialSchedule
     from poetmodel.problem import Coefficients, Problem
 
 
@@ -89,6 +90,8 @@ class Repair:
     """Whether to take nothing for which own constraints that only add have no room."""
     _paged_only: set[int] = field(default_factory=set)
     """Stages in which nothing is recomputed any more, because it did not fit."""
+    _relieved: int = -1
+    """The stage that is relieved; what is computed again for it must be so after it."""
     _known: dict[tuple[int, int], _Recovery | None] = field(default_factory=dict)
 
     # -- making room -----------------------------------------------------------------------------
@@ -107,31 +110,64 @@ class Repair:
             fullest = int(excess.argmax())
             if excess[fullest] <= 0:
                 return True
-            plans = self._relieving(fullest, excess > 0)
+            plans = self._relieving(fullest, np.maximum(excess, 0))
             if not plans and not self._page_instead(fullest):
                 return False
             for plan in plans[: max(1, len(plans) // self.params.choices_per_relief)]:
                 self._add(plan)
         return False
 
-    def _relieving(self, stage: int, crowded: np.ndarray) -> list[_Recovery]:
+    def _relieving(self, stage: int, excess: np.ndarray) -> list[_Recovery]:
         """Return what relieves a stage, the most for its price first."""
         self._known.clear()
+        self._relieved = stage
         partial, params = self.partial, self.params
         chain = params.longest_chain_beside_pages if self._can_page else params.longest_chain
-        count = np.concatenate(([0], np.cumsum(crowded))).tolist()
+        count = np.concatenate(([0], np.cumsum(excess > 0))).tolist()
+        caps = bool(partial.graph.state_tensors)
         found = []
         for i, gaps in enumerate(partial.gaps):
             check_time_limit()
             across = (gap for gap in gaps if gap[0] <= stage < gap[1])
             first, need = next(across, (0, 0))
-            recovery = self._recovery(i, need, chain) if need and partial.sizes[i] else None
+            if not need or not partial.sizes[i]:
+                continue
+            freed: Sequence[tuple[int, int]] = ((first, need),)
+            if i in partial.resident:
+                recovery, freed = self._storage_home(i, (first, need))
+            else:
+                recovery = self._recovery(i, need, chain)
             if recovery is None:
                 continue
             price = self._noisy(recovery.price, params.fit_noise_ratio)
-            relief = partial.sizes[i] * (count[need] - count[first])
+            size = partial.sizes[i]
+            if caps:  # state is counted everywhere: not the largest first, but what is enough
+                relief = sum(int(np.minimum(excess[a:b], size).sum()) for a, b in freed)
+            else:
+                relief = size * sum(count[b] - count[a] for a, b in freed)
             found.append((-relief / price if price > 0 else -math.inf, i, recovery))
         return [recovery for _, _, recovery in sorted(found)]
+
+    def _storage_home(
+        self, i: int, gap: tuple[int, int]
+    ) -> tuple[_Recovery | None, Sequence[tuple[int, int]]]:
+        """Return how state `i` leaves RAM across a gap, None if it cannot; and the gaps it frees.
+
+        It gets a home on storage, which frees what is before its node and after its last reader,
+        and is paged in where the gap is between them.
+        """
+        partial, graph = self.partial, self.problem.graph
+        home = Restoration.storage_home(graph, i)
+        if not self.problem.can_page or not self._has_room_for(home):
+            return None, ()
+        outer = [one for one in partial.gaps[i] if one[1] <= graph.node_of[i]]
+        outer += [one for one in partial.gaps[i] if one[1] == len(graph.nodes)]
+        price = self._price(home, adding=True)
+        if gap in outer:
+            return _Recovery(price, (home,)), outer
+        page = Restoration(gap[1], i, recompute=False)
+        price += self._price(page, adding=True)
+        return _Recovery(price, (home, page)), (*outer, gap)
 
     def _recovery(self, i: int, t: int, chain: int) -> _Recovery | None:
         """Return the cheapest way to have tensor `i` in stage `t` again, None if there is none."""
@@ -144,12 +180,31 @@ class Repair:
         k = problem.graph.node_of[i]
         best: _Recovery | None = None
         page = Restoration(t, i, recompute=False)
-        if self._can_page and self._has_room_for(page):
+        pages = self._can_page or problem.graph.nodes[k].is_state
+        if pages and self._has_room_for(page):
             best = _Recovery(self._price(page, adding=True), (page,))
-        if not chain or t in self._paged_only or not problem.may_recompute(k):
+        stage = self._last_stage(i, t) if chain and problem.may_recompute(k) else -1
+        if stage < 0 or stage in self._paged_only:
             return best
-        again = self._recomputation(k, t, chain, math.inf if best is None else best.price)
+        again = self._recomputation(k, stage, chain, math.inf if best is None else best.price)
         return again if again is not None and (best is None or again.price < best.price) else best
+
+    def _last_stage(self, i: int, t: int) -> int:
+        """Return the last stage in which tensor `i` may be computed again for a step of `t`.
+
+        Where what its node reads is replaced by then it is an earlier one, from which there is room
+        to keep it; -1 where there is none.
+        """
+        partial = self.partial
+        last = self.problem.graph.last_stages[self.problem.graph.node_of[i]]
+        if t <= last:
+            return t
+        if last <= self._relieved or last < partial.kept_from(i, t):
+            return -1
+        if partial.is_available(i, t):
+            return last  # kept over the stage that is relieved, so that all after it count it
+        full = partial.row_bytes[last:t] + partial.extra_bytes[last:t]
+        return last if int(full.max()) + partial.sizes[i] <= self.limit_bytes else -1
 
     def _recomputation(self, k: int, t: int, chain: int, most: float) -> _Recovery | None:
         """Return how to recompute node `k` in stage `t`; None if that is not to be had below most.
@@ -161,7 +216,7 @@ class Repair:
             return None
         total = self.prices.compute[k]
         parts: tuple[Restoration, ...] = ()
-        for p in self.problem.graph.inputs_of[k]:
+        for p in self.partial.working.inputs_of[k]:
             if self.partial.is_available(p, t) or self._has_room(p, t):
                 continue
             recovery = self._recovery(p, t, chain - 1)
@@ -179,25 +234,40 @@ class Repair:
 
     def _has_room(self, i: int, t: int) -> bool:
         """Return whether tensor `i` can be kept for a step of stage `t` as things are."""
-        partial = self.partial
-        span = slice(partial.kept_from(i, t), t)
-        full = partial.row_bytes[span] + partial.extra_bytes[span]
-        return not full.size or int(full.max()) + partial.sizes[i] <= self.limit_bytes
+        return self.partial.row_bytes_with(i, t, extra=True) <= self.limit_bytes
 
     @property
     def _can_page(self) -> bool:
         return self.params.pages and self.problem.can_page
 
+    def _is_allowed(self, restoration: Restoration) -> bool:
+        """Return whether state allows it.
+
+        What reads state runs no more once that is replaced, and resident state is not paged in.
+        """
+        stage, item, again = restoration
+        problem = self.problem
+        if again:
+            return stage <= problem.graph.last_stages[item]
+        k = problem.graph.node_of[item]
+        if stage == k or not problem.graph.nodes[k].is_state:
+            return True
+        return item not in self.partial.resident and stage <= problem.graph.last_page_in(item)
+
     def _has_room_for(self, restoration: Restoration) -> bool:
-        """Return whether own constraints, and storage for a page-out, have room for it."""
+        """Return whether own constraints, storage and state have room for it."""
         partial, i = self.partial, restoration.item
         rows = partial.rows if self.within_rows else None
         limit = self.problem.aux_limit_bytes
+        if not self._is_allowed(restoration):
+            return False
         if rows is not None and not rows.allows(partial.used, rows.uses(partial, restoration)):
             return False
         if restoration.recompute or limit is None or partial.goes_out(i):
             return True
-        return partial.stored[i] or partial.written_bytes + partial.sizes[i] <= limit
+        if partial.stored[i] and not restoration.is_storage_home(partial.graph):
+            return True
+        return partial.aux_used_bytes + partial.sizes[i] <= limit
 
     def _page_instead(self, t: int) -> bool:
         """Page in what stage `t` recomputes; return whether that changed anything."""
@@ -291,6 +361,9 @@ class Repair:
         for i in rows.leaving:
             if not self.partial.goes_out(i):
                 yield Restoration.page_out(graph, i)
+        for i in rows.leaving_home:
+            if i in self.partial.resident:
+                yield Restoration.storage_home(graph, i)
 
     def _place(self, restoration: Restoration) -> bool:
         """Add a wanted restoration where it fits, in the emptiest stages first; return if it does.
@@ -298,7 +371,7 @@ class Repair:
         A stage that has the inputs of a recomputation goes before one to which they must come.
         """
         partial, graph, item = self.partial, self.problem.graph, restoration.item
-        if restoration.is_page_out(graph):
+        if restoration.is_page_out(graph) or restoration.is_storage_home(graph):
             fits = restoration not in partial and self._has_room_for(restoration)
             if fits:
                 partial.add(restoration)
@@ -308,10 +381,14 @@ class Repair:
         loads = partial.peaks().tolist()
 
         def rank(t: int) -> tuple[int, int]:
-            inputs = graph.inputs_of[item] if restoration.recompute else ()
+            inputs = partial.working.inputs_of[item] if restoration.recompute else ()
             return sum(not partial.is_available(p, t) for p in inputs), loads[t]
 
-        stages = [t for t in range(first + 1, len(loads)) if item not in chosen[t]]
+        stages = [
+            t
+            for t in range(first + 1, len(loads))
+            if item not in chosen[t] and self._is_allowed(restoration._replace(stage=t))
+        ]
         excess = self._excess()
         for t in sorted(stages, key=rank)[: self.params.placements]:
             check_time_limit()
@@ -332,6 +409,7 @@ class Repair:
     def _bring(self, restoration: Restoration) -> bool:
         """Add a restoration with what it needs; return whether there is room for it elsewhere."""
         self._known.clear()
+        self._relieved = -1
         plan: _Recovery | None = _Recovery(0.0, (restoration,))
         if restoration.recompute:
             chain = self.params.longest_chain
@@ -365,6 +443,9 @@ class Repair:
         prices, item, partial = self.prices, restoration.item, self.partial
         if restoration.recompute:
             return prices.compute[item]
+        if restoration.is_storage_home(partial.graph):
+            paged = 0 if adding else partial.page_ins[item]
+            return prices.storage_home[item] + paged * prices.page_in[item]
         out = partial.changes_page_out(restoration, adding=adding)
         price = prices.page_out[item] if out else 0.0
         return price if restoration.is_page_out(partial.graph) else prices.page_in[item] + price
@@ -386,14 +467,13 @@ class Repair:
         served: Sequence[int] = (restoration.item,)
         if restoration.is_page_out(graph):
             return True
+        if restoration.is_storage_home(graph):
+            return partial.row_bytes_if_resident(restoration.item) <= self.limit_bytes
         if restoration.recompute:
             served = [i for i in graph.outputs_of[restoration.item] if partial.serves(i, t)]
-            freed = sum(partial.sizes[i] for i in graph.inputs_of[restoration.item])
-        for i in served:
-            rows = partial.row_bytes[partial.kept_from(i, t) : t]
-            if rows.size and int(rows.max()) + partial.sizes[i] - freed > self.limit_bytes:
-                return False
-        return True
+            inputs = partial.working.inputs_of[restoration.item]
+            freed = sum(partial.sizes[i] for i in inputs)
+        return all(partial.row_bytes_with(i, t) - freed <= self.limit_bytes for i in served)
 
     def _noisy(self, price: float, noise: float) -> float:
         return price * (1 + noise * self.rng.random()) if noise and self.rng is not None else price

@@ -44,7 +44,27 @@ class Grouping:
     own_rows: frozenset[int] = frozenset()
     """Rows of the problem over stages that are enforced, by position."""
     own_cuts: frozenset[int] = frozenset()
-    """Stages after which groups end for their sake."""
+    """Stages after which groups end for their sake, or because state is replaced there."""
+
+    @classmethod
+    def of(cls, problem: Problem, recomputable: Sequence[bool]) -> Grouping:
+        """Return one that enforces nothing, in which each group allows the same recomputations.
+
+        What reads state does not run once that is replaced. Where it might be of use later, groups
+        end at the replacement.
+        """
+        n, last = len(problem.graph.nodes), problem.graph.last_stages
+        limited = [k for k in range(n) if recomputable[k] and last[k] < n - 1]
+        if not limited:
+            return cls(n)
+        cuts = set()
+        found = find_events(problem, range(n), recomputable=recomputable)
+        for k in limited:
+            uses = [found.uses[i] for i in problem.graph.outputs_of[k]]
+            wanted = problem.wanted.compute[k] > 0
+            if wanted or any(stages and stages[-1] > last[k] for stages in uses):
+                cuts.add(last[k])
+        return cls(n, own_cuts=frozenset(cuts))
 
     @cached_property
     def step_stages(self) -> frozenset[int]:
@@ -80,8 +100,8 @@ class Grouping:
         """Return whether no enforced row counts tensor `i` over the ends of groups begin..end-1.
 
         Each end is one of a stage with a row, or lies beside a step row's stage. The row of a stage
-        that makes or reads `i` counts it in any case; what lies beside a step row may count. A
-        tensor without bytes is never let go.
+        that makes or reads `i` counts it in any case, unless an output may be written over it; what
+        lies beside a step row may count. A tensor without bytes is never let go.
         """
         if graph.tensor_bytes[i] == 0:
             return True
@@ -94,6 +114,7 @@ class Grouping:
                 and q == self.last_stage[group]
                 and q not in self.step_stages
                 and q + 1 not in self.step_stages
+                and i not in graph.shared_bytes_of[q]
             )
         return own == end - begin
 
@@ -128,15 +149,15 @@ def _beside(m: pyo.ConcreteModel) -> None:
 
         paged_in_beside[i] <= most * paged_out[i]    i is not on storage from the start
     """
-    problem, events, n = m.problem, m.events, m.grouping.n_stages
+    problem, events = m.problem, m.events
     wanted, node_of = problem.wanted, problem.graph.node_of
     again = {
-        k: n - 1 - k - len(events.recompute[k])
+        k: problem.graph.last_stages[k] - k - len(events.recompute[k])
         for k, wants in enumerate(wanted.compute)
         if wants and m.recomputable[k]
     }
     pages = {
-        i: n - 1 - node_of[i] - len(events.page_in[i])
+        i: problem.graph.last_page_in(i) - node_of[i] - len(events.page_in[i])
         for i, wants in enumerate(wanted.page_in)
         if wants and problem.can_page
     }
@@ -150,8 +171,11 @@ def _beside(m: pyo.ConcreteModel) -> None:
         page_ins=[*m.decisions.page_ins, *m.paged_in_beside.items()],
     )
     m.beside_from_storage = pyo.Constraint(
-        [i for i in m.paged_in_beside if not problem.graph.nodes[node_of[i]].on_aux],
-        rule=lambda m, i: m.paged_in_beside[i] <= pages[i] * m.paged_out[i],
+        [i for i in m.paged_in_beside if i not in problem.graph.on_aux],
+        rule=lambda m, i: (
+            m.paged_in_beside[i]
+            <= pages[i] * (m.storage_home[i] if i in m.storage_home else m.paged_out[i])
+        ),
     )
 
 
@@ -294,7 +318,7 @@ def build_relaxation(
         grouping.group_of,
         recomputable=recomputable,
         paged=frozenset(i for row in own for _, i in row.paged_in),
-        is_free=partial(grouping.is_free, problem.graph),
+        is_free=partial(grouping.is_free, problem.working_graph),
     )
     LAZY.populate(m)
     return m

@@ -60,7 +60,8 @@ def build(
     pyomo.environ.ConcreteModel
         With ``model.problem``, and ``model.R[t, k]``, ``model.S_RAM[t, i]``, ``model.S_AUX[t, i]``,
         ``model.M_in[t, i]``, ``model.M_out[t, i]`` for every entry of the triangle: a variable, or
-        an expression where the formulation has decided it. ``model.exact`` says whether its bound
+        an expression where the formulation has decided it; ``model.resident[i]`` for every state
+        tensor. ``model.exact`` says whether its bound
         holds for the problem, ``model.stated_rows`` names its constraints; others were added later.
 
     Raises
@@ -143,9 +144,10 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
     entries: dict[str, list[tuple[int, int]]] = {name: [] for name in RELATIONS}
     for name, t, k in m.relations.chosen(value or is_one):
         entries[name].append((t, k))
+    homes = getattr(m, "resident", {})
     return Schedule(
         **{name: tuple(pairs) for name, pairs in entries.items()},
-        resident=(),
+        resident=tuple(i for i, var in homes.items() if var.fixed or (value or is_one)(var)),
         identity=GraphIdentity.of(m.problem.graph),
     )
 

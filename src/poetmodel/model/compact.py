@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyomo.core as pyo
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
+from poetmodel.model.homes import assigned_homes, declare_homes
 from poetmodel.model.linear import entry
 from poetmodel.model.memory import MEMORY, StepView, assign_memory
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE, Decisions, add_limit
@@ -33,11 +34,12 @@ def _variables(m: pyo.ConcreteModel) -> None:
         recomputed[t,k]  node k is recomputed in stage t: R[t,k]
         paged_in[t,i]    tensor i is paged in, in stage t: M_in[t,i]
         paged_out[i]     tensor i is paged out right after its first computation; S_AUX from then on
+        resident[w]      state tensor w has its home in RAM, else on storage (storage_home[w])
 
     What a limit or the objective wants for its own sake (a lower limit, a negative coefficient) is
     offered in every stage: recomputations, page-ins, and page-outs of whatever they are wanted of.
     """
-    graph, events, wanted = m.problem.graph, m.events, m.problem.wanted
+    graph, events, wanted = m.problem.working_graph, m.events, m.problem.wanted
     last = len(graph.nodes) - 1
     kept = [(i, a) for i, stages in enumerate(events.events) for a in range(len(stages))]
     recomputed = [(t, k) for k, stages in enumerate(events.recompute) for t in stages]
@@ -46,17 +48,19 @@ def _variables(m: pyo.ConcreteModel) -> None:
         i
         for i, stages in enumerate(events.page_in)
         if m.problem.can_page
-        and (wanted.page_out[i] or not graph.nodes[graph.node_of[i]].on_aux)
+        and (wanted.page_out[i] or i not in graph.on_aux)
         and (wanted.page_out[i] or stages or (wanted.page_in[i] and graph.node_of[i] < last))
     ]
     m.kept = pyo.Var(kept, domain=pyo.Binary)
     m.recomputed = pyo.Var(recomputed, domain=pyo.Binary)
     m.paged_in = pyo.Var(paged_in, domain=pyo.Binary)
     m.paged_out = pyo.Var(paged_out, domain=pyo.Binary)
+    declare_homes(m)
     m.decisions = Decisions(
         recomputations=[(k, m.recomputed[t, k]) for t, k in recomputed],
         page_ins=[(i, m.paged_in[t, i]) for t, i in paged_in],
         page_outs=[(i, m.paged_out[i]) for i in paged_out],
+        storage_homes=list(m.storage_home.items()),
     )
 
 
@@ -67,7 +71,7 @@ VARIABLES = Component(
 
 def sources(m: pyo.ConcreteModel, t: int, i: int) -> list[Any]:
     """Return the variables that put tensor `i` into RAM in stage (or group) `t`, an event of it."""
-    k = m.problem.graph.node_of[i]
+    k = m.problem.working_graph.node_of[i]
     segment = m.events.segment(i, m.events.group_of[k], t)
     found = [] if segment is None else [m.kept[i, segment]]
     if (t, k) in m.recomputed:
@@ -75,6 +79,12 @@ def sources(m: pyo.ConcreteModel, t: int, i: int) -> list[Any]:
     if (t, i) in m.paged_in:
         found.append(m.paged_in[t, i])
     return found
+
+
+def present(m: pyo.ConcreteModel, t: int, i: int) -> list[Any]:
+    """Return the variables of which one must hold for a step of stage or group `t` to read `i`."""
+    home = [m.resident[i]] if i in m.resident else []
+    return sources(m, t, i) + home
 
 
 def _once(m: pyo.ConcreteModel) -> None:
@@ -91,7 +101,7 @@ def _once(m: pyo.ConcreteModel) -> None:
 
 def state_once(m: pyo.ConcreteModel, index: Sequence[tuple[int, int]]) -> None:
     """State these rows for (stage or group, tensor)."""
-    graph, wanted = m.problem.graph, m.problem.wanted.compute
+    graph, wanted = m.problem.working_graph, m.problem.wanted.compute
 
     def rule(t: int, i: int) -> Row | None:
         k = graph.node_of[i]
@@ -117,12 +127,37 @@ def _keeping(m: pyo.ConcreteModel) -> None:
     For every event ``t = e_a`` of a tensor after its first computation::
 
         kept[i,a] <= S_RAM[t,i] + R[t,node(i)] + M_in[t,i]
+
+    State that is surely there may be so because it is resident: there is no row then.
     """
 
-    def rule(i: int, a: int) -> Row:
+    def rule(i: int, a: int) -> Row | None:
+        if i in m.resident and (i, a) in m.events.kept:
+            return None
         return covered(m.kept[i, a], sources(m, m.events.events[i][a - 1], i))
 
     m.keeping = row_constraint([(i, a) for i, a in m.kept if a > 0], rule)
+
+
+def _homes_kept(m: pyo.ConcreteModel) -> None:
+    """Keep no copy of resident state.
+
+    ::
+
+        kept[w,0] <= 1 - resident[w]
+    """
+    m.homes_kept = row_constraint(
+        [(i, 0) for i in m.storage_home if (i, 0) in m.kept],
+        lambda i, a: covered(m.kept[i, a], [m.storage_home[i]]),
+    )
+    for i in m.resident:
+        if i not in m.storage_home and (i, 0) in m.kept:
+            m.kept[i, 0].fix(0)
+
+
+HOMES_KEPT = Component(
+    "homes_kept", _homes_kept, "poetmodel: resident state needs no copy", AFTER_VARIABLES
+)
 
 
 KEEPING = Component("keeping", _keeping, "POET (ICML 2022), constraint 1c", AFTER_VARIABLES)
@@ -133,12 +168,15 @@ def _from_storage(m: pyo.ConcreteModel) -> None:
 
     ::
 
-        M_in[t,i] <= paged_out[i]    i is not on storage from the start
+        M_in[t,i] <= paged_out[i]         i is not on storage from the start
+        M_in[t,i] <= 1 - resident[i]      i is state
     """
-    graph = m.problem.graph
+    graph = m.problem.working_graph
 
     def rule(t: int, i: int) -> Row | None:
-        if graph.nodes[graph.node_of[i]].on_aux:
+        if i in m.storage_home:
+            return covered(m.paged_in[t, i], [m.storage_home[i]])
+        if i in graph.on_aux:
             return None
         return covered(m.paged_in[t, i], [m.paged_out[i]])
 
@@ -157,14 +195,16 @@ def _inputs(m: pyo.ConcreteModel) -> None:
 
         1      <= S_RAM[j,i] + R[j,node(i)] + M_in[j,i]
         R[t,j] <= S_RAM[t,i] + R[t,node(i)] + M_in[t,i]
+
+    Resident state is in RAM: of state `w` the right-hand sides have ``+ resident[w]``.
     """
-    graph, group_of = m.problem.graph, m.events.group_of
+    graph, group_of = m.problem.working_graph, m.events.group_of
 
     def first(j: int, i: int) -> Row:
-        return Row([(1, var) for var in sources(m, group_of[j], i)], lower=1)
+        return Row([(1, var) for var in present(m, group_of[j], i)], lower=1)
 
     def again(t: int, j: int, i: int) -> Row:
-        return covered(m.recomputed[t, j], sources(m, t, i))
+        return covered(m.recomputed[t, j], present(m, t, i))
 
     reads = [(j, i) for j, inputs in enumerate(graph.inputs_of) for i in inputs]
     m.inputs = row_constraint(
@@ -186,19 +226,23 @@ INPUTS = Component(
 def _storage(m: pyo.ConcreteModel) -> None:
     """Keep within the auxiliary storage; its space is not reused.
 
-    ::
+    State that is not resident takes room there, and what replaces it no more::
 
-        sum(bytes[i] * paged_out[i]) <= aux_bytes
+        sum(bytes[i] * paged_out[i]) + sum(bytes[w] * (1 - resident[w])) <= aux_bytes
     """
     problem = m.problem
     limit = problem.aux_limit_bytes
     if limit is None:
         return
+    graph = problem.graph
     taken = [
-        0 if problem.graph.nodes[k].on_aux else size
-        for k, size in zip(problem.graph.node_of, problem.graph.tensor_bytes, strict=True)
+        0 if stored else size
+        for stored, size in zip(graph.starts_on_storage, graph.tensor_bytes, strict=True)
     ]
-    room = problem.quantity(Quantity.WRITES).coefficients._replace(page_out=taken)
+    state = set(graph.state_tensors)
+    homes = [size if i in state else 0 for i, size in enumerate(graph.tensor_bytes)]
+    writes = problem.quantity(Quantity.WRITES).coefficients
+    room = writes._replace(page_out=taken, storage_home=homes)
     add_limit(m, "storage", room, limit)
 
 
@@ -211,7 +255,17 @@ STORAGE = Component(
 
 COMPACT = Formulation(
     "compact",
-    (VARIABLES, ONCE, KEEPING, FROM_STORAGE, INPUTS, MEMORY, STORAGE, *LIMITS_AND_OBJECTIVE),
+    (
+        VARIABLES,
+        ONCE,
+        KEEPING,
+        HOMES_KEPT,
+        FROM_STORAGE,
+        INPUTS,
+        MEMORY,
+        STORAGE,
+        *LIMITS_AND_OBJECTIVE,
+    ),
 )
 
 
@@ -226,10 +280,14 @@ class CompactRelations(StepView):
         """``S_RAM[t,i]``."""
         return self._or_zero(self.in_ram(t, i))
 
-    def S_AUX(self, t: int, i: int) -> Any:  # noqa: ARG002  # on storage from the first stage on
+    def S_AUX(self, t: int, i: int) -> Any:
         """``S_AUX[t,i]``."""
-        stored = self.graph.nodes[self.graph.node_of[i]].on_aux
-        return self.m.one if stored else entry(self.m.paged_out, i, self.m.zero)
+        if i in self.m.resident:
+            home = entry(self.m.storage_home, i, self.m.zero)
+            return home if t <= self.problem.graph.last_page_in(i) else self.m.zero
+        if i in self.graph.on_aux:
+            return self.m.one
+        return entry(self.m.paged_out, i, self.m.zero)
 
     def M_in(self, t: int, i: int) -> Any:
         """``M_in[t,i]``."""
@@ -237,8 +295,12 @@ class CompactRelations(StepView):
 
     def M_out(self, t: int, i: int) -> Any:
         """``M_out[t,i]``."""
-        first = t == self.graph.node_of[i]
-        return entry(self.m.paged_out, i, self.m.zero) if first else self.m.zero
+        if t != self.graph.node_of[i]:
+            return self.m.zero
+        old = self.problem.graph.state_of.get(i)
+        if old is not None:
+            return entry(self.m.storage_home, old, self.m.zero)
+        return entry(self.m.paged_out, i, self.m.zero)
 
     def _or_zero(self, variable: Any | None) -> Any:
         return self.m.zero if variable is None else variable
@@ -256,8 +318,16 @@ class CompactRelations(StepView):
             out = i in m.paged_out and value(m.paged_out[i])
             if out:
                 yield "M_out", k, i
-            if out or graph.nodes[k].on_aux:
+            if out or (i in graph.on_aux and i not in m.resident):
                 yield from (("S_AUX", t, i) for t in range(k + 1, len(graph.nodes)))
+        for i, var in m.storage_home.items():
+            if value(var):
+                k = graph.node_of[i]
+                last = self.problem.graph.last_page_in(i)
+                yield from (("S_AUX", t, i) for t in range(k + 1, last + 1))
+                new = self.problem.graph.replacement_of.get(i)
+                if new is not None:
+                    yield "M_out", last, new
 
     def assign(self, schedule: Schedule) -> Iterator[tuple[Any, float]]:
         """Yield (variable, value) of what a schedule says, as far as the variables can say it."""
@@ -272,8 +342,11 @@ class CompactRelations(StepView):
             held = all((t, i) in entries["S_RAM"] for t in self.stages_of(i, a))
             values[id(var)] = float(held)
             yield var, values[id(var)]
-        yield from ((var, float(index in entries["M_in"])) for index, var in m.paged_in.items())
+        for index, var in m.paged_in.items():
+            values[id(var)] = float(index in entries["M_in"])
+            yield var, values[id(var)]
         yield from ((var, float(i in out)) for i, var in m.paged_out.items())
+        yield from assigned_homes(m, schedule, values)
         yield from assign_memory(m, schedule, values)
 
     def stages_of(self, i: int, a: int) -> range:

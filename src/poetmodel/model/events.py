@@ -70,16 +70,16 @@ def storage_is_limiting(problem: Problem) -> bool:
     graph = problem.graph
     if limit is None or not problem.can_page:
         return False
-    return limit < sum(
+    return limit < graph.state_bytes + sum(
         size
-        for size, users, out, k in zip(
+        for size, users, out, stored in zip(
             graph.tensor_bytes,
             graph.users_of,
             problem.wanted.page_out,
-            graph.node_of,
+            graph.starts_on_storage,
             strict=True,
         )
-        if (users or out) and not graph.nodes[k].on_aux
+        if (users or out) and not stored
     )
 
 
@@ -200,7 +200,7 @@ class _Sweep:
         paged: Mapping[int, tuple[int, ...]] | None = None,
     ) -> None:
         self.problem = problem
-        self.graph = problem.graph
+        self.graph = problem.working_graph
         self.wanted = problem.wanted
         self.group_of = group_of
         self.recomputable = recomputable
@@ -246,7 +246,7 @@ class _Sweep:
             if self.problem.can_page:
                 offered: Sequence[int] = self.uses[i]
                 if self._is_wanted_in(i):
-                    offered = self._after(first)
+                    offered = self._after(k, self.problem.graph.last_page_in(i))
                 elif i in self.paged:
                     offered = [e for e in self.paged[i] if e in self.events[i]]
                 self.page_in[i] = tuple(e for e in offered if e not in self.sure[i])
@@ -255,20 +255,21 @@ class _Sweep:
         """Return whether a page-in of tensor `i` may be wanted for its own sake."""
         return self.problem.can_page and self.wanted.page_in[i] > 0
 
-    def _after(self, group: int) -> range:
-        return range(group + 1, self.group_of[-1] + 1)
+    def _after(self, k: int, last: int) -> range:
+        """Return the groups after that of node `k` up to that of stage `last`."""
+        return range(self.group_of[k] + 1, self.group_of[last] + 1)
 
     def _recompute(self, k: int, used: set[int]) -> tuple[int, ...]:
         """Return the groups in which node `k` may be recomputed, given the uses of its outputs."""
         first = self.group_of[k]
         if self.wanted.compute[k]:
-            return tuple(self._after(first))
+            return tuple(self._after(k, self.problem.graph.last_stages[k]))
         if not used:
             return ()
-        last = max(used)
+        last = min(max(used), self.group_of[self.problem.graph.last_stages[k]])
         if self.extra is None:
             return self._useful(k, range(first + 1, last + 1))
-        return self._useful(k, sorted(used | {e for e in self.extra[k] if first < e < last}))
+        return self._useful(k, sorted(e for e in used | self.extra[k] if first < e <= last))
 
     def _useful(self, k: int, offered: Sequence[int]) -> tuple[int, ...]:
         """Return the groups in which some output that is still used is not surely in RAM."""
@@ -289,7 +290,7 @@ class _Sweep:
         last = self.uses[i][-1] if self.uses[i] else -1
         paged: Sequence[int] = self.paged.get(i, ())
         if self._is_wanted_in(i):
-            paged = self._after(self.group_of[self.graph.node_of[i]])
+            paged = self._after(self.graph.node_of[i], self.problem.graph.last_page_in(i))
         return tuple(sorted({*self.uses[i], *(e for e in (*recompute, *paged) if e <= last)}))
 
     def _sure(self, i: int, events: tuple[int, ...]) -> frozenset[int]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyomo.core as pyo
 
-from poetmodel.graph import Graph, floor
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
 from poetmodel.model.linear import RESOLVED, ExactLimit, entry, keep_limit, never, scaled_limit
 from poetmodel.model.rows import ArrayTerms, Row, RowConstraint
@@ -16,10 +15,11 @@ from poetmodel.schedule import Schedule, simulate
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from poetmodel.graph import Graph
     from poetmodel.problem import Problem
 
 
@@ -32,7 +32,7 @@ class StepView:
     def __init__(self, m: pyo.ConcreteModel) -> None:
         self.m = m
         self.problem: Problem = m.problem
-        self.graph: Graph = m.problem.graph
+        self.graph: Graph = m.problem.working_graph
 
     def in_ram(self, t: int, i: int) -> Any | None:
         """Return the variable of ``S_RAM[t,i]``, or None where it is zero."""
@@ -50,6 +50,10 @@ class StepView:
         """Return the variable of ``M_in[t,i]``, or None where it is zero."""
         return entry(self.m.paged_in, (self.m.events.group_of[t], i))
 
+    def resident(self, i: int) -> Any | None:
+        """Return the variable that says whether state `i` has its home in RAM, None for others."""
+        return entry(self.m.resident, i)
+
 
 _NOT: Final = -(2**62)
 """In place of a column: nobody needs the tensor any more."""
@@ -57,6 +61,23 @@ _CONSTANT: Final = _NOT + 1
 """The stage's own step needs it."""
 _SEVERAL: Final = _NOT + 2
 """Several variables need it, whose liveness column is yet to be found."""
+
+
+class _Column(NamedTuple):
+    """A column from 0 to 1, as large as rows over other variables, by place, need it to be."""
+
+    needs: tuple[int, ...]
+    """Variables of which each needs it to be 1 ..."""
+    unless: int = _NOT
+    """... unless this one is 1, ..."""
+    provided: int = _NOT
+    """... provided that this one is 1."""
+
+    def value(self, values: Sequence[float]) -> float:
+        """Return the least value, given those of the variables in the order of their places."""
+        most = max(values[place] for place in self.needs)
+        most -= values[self.unless] if self.unless >= 0 else 0.0
+        return max(0.0, most - (1 - values[self.provided] if self.provided >= 0 else 0.0))
 
 
 class MemoryRows:
@@ -70,8 +91,16 @@ class MemoryRows:
         self.variables: list[Any] = []
         """Variables of the rows; a term has the place of one."""
         self._places: dict[int, int] = {}
-        self.live: dict[tuple[int, ...], int] = {}
-        """For each set of variables, by place, that make a tensor live: its number."""
+        self.live: dict[_Column, int] = {}
+        """For each liveness column its number."""
+        state = rows_of_state(view)
+        self.home_nodes = np.array([self.graph.node_of[i] for i, *_ in state], dtype=np.int64)
+        """For each state tensor that may be resident, the node that holds it."""
+        self.home_bytes = np.array([size for _, size, _ in state], dtype=np.int64)
+        """What it takes of RAM where it is resident [B]."""
+        self.home_places = np.array([self.place(var) for *_, var in state], dtype=np.int64)
+        """The place of the variable that says so."""
+        self.home_of = {i: self.place(var) for i, _, var in state}
 
     def rows(
         self, t: int, wanted: Iterable[int], *, binding: bool
@@ -90,6 +119,10 @@ class MemoryRows:
             if row is not None:
                 yield k, *row
 
+    def column(self, column: _Column) -> int:
+        """Return the place of a liveness column, below zero."""
+        return -1 - self.live.setdefault(column, len(self.live))
+
     def place(self, variable: Any | None) -> int:
         """Return the place of a variable, below zero for None."""
         if variable is None:
@@ -98,6 +131,13 @@ class MemoryRows:
         if place == len(self.variables):
             self.variables.append(variable)
         return place
+
+
+def rows_of_state(view: StepView) -> list[tuple[int, int, Any]]:
+    """Return (tensor, bytes, variable that says whether it is resident) of state with bytes."""
+    graph = view.problem.graph
+    found = ((i, graph.tensor_bytes[i], view.resident(i)) for i in graph.state_tensors)
+    return [each for each in found if each[1] and each[2] is not None]
 
 
 class _Stage:
@@ -115,20 +155,27 @@ class _Stage:
         self.bytes = np.array([rows.sizes[i] for i in tensors], dtype=np.int64)
         self.held = np.array([rows.place(view.in_ram(t, i)) for i in tensors], dtype=np.int64)
         self.computed = [rows.place(view.computed(t, k)) for k in range(t)]
+        self.after: list[int] = []
+        """For each older tensor the place of what keeps it beyond the stage."""
         self.needed: list[list[int]] = []
         """For each older tensor the places of what needs it, first readers first."""
         self.passing: dict[int, list[int]] = {}
         """For each step the older tensors of which its recomputation is a reader."""
         for p, i in enumerate(tensors):
             self.needed.append(self._needed(p, i))
-        self.live = np.array([self._kind(needed) for needed in self.needed], dtype=np.int64)
+        self.homes = [rows.home_of.get(i, _NOT) for i in tensors]
+        """For each older tensor that is state, the place of its home; it needs no copy there."""
+        self.live = np.array([self._kind(p) for p in range(len(tensors))], dtype=np.int64)
         """For each older tensor what it counts for after its step."""
+        self.read = np.isin(rows.home_nodes, [graph.node_of[i] for i in graph.inputs_of[t]])
+        """For each state tensor whether the stage's own step reads a copy, or the resident one."""
         self.at = 0
 
     def _needed(self, p: int, i: int) -> list[int]:
         t, view = self.t, self.generator.view
         readers = self.generator.graph.users_of[i]
         if t in readers:
+            self.after.append(_NOT)
             return [_CONSTANT]
         needed = []
         for j in readers:
@@ -136,12 +183,15 @@ class _Stage:
                 needed.append(self.computed[j])
                 self.passing.setdefault(j, []).append(p)
         after = self.generator.place(view.in_ram(t + 1, i))
+        self.after.append(after)
         return [*needed, after] if after >= 0 else needed
 
-    def _kind(self, needed: list[int]) -> int:
-        if len(needed) <= 1:
-            return needed[0] if needed else _NOT
-        return _SEVERAL
+    def _kind(self, p: int) -> int:
+        needed = self.needed[p]
+        if not needed:
+            return _NOT
+        alone = len(needed) == 1 and (self.homes[p] < 0 or needed[0] in (_CONSTANT, self.after[p]))
+        return needed[0] if alone else _SEVERAL
 
     def may_execute(self, k: int) -> bool:
         """Return whether step `k` before the stage's own may execute."""
@@ -155,7 +205,7 @@ class _Stage:
         for j in range(self.at, min(k, self.t)):
             for p in self.passing.get(j, ()):
                 self.needed[p] = self.needed[p][1:]
-                self.live[p] = self._kind(self.needed[p])
+                self.live[p] = self._kind(p)
         self.at = k
 
     def row(self, k: int, limit: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int] | None:
@@ -166,30 +216,58 @@ class _Stage:
         keeps, counts = later >= 0, live != _NOT
         own_bytes = sum(size for size, _ in own)
         later_bytes, live_bytes = self.bytes[after:][keeps], self.bytes[:before][counts]
-        if int(later_bytes.sum()) + int(live_bytes.sum()) + own_bytes + constant <= limit:
+        homes = self._resident(k)
+        home_bytes = self.generator.home_bytes[homes]
+        most = sum(int(part.sum()) for part in (later_bytes, live_bytes, home_bytes))
+        if most + own_bytes + constant <= limit:
             return None
         for p in np.flatnonzero(live == _SEVERAL).tolist():
-            key = tuple(self.needed[p])
-            number = self.generator.live.setdefault(key, len(self.generator.live))
-            self.live[p] = -1 - number
+            column = _Column(tuple(self.needed[p]), unless=self.homes[p])
+            self.live[p] = self.generator.column(column)
         added = np.array(own, dtype=np.int64).reshape(-1, 2)
-        places = np.concatenate((later[keeps], added[:, 1], live[counts]))
-        sizes = np.concatenate((later_bytes, added[:, 0], live_bytes))
+        home_places = self.generator.home_places[homes]
+        places = np.concatenate((later[keeps], added[:, 1], live[counts], home_places))
+        sizes = np.concatenate((later_bytes, added[:, 0], live_bytes, home_bytes))
         fixed = places == _CONSTANT
         return *_merged(places[~fixed], sizes[~fixed]), constant + int(sizes[fixed].sum())
 
+    def _resident(self, k: int) -> NDArray[np.bool_]:
+        """Return which state counts at step `k` where it is resident, as what a copy does not."""
+        nodes = self.generator.home_nodes
+        counted = self.read & (nodes < k)
+        if k == self.t and self.generator.graph.output_bytes[k]:
+            counted |= nodes == k
+        return ~counted
+
     def _own(self, k: int) -> tuple[list[tuple[int, int]], int]:
-        """Return outputs and workspace of step `k` itself as terms, and their constant part [B]."""
+        """Return outputs and workspace of step `k` itself as terms, and their constant part [B].
+
+        An output takes its own bytes, less those of an input in whose place it is written. For an
+        input that somebody needs after the step they come back.
+        """
         rows, t = self.generator, self.t
         node = rows.graph.nodes[k]
         made = node.output_bytes + node.workspace_bytes
+        terms = []
+        for x, size in rows.graph.shared_bytes_of[k].items():
+            if k < t and t in rows.graph.users_of[x]:
+                continue
+            made -= size
+            later = [j for j in rows.graph.users_of[x] if k < j < t and self.computed[j] >= 0]
+            after = rows.place(rows.view.in_ram(t + 1, x))
+            needs = [self.computed[j] for j in later] + [after] * (after >= 0)
+            if k == t:
+                terms += [(size, place) for place in needs]
+            elif needs and self.computed[k] >= 0:
+                column = _Column(tuple(needs), provided=self.computed[k])
+                terms.append((size, rows.column(column)))
         if k == t:
-            return [], made
-        terms = [(made, self.computed[k])]
+            return terms, made
+        copies = [(made, self.computed[k])]
         for i in rows.graph.outputs_of[k]:
             for var in (rows.view.in_ram(t, i), rows.view.paged_in(t, i)):
-                terms.append((rows.sizes[i], rows.place(var)))
-        return [(size, place) for size, place in terms if size and place >= 0], 0
+                copies.append((rows.sizes[i], rows.place(var)))
+        return terms + [(size, place) for size, place in copies if size and place >= 0], 0
 
 
 def _merged(
@@ -220,6 +298,17 @@ def _memory(m: pyo.ConcreteModel) -> None:
         + sum(bytes[i] * live[t,i,k],  node(i) < k) + workspace[k] * R[t,k]  <=  budget
 
         live[t,i,k] >= S_RAM[t+1,i],  live[t,i,k] >= R[t,j] for every reader j >= k of i
+
+    Resident state `w` counts at every step, and needs no copy::
+
+        + sum(bytes[w] * resident[w])    but where a copy, or it, counts in any case
+        live[t,w,k] >= R[t,j] - resident[w]
+
+    An output `y` that may be written over an input `x` counts less, unless `x` lives on::
+
+        - min(bytes[x], bytes[y]) * (R[t,k] - apart[t,k,x])
+        apart[t,k,x] >= S_RAM[t+1,x] + R[t,k] - 1,  apart[t,k,x] >= R[t,j] + R[t,k] - 1 for every
+        reader j > k of x
     """
     state_memory(m, StepView(m))
 
@@ -230,7 +319,7 @@ def state_memory(
     """Add memory rows and liveness columns, with `steps` only for these steps of these stages."""
     problem = m.problem
     limit = problem.usable_ram_bytes
-    least = floor(problem.graph).bytes
+    least = problem.floor.bytes
     if not problem.objective.is_sum:
         unit = problem.useful_ram_bytes
         m.peak = pyo.Var(bounds=(min(least / unit, 1), max(limit, 0) / unit * (1 + RESOLVED)))
@@ -247,8 +336,8 @@ def state_memory(
         rows += [(t, *row) for row in generator.rows(t, sorted(steps[t]), binding=binding)]
     m.live = pyo.Var(range(len(generator.live)), bounds=(0, 1))
     variables = generator.variables
-    m.live_for = tuple([variables[place] for place in places] for places in generator.live)
     begin = len(variables)
+    m.live_for = (tuple(generator.live), variables[:begin])
     variables.extend(m.live.values())
     m.liveness = RowConstraint(_liveness(variables, begin, generator.live))
     if hasattr(m, "peak"):
@@ -263,16 +352,18 @@ def state_memory(
     m.memory = RowConstraint(stated)
 
 
-def _liveness(
-    variables: list[Any], begin: int, live: Mapping[tuple[int, ...], int]
-) -> dict[int, Row]:
+def _liveness(variables: list[Any], begin: int, live: Mapping[_Column, int]) -> dict[int, Row]:
     """Return the rows of liveness columns, whose places begin at `begin`."""
-    signs = np.array([1.0, -1.0])
-    pairs = ((place, begin + number) for places, number in live.items() for place in places)
-    return {
-        row: Row(ArrayTerms(variables, np.array(pair, dtype=np.int32), signs), upper=0.0)
-        for row, pair in enumerate(pairs, start=1)
-    }
+    rows: dict[int, Row] = {}
+    for column, number in live.items():
+        other = [(column.unless, -1.0), (column.provided, 1.0)]
+        more = [(place, sign) for place, sign in other if place >= 0]
+        signs = np.array([1.0, -1.0, *(sign for _, sign in more)])
+        upper = 1.0 if column.provided >= 0 else 0.0
+        for place in column.needs:
+            index = np.array([place, begin + number, *(p for p, _ in more)], dtype=np.int32)
+            rows[len(rows) + 1] = Row(ArrayTerms(variables, index, signs), upper=upper)
+    return rows
 
 
 def assign_memory(
@@ -282,10 +373,12 @@ def assign_memory(
 
     `values` are those of the other variables, by `id`.
     """
-    for number, needed in enumerate(getattr(m, "live_for", ())):
-        yield m.live[number], max(values[id(var)] for var in needed)
+    columns, variables = getattr(m, "live_for", ((), ()))
+    found = [values[id(var)] for var in variables] if columns else []
+    for number, column in enumerate(columns):
+        yield m.live[number], column.value(found)
     if hasattr(m, "peak"):
-        peak = simulate(m.problem.graph, None, schedule).peak_ram_bytes
+        peak = simulate(m.problem.graph, m.problem.costs, schedule).peak_ram_bytes
         yield m.peak, peak / m.problem.useful_ram_bytes
 
 

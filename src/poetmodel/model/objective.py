@@ -34,6 +34,8 @@ class Decisions:
     """(tensor, variable that counts one page-in of it)."""
     page_outs: Sequence[tuple[int, Any]]
     """(tensor, variable that counts one page-out of it)."""
+    storage_homes: Sequence[tuple[int, Any]] = ()
+    """(state tensor, variable that says that its home is on storage)."""
 
     def terms(self, coefficients: Coefficients) -> list[Term]:
         """Return a sum over these decisions, in the unit of its coefficients."""
@@ -48,8 +50,8 @@ class Decisions:
     @cached_property
     def _by_item(self) -> tuple[dict[int, list[Any]], ...]:
         """The variables of each node or tensor: a sum may speak of few of them."""
-        found: tuple[dict[int, list[Any]], ...] = ({}, {}, {})
-        counted = (self.recomputations, self.page_ins, self.page_outs)
+        found: tuple[dict[int, list[Any]], ...] = ({}, {}, {}, {})
+        counted = (self.recomputations, self.page_ins, self.page_outs, self.storage_homes)
         for of, pairs in zip(found, counted, strict=True):
             for item, variable in pairs:
                 of.setdefault(item, []).append(variable)
@@ -66,6 +68,7 @@ def _objective(m: pyo.ConcreteModel) -> None:
     In units of a thousandth of the baseline, without the constant::
 
         sum(R * compute) + sum(M_in * page_in) + sum(M_out * page_out)
+        + sum((1 - resident) * (page_in + page_out of the replacement))
 
     with energies, times, bytes written or a user's own coefficients; or the peak RAM variable.
     Where coefficients are negative a constant is added, so that it is 0 or more: what they take off

@@ -38,6 +38,11 @@ def check_fits(problem: Problem) -> None:
             f"formulation 'paper' knows no nodes on auxiliary storage such as {stored[0]!r}; "
             "use lazy or compact"
         )
+    if graph.version > 1:
+        faults.append(
+            "formulation 'paper' knows no state tensors and no in-place operators; "
+            "use lazy or compact"
+        )
     if problem.minimize != Quantity.ENERGY:
         faults.append(
             f"formulation 'paper' minimizes energy only, not {problem.minimize}; "

@@ -10,6 +10,7 @@ import pyomo.core as pyo
 
 from poetmodel.errors import ModelError
 from poetmodel.model.formulation import Component
+from poetmodel.model.homes import assigned_homes, declare_homes
 from poetmodel.model.linear import entry
 from poetmodel.model.memory import StepView, assign_memory
 from poetmodel.model.objective import Decisions
@@ -91,20 +92,24 @@ def _variables(m: pyo.ConcreteModel) -> None:
         R[t,t] = 1             M_out[t,i], node(i) <= t
 
     Recomputations of nodes that must not be computed twice, and page-ins and page-outs where paging
-    is not allowed, are fixed to 0. Tensors that lie on storage from the start have S_AUX = 1.
+    is not allowed, are fixed to 0. Tensors that lie on storage from the start have S_AUX = 1. State
+    has its home in RAM (``resident[w]``) or on storage; nothing reads it once it is replaced, and
+    what replaces it is in no relation but ``M_out``, where it is made.
     """
     problem = m.problem
-    graph = problem.graph
+    graph = problem.working_graph
     for name in RELATIONS:
         setattr(m, name, pyo.Var(list(triangle(graph, name)), domain=pyo.Binary))
     for t, k in m.R:
         if t == k:
             m.R[t, k].fix(1)
-        elif not problem.may_recompute(k):
+        elif not problem.may_recompute(k) or t > problem.graph.last_stages[k]:
             m.R[t, k].fix(0)
     for t, i in m.S_AUX:
-        if graph.nodes[graph.node_of[i]].on_aux:
+        if i in problem.graph.on_aux:
             m.S_AUX[t, i].fix(1)
+    declare_homes(m)
+    _fix_state(m)
     if not problem.can_page:
         for relation in (m.M_in, m.M_out):
             for index in relation:
@@ -112,8 +117,30 @@ def _variables(m: pyo.ConcreteModel) -> None:
     m.decisions = Decisions(
         recomputations=[(k, var) for (t, k), var in m.R.items() if k < t and not var.fixed],
         page_ins=[(i, var) for (_, i), var in m.M_in.items() if not var.fixed],
-        page_outs=[(i, var) for (_, i), var in m.M_out.items() if not var.fixed],
+        page_outs=[
+            (i, var)
+            for (_, i), var in m.M_out.items()
+            if not var.fixed and i not in problem.graph.state_of
+        ],
+        storage_homes=list(m.storage_home.items()),
     )
+
+
+def _fix_state(m: pyo.ConcreteModel) -> None:
+    """Fix what state, and what replaces it, can never be to 0."""
+    problem, node_of = m.problem, m.problem.graph.node_of
+    state = frozenset(problem.graph.state_tensors)
+    mapped = state if problem.reads_in_place else frozenset()
+    for name in ("S_RAM", "S_AUX", "M_in", "M_out"):
+        variables = getattr(m, name)
+        for t, i in variables:
+            if i in state:
+                never = name == "M_out" or t > problem.graph.last_page_in(i)
+                never = never or (i in mapped and name != "S_AUX")
+            else:
+                never = i in problem.graph.state_of and (name != "M_out" or t > node_of[i])
+            if never:
+                variables[t, i].fix(0)
 
 
 TRIANGLE = Component("variables", _variables, source="POET (ICML 2022), section 5.2")
@@ -124,7 +151,8 @@ class TriangleRelations(StepView):
 
     def in_ram(self, t: int, i: int) -> Any | None:
         """Return the variable of ``S_RAM[t,i]``, or None where it is zero."""
-        return entry(self.m.S_RAM, (t, i))
+        var = entry(self.m.S_RAM, (t, i))
+        return None if var is None or var.fixed else var
 
     def computed(self, t: int, k: int) -> Any | None:
         """Return the variable of ``R[t,k]``, ``k < t``, or None where it is fixed to zero."""
@@ -154,4 +182,5 @@ class TriangleRelations(StepView):
         if hasattr(self.m, "stored"):
             out = {i for _, i in schedule.M_out}
             yield from ((var, float(i in out)) for i, var in self.m.stored.items())
+        yield from assigned_homes(self.m, schedule, values)
         yield from assign_memory(self.m, schedule, values)

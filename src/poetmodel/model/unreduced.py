@@ -19,8 +19,8 @@ from poetmodel.model.rows import Row, covered, row_constraint
 
 
 def _present(m: pyo.ConcreteModel, t: int, i: int) -> list[Any]:
-    """Return the variables of which one must hold for tensor `i` to be in RAM in stage `t`."""
-    found = [m.R[t, m.problem.graph.node_of[i]]]
+    """Return the variables of which one must hold for a copy of tensor `i` in stage `t`."""
+    found = [m.R[t, m.problem.working_graph.node_of[i]]]
     if (t, i) in m.S_RAM:
         found += [m.S_RAM[t, i], m.M_in[t, i]]
     return found
@@ -32,11 +32,19 @@ def _inputs(m: pyo.ConcreteModel) -> None:
     For every input `i` of node `j` and every stage::
 
         R[t,j] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
+
+    Resident state is in RAM: of state `w` the right-hand sides have ``+ resident[w]``, and copies
+    are of state on storage only.
     """
-    graph = m.problem.graph
+    graph = m.problem.working_graph
     n = len(graph.nodes)
     index = [(t, j, i) for j, ins in enumerate(graph.inputs_of) for i in ins for t in range(j, n)]
-    m.inputs = row_constraint(index, lambda t, j, i: covered(m.R[t, j], _present(m, t, i)))
+
+    def read(t: int, j: int, i: int) -> Row:
+        home = [m.resident[i]] if i in m.resident else []
+        return covered(m.R[t, j], _present(m, t, i) + home)
+
+    m.inputs = row_constraint(index, read)
 
 
 def _keeping(m: pyo.ConcreteModel) -> None:
@@ -55,11 +63,31 @@ def _on_storage(m: pyo.ConcreteModel) -> None:
     ::
 
         S_AUX[t+1,i] <= S_AUX[t,i] + M_out[t,i]
+
+    State that is not resident lies there, and what replaces it is paged out where it is made::
+
+        S_RAM[t,w], S_AUX[t,w] <= 1 - resident[w]
+        M_out[u,w+]            =  1 - resident[w]
     """
-    graph = m.problem.graph
+    graph = m.problem.working_graph
+    stored = m.storage_home
+    m.homes_kept = row_constraint(
+        [(t, i) for t, i in m.S_RAM if i in m.resident and not m.S_RAM[t, i].fixed],
+        lambda t, i: covered(m.S_RAM[t, i], [stored[i]] if i in stored else []),
+    )
+    m.written_back = row_constraint(
+        [(old, new) for old, new in m.problem.graph.replacement_of.items() if old in stored],
+        lambda old, new: Row(
+            [(1, m.M_out[graph.node_of[new], new]), (-1, stored[old])], lower=0, upper=0
+        ),
+    )
 
     def rule(t: int, i: int) -> Row | None:
-        if graph.nodes[graph.node_of[i]].on_aux:
+        if i in m.resident:
+            if m.S_AUX[t, i].fixed:
+                return None
+            return covered(m.S_AUX[t, i], [stored[i]] if i in stored else [])
+        if i in graph.on_aux:
             return None
         before = [m.S_AUX[t - 1, i]] if (t - 1, i) in m.S_AUX else []
         return covered(m.S_AUX[t, i], [*before, m.M_out[t - 1, i]])
@@ -100,16 +128,18 @@ def _storage(m: pyo.ConcreteModel) -> None:
 
     ::
 
-        sum(bytes[i] * stored[i]) <= aux_bytes,    stored[i] >= M_out[t,i]
+        sum(bytes[i] * stored[i]) + sum(bytes[w] * (1 - resident[w])) <= aux_bytes
+        stored[i] >= M_out[t,i]
     """
     problem = m.problem
     limit = problem.aux_limit_bytes
     if limit is None or not problem.can_page:
         return
-    graph = problem.graph
-    written = [i for i, k in enumerate(graph.node_of) if not graph.nodes[k].on_aux]
+    graph = problem.working_graph
+    written = [i for i in range(len(graph.tensors)) if i not in graph.on_aux]
     m.stored = pyo.Var(written, bounds=(0, 1))
-    terms = merged((graph.tensor_bytes[i], m.stored[i]) for i in written)
+    homes = ((problem.graph.tensor_bytes[i], var) for i, var in m.storage_home.items())
+    terms = merged([*((graph.tensor_bytes[i], m.stored[i]) for i in written), *homes])
     row = stated_limit(m, "storage", None, ExactLimit(terms, limit))
     if row is None:
         return

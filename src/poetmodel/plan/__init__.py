@@ -1,16 +1,20 @@
 """Plans: the program that a device runs, its simulator, its files and its listings."""
 
+from poetmodel.plan.arena import Arena, ArenaCheck, check_arena
 from poetmodel.plan.binary import decode, encode
 from poetmodel.plan.program import Instruction, Op, Plan, Program
 from poetmodel.plan.simulation import Moment, PlanCheck, check_plan
 
 __all__ = [
+    "Arena",
+    "ArenaCheck",
     "Instruction",
     "Moment",
     "Op",
     "Plan",
     "PlanCheck",
     "Program",
+    "check_arena",
     "check_plan",
     "decode",
     "encode",

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.plan.derivation import explicit_steps, with_waits_and_frees
+from poetmodel.plan.homes import PlanHomes
 from poetmodel.plan.program import Instruction, Op, Plan
 from poetmodel.plan.simulation import check_identity
 from poetmodel.schedule import GraphIdentity
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 MAGIC: Final = b"\x89PLN"
 """The first bytes of every coded plan; no text begins with them."""
 VERSION: Final = 1
+VERSION_OF_STATE: Final = 2
+"""Version of plans that state the homes of state."""
 
 FINGERPRINT_BYTES: Final = 8
 """How much of the SHA-256 of the graph is stored."""
@@ -40,7 +44,13 @@ HAS_BUDGET: Final = 4
 """Flag: the RAM budget is stored."""
 HAS_DEVICE: Final = 8
 """Flag: the name of the device is stored."""
-_ALL_FLAGS: Final = DMA | LITERAL | HAS_BUDGET | HAS_DEVICE
+MEMORY_MAPPED: Final = 16
+"""Flag of version 2: the core reads state on storage where it lies."""
+_FLAGS: Final = {
+    VERSION: DMA | LITERAL | HAS_BUDGET | HAS_DEVICE,
+    VERSION_OF_STATE: DMA | LITERAL | HAS_BUDGET | HAS_DEVICE | MEMORY_MAPPED,
+}
+"""The flags of each version."""
 
 _CODES: Final = (Op.COMPUTE, Op.PAGE_IN, Op.PAGE_OUT, Op.WAIT, Op.FREE)
 """Operations by the number that stands for them."""
@@ -48,6 +58,8 @@ _START: Final = len(MAGIC) + 2 + FINGERPRINT_BYTES
 """Where the length of the body stands."""
 _MAX_BITS: Final = 63
 """Numbers of this many bits and less are accepted."""
+_BYTE: Final = 8
+"""Homes that one byte holds."""
 _GROUP: Final = 7
 """Bits of a number that one byte holds."""
 _LOW: Final = 0x7F
@@ -77,11 +89,14 @@ def encode(graph: Graph, plan: Plan) -> bytes:
     """
     check_identity(graph, plan)
     _check_indices(graph, plan.program)
-    steps = explicit_steps(graph, plan.program, plan.mode)
+    homes = PlanHomes.of(graph, plan)
+    steps = explicit_steps(homes, plan.program, plan.mode)
     flags = DMA if plan.mode == StorageMode.DMA else 0
     if steps is None:
         flags |= LITERAL
-        steps = plan.program
+        steps = homes.steps_of(plan.program)
+    if plan.memory_mapped:
+        flags |= MEMORY_MAPPED
     head = bytearray()
     if plan.ram_budget_bytes is not None:
         flags |= HAS_BUDGET
@@ -90,14 +105,20 @@ def encode(graph: Graph, plan: Plan) -> bytes:
         flags |= HAS_DEVICE
         name = plan.device.encode("utf-8", "surrogatepass")
         head += _varint(len(name)) + name
-    body = bytes(head) + _records(graph, steps)
-    start = MAGIC + bytes((VERSION, flags)) + _fingerprint(graph)
+    if plan.resident is not None:
+        head += _bits(state in plan.resident for state in graph.state_tensors)
+    body = bytes(head) + _records(homes, steps)
+    version = VERSION if plan.resident is None else VERSION_OF_STATE
+    start = MAGIC + bytes((version, flags)) + _fingerprint(graph)
     content = start + _varint(len(body)) + body
     data = content + _checksum(content)
-    if decode(graph, data).program != plan.program:
+    back = decode(graph, data)
+    if back.program != plan.program:
         raise PlanError(
             "the program does not compute every node of the graph; check_plan says what is wrong"
         )
+    if back.resident != plan.resident:
+        raise PlanError("the plan lists tensors as resident that are no state of the graph")
     return data
 
 
@@ -122,24 +143,33 @@ def decode(graph: Graph, data: bytes) -> Plan:
         If the bytes are no coded plan, are cut off or altered, come from a newer version or belong
         to another graph.
     """
-    flags, body = _opened(graph, data)
+    version, flags, body = _opened(graph, data)
     reader = _ByteReader(body)
     budget = reader.number() if flags & HAS_BUDGET else None
     device = reader.text() if flags & HAS_DEVICE else None
-    mode = StorageMode.DMA if flags & DMA else StorageMode.BLOCKING
-    steps = tuple(_steps(graph, reader))
-    return Plan(
-        program=steps if flags & LITERAL else with_waits_and_frees(graph, steps, mode),
-        mode=mode,
+    plan = Plan(
+        program=(),
+        mode=StorageMode.DMA if flags & DMA else StorageMode.BLOCKING,
         identity=GraphIdentity.of(graph),
         ram_budget_bytes=budget,
         device=device,
+        resident=None if version == VERSION else tuple(_resident(graph, reader)),
+        memory_mapped=bool(flags & MEMORY_MAPPED),
+    )
+    homes = PlanHomes.of(graph, plan)
+    steps = tuple(_steps(homes, reader))
+    literal = flags & LITERAL
+    return replace(
+        plan,
+        program=homes.program_of(steps)
+        if literal
+        else with_waits_and_frees(homes, steps, plan.mode),
     )
 
 
 def stored_fingerprint(data: bytes) -> bytes:
     """Return the first bytes of the SHA-256 of the graph that a coded plan was made for."""
-    return _unsealed(data)[1]
+    return _unsealed(data)[2]
 
 
 def is_coded(data: bytes) -> bool:
@@ -161,10 +191,12 @@ def _check_indices(graph: Graph, program: Program) -> None:
 class _Expectation:
     """Which index the next record is likely to have; the same for writer and reader."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.node_of = graph.node_of
+    def __init__(self, homes: PlanHomes) -> None:
+        self.node_of = homes.graph.node_of
+        self.due = [k for k in range(len(homes.graph.nodes)) if k not in homes.first_reads]
+        """The nodes whose first computations come in this order."""
         self.first = 0
-        """The node whose first computation comes next."""
+        """How many of them were computed."""
         self._last = dict.fromkeys(_CODES, 0)
         self._last[Op.COMPUTE] = -1
         self._computed = 0
@@ -177,11 +209,16 @@ class _Expectation:
             return bisect_left(self.node_of, self._computed)
         return self._last[op]
 
+    def is_due(self, k: int, *, after: int) -> bool:
+        """Return whether the first computation of node `k` comes next, after so many others."""
+        place = self.first + after
+        return place < len(self.due) and self.due[place] == k
+
     def note_firsts(self, count: int) -> None:
         """Take in that `count` nodes were computed for the first time."""
         if count:
             self.first += count
-            self._computed = self.first - 1
+            self._computed = self.due[self.first - 1]
 
     def note(self, op: Op, index: int) -> None:
         """Take in a record."""
@@ -190,13 +227,13 @@ class _Expectation:
             self._computed = index
 
 
-def _records(graph: Graph, steps: Iterable[Instruction]) -> bytes:
+def _records(homes: PlanHomes, steps: Iterable[Instruction]) -> bytes:
     """Return one record per step that is not the first computation which is due."""
     written = bytearray()
-    expectation = _Expectation(graph)
+    expectation = _Expectation(homes)
     run = 0
     for op, index in steps:
-        if op == Op.COMPUTE and index == expectation.first + run:
+        if op == Op.COMPUTE and expectation.is_due(index, after=run):
             run += 1
             continue
         expectation.note_firsts(run)
@@ -207,33 +244,42 @@ def _records(graph: Graph, steps: Iterable[Instruction]) -> bytes:
     return bytes(written)
 
 
-def _steps(graph: Graph, reader: _ByteReader) -> Iterator[Instruction]:
+def _steps(homes: PlanHomes, reader: _ByteReader) -> Iterator[Instruction]:
     """Yield the steps that records stand for."""
-    expectation = _Expectation(graph)
-    n, tensors = len(graph.nodes), len(graph.tensors)
+    expectation = _Expectation(homes)
+    due, tensors = expectation.due, len(homes.graph.tensors)
     while not reader.at_end:
         run, code = divmod(reader.number(), len(_CODES))
         op = _CODES[code]
         first = expectation.first
-        if run > n - first:
+        if run > len(due) - first:
             raise PlanError(
-                f"the bytes name more first computations than the graph has nodes ({n})"
+                f"the bytes name more first computations than the graph has nodes ({len(due)})"
             )
-        yield from (Instruction(Op.COMPUTE, k) for k in range(first, first + run))
+        yield from (Instruction(Op.COMPUTE, k) for k in due[first : first + run])
         expectation.note_firsts(run)
         index = expectation.index(op) + _unzigzag(reader.number())
-        if not 0 <= index < (n if op == Op.COMPUTE else tensors):
+        if not 0 <= index < (len(homes.graph.nodes) if op == Op.COMPUTE else tensors):
             raise PlanError(f"the bytes name the index {index} in {op}, which the graph lacks")
         yield Instruction(op, index)
         expectation.note(op, index)
-    yield from (Instruction(Op.COMPUTE, k) for k in range(expectation.first, n))
+    yield from (Instruction(Op.COMPUTE, k) for k in due[expectation.first :])
+
+
+def _resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
+    """Yield the state whose home is RAM."""
+    state = graph.state_tensors
+    data = reader.take(-(-len(state) // _BYTE))
+    for place, i in enumerate(state):
+        if data[place // _BYTE] >> place % _BYTE & 1:
+            yield i
 
 
 # -- bytes -------------------------------------------------------------------------------------
 
 
-def _unsealed(data: bytes) -> tuple[int, bytes, bytes]:
-    """Return flags, fingerprint and the rest of a coded plan that is whole."""
+def _unsealed(data: bytes) -> tuple[int, int, bytes, bytes]:
+    """Return version, flags, fingerprint and the rest of a coded plan that is whole."""
     if not data.startswith(MAGIC):
         what = "nothing" if not data else f"bytes that begin with {data[: len(MAGIC)].hex()}"
         raise PlanError(f"expected a coded plan, which begins with {MAGIC.hex()}, got {what}")
@@ -243,18 +289,19 @@ def _unsealed(data: bytes) -> tuple[int, bytes, bytes]:
     content, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
     if checksum != _checksum(content):
         raise PlanError(_damage(data))
-    if version != VERSION:
+    if version not in _FLAGS:
         raise PlanError(
-            f"the coded plan has version {version}; this poetmodel reads version {VERSION}"
+            f"the coded plan has version {version}; this poetmodel reads versions "
+            f"{VERSION} and {VERSION_OF_STATE}"
         )
-    if flags & ~_ALL_FLAGS:
+    if flags & ~_FLAGS[version]:
         raise PlanError(f"the coded plan has unknown flags: {flags:#04x}")
-    return flags, content[_START - FINGERPRINT_BYTES : _START], content[_START:]
+    return version, flags, content[_START - FINGERPRINT_BYTES : _START], content[_START:]
 
 
-def _opened(graph: Graph, data: bytes) -> tuple[int, bytes]:
-    """Return flags and body of a coded plan that is whole and belongs to the graph."""
-    flags, fingerprint, rest = _unsealed(data)
+def _opened(graph: Graph, data: bytes) -> tuple[int, int, bytes]:
+    """Return version, flags and body of a coded plan that is whole and belongs to the graph."""
+    version, flags, fingerprint, rest = _unsealed(data)
     if fingerprint != _fingerprint(graph):
         raise PlanError(
             f"the plan was made for a graph whose sha256 begins with {fingerprint.hex()}, not for "
@@ -265,7 +312,7 @@ def _opened(graph: Graph, data: bytes) -> tuple[int, bytes]:
     body = rest[reader.place :]
     if len(body) != length:
         raise PlanError(f"the coded plan says that {length} bytes follow, and {len(body)} do")
-    return flags, body
+    return version, flags, body
 
 
 def _damage(data: bytes) -> str:
@@ -300,6 +347,13 @@ def _varint(number: int) -> bytes:
         number >>= _GROUP
     groups.append(number)
     return bytes(groups)
+
+
+def _bits(values: Iterable[bool]) -> bytes:
+    """Return eight values to a byte, the first one lowest."""
+    listed = list(values)
+    number = sum(1 << place for place, value in enumerate(listed) if value)
+    return number.to_bytes(-(-len(listed) // _BYTE), "little")
 
 
 def _zigzag(number: int) -> int:
@@ -337,10 +391,17 @@ class _ByteReader:
             if not group & _MORE:
                 return number
 
+    def take(self, length: int) -> bytes:
+        """Return the next bytes, so many of them."""
+        end = self.place + length
+        content, self.place = self.data[self.place : end], end
+        if len(content) < length:
+            raise PlanError("the coded plan ends before the homes of state or a name do")
+        return content
+
     def text(self) -> str:
         """Return the next text: its length, then UTF-8."""
-        end = self.number() + self.place
-        content, self.place = self.data[self.place : end], end
+        content = self.take(self.number())
         try:
             return content.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:

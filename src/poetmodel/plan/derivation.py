@@ -9,20 +9,23 @@ from poetmodel.device import StorageMode
 from poetmodel.plan.program import Instruction, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-    from poetmodel.graph import Graph
+    from poetmodel.plan.homes import PlanHomes
     from poetmodel.plan.program import Program
 
 _TRANSFERS: Final = (Op.PAGE_IN, Op.PAGE_OUT)
 
 
-def with_waits_and_frees(graph: Graph, steps: Iterable[Instruction], mode: StorageMode) -> Program:
+def with_waits_and_frees(
+    homes: PlanHomes, steps: Iterable[Instruction], mode: StorageMode
+) -> Program:
     """Complete a list of computations and transfers to a program.
 
-    `steps` are in program order; for ``dma`` they hold the ``wait i`` of a page-out whose tensor is
-    to be released later than right after its last use, but no other waits and no frees. Programs
-    for ``blocking`` need no waits, and get none.
+    `steps` are in program order, with first reads as page-ins; for ``dma`` they hold the ``wait i``
+    of a page-out whose tensor is to be released later than right after its last use, or is to be at
+    rest before that, but no other waits and no frees. Programs for ``blocking`` need no waits, and
+    get none.
 
     A copy of a tensor lives from the instruction that makes it (a computation, a page-in) to the
     last step that touches it (a computation or page-out that reads it, a given ``wait``) before the
@@ -31,6 +34,8 @@ def with_waits_and_frees(graph: Graph, steps: Iterable[Instruction], mode: Stora
 
     - Right after a step, every tensor is freed whose copy it is the last to touch, in ascending
       order; where a transfer of that copy is still under way, its ``wait`` comes right before.
+      After a node that may operate in place, copies without a transfer under way go first.
+    - State is not freed by the node that replaces it: the replacement is in its place.
     - Before a computation there is a ``wait`` for each input that is still being paged in, in the
       order in which their transfers began. Transfers that begin after that one, right before the
       computation, follow the wait; they begin no later for it, as the bus is busy until then.
@@ -40,7 +45,7 @@ def with_waits_and_frees(graph: Graph, steps: Iterable[Instruction], mode: Stora
     Steps that cannot be executed are completed by the same rules; `check_plan` finds them.
     """
     given = [step for step in steps if mode == StorageMode.DMA or step.op != Op.WAIT]
-    ends = ends_of_copies(graph, given)
+    ends = ends_of_copies(homes, given)
     program: list[Instruction] = []
     under_way: dict[int, Op] = {}  # transfers that nothing has waited for, as they began
 
@@ -51,7 +56,7 @@ def with_waits_and_frees(graph: Graph, steps: Iterable[Instruction], mode: Stora
     for place, step in enumerate(given):
         op, index = step
         if op == Op.COMPUTE:
-            inputs = graph.inputs_of[index]
+            inputs = homes.inputs[index]
             for i in [i for i, way in under_way.items() if way == Op.PAGE_IN and i in inputs]:
                 wait(i, _before_later_transfers(program, i))
         elif op == Op.PAGE_OUT:
@@ -61,10 +66,19 @@ def with_waits_and_frees(graph: Graph, steps: Iterable[Instruction], mode: Stora
         program.append(step)
         if mode == StorageMode.DMA and op in _TRANSFERS:
             under_way[index] = op
-        for i in ends.get(place, ()):
+        for i in _in_order(homes, step, ends.get(place, []), under_way):
             wait(i, len(program))
             program.append(Instruction(Op.FREE, i))
-    return tuple(program)
+    return homes.program_of(program)
+
+
+def _in_order(
+    homes: PlanHomes, step: Instruction, gone: list[int], under_way: Collection[int]
+) -> list[int]:
+    """Return the order in which a step frees tensors, of which some are under way."""
+    if step.op != Op.COMPUTE or not homes.graph.in_place_of[step.index]:
+        return gone
+    return sorted(gone, key=under_way.__contains__)
 
 
 def _before_later_transfers(program: Sequence[Instruction], i: int) -> int:
@@ -87,9 +101,11 @@ class Copy:
     reads: list[int] = field(default_factory=list)
     """The computations that read it."""
     paged_out: bool = False
+    replaced: bool = False
+    """Whether its end is a computation that writes another value over it."""
 
 
-def copies_of(graph: Graph, steps: Iterable[Instruction]) -> list[Copy]:
+def copies_of(homes: PlanHomes, steps: Iterable[Instruction]) -> list[Copy]:
     """Return all copies that some steps make, in order."""
     found: list[Copy] = []
     latest: dict[int, Copy] = {}
@@ -97,28 +113,33 @@ def copies_of(graph: Graph, steps: Iterable[Instruction]) -> list[Copy]:
         made: tuple[int, ...] = (index,) if op == Op.PAGE_IN else ()
         touched: tuple[int, ...] = () if op == Op.PAGE_IN else (index,)
         if op == Op.COMPUTE:
-            made, touched = graph.outputs_of[index], graph.inputs_of[index]
+            made, touched = tuple(homes.outputs[index]), tuple(homes.inputs[index])
         for copy in [latest[i] for i in touched if i in latest]:
             copy.end = place
             copy.paged_out |= op == Op.PAGE_OUT
             if op == Op.COMPUTE:
                 copy.reads.append(place)
+                copy.replaced |= copy.tensor in homes.replaced.get(index, ())
         for i in made:
             latest[i] = Copy(i, place, place)
             found.append(latest[i])
     return found
 
 
-def ends_of_copies(graph: Graph, steps: Iterable[Instruction]) -> dict[int, list[int]]:
-    """Return, by place, the tensors whose copy that step is the last to touch, ascending."""
+def ends_of_copies(homes: PlanHomes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
+    """Return, by place, the tensors whose copy that step is the last to touch, ascending.
+
+    Copies of state that are replaced do not end in a free, and are left out.
+    """
     ends: dict[int, list[int]] = {}
-    for copy in copies_of(graph, steps):
-        ends.setdefault(copy.end, []).append(copy.tensor)
+    for copy in copies_of(homes, steps):
+        if not copy.replaced:
+            ends.setdefault(copy.end, []).append(copy.tensor)
     return {place: sorted(tensors) for place, tensors in ends.items()}
 
 
 def explicit_steps(
-    graph: Graph, program: Iterable[Instruction], mode: StorageMode
+    homes: PlanHomes, program: Iterable[Instruction], mode: StorageMode
 ) -> tuple[Instruction, ...] | None:
     """Take a program apart: return the steps that `with_waits_and_frees` makes it from.
 
@@ -126,25 +147,31 @@ def explicit_steps(
     them. None stands for a program that waits or frees anywhere else than the rules do.
     """
     whole = tuple(program)
-    steps = _without_derived(graph, whole)
-    return steps if with_waits_and_frees(graph, steps, mode) == whole else None
+    steps = _without_derived(homes, homes.steps_of(whole))
+    return steps if with_waits_and_frees(homes, steps, mode) == whole else None
 
 
-def _without_derived(graph: Graph, program: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """Leave out frees, waits for page-ins, and waits right after what last touched the tensor."""
+def _without_derived(homes: PlanHomes, program: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """Leave out frees, waits for page-ins, and waits right after what last touched the tensor.
+
+    A wait of the last kind stays where a computation has still to read the tensor.
+    """
     steps: list[Instruction] = []
     touched: dict[int, int] = {}
     paged_out: set[int] = set()
-    for step in program:
+    for place, step in enumerate(program):
         op, index = step
         if op == Op.FREE:
             continue
-        if op == Op.WAIT and (index not in paged_out or touched.get(index) == len(steps)):
+        if op == Op.WAIT and (
+            index not in paged_out
+            or (touched.get(index) == len(steps) and _serves_next(program, place))
+        ):
             paged_out.discard(index)
             continue
         steps.append(step)
         if op == Op.COMPUTE:
-            both = (*graph.inputs_of[index], *graph.outputs_of[index])
+            both = (*homes.inputs[index], *homes.outputs[index])
             touched.update(dict.fromkeys(both, len(steps)))
             continue
         touched[index] = len(steps)
@@ -153,3 +180,10 @@ def _without_derived(graph: Graph, program: Sequence[Instruction]) -> tuple[Inst
         else:
             paged_out.discard(index)
     return tuple(steps)
+
+
+def _serves_next(program: Sequence[Instruction], place: int) -> bool:
+    """Return whether the instruction after a wait needs it: it frees or pages out the tensor."""
+    i = program[place].index
+    needing = (Instruction(Op.FREE, i), Instruction(Op.PAGE_OUT, i))
+    return place + 1 < len(program) and program[place + 1] in needing

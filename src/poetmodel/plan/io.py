@@ -11,8 +11,9 @@ from pydantic_core import PydanticCustomError
 from poetmodel.data import read_text
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, raised_as
-from poetmodel.plan.program import STATED, Instruction, Op, Plan
-from poetmodel.schedule.io import Finite, GraphFile, Index, parse_file
+from poetmodel.plan.arena import BEFORE, Arena, Content, Placed, check_alignment
+from poetmodel.plan.program import STATED, VERSION, VERSION_OF_STATE, Instruction, Op, Plan
+from poetmodel.schedule.io import Finite, GraphFile, Index, Strict, parse_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,20 +28,52 @@ def _is_pair(value: object) -> object:
     return tuple(value)
 
 
+def _is_place(value: object) -> object:
+    if not isinstance(value, list) or len(value) != len(Placed._fields):
+        raise PydanticCustomError(
+            "place", "expected a list of a position, 'output' or 'workspace', an index, an offset"
+        )
+    return tuple(value)
+
+
 Step = Annotated[tuple[OpName, Index], BeforeValidator(_is_pair)]
+Position = Annotated[int, Field(ge=BEFORE)]
+Place = Annotated[
+    tuple[Position, Literal["output", "workspace"], Index, Index], BeforeValidator(_is_place)
+]
+
+
+def _is_version(value: object) -> object:
+    """Refuse what only equals a version number, such as ``true``."""
+    if value not in (VERSION, VERSION_OF_STATE) or isinstance(value, bool | float):
+        raise PydanticCustomError("version", f"expected {VERSION} or {VERSION_OF_STATE}")
+    return value
+
+
+class _ArenaEntry(Strict):
+    """The addresses of a plan file."""
+
+    bytes: Index
+    lower_bound_bytes: Index
+    alignment: Annotated[int, Field(ge=1)]
+    offsets: list[Place]
 
 
 class _PlanFile(GraphFile):
     format: Literal["poetmodel-plan"]
+    version: Annotated[int, BeforeValidator(_is_version)]
     mode: Literal["blocking", "dma"]
     ram_budget_bytes: Annotated[int, Field(ge=1)] | None = None
     program: list[Step]
+    resident: list[Index] | None = None
+    memory_mapped: bool = False
     makespan_s: Finite | None = None
     stall_s: Finite | None = None
     transfer_s: Finite | None = None
     compute_s: Finite | None = None
     energy_j: Finite | None = None
     peak_ram_bytes: Index | None = None
+    arena: _ArenaEntry | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +84,8 @@ class PlanDocument:
     """The program, with the identity of its graph."""
     stated: dict[str, float | None]
     """The figures, by key."""
+    arena: Arena | None = None
+    """The addresses, where the file has them."""
 
 
 def load_document(path: str | Path) -> PlanDocument:
@@ -64,7 +99,7 @@ def parse_document(text: str, *, source: str) -> PlanDocument:
     """Read the text of a plan file; `source` names it in errors."""
     with raised_as(PlanError, source):
         document = parse_file(_PlanFile, text, kind="plan")
-        faults = list(_index_faults(document))
+        faults = list(_faults(document))
         if faults:
             raise PlanError(faults)
     plan = Plan(
@@ -73,16 +108,65 @@ def parse_document(text: str, *, source: str) -> PlanDocument:
         identity=document.identity(),
         ram_budget_bytes=document.ram_budget_bytes,
         device=document.device,
+        resident=None if document.resident is None else tuple(document.resident),
+        memory_mapped=document.memory_mapped,
     )
-    return PlanDocument(plan=plan, stated={key: getattr(document, key) for key in STATED})
+    stated = {key: getattr(document, key) for key in STATED}
+    return PlanDocument(plan=plan, stated=stated, arena=_arena(document.arena))
 
 
-def _index_faults(document: _PlanFile) -> Iterator[str]:
+def _arena(entry: _ArenaEntry | None) -> Arena | None:
+    if entry is None:
+        return None
+    return Arena(
+        bytes=entry.bytes,
+        lower_bound_bytes=entry.lower_bound_bytes,
+        alignment=entry.alignment,
+        offsets=tuple(Placed(p, Content(content), k, at) for p, content, k, at in entry.offsets),
+    )
+
+
+def _faults(document: _PlanFile) -> Iterator[str]:
+    if (document.resident is None) != (document.version == VERSION):
+        yield (
+            f"resident: a file of version {VERSION_OF_STATE} lists the state whose home is RAM, "
+            f"one of version {VERSION} does not"
+        )
+    if document.memory_mapped and document.resident is None:
+        yield f"memory_mapped: expected in a file of version {VERSION_OF_STATE} only"
+    for position, index in enumerate(document.resident or ()):
+        if index >= len(document.tensors):
+            yield (
+                f"resident[{position}]: expected the number of one of the "
+                f"{len(document.tensors)} tensors, got {index}"
+            )
     for position, (op, index) in enumerate(document.program):
         kind = "nodes" if Op(op) == Op.COMPUTE else "tensors"
         count = len(getattr(document, kind))
         if index >= count:
             yield (
                 f"program[{position}][1]: expected the number of one of the {count} {kind}, "
+                f"got {index}"
+            )
+    if document.arena is not None:
+        yield from _arena_faults(document, document.arena)
+
+
+def _arena_faults(document: _PlanFile, arena: _ArenaEntry) -> Iterator[str]:
+    try:
+        check_alignment(arena.alignment)
+    except PlanError as error:
+        yield f"arena.{error}"
+    for n, (position, content, index, _) in enumerate(arena.offsets):
+        kind = "tensors" if Content(content) == Content.OUTPUT else "nodes"
+        count = len(getattr(document, kind))
+        if position >= len(document.program):
+            yield (
+                f"arena.offsets[{n}][0]: expected a position in the program of "
+                f"{len(document.program)} instructions, got {position}"
+            )
+        if index >= count:
+            yield (
+                f"arena.offsets[{n}][2]: expected the number of one of the {count} {kind}, "
                 f"got {index}"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import StorageMode
+from poetmodel.plan.arena import BEFORE, Content
 from poetmodel.plan.program import Op
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.graph import Graph
+    from poetmodel.plan.arena import Arena, Placed
     from poetmodel.plan.program import Instruction, Plan
     from poetmodel.plan.simulation import Moment, PlanCheck
 
@@ -21,20 +23,21 @@ MARK: Final = "!"
 """Begins the lines at which the core stands still."""
 
 
-def plan_listing(graph: Graph, plan: Plan, check: PlanCheck) -> str:
+def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None = None) -> str:
     """Return a plan as lines of text; `check` is what `check_plan` found, with costs.
 
     After the figures of the whole plan comes one line per instruction: its number, the core's clock
     when it comes up, RAM after it, what it does to what, how long that takes, and where on the bus.
-    Lines at which the core stands still begin with ``!``.
+    Lines at which the core stands still begin with ``!``. With an arena, what is made has its
+    offset.
     """
-    lines = [*_heading(graph, plan, check), "", *_lines(graph, plan, check)]
+    lines = [*_heading(graph, plan, check, arena), "", *_lines(graph, plan, check, arena)]
     if check.violations:
         lines += ["", "not valid:", *(f"  {violation}" for violation in check.violations)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _heading(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[str]:
+def _heading(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None) -> Iterator[str]:
     place = f" on {plan.device}" if plan.device else ""
     yield (
         f"Plan for {graph.name}{place}, {plan.mode} transfers: {len(plan.program)} instructions, "
@@ -54,24 +57,51 @@ def _heading(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[str]:
         budget = f", of a budget of {format_bytes(plan.ram_budget_bytes)}"
     at = "" if check.peak_position is None else f" at instruction {check.peak_position}"
     yield f"  RAM     peak {format_bytes(check.peak_ram_bytes)}{at}{budget}"
+    if arena is not None:
+        yield f"  arena   {format_bytes(arena.bytes)}, {fragmentation_in_words(arena)}"
+    homes = homes_in_words(graph, plan)
+    if homes:
+        yield f"  state   {homes}"
 
 
-def _lines(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[str]:
+def fragmentation_in_words(arena: Arena) -> str:
+    """Return how much larger a block is than it must be."""
+    bound = f"lower bound {format_bytes(arena.lower_bound_bytes)}"
+    return f"{bound}, fragmentation {arena.fragmentation:.2%}"
+
+
+def homes_in_words(graph: Graph, plan: Plan) -> str:
+    """Return how much state has its home in RAM, and how much on storage; empty without state."""
+    resident, sizes = plan.resident or (), graph.tensor_bytes
+    places = {
+        "resident": [sizes[i] for i in graph.state_tensors if i in resident],
+        "read on storage" if plan.memory_mapped else "on storage": [
+            sizes[i] for i in graph.state_tensors if i not in resident
+        ],
+    }
+    return ", ".join(
+        f"{len(found)} tensor{'s' if len(found) > 1 else ''} of {format_bytes(sum(found))} {place}"
+        for place, found in places.items()
+        if found
+    )
+
+
+def _lines(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None) -> Iterator[str]:
     factor, unit = _unit(check.makespan_s or 0.0)
     head = f"time [{unit}]"
-    names = [_name(graph, step) for step in plan.program]
+    words = _Words(graph, plan)
+    names = [words.name(step) for step in plan.program]
     width = max((len(name) for name in names if len(name) <= LONGEST_NAME), default=0)
     times = [f"{moment.issued_s / factor:,.3f}" for moment in check.moments]
     column = max(map(len, [head, *times]))
     yield f"    {'#':>5}  {head:>{column}}  {'RAM after':>11}"
-    computed: set[int] = set()
+    places = _Places(graph, plan, arena)
+    computed: set[Instruction] = set()
     for position, (step, moment) in enumerate(zip(plan.program, check.moments, strict=True)):
-        verb = "wait for" if step.op == Op.WAIT else step.op.replace("_", " ")
-        if step.op == Op.COMPUTE:
-            verb = "recompute" if step.index in computed else verb
-            computed.add(step.index)
+        verb = words.verb(step, again=step in computed)
+        computed.add(step)
         stalls = step.op == Op.WAIT and moment.end_s > moment.start_s
-        remark = _remark(graph, step, moment, dma=plan.mode == StorageMode.DMA)
+        remark = words.remark(step, moment) + places.remark(position, step)
         if position == check.peak_position:
             remark += f"  <- peak {format_bytes(moment.high_bytes)}"
         yield (
@@ -80,25 +110,100 @@ def _lines(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[str]:
         )
 
 
-def _name(graph: Graph, step: Instruction) -> str:
-    known = graph.nodes if step.op == Op.COMPUTE else graph.tensors
-    return known[step.index].name if 0 <= step.index < len(known) else f"number {step.index}"
+class _Places:
+    """Where what the instructions of a plan make lies, in words."""
+
+    def __init__(self, graph: Graph, plan: Plan, arena: Arena | None) -> None:
+        self.graph = graph
+        self.held = [graph.node_of[i] for i in plan.resident or ()]
+        self.made: dict[int, list[Placed]] = {}
+        for one in () if arena is None else arena.offsets:
+            self.made.setdefault(one.position, []).append(one)
+
+    def remark(self, position: int, step: Instruction) -> str:
+        """Return the offsets of what an instruction makes, or holds; empty without any."""
+        found = self.made.get(position, [])
+        if step.op == Op.COMPUTE and step.index in self.held:
+            held = self.graph.outputs_of[step.index]
+            found = [one for one in self.made.get(BEFORE, []) if one.index in held]
+        if len(found) == 1 and found[0].content == Content.OUTPUT:
+            return f", at {found[0].offset:,}"
+        return "".join(f", {self._name(one)} at {one.offset:,}" for one in found)
+
+    def _name(self, one: Placed) -> str:
+        return (
+            "workspace" if one.content == Content.WORKSPACE else self.graph.tensors[one.index].name
+        )
 
 
-def _remark(graph: Graph, step: Instruction, moment: Moment, *, dma: bool) -> str:
-    op, index = step
-    time = format_seconds(moment.end_s - moment.start_s)
-    if op == Op.COMPUTE:
-        return f"takes {time}"
-    if op == Op.WAIT:
-        return f"STALL {time}" if moment.end_s > moment.start_s else "done already"
-    sizes = graph.tensor_bytes
-    size = format_bytes(sizes[index]) if 0 <= index < len(sizes) else "?"
-    if op == Op.FREE:
-        return f"gives {size} back"
-    delay = moment.start_s - moment.issued_s
-    after = f", after {format_seconds(delay)} for the bus" if dma and delay > 0 else ""
-    return f"{size} {'beside the core ' if dma else ''}in {time}{after}"
+class _Words:
+    """What the instructions of a plan do, in words."""
+
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self.graph = graph
+        self.dma = plan.mode == StorageMode.DMA
+        self.first_reads = plan.first_reads(graph)
+        self.held = {k for k, node in enumerate(graph.nodes) if node.is_state}
+        self.held -= self.first_reads.keys()
+        self.resident = plan.resident or ()
+        self.mapped = plan.memory_mapped
+
+    def verb(self, step: Instruction, *, again: bool) -> str:
+        """Return what is done; `again` says that it was done before."""
+        op, index = step
+        if op == Op.COMPUTE and index in self.first_reads:
+            return "read"
+        if op == Op.COMPUTE and index in self.held:
+            return "hold"
+        if op == Op.COMPUTE and again:
+            return "recompute"
+        return "wait for" if op == Op.WAIT else op.replace("_", " ")
+
+    def name(self, step: Instruction) -> str:
+        """Return what it is done to."""
+        known = self.graph.nodes if step.op == Op.COMPUTE else self.graph.tensors
+        if 0 <= step.index < len(known):
+            return known[step.index].name
+        return f"number {step.index}"
+
+    def remark(self, step: Instruction, moment: Moment) -> str:
+        """Return how long it takes, and what else there is to say."""
+        op, index = step
+        time = format_seconds(moment.end_s - moment.start_s)
+        if op == Op.COMPUTE and index in self.first_reads:
+            return f"from storage, {self._moved(self.first_reads[index], moment)}"
+        if op == Op.COMPUTE and index in self.held:
+            return self._held(index)
+        if op == Op.COMPUTE:
+            return f"takes {time}{self._in_place(index, moment)}"
+        if op == Op.WAIT:
+            return f"STALL {time}" if moment.end_s > moment.start_s else "done already"
+        tensors = self.graph.tensors
+        if not 0 <= index < len(tensors):
+            return "?"
+        old = tensors[index].replaces
+        if op == Op.FREE:
+            size = 0 if old is not None and self.mapped else tensors[index].bytes
+            return f"gives {format_bytes(size)} back"
+        written = f"writes {old} back, " if old is not None else ""
+        return f"{written}{self._moved(index, moment)}"
+
+    def _moved(self, i: int, moment: Moment) -> str:
+        size = format_bytes(self.graph.tensor_bytes[i])
+        delay = moment.start_s - moment.issued_s
+        after = f", after {format_seconds(delay)} for the bus" if self.dma and delay > 0 else ""
+        time = format_seconds(moment.end_s - moment.start_s)
+        return f"{size} {'beside the core ' if self.dma else ''}in {time}{after}"
+
+    def _held(self, k: int) -> str:
+        (i,) = self.graph.outputs_of[k]
+        size = format_bytes(self.graph.tensor_bytes[i])
+        return f"{size}, {'resident' if i in self.resident else 'read on storage'}"
+
+    def _in_place(self, k: int, moment: Moment) -> str:
+        tensors = self.graph.tensors
+        pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in moment.in_place]
+        return "".join(f", {tensors[y].name} in place of {tensors[x].name}" for y, x in pairs)
 
 
 def _unit(longest_s: float) -> tuple[float, str]:

@@ -13,14 +13,19 @@ from poetmodel.schedule.relations import dump
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from poetmodel.graph import Graph
+    from poetmodel.plan.arena import Arena
     from poetmodel.plan.simulation import PlanCheck
     from poetmodel.schedule import GraphIdentity
 
 
 FORMAT: Final = "poetmodel-plan"
 VERSION: Final = 1
+VERSION_OF_STATE: Final = 2
+"""Version of the files of plans that state the homes of state."""
 
 STATED: Final = (
     "makespan_s",
@@ -37,7 +42,7 @@ class Op(StrEnum):
     """What an instruction does."""
 
     COMPUTE = "compute"
-    """Run a node."""
+    """Run a node; for state on storage, start to read it for the first time."""
     PAGE_IN = "page_in"
     """Start to move a tensor from storage to RAM."""
     PAGE_OUT = "page_out"
@@ -80,23 +85,39 @@ class Plan:
     """The budget that it was made for, resident bytes excluded from it [B]; None where unknown."""
     device: str | None = None
     """Key or name of the device, where known."""
+    resident: tuple[int, ...] | None = None
+    """The state tensors whose home is RAM, ascending; None for a graph of version 1."""
+    memory_mapped: bool = False
+    """Whether the core reads state on storage where it lies, without a copy in RAM."""
 
     def __post_init__(self) -> None:
         program = tuple(Instruction(Op(op), int(index)) for op, index in self.program)
         object.__setattr__(self, "program", program)
         object.__setattr__(self, "mode", StorageMode(self.mode))
+        if self.resident is not None:
+            object.__setattr__(self, "resident", tuple(sorted(set(self.resident))))
 
     def __repr__(self) -> str:
         graph = "no graph named" if self.identity is None else shown(self.identity.name)
         place = "" if self.device is None else f"for {shown(self.device)}"
         return brief(self, graph, f"{len(self.program)} instructions, {self.mode}", place)
 
-    def to_dict(self, check: PlanCheck | None = None) -> dict[str, Any]:
-        """Return the content of a plan file; with what `check_plan` found, its figures too."""
+    def first_reads(self, graph: Graph) -> Mapping[int, int]:
+        """Return the nodes whose ``compute`` reads state from storage, each with its tensor."""
+        if self.memory_mapped:
+            return {}
+        resident = self.resident or ()
+        return {graph.node_of[i]: i for i in graph.state_tensors if i not in resident}
+
+    def to_dict(self, check: PlanCheck | None = None, arena: Arena | None = None) -> dict[str, Any]:
+        """Return the content of a plan file: with what `check_plan` found, its figures too.
+
+        With an arena, its addresses are part of it.
+        """
         identity = self.identity
         document: dict[str, Any] = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION if self.resident is None else VERSION_OF_STATE,
             "graph": identity and {"name": identity.name, "sha256": identity.sha256},
             "device": self.device,
             "mode": str(self.mode),
@@ -105,12 +126,20 @@ class Plan:
             "tensors": list(identity.tensors) if identity else None,
             "program": [[str(op), index] for op, index in self.program],
         }
+        if self.resident is not None:
+            document["resident"] = list(self.resident)
+        if self.memory_mapped:
+            document["memory_mapped"] = True
         if check is not None:
             document.update((key, getattr(check, key)) for key in STATED)
+        if arena is not None:
+            document["arena"] = arena.to_dict()
         return document
 
-    def save(self, path: str | Path, check: PlanCheck | None = None) -> None:
-        """Write a ``*.plan.json`` file; with what `check_plan` found, its figures too.
+    def save(
+        self, path: str | Path, check: PlanCheck | None = None, arena: Arena | None = None
+    ) -> None:
+        """Write a ``*.plan.json`` file, as `to_dict` has it.
 
         Raises
         ------
@@ -121,11 +150,11 @@ class Plan:
             raise PlanError(
                 "the plan names no graph; make it with identity=GraphIdentity.of(graph)"
             )
-        write_text(path, dump(self.to_dict(check)))
+        write_text(path, dump(self.to_dict(check, arena)))
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read the program of a ``*.plan.json`` file; figures in it are left aside."""
+        """Read the program of a ``*.plan.json`` file; figures and addresses are left aside."""
         from poetmodel.plan.io import load_document
 
         return load_document(path).plan

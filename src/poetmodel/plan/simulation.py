@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
-from poetmodel.plan.program import Instruction, Op
+from poetmodel.plan.program import Op
+from poetmodel.plan.state import PlanState
 from poetmodel.problem import RELATIVE_TOLERANCE
 from poetmodel.units import brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from poetmodel.device import Costs, CostTable
     from poetmodel.graph import Graph
-    from poetmodel.plan.program import Plan
+    from poetmodel.plan.program import Plan, Program
 
 
 class Moment(NamedTuple):
@@ -36,6 +38,8 @@ class Moment(NamedTuple):
     """Highest RAM use during it, workspace and old copies included [B]."""
     ram_bytes: int
     """RAM in use after it [B]."""
+    in_place: tuple[int, ...] = ()
+    """The inputs that a computation writes its outputs over, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +55,14 @@ class PlanCheck:
     peak_position: int | None
     """The first instruction with that use; None for an empty program."""
     aux_used_bytes: int
-    """All tensors ever paged out together [B]; tensors that start on storage do not count."""
+    """All tensors ever paged out, and state that is not resident, together [B].
+
+    Samples that start on storage do not count, and replacements take the room of what they replace.
+    """
     written_bytes: int
     """Bytes paged out, each time counted [B]."""
     read_bytes: int
-    """Bytes paged in, each time counted [B]."""
+    """Bytes paged in, first reads of state included, each time counted [B]."""
     compute_s: float | None = None
     """Compute time [s]; None without costs."""
     transfer_s: float | None = None
@@ -120,16 +127,22 @@ def check_plan(
     program has one clock: its makespan is compute plus transfer time, added up by kind, as a
     schedule's is. A ``dma`` program runs its transfers one at a time, in program order, beside the
     computing.
+
+    The ``compute`` of state on storage is its first read, a page-in like any other. State that is
+    resident takes RAM throughout. A computation writes a replacement over what it replaces, and
+    operates in place over an input at rest that is freed right after it.
     """
-    graph.require_version_1()
     check_identity(graph, plan)
-    execution = _PlanExecution(graph, None if costs is None else costs.table(graph), plan.mode)
-    execution.run(plan.program)
     device = costs.device if costs is not None else None
+    state = PlanState(graph, plan, device)
+    table = None if costs is None else costs.table(graph)
+    execution = _PlanExecution(graph, table, plan, state)
+    execution.run()
     budget = plan.ram_budget_bytes if ram_budget_bytes is None else ram_budget_bytes
     room = aux_bytes if aux_bytes is not None or device is None else device.aux_bytes
     sizes = graph.tensor_bytes
-    aux_used_bytes = sum(sizes[i] for i in execution.aux - execution.aux_from_start)
+    paged_out = execution.aux - execution.aux_from_start - graph.state_of.keys()
+    aux_used_bytes = state.storage_bytes + sum(sizes[i] for i in paged_out)
     execution.check_limits(budget, aux_used_bytes, room)
     idle_w = device.idle_power_w if device is not None else 0.0
     return PlanCheck(
@@ -164,16 +177,22 @@ def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterat
 class _PlanExecution:
     """The state of one simulation: both clocks, and what is in RAM, on storage and on the bus."""
 
-    def __init__(self, graph: Graph, table: CostTable | None, mode: StorageMode) -> None:
+    def __init__(self, graph: Graph, table: CostTable | None, plan: Plan, state: PlanState) -> None:
         self.graph = graph
-        self.sizes = graph.tensor_bytes
+        self.state = state
+        self.program: Program = plan.program
+        self.sizes = list(graph.tensor_bytes)
+        for old in state.read_there & graph.replacement_of.keys():
+            self.sizes[graph.replacement_of[old]] = 0  # as in the simulator of schedules
         self.table = table
-        self.dma = mode == StorageMode.DMA
+        self.dma = plan.mode == StorageMode.DMA
         self.core_s = self.bus_s = self.stall_s = 0.0
         self.ram: set[int] = set()
-        self.ram_bytes = 0
-        self.aux_from_start = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
+        self.ram_bytes = state.ram_bytes
+        self.aux_from_start = graph.on_aux | state.on_storage
         self.aux = set(self.aux_from_start)
+        self.taken_over: dict[int, int] = {}
+        """How much of an input an output has taken over in place, until that is freed [B]."""
         self.done_s: dict[int, float] = {}
         self.in_flight: dict[int, Op] = {}
         self.first_computed = -1
@@ -182,9 +201,9 @@ class _PlanExecution:
         self.peak_bytes = 0
         self.peak_position: int | None = None
         self.moments: list[Moment] = []
-        self.violations: list[str] = []
+        self.violations: list[str] = list(state.violations)
 
-    def run(self, program: Sequence[Instruction]) -> None:
+    def run(self) -> None:
         """Execute the program from its first instruction to its last."""
         act = {
             Op.COMPUTE: self._compute,
@@ -195,39 +214,84 @@ class _PlanExecution:
         }
         known = {op: range(len(self.sizes)) for op in Op}
         known[Op.COMPUTE] = range(len(self.graph.nodes))
+        program = self.program
         for self.position, (op, index) in enumerate(program):
             issued_s = self.core_s
-            if index in known[op]:
+            fault = "the graph has no such index" if index not in known[op] else ""
+            if not fault and op != Op.COMPUTE:
+                fault = self.state.fault(op, index)
+            if fault:
+                self._violate(op, index, fault)
+                start_s, end_s, high_bytes = issued_s, issued_s, self.ram_bytes
+            else:
                 self.count[op][index] += 1
                 start_s, end_s, high_bytes = act[op](index)
-            else:
-                self._violate(op, index, "the graph has no such index")
-                start_s, end_s, high_bytes = issued_s, issued_s, self.ram_bytes
             if high_bytes > self.peak_bytes or self.peak_position is None:
                 self.peak_bytes, self.peak_position = high_bytes, self.position
-            self.moments.append(Moment(issued_s, start_s, end_s, high_bytes, self.ram_bytes))
+            in_place = tuple(sorted(self.taken_over)) if op == Op.COMPUTE else ()
+            self.moments.append(
+                Moment(issued_s, start_s, end_s, high_bytes, self.ram_bytes, in_place)
+            )
         self._end()
 
     # -- instructions: each returns start, end [s] and the highest RAM during it [B] -------------
 
     def _compute(self, k: int) -> tuple[float, float, int]:
-        node, outputs = self.graph.nodes[k], self.graph.outputs_of[k]
+        if k in self.state.first_reads:
+            return self._first_read(k, self.state.first_reads[k])
         self._check_order(k)
-        for i in self.graph.inputs_of[k]:
-            if i not in self.ram:
-                self._violate(Op.COMPUTE, k, f"needs {self._tensor(i)} in RAM")
-            elif self.in_flight.get(i) == Op.PAGE_IN:
-                self._violate(Op.COMPUTE, k, f"reads {self._tensor(i)} before its page_in is done")
+        self._check_inputs(k)
+        outputs = self.state.outputs(k)
         for i in outputs:
             if i in self.in_flight:
                 word = self.in_flight[i]
                 self._violate(Op.COMPUTE, k, f"overwrites {self._tensor(i)} during its {word}")
-        high = self.ram_bytes + node.output_bytes + node.workspace_bytes
+        self.taken_over = self._in_place(k)
+        self.ram_bytes -= sum(self.taken_over.values())
+        made_bytes = sum(self.sizes[i] for i in outputs)
+        high = self.ram_bytes + made_bytes + self.graph.nodes[k].workspace_bytes
         for i in outputs:
             self._take(i)
+        for old, new in self.state.replacements(k):
+            self._replace(k, old, new)
         start = self.core_s
         self.core_s += self.table.compute_time_s[k] if self.table is not None else 0.0
         return start, self.core_s, high
+
+    def _first_read(self, k: int, i: int) -> tuple[float, float, int]:
+        """Page state in for the first time, wherever among the computations that is."""
+        self.taken_over = {}
+        if self.count[Op.COMPUTE][k] > 1:
+            self._violate(Op.COMPUTE, k, "must not be computed again")
+        self.count[Op.PAGE_IN][i] += 1
+        self.state.read.add(i)
+        self._take(i)
+        return *self._transfer(Op.PAGE_IN, i), self.ram_bytes
+
+    def _in_place(self, k: int) -> dict[int, int]:
+        """Return the inputs that outputs are made over, each with how much of it is used [B]."""
+        pairs = self.graph.in_place_of[k]
+        if not pairs:
+            return {}
+        freed = set()
+        for op, i in islice(self.program, self.position + 1, None):
+            if op != Op.FREE:
+                break
+            freed.add(i)
+        return {
+            x: min(self.sizes[x], self.sizes[y])
+            for y, x in pairs
+            if x in freed and x in self.ram and x not in self.in_flight
+        }
+
+    def _replace(self, k: int, old: int, new: int) -> None:
+        """Write a replacement over state: what lay in RAM for one lies there for the other."""
+        self.state.replaced.setdefault(old, k)
+        if old in self.state.on_storage:
+            if old in self.ram:
+                self.ram.remove(old)
+                self.ram_bytes -= self.sizes[old]
+            self._take(new)
 
     def _check_order(self, k: int) -> None:
         if self.count[Op.COMPUTE][k] > 1:
@@ -238,6 +302,17 @@ class _PlanExecution:
             before = self.graph.nodes[self.first_computed].name
             self._violate(Op.COMPUTE, k, f"is first computed after {before!r}, which follows it")
         self.first_computed = max(k, self.first_computed)
+
+    def _check_inputs(self, k: int) -> None:
+        for i in self.graph.inputs_of[k]:
+            fault = self.state.fault_of_reading(i)
+            if not fault and i not in self.state.held:
+                if i not in self.ram:
+                    fault = f"needs {self._tensor(i)} in RAM"
+                elif self.in_flight.get(i) == Op.PAGE_IN:
+                    fault = f"reads {self._tensor(i)} before its page_in is done"
+            if fault:
+                self._violate(Op.COMPUTE, k, fault)
 
     def _page_in(self, i: int) -> tuple[float, float, int]:
         if i not in self.aux:
@@ -253,6 +328,7 @@ class _PlanExecution:
         elif i in self.in_flight:
             self._violate(Op.PAGE_OUT, i, f"is still under way: its {self.in_flight[i]}")
         self.aux.add(i)
+        self.state.written.update({i} & self.graph.state_of.keys())
         return *self._transfer(Op.PAGE_OUT, i), self.ram_bytes
 
     def _transfer(self, op: Op, i: int) -> tuple[float, float]:
@@ -286,7 +362,7 @@ class _PlanExecution:
             self._violate(Op.FREE, i, f"is still under way: its {self.in_flight[i]}")
         if i in self.ram:
             self.ram.remove(i)
-            self.ram_bytes -= self.sizes[i]
+            self.ram_bytes -= self.sizes[i] - self.taken_over.pop(i, 0)
         else:
             self._violate(Op.FREE, i, "is not in RAM")
         return self.core_s, self.core_s, high
@@ -305,6 +381,11 @@ class _PlanExecution:
         for i in sorted(self.ram):
             if self.graph.users_of[i]:
                 self.violations.append(f"{self._tensor(i)} is still in RAM at the end")
+        for i in self.state.unwritten:
+            old = self._tensor(self.graph.state_of[i])
+            self.violations.append(
+                f"{self._tensor(i)} is never paged out: it replaces {old}, which is not resident"
+            )
 
     def check_limits(
         self, ram_budget_bytes: int | None, aux_used_bytes: int, aux_bytes: int | None

@@ -9,6 +9,7 @@ from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.plan import Plan, check_plan
 from poetmodel.plan.derivation import with_waits_and_frees
+from poetmodel.plan.homes import PlanHomes
 from poetmodel.planner.search import best_transfers
 from poetmodel.planner.sequence import moves_of, program_of, start_at_use
 from poetmodel.planner.timing import Timing, just_in_time
@@ -20,7 +21,7 @@ from poetmodel.schedule import verify as verify_schedule
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poetmodel.device import Costs
+    from poetmodel.device import Costs, CostTable
     from poetmodel.graph import Graph
     from poetmodel.plan import Program
     from poetmodel.problem import Problem
@@ -58,8 +59,9 @@ def make_plan(
     -------
     Plan
         ``blocking``: with the energy, the peak and the serial time of the schedule. ``dma``: with
-        its computations and page-ins, and the page-outs that some page-in reads; transfers run
-        beside computations and page-ins start as late as they can without a stall.
+        its computations and page-ins, and the page-outs that some page-in reads or that replace
+        state; transfers run beside computations and page-ins, first reads of state among them,
+        start as late as they can without a stall.
 
     Raises
     ------
@@ -68,45 +70,45 @@ def make_plan(
     CostError
         If the costs do not fit the graph.
     """
-    graph.require_version_1()
     simulation = simulate(graph, costs, schedule)
     if simulation.violations:
         raise PlanError(simulation.violations)
     mode = StorageMode(mode)
     budget = max(ram_budget_bytes or 0, simulation.peak_ram_bytes)
-    if mode == StorageMode.BLOCKING:
-        program = program_of(graph, schedule)
-    else:
-        program = _overlapping(graph, costs, schedule, budget)
-    device = costs.device
-    return Plan(
-        program=program,
+    device, has_homes = costs.device, graph.version > 1
+    plan = Plan(
+        program=(),
         mode=mode,
         identity=schedule.identity or GraphIdentity.of(graph),
         ram_budget_bytes=ram_budget_bytes,
         device=None if device is None else device.key or device.name,
+        resident=schedule.resident if has_homes else None,
+        memory_mapped=has_homes and device is not None and device.is_memory_mapped,
     )
+    homes = PlanHomes.of(graph, plan)
+    if mode == StorageMode.BLOCKING:
+        return replace(plan, program=program_of(homes, schedule))
+    return replace(plan, program=_overlapping(homes, costs.table(graph), schedule, budget))
 
 
-def _overlapping(graph: Graph, costs: Costs, schedule: Schedule, budget: int) -> Program:
+def _overlapping(homes: PlanHomes, table: CostTable, schedule: Schedule, budget: int) -> Program:
     """Return the program of a schedule for a device with DMA."""
-    table = costs.table(graph)
-    moves = moves_of(graph, schedule)
-    best = Timing(graph, table, start_at_use(graph, moves), budget)
-    windows = TransferWindows(graph, table, moves, budget)
+    moves = moves_of(homes, schedule)
+    best = Timing(homes, table, start_at_use(homes, moves), budget)
+    windows = TransferWindows(homes, table, moves, budget)
     chosen = windows.steps(best_transfers(windows).transfers)
-    found = Timing(graph, table, chosen, budget)
+    found = Timing(homes, table, chosen, budget)
     if found.peak_ram_bytes <= budget and found.makespan_s < best.makespan_s:
         best = found
     for _ in range(_PASSES):
         later = just_in_time(best)
         if later == best.given:
             break
-        timing = Timing(graph, table, later, budget)
+        timing = Timing(homes, table, later, budget)
         if not within(timing.makespan_s, best.makespan_s):
             break
         best = timing
-    return with_waits_and_frees(graph, best.steps, StorageMode.DMA)
+    return with_waits_and_frees(homes, best.steps, StorageMode.DMA)
 
 
 def verify(

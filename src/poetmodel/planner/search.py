@@ -126,7 +126,7 @@ class _BeamSearch:
         self.open_in = _open_bits(gaps, ((x.first, x.last) for x in windows.page_ins))
         self.due_out = _open_bits(gaps, ((x.last, x.last) for x in windows.page_outs))
         self.open_out = _open_bits(gaps, ((x.first, gaps - 1) for x in windows.page_outs))
-        self.unused = _open_bits(gaps, ((x.unused, gaps - 1) for x in windows.page_outs))
+        self.held = _open_bits(gaps, ((x.held_from, gaps - 1) for x in windows.page_outs))
         self.estimates = _Estimates(windows, parameters.lookahead)
         self.made = 0
         self.choices = 1
@@ -153,6 +153,7 @@ class _BeamSearch:
                 ]
                 order = sorted(range(len(labels)), key=ranked.__getitem__)
                 labels = [labels[x] for x in order[:width]]
+        labels = [self._due(label, len(self.windows.nodes)) for label in labels]  # write-backs
         best = min(labels, key=lambda label: (max(label.core, label.bus), label[:4]))
         makespan_s = max(best.core, best.bus)
         return BestTransfers(makespan_s, tuple(_path(best.trail))[::-1], self.complete)
@@ -306,30 +307,30 @@ class _BeamSearch:
         for e, _ in label.arriving:
             if page_ins[e].last > gap:
                 excess += page_ins[e].bytes
-        unused = self.unused[gap]
+        held = self.held[gap]
         for x, _ in label.leaving:
-            if unused >> x & 1:
-                excess += page_outs[x].bytes
-        for x in _bits(unused & ~label.outs):
-            excess += page_outs[x].bytes
+            if held >> x & 1:
+                excess += page_outs[x].held_bytes(gap)
+        for x in _bits(held & ~label.outs):
+            excess += page_outs[x].held_bytes(gap)
         return label if excess <= 0 else self._released(label, gap, excess)
 
     def _released(self, label: _Label, gap: int, excess: int) -> _Label:
         """Wait for page-outs, those under way first, until `excess` bytes are free."""
-        outs, unused = self.windows.page_outs, self.unused[gap]
+        outs, held = self.windows.page_outs, self.held[gap]
         core, leaving = label.core, []
         for x, done in label.leaving:
-            if excess > 0 and unused >> x & 1:
-                excess -= outs[x].bytes
+            if excess > 0 and held >> x & 1:
+                excess -= outs[x].held_bytes(gap)
                 core = max(core, done)
             elif done > core:
                 leaving.append((x, done))
         label = label._replace(core=core, leaving=tuple(leaving))
-        for x in _bits(unused & ~label.outs):
+        for x in _bits(held & ~label.outs):
             if excess <= 0:
                 break
             label = self._page_out(label, x, gap)
-            excess -= outs[x].bytes
+            excess -= outs[x].held_bytes(gap)
             label = label._replace(core=label.bus, leaving=())
         return label
 

@@ -12,12 +12,12 @@ from poetmodel.time_limit import check_time_limit
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from poetmodel.graph import Graph
     from poetmodel.plan import Program
+    from poetmodel.plan.homes import PlanHomes
     from poetmodel.schedule import Schedule
 
 
-def program_of(graph: Graph, schedule: Schedule) -> Program:
+def program_of(homes: PlanHomes, schedule: Schedule) -> Program:
     """Write a valid schedule down as the program that a device with blocking storage runs.
 
     It is Algorithm 2 of Patil et al., POET (ICML 2022); ``docs/deviations.md`` lists what differs.
@@ -25,31 +25,31 @@ def program_of(graph: Graph, schedule: Schedule) -> Program:
     next one does not begin with: after its last use there, or at its own step where nothing in the
     stage uses it. Energy, time and peak RAM are those of the schedule's simulation.
     """
-    n = len(graph.nodes)
+    n = len(homes.graph.nodes)
     kept = rows_of_pairs(schedule.S_RAM, n + 1)
     moved = (rows_of_pairs(pairs, n) for pairs in (schedule.M_in, schedule.M_out))
     program: list[Instruction] = []
     for stage in zip(rows_of_pairs(schedule.R, n), kept, kept[1:], *moved, strict=False):
         check_time_limit()
-        program.extend(_stage(graph, *stage))
+        program.extend(_stage(homes, *stage))
     return tuple(program)
 
 
-def moves_of(graph: Graph, schedule: Schedule) -> Program:
+def moves_of(homes: PlanHomes, schedule: Schedule) -> Program:
     """Return computations and transfers of a schedule, in order, without idle page-outs.
 
-    A page-out is idle where no page-in of the tensor follows, or where the tensor lies on storage
-    already.
+    First reads of state are page-ins. A page-out is idle where no page-in of the tensor follows, or
+    where the tensor lies on storage already; that of a replacement never is.
     """
-    whole = program_of(graph, schedule)
+    whole = homes.steps_of(program_of(homes, schedule))
     last_page_in = {i: place for place, (op, i) in enumerate(whole) if op == Op.PAGE_IN}
-    stored = {i for i, k in enumerate(graph.node_of) if graph.nodes[k].on_aux}
+    stored = set(homes.stored)
     moves = []
     for place, step in enumerate(whole):
         op, i = step
         if op == Op.FREE:
             continue
-        if op == Op.PAGE_OUT:
+        if op == Op.PAGE_OUT and i not in homes.written_back:
             if i in stored or last_page_in.get(i, -1) < place:
                 continue
             stored.add(i)
@@ -57,18 +57,18 @@ def moves_of(graph: Graph, schedule: Schedule) -> Program:
     return tuple(moves)
 
 
-def unread_page_ins(graph: Graph, moves: Sequence[Instruction]) -> frozenset[int]:
+def unread_page_ins(homes: PlanHomes, moves: Sequence[Instruction]) -> frozenset[int]:
     """Return the positions of page-ins whose tensor no computation reads before it is replaced."""
-    copies = copies_of(graph, moves)
+    copies = copies_of(homes, moves)
     return frozenset(c.made for c in copies if not c.reads and moves[c.made].op == Op.PAGE_IN)
 
 
-def start_at_use(graph: Graph, moves: Sequence[Instruction]) -> Program:
+def start_at_use(homes: PlanHomes, moves: Sequence[Instruction]) -> Program:
     """Put each page-in of `moves_of` right before the computation that reads it first.
 
     Page-outs, and page-ins that nothing reads, stay where the schedule has them.
     """
-    unread = unread_page_ins(graph, moves)
+    unread = unread_page_ins(homes, moves)
     steps: list[Instruction] = []
     pending: dict[int, Instruction] = {}
     for place, step in enumerate(moves):
@@ -76,14 +76,14 @@ def start_at_use(graph: Graph, moves: Sequence[Instruction]) -> Program:
         if op == Op.PAGE_IN and place not in unread:
             pending[index] = step
             continue
-        needed = graph.inputs_of[index] if op == Op.COMPUTE else (index,)
+        needed = homes.inputs[index] if op == Op.COMPUTE else (index,)
         steps.extend(pending.pop(i) for i in sorted(needed) if i in pending)
         steps.append(step)
     return tuple(steps)
 
 
 def _stage(
-    graph: Graph,
+    homes: PlanHomes,
     computed: list[int],
     kept: list[int],
     kept_next: list[int],
@@ -91,15 +91,15 @@ def _stage(
     paged_out: list[int],
 ) -> Iterator[Instruction]:
     """Yield what one stage does, step by step; the next one begins with `kept_next`."""
-    page_in, page_out = _by_node(graph, paged_in), _by_node(graph, paged_out)
+    page_in, page_out = _by_node(homes, paged_in), _by_node(homes, paged_out)
     held = {*kept, *paged_in}
     last_use: dict[int, int] = {}
     for k in computed:
-        held.update(graph.outputs_of[k])
-        last_use.update(dict.fromkeys(graph.inputs_of[k], k))
+        held.update(homes.outputs[k])
+        last_use.update(dict.fromkeys(homes.inputs[k], k))
     done_with: dict[int, list[int]] = {}
     for i in sorted(held.difference(kept_next)):
-        done_with.setdefault(last_use.get(i, graph.node_of[i]), []).append(i)
+        done_with.setdefault(last_use.get(i, homes.graph.node_of[i]), []).append(i)
     computing = set(computed)
     for k in sorted(computing | page_in.keys() | page_out.keys() | done_with.keys()):
         written, going = page_out.get(k, []), done_with.get(k, [])
@@ -107,7 +107,8 @@ def _stage(
             yield Instruction(Op.PAGE_IN, i)
         if k in computing:
             yield Instruction(Op.COMPUTE, k)
-            touched = {*graph.inputs_of[k], *graph.outputs_of[k]}.difference(written)
+            going = [i for i in going if i not in homes.replaced.get(k, ())]
+            touched = {*homes.inputs[k], *homes.outputs[k]}.difference(written)
             yield from (Instruction(Op.FREE, i) for i in going if i in touched)
             going = [i for i in going if i not in touched]
         for i in written:
@@ -118,8 +119,8 @@ def _stage(
         yield from (Instruction(Op.FREE, i) for i in going)
 
 
-def _by_node(graph: Graph, tensors: Iterable[int]) -> dict[int, list[int]]:
+def _by_node(homes: PlanHomes, tensors: Iterable[int]) -> dict[int, list[int]]:
     made_by: dict[int, list[int]] = {}
     for i in tensors:
-        made_by.setdefault(graph.node_of[i], []).append(i)
+        made_by.setdefault(homes.graph.node_of[i], []).append(i)
     return made_by

@@ -5,6 +5,7 @@ Page-outs are waited for as late as RAM allows, or as soon as that costs nothing
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from poetmodel.device import CostTable
-    from poetmodel.graph import Graph
+    from poetmodel.plan.homes import PlanHomes
 
 _ROUNDING: Final = 1e-12
 """Times that differ by less, relative to the makespan, are the same."""
@@ -30,13 +31,18 @@ class Timing:
     A page-out of a tensor that nothing uses any more is waited for where the budget needs its RAM,
     or where it is done by then. For the order given, no other choice of waits is quicker: transfers
     end in the order in which they begin, so where RAM is needed, the ones begun first are waited
-    for first, and no more of them than it takes.
+    for first, and no more of them than it takes. A computation operates in place over an input
+    whose page-out is waited for before it.
     """
 
     def __init__(
-        self, graph: Graph, table: CostTable, steps: Sequence[Instruction], ram_budget_bytes: int
+        self,
+        homes: PlanHomes,
+        table: CostTable,
+        steps: Sequence[Instruction],
+        ram_budget_bytes: int,
     ) -> None:
-        self.graph, self.table, self.given = graph, table, tuple(steps)
+        self.homes, self.table, self.given = homes, table, tuple(steps)
         self.steps: list[Instruction] = []
         """The steps given with their waits for page-outs: what `with_waits_and_frees` completes."""
         self.core_s: list[float] = []
@@ -51,9 +57,9 @@ class Timing:
         self.peak_ram_bytes = 0
         """Highest RAM use [B]."""
         self._budget = ram_budget_bytes
-        self._sizes = graph.tensor_bytes
+        self._sizes = homes.sizes
         self._core = self._bus = 0.0
-        self._ram = 0
+        self._ram = homes.ram_bytes
         self._place = 0
         self._began: dict[int, int] = {}
         """Places of the transfers under way, by tensor."""
@@ -63,7 +69,7 @@ class Timing:
         """When the page-outs under way end, by tensor, in the order in which they began."""
         self._touched: dict[int, int] = {}
         """Of those, the ones that nothing uses any more, and how many steps there were by then."""
-        ends = ends_of_copies(graph, steps)
+        ends = ends_of_copies(homes, steps)
         for place, step in enumerate(watched(steps)):
             self._step(place, step, ends.get(place, ()))
         self.makespan_s = max(self._core, self._bus)
@@ -81,7 +87,7 @@ class Timing:
             self._release(i)
         op, index = step
         if op == Op.COMPUTE:
-            self._compute(index)
+            self._compute(index, ends)
         else:
             self._transfer(op, index)
         self.steps.append(step)
@@ -95,16 +101,30 @@ class Timing:
                     self._wait(i, self._going)
                 self._ram -= self._sizes[i]
 
-    def _compute(self, k: int) -> None:
-        node = self.graph.nodes[k]
-        for i in self.graph.inputs_of[k]:
+    def _compute(self, k: int, ends: Iterable[int]) -> None:
+        for i in self.homes.inputs[k]:
             if i in self._arriving:
                 self._wait(i, self._arriving)
-        for i in self.graph.outputs_of[k]:
+        for i in self.homes.outputs[k]:
             if i in self._touched:
                 self._release(i)
-        self._make_room(node.output_bytes + node.workspace_bytes)
-        self._ram += node.output_bytes
+        shared = self.homes.shared(k, ends)
+        for i in [i for i in shared if self._going.get(i, math.inf) <= self._core]:
+            self._wait_before_use(i)
+        going = [i for i in self._going if i in shared]
+        size = self.homes.step_bytes[k] - sum(shared.values()) + sum(shared[i] for i in going)
+        while self._ram + size > self._budget and (going or self._touched):
+            i = min((*going, *self._touched), key=self._going.__getitem__)
+            if i in going:
+                going.remove(i)
+                size -= shared[i]
+                self._wait_before_use(i)
+            else:
+                self._release(i)
+        self.peak_ram_bytes = max(self.peak_ram_bytes, self._ram + size)
+        self._ram += sum(
+            self._sizes[i] for i in self.homes.outputs[k] if i not in self.homes.written_back
+        )
         self.begin_s.append(self._core)
         self._core += self.table.compute_time_s[k]
 
@@ -140,6 +160,11 @@ class Timing:
         if self._touched.pop(i) != place:
             self.steps.insert(place, Instruction(Op.WAIT, i))
         self._ram -= self._sizes[i]
+
+    def _wait_before_use(self, i: int) -> None:
+        """Wait for the page-out of a tensor that is still to be read, so that it is at rest."""
+        self._wait(i, self._going)
+        self.steps.append(Instruction(Op.WAIT, i))
 
     def _wait(self, i: int, under_way: dict[int, float]) -> None:
         """Wait for a transfer, which ends it."""
@@ -188,7 +213,7 @@ def just_in_time(timing: Timing) -> tuple[Instruction, ...]:
 def _bus(timing: Timing) -> list[_Placed]:
     """Return the transfers in order, with what has to stay as it is."""
     table, steps = timing.table, timing.given
-    unread = unread_page_ins(timing.graph, steps)
+    unread = unread_page_ins(timing.homes, steps)
     bus = []
     for place, (op, i) in enumerate(steps):
         if op == Op.COMPUTE:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from poetmodel.device import CostTable
-    from poetmodel.graph import Graph
     from poetmodel.plan.derivation import Copy
+    from poetmodel.plan.homes import PlanHomes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +47,17 @@ class PageOut(_Transfer):
     """The gap from which on nothing reads this copy any more."""
     due: int = 0
     """The first gap at which something waits for it: RAM is short, or a page-in reads it."""
+    shared_bytes: int = 0
+    """What its last reader, in gap `unused` less 1, writes over it once it is done [B]."""
+
+    def held_bytes(self, gap: int) -> int:
+        """Return what RAM it keeps at a computation unless it is done before [B]."""
+        return self.bytes if gap >= self.unused else self.shared_bytes
+
+    @property
+    def held_from(self) -> int:
+        """The first gap at which it keeps any."""
+        return self.unused - (1 if self.shared_bytes else 0)
 
 
 class TransferWindows:
@@ -56,10 +67,14 @@ class TransferWindows:
     """
 
     def __init__(
-        self, graph: Graph, table: CostTable, moves: Sequence[Instruction], ram_budget_bytes: int
+        self,
+        homes: PlanHomes,
+        table: CostTable,
+        moves: Sequence[Instruction],
+        ram_budget_bytes: int,
     ) -> None:
-        self._graph, self._table = graph, table
-        unread = unread_page_ins(graph, moves)
+        self._homes, self._table = homes, table
+        unread = unread_page_ins(homes, moves)
         gaps = []
         self.nodes: list[int | None] = []
         """What is computed; None stands for the place of a page-in that nothing reads."""
@@ -73,7 +88,9 @@ class TransferWindows:
         """From where the latest copy of a tensor is unused, and whether it is paged out."""
         self._ins: list[PageIn] = []
         self._outs: dict[int, PageOut] = {}
-        for copy in copies_of(graph, moves):
+        self._shared = [0] * len(self.nodes)
+        """By how much each computation can write over its inputs [B]."""
+        for copy in copies_of(homes, moves):
             self._enter(copy, gaps, paged_in=moves[copy.made].op == Op.PAGE_IN)
         self.compute_s = [0.0 if k is None else table.compute_time_s[k] for k in self.nodes]
         """How long each computation takes [s]."""
@@ -108,11 +125,14 @@ class TransferWindows:
     def _enter(self, copy: Copy, gaps: Sequence[int], *, paged_in: bool) -> None:
         """Enter a copy, with its page-in and page-out; `gaps` are those of the moves."""
         i, gap, end = copy.tensor, gaps[copy.made], len(self.nodes)
-        size, table = self._graph.tensor_bytes[i], self._table
-        begin, unused = (gap if paged_in else gap + 1), gap + 1
+        size, table = self._homes.sizes[i], self._table
+        begin, unused, shared = (gap if paged_in else gap + 1), gap + 1, 0
         if copy.reads:
             begin = gaps[copy.reads[0]] if paged_in else begin
             unused = gaps[copy.reads[-1]] + 1
+            node = self.nodes[unused - 1]
+            shared = 0 if node is None else self._homes.shared(node, (i,)).get(i, 0)
+            self._shared[unused - 1] += shared
         self._change[begin] += size
         self._change[unused] -= size
         older, paged_out = self._before.get(i, (0, False))
@@ -133,26 +153,35 @@ class TransferWindows:
         if copy.paged_out:
             time_s = table.page_out_time_s[i]
             self._outs[i] = PageOut(
-                tensor=i, bytes=size, time_s=time_s, first=begin, last=end, unused=unused
+                tensor=i,
+                bytes=size,
+                time_s=time_s,
+                first=begin,
+                last=end,
+                unused=unused,
+                shared_bytes=shared,
             )
 
     def _need_bytes(self) -> list[int]:
-        nodes = self._graph.nodes
+        step_bytes, resident = self._homes.step_bytes, self._homes.ram_bytes
         return [
-            held + (0 if k is None else nodes[k].output_bytes + nodes[k].workspace_bytes)
-            for held, k in zip(accumulate(self._change), self.nodes, strict=False)
+            resident + held + (0 if k is None else step_bytes[k]) - shared
+            for held, k, shared in zip(
+                accumulate(self._change), self.nodes, self._shared, strict=False
+            )
         ]
 
     def _limit(self) -> None:
         """Find when page-outs are due, and from where on RAM allows each page-in."""
 
-        def fits(gap: int, transfer: _Transfer) -> bool:
-            return self.need_bytes[gap] + transfer.bytes <= self.budget_bytes
+        def fits(gap: int, size_bytes: int) -> bool:
+            return self.need_bytes[gap] + size_bytes <= self.budget_bytes
 
         first_read = {into.tensor: into.last for into in reversed(self._ins)}
         for out in self._outs.values():
             end = max(out.unused, min(first_read.get(out.tensor, len(self.nodes)), out.last))
-            out.due = next((g for g in range(out.unused, end) if not fits(g, out)), end)
+            held = range(out.held_from, end)
+            out.due = next((g for g in held if not fits(g, out.held_bytes(g))), end)
         for into in self._ins:
             earlier = range(into.last, into.first, -1)
-            into.first = next((g for g in earlier if not fits(g - 1, into)), into.first)
+            into.first = next((g for g in earlier if not fits(g - 1, into.bytes)), into.first)

@@ -15,13 +15,14 @@ from poetmodel.problem.objective import (
     largest_rewards,
     weighted,
 )
-from poetmodel.problem.problem import Problem, within
+from poetmodel.problem.problem import FEWER_BYTES, Problem, within
 from poetmodel.problem.surrogate import StageLimit, Surrogate
 from poetmodel.problem.totals import TotalsConstraint
 
 __all__ = [
     "CONSTRAINTS",
     "DEADLINE_ROWS",
+    "FEWER_BYTES",
     "LIMITED_SUMS",
     "OWN",
     "RELATIVE_TOLERANCE",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from poetmodel.errors import listed
-from poetmodel.graph import floor
 from poetmodel.problem import (
     CONSTRAINTS,
     Coefficients,
@@ -58,16 +57,11 @@ def limits_in_words(problem: Problem) -> str:
 
 def _ram(problem: Problem) -> str | None:
     graph = problem.graph
-    least = floor(graph)
+    least = problem.floor
     if least.bytes <= problem.usable_ram_bytes:
         return None
     node = graph.nodes[least.node]
-    tensors = [
-        f"{graph.tensors[i].name} ({graph.tensor_bytes[i]:,} B)"
-        for i in (*graph.inputs_of[least.node], *graph.outputs_of[least.node])
-    ]
-    if node.workspace_bytes:
-        tensors.append(f"workspace ({node.workspace_bytes:,} B)")
+    tensors = list(_at_floor(problem))
     short = format_bytes(least.bytes)
     rounded = "" if short == f"{least.bytes:,} B" else f" ({short})"
     resident = whole = ""
@@ -79,6 +73,25 @@ def _ram(problem: Problem) -> str | None:
         f"RAM budget {problem.ram_budget_bytes:,} B{resident}: the minimum RAM is "
         f"{least.bytes:,} B{rounded}, which step {node.name!r} needs for {listed(tensors)}{whole}"
     )
+
+
+def _at_floor(problem: Problem) -> Iterator[str]:
+    """Yield what takes RAM at the step of the largest working set, in words."""
+    graph, k = problem.graph, problem.floor.node
+    apart = set(graph.state_of)  # in the memory of what they replace
+    resident = not problem.can_page and graph.state_bytes
+    if resident or problem.reads_in_place:
+        apart.update(graph.state_tensors)
+    for i in (*graph.inputs_of[k], *graph.outputs_of[k]):
+        if i not in apart:
+            yield f"{graph.tensors[i].name} ({graph.tensor_bytes[i]:,} B)"
+    if graph.nodes[k].workspace_bytes:
+        yield f"workspace ({graph.nodes[k].workspace_bytes:,} B)"
+    if resident:
+        yield f"all state ({resident:,} B), which without paging stays in RAM"
+    shared_bytes = graph.shared_bytes(k, graph.inputs_of[k])
+    if shared_bytes:
+        yield f"{shared_bytes:,} B less where it operates in place"
 
 
 def _time(problem: Problem) -> str | None:
@@ -125,4 +138,5 @@ def _possible(problem: Problem, limit: LinearLimit) -> Coefficients:
         compute=[value if problem.may_recompute(k) else 0 for k, value in enumerate(of.compute)],
         page_in=of.page_in if problem.can_page else [0] * len(of.page_in),
         page_out=of.page_out if problem.can_page else [0] * len(of.page_out),
+        storage_home=of.storage_home if problem.can_page else [0] * len(of.storage_home),
     )

@@ -70,6 +70,15 @@ def parse_constraints(text: str, problem: Problem, *, source: str) -> Problem:
         return replace(problem, constraints=(*problem.constraints, *reader.rows))
 
 
+_NAMED: Final = {
+    Count.RECOMPUTATIONS: "node",
+    Count.PAGE_INS: "tensor",
+    Count.PAGE_OUTS: "tensor",
+    Count.RESIDENT: "state tensor",
+}
+"""What each count is of."""
+
+
 class _Reader:
     """Takes a file apart: its rows, its objective, and every fault with its place."""
 
@@ -83,6 +92,7 @@ class _Reader:
             Count.RECOMPUTATIONS: nodes,
             Count.PAGE_INS: tensors,
             Count.PAGE_OUTS: tensors,
+            Count.RESIDENT: [self._graph.tensors[i].name for i in self._graph.state_tensors],
         }
         self._parsers: dict[str, tuple[Callable[..., float], dict[str, float]]] = {
             "bytes": (parse_size, {"whole_bytes": checkpoint_all_peak_bytes(self._graph)}),
@@ -198,7 +208,7 @@ class _Reader:
             hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(KEYS)}"
             self.faults.append(f"{where}: {shown(key)}: {hint}")
             return
-        names, what = self._names[Count(kind)], "tensor" if kind.startswith("page") else "node"
+        names, what = self._names[Count(kind)], _NAMED[Count(kind)]
         found = [pattern] if pattern in names else [n for n in names if fnmatchcase(n, pattern)]
         if not found:
             close = get_close_matches(pattern, names, n=1)

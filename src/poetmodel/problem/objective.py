@@ -8,7 +8,6 @@ from enum import StrEnum
 from operator import mul, neg
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from poetmodel.graph import floor
 from poetmodel.problem.totals import CONSTANT, Count, Total
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -81,6 +80,9 @@ class Coefficients(NamedTuple):
     """For each tensor, one page-in."""
     page_out: Sequence[float]
     """For each tensor, one page-out."""
+    storage_home: Sequence[float]
+    """For each tensor that is state, its home on storage in place of RAM: what reads it first and
+    what writes its replacement back."""
 
 
 def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
@@ -274,6 +276,7 @@ def sum_of(problem: Problem, terms: Terms) -> tuple[Coefficients, float]:
     compute: list[float] = [0] * len(graph.nodes)
     page_in: list[float] = [0] * len(graph.tensors)
     page_out: list[float] = [0] * len(graph.tensors)
+    home: list[float] = [0] * len(graph.tensors)
     baseline: float = 0
     for key, weight in terms:
         kind, _, name = key.partition(":")
@@ -282,12 +285,15 @@ def sum_of(problem: Problem, terms: Terms) -> tuple[Coefficients, float]:
         elif kind in (Count.PAGE_INS, Count.PAGE_OUTS):
             counted = page_in if kind == Count.PAGE_INS else page_out
             counted[graph.tensor_index[name]] += weight
+        elif kind == Count.RESIDENT:
+            baseline += weight
+            home[graph.tensor_index[name]] -= weight
         elif key == CONSTANT:
             baseline += weight
         elif key in (Total.BYTES_WRITTEN, Total.BYTES_READ):
             sizes = graph.tensor_bytes
             moved = (nothing, sizes) if key == Total.BYTES_WRITTEN else (sizes, nothing)
-            parts.append((Coefficients((0,) * len(graph.nodes), *moved), weight))
+            parts.append((_moving(problem, (0,) * len(graph.nodes), *moved), weight))
         elif key == Total.ENERGY:
             parts.append((problem.energy.coefficients, weight))
             baseline += weight * problem.energy.baseline
@@ -297,7 +303,7 @@ def sum_of(problem: Problem, terms: Terms) -> tuple[Coefficients, float]:
         else:
             moved_s = (table.page_in_time_s, table.page_out_time_s)
             parts.append((_coefficients(problem, (), *moved_s), weight))
-    named = Coefficients(tuple(compute), tuple(page_in), tuple(page_out))
+    named = _moving(problem, tuple(compute), tuple(page_in), tuple(page_out), home)
     return weighted((named, 1), *parts) if parts else named, baseline
 
 
@@ -346,7 +352,7 @@ def _peak_ram(problem: Problem) -> Objective:
         figure="peak_ram_bytes",
         overhead_figure="peak_ram_bytes",
         coefficients=_coefficients(problem),
-        least=floor(problem.graph).bytes,
+        least=problem.floor.bytes,
         whole=problem.useful_ram_bytes,
     )
 
@@ -390,6 +396,7 @@ def largest_rewards(graph: Graph, coefficients: Coefficients) -> float:
         compute=range(n - 1, -1, -1),
         page_in=[n - 1 - k for k in graph.node_of],
         page_out=[1] * len(graph.tensors),
+        storage_home=[1] * len(graph.tensors),
     )
     return sum(
         min(0.0, value) * times
@@ -427,8 +434,30 @@ def _coefficients(
 ) -> Coefficients:
     """Return coefficients for every node and tensor; a column that is not given is nothing."""
     nothing = (0.0,) * len(problem.graph.tensors)
-    return Coefficients(
-        compute=tuple(compute) or (0.0,) * len(problem.graph.nodes),
-        page_in=tuple(page_in) or nothing,
-        page_out=tuple(page_out) or nothing,
+    return _moving(
+        problem,
+        tuple(compute) or (0.0,) * len(problem.graph.nodes),
+        tuple(page_in) or nothing,
+        tuple(page_out) or nothing,
     )
+
+
+def _moving(
+    problem: Problem,
+    compute: Sequence[float],
+    page_in: Sequence[float],
+    page_out: Sequence[float],
+    home: Sequence[float] = (),
+) -> Coefficients:
+    """Return coefficients in which state on storage pays its first read and its write-back.
+
+    `home` is what it pays beside these. Memory-mapped state is not read.
+    """
+    graph = problem.graph
+    at_home: list[float] = list(home) or [0] * len(graph.tensors)
+    for i in graph.state_tensors:
+        if not problem.reads_in_place:
+            at_home[i] += page_in[i]
+        if i in graph.replacement_of:
+            at_home[i] += page_out[graph.replacement_of[i]]
+    return Coefficients(compute, page_in, page_out, tuple(at_home))

@@ -41,6 +41,11 @@ def resolve_choices(problem: Problem) -> dict[str, Any]:
     for name in ("recompute", "paging", "count_parameters"):
         if not isinstance(getattr(problem, name), bool):
             faults.append(f"{name}: expected True or False, got {shown(getattr(problem, name))}")
+    if problem.count_parameters is True and problem.graph.state_tensors:
+        faults.append(
+            f"count_parameters: graph {shown(problem.graph.name)} has its state in the graph, "
+            "where the RAM budget counts it; leave --count-parameters out"
+        )
     faults += _costs_beyond_numbers(problem)
     faults += own_sum_faults(problem.graph, problem.constraints, problem.own_objective)
     if found.get("deadline_counts") == DeadlineCounts.OVERLAP and problem.idle_power_w > 0:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from poetmodel.errors import shown
-from poetmodel.graph import Graph, checkpoint_all_peak_bytes
+from poetmodel.graph import Floor, Graph, checkpoint_all_peak_bytes, floor
 from poetmodel.problem.objective import (
     OBJECTIVES,
     OWN,
@@ -21,14 +21,15 @@ from poetmodel.problem.objective import (
     linear_limits,
 )
 from poetmodel.problem.parse import resolve_choices, resolve_limits
-from poetmodel.problem.totals import TotalsBlock
+from poetmodel.problem.totals import Total, TotalsBlock, TotalsConstraint
+from poetmodel.problem.working_graph import working_graph
 from poetmodel.units import brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from poetmodel.device import Costs, CostTable
-    from poetmodel.problem.totals import Terms, TotalsConstraint
+    from poetmodel.problem.totals import Terms
     from poetmodel.schedule import Simulation
 
 _LIMITED_BY: Final[Mapping[Quantity, str]] = {
@@ -38,6 +39,8 @@ _LIMITED_BY: Final[Mapping[Quantity, str]] = {
     Quantity.WRITES: "aux_bytes",
 }
 """The parameter that limits each quantity."""
+FEWER_BYTES: Final = "fewer bytes written"
+"""Name of the constraint of a problem whose written bytes must be below a value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +88,8 @@ class Problem:
         If a limit is not usable.
     CostError
         If the costs do not fit the graph.
-    GraphError
-        If the graph has state tensors or in-place operators, which no method schedules yet.
+    InputError
+        For `count_parameters` of a graph with state tensors, which count in any case.
 
     Examples
     --------
@@ -124,7 +127,6 @@ class Problem:
     """The energy limit [J], if any."""
 
     def __post_init__(self) -> None:
-        self.graph.require_version_1()
         values = vars(self)
         values.update(resolve_choices(self))
         values.update(resolve_limits(self))
@@ -137,6 +139,10 @@ class Problem:
         return brief(
             self, shown(self.graph.name), place, budget, deadline, f"least {self.minimize}"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is derived is left out: another thread may be deriving it.
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @classmethod
     def parse(cls, graph: Graph, costs: Costs, **stated: Any) -> Self:
@@ -152,7 +158,8 @@ class Problem:
             By the name of the constraint, a function of a Pyomo block ``v`` of totals. It returns a
             linear relation, or a list of them. ``v.recomputations[k]`` is how often node `k` is
             computed beyond the first time, ``v.page_ins[i]`` and ``v.page_outs[i]`` how often
-            tensor `i` is paged in and out; `k` and `i` are positions or names. ``v.bytes_written``,
+            tensor `i` is paged in and out, ``v.resident[i]`` whether state `i` has its home in RAM;
+            `k` and `i` are positions or names. ``v.bytes_written``,
             ``v.bytes_read`` [B], ``v.energy_j`` [J], ``v.compute_s`` and ``v.transfer_s`` [s] are
             those of a whole training step.
 
@@ -225,6 +232,25 @@ class Problem:
         return self.ram_budget_bytes - self.resident_bytes
 
     @property
+    def reads_in_place(self) -> bool:
+        """Whether the core reads state where it lies on storage (memory-mapped storage)."""
+        device = self.costs.device
+        return device is not None and device.is_memory_mapped
+
+    @cached_property
+    def working_graph(self) -> Graph:
+        """The graph as decisions other than that on the homes of state see it.
+
+        State lies on storage, like a sample; see `poetmodel.problem.working_graph`.
+        """
+        return working_graph(self.graph, read_in_place=self.reads_in_place)
+
+    @cached_property
+    def floor(self) -> Floor:
+        """The largest working set of a step: no schedule needs less RAM for tensors."""
+        return floor(self.graph, memory_mapped=self.reads_in_place, resident=not self.can_page)
+
+    @property
     def useful_ram_bytes(self) -> int:
         """RAM that schedules can use: that for tensors, at most the keep-all peak [B]; above 0."""
         return max(1, min(self.usable_ram_bytes, checkpoint_all_peak_bytes(self.graph)))
@@ -272,11 +298,22 @@ class Problem:
         recomputation or transfer that serves nothing else.
         """
         sums = [self.objective.coefficients, *(one.coefficients for one in self.linear_limits)]
-        return Coefficients(
+        wanted = Coefficients(
             *(
                 tuple(max(0.0, -min(values)) for values in zip(*columns, strict=True))
                 for columns in zip(*sums, strict=True)
             )
+        )
+        return self._possible(wanted) if self.graph.state_tensors else wanted
+
+    def _possible(self, wanted: Coefficients) -> Coefficients:
+        """Return coefficients without transfers that state forbids, or that its home decides."""
+        graph = self.graph
+        fixed = {*graph.state_tensors, *graph.state_of}
+        unread = fixed if self.reads_in_place else set(graph.state_of)
+        return wanted._replace(
+            page_in=tuple(0.0 if i in unread else c for i, c in enumerate(wanted.page_in)),
+            page_out=tuple(0.0 if i in fixed else c for i, c in enumerate(wanted.page_out)),
         )
 
     def quantity(self, quantity: str) -> Objective:
@@ -330,8 +367,16 @@ class Problem:
         return replace(self, **freed | changes)
 
     def below_bytes(self, value: int) -> Self:
-        """Return the problem whose minimized bytes, peak RAM or written, must be below a value."""
+        """Return the problem whose minimized bytes, peak RAM or written, must be below a value.
+
+        State takes room on storage whether it is written or not: there a row of its own says so.
+        """
         quantity = self.objective.quantity
+        if quantity == Quantity.WRITES and self.graph.state_tensors:
+            rows = tuple(row for row in self.constraints if row.name != FEWER_BYTES)
+            terms = ((Total.BYTES_WRITTEN, 1),)
+            fewer = TotalsConstraint(name=FEWER_BYTES, terms=terms, upper=value - 1)
+            return replace(self, constraints=(*rows, fewer))
         more = self.resident_bytes if quantity == Quantity.RAM else 0
         changes: dict[str, Any] = {_LIMITED_BY[Quantity(quantity)]: value - 1 + more}
         return replace(self, **changes)

@@ -32,6 +32,8 @@ class Count(StrEnum):
     """How often a tensor is paged in."""
     PAGE_OUTS = "page_outs"
     """How often a tensor is paged out."""
+    RESIDENT = "resident"
+    """Whether a state tensor has its home in RAM, 0 or 1."""
 
 
 class Total(StrEnum):
@@ -165,6 +167,13 @@ def check_terms(graph: Graph, terms: Terms, place: str) -> Iterator[str]:
             yield f"{place}: {shown(key)}: the graph has no node {shown(name)}"
         elif kind != Count.RECOMPUTATIONS and name not in graph.tensor_index:
             yield f"{place}: {shown(key)}: the graph has no tensor {shown(name)}"
+        elif kind == Count.RESIDENT and name not in _state_index(graph):
+            yield f"{place}: {shown(key)}: tensor {shown(name)} is no state"
+
+
+def _state_index(graph: Graph) -> dict[str, int]:
+    """Return the position of each state tensor, by name."""
+    return {graph.tensors[i].name: i for i in graph.state_tensors}
 
 
 # -- rules over a Pyomo block --------------------------------------------------------------------
@@ -181,6 +190,8 @@ class _Counts(Mapping[Any, Any]):
         if key in self:
             return self._variables[self._index[key] if isinstance(key, str) else key]
         hint = f"expected a name, or a position from 0 to {len(self) - 1}"
+        if self._variables.local_name == Count.RESIDENT:
+            hint = "expected the name, or the position, of a state tensor"
         if isinstance(key, str) and (close := get_close_matches(key, self._index, n=1)):
             hint = f"did you mean {shown(close[0])}?"
         place = f"{self._variables.local_name}[{shown(key)}]"
@@ -216,8 +227,9 @@ class TotalsBlock:
             (Count.RECOMPUTATIONS, graph.node_index),
             (Count.PAGE_INS, graph.tensor_index),
             (Count.PAGE_OUTS, graph.tensor_index),
+            (Count.RESIDENT, _state_index(graph)),
         ):
-            variables = pyo.Var(range(len(index)), domain=pyo.NonNegativeIntegers)
+            variables = pyo.Var(list(index.values()), domain=pyo.NonNegativeIntegers)
             self.block.counted.add_component(str(count), variables)
             setattr(self.block, count, _Counts(variables, index))
             self._key |= {id(variables[place]): f"{count}:{name}" for name, place in index.items()}

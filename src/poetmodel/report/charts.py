@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.report.pictures import (
     COLOURS,
     Kind,
+    address_map,
     colour_of,
     plan_timeline,
     size_unit,
@@ -17,7 +18,7 @@ from poetmodel.report.presenter import escaped
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan, PlanCheck
@@ -32,6 +33,7 @@ DARK: Final[Mapping[Kind, str]] = {
     Kind.PAGED_IN: "#23C497",
     Kind.PAGED_OUT: "#E29AC4",
     Kind.STALL: "#F07F3C",
+    Kind.WORKSPACE: "#8A949C",
 }
 """The hues of `poetmodel.report.pictures.COLOURS` on a dark ground."""
 LINES: Final = (
@@ -99,6 +101,31 @@ def ram_chart(subject: Subject) -> dict[str, Any]:
     return _by_time(subject.graph, subject.plan, subject.check)
 
 
+def address_chart(subject: Subject) -> dict[str, Any] | None:
+    """Return addresses against time; None without addresses.
+
+    ``boxes``: kind as an index of `KINDS`, start, length, lowest address, height and words.
+    """
+    if subject.plan is None or subject.check is None or subject.places is None:
+        return None
+    picture = address_map(subject.graph, subject.plan, subject.check, subject.places)
+    return {
+        "boxes": [
+            [
+                KINDS.index(box.kind),
+                *map(_short, (box.start, box.end - box.start, box.low, box.high - box.low)),
+                escaped(box.details),
+            ]
+            for box in picture.boxes
+        ],
+        "end": _short(picture.end) or 1,
+        "limit": _short(picture.limit),
+        "x_name": picture.time_name,
+        "y_name": picture.address_name,
+        "limit_name": picture.limit_name,
+    }
+
+
 def front_chart(
     rows: Sequence[Mapping[str, Any]], front: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -154,7 +181,8 @@ def _by_time(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     factor = last / (check.makespan_s or 1.0)
     scale, unit = size_unit(max(check.peak_ram_bytes, plan.ram_budget_bytes or 0))
     name = escaped(known[step.index].name)
-    words = f"{position}: {step.op.replace('_', ' ')} {name}"
+    reads = step.op == "compute" and step.index in plan.first_reads(graph)
+    words = f"{position}: {'read' if reads else step.op.replace('_', ' ')} {name}"
     return {
         "lanes": list(picture.lanes),
         "bars": bars,
@@ -162,6 +190,7 @@ def _by_time(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         "x_name": picture.time_name,
         "texts": None,
         **_curve(points, picture.limit, picture.limit_name, unit),
+        **_band(graph, plan.resident or (), scale),
         "peak": {
             "x": _short(moment.issued_s * factor),
             "y": _short(check.peak_ram_bytes / scale),
@@ -196,6 +225,7 @@ def _by_step(subject: Subject) -> dict[str, Any]:
             "" if budget is None else f"budget {format_bytes(budget)}",
             unit,
         ),
+        **_band(graph, subject.schedule.resident, scale),
         "peak": {
             "x": x,
             "y": _short(simulation.peak_ram_bytes / scale),
@@ -218,6 +248,14 @@ def _curve(
         "size": unit,
         "top": _short(1.1 * highest) or 1,
     }
+
+
+def _band(graph: Graph, resident: Iterable[int], scale: float) -> dict[str, Any]:
+    """Return the height of what resident state takes all the time, the floor of the curve."""
+    band = sum(graph.tensor_bytes[i] for i in resident if i in graph.state_tensors)
+    if not band:
+        return {"band": None, "band_name": ""}
+    return {"band": _short(band / scale), "band_name": f"resident state {format_bytes(band)}"}
 
 
 def _corners(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -12,7 +12,7 @@ from poetmodel.errors import InputError, MissingExtraError, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poetmodel.report.pictures import Grid, Timeline
+    from poetmodel.report.pictures import AddressMap, Grid, Timeline
 
 LIBRARIES: Final[Mapping[str, str]] = {
     ".png": "matplotlib",
@@ -42,7 +42,7 @@ def check_installed(path: str | Path, what: str, *libraries: str) -> None:
         )
 
 
-def draw(picture: Timeline | Grid, path: str | Path) -> None:
+def draw(picture: Timeline | Grid | AddressMap, path: str | Path) -> None:
     """Draw a picture into a file; its ending, .png, .svg or .html, says how.
 
     HTML is one file that needs no network and names what one points at.

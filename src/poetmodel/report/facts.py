@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.data import installed
 from poetmodel.device.room import room_figures
-from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import OWN
+from poetmodel.report.presenter import state_figures
 from poetmodel.result import relative_gap
-from poetmodel.schedule.decisions import Choice, find_decisions
+from poetmodel.schedule.decisions import (
+    Choice,
+    find_decisions,
+    in_place_uses,
+    saved_in_place_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,6 +70,8 @@ def facts(subject: Subject) -> dict[str, Any]:
         "aux_used_bytes": simulation.aux_used_bytes,
         "written_bytes": simulation.written_bytes,
         "read_bytes": simulation.read_bytes,
+        **_homes(subject),
+        "steps_until_worn": simulation.steps_until_worn,
         "solve_s": subject.document.stated.get("solve_s"),
         "build_s": subject.document.stated.get("build_s"),
         "constraints": [one.to_dict() for one in subject.constraints],
@@ -78,9 +86,20 @@ def facts(subject: Subject) -> dict[str, Any]:
     }
 
 
-def graph_facts(graph: Graph) -> dict[str, Any]:
-    """Return the facts about the graph, which all schedules share."""
-    lowest = floor(graph)
+def choices_of(graph: Graph) -> list[str]:
+    """Return the decisions that there may be on tensors of a graph, as a report calls them."""
+    of_state = (Choice.RESIDENT, Choice.ON_STORAGE, Choice.REPLACEMENT)
+    known = [choice for choice in CHOICES if graph.state_tensors or choice not in of_state]
+    return [CHOICES[choice] for choice in known]
+
+
+def graph_facts(problem: Problem) -> dict[str, Any]:
+    """Return the facts about the graph, which all schedules share.
+
+    With state the minimum RAM is that of the problem: storage may be memory-mapped, or not allowed.
+    """
+    graph, lowest = problem.graph, problem.floor
+    state = {"tensors": len(graph.state_tensors), "bytes": graph.state_bytes}
     return {
         "name": graph.name,
         "sha256": graph.sha256,
@@ -94,6 +113,7 @@ def graph_facts(graph: Graph) -> dict[str, Any]:
         "floor_bytes": lowest.bytes,
         "floor_node": graph.nodes[lowest.node].name,
         "resident_bytes": dict(graph.resident_bytes),
+        **({"state": state} if graph.state_tensors else {}),
     }
 
 
@@ -135,6 +155,18 @@ def _binding(subject: Subject) -> dict[str, Any]:
     }
 
 
+def _homes(subject: Subject) -> dict[str, Any]:
+    """Return what a schedule makes of state and of operators in place, where there are some."""
+    state, found = state_figures(subject.graph, subject.simulation), {}
+    if state is not None:
+        found["state"] = state
+    if any(subject.graph.in_place_of):
+        saved = saved_in_place_bytes(subject.problem, subject.schedule, subject.simulation)
+        uses = len(in_place_uses(subject.graph, subject.schedule))
+        found["in_place"] = {"uses": uses, "saved_at_peak_bytes": saved}
+    return found
+
+
 def _plan(subject: Subject) -> dict[str, Any] | None:
     plan, check = subject.plan, subject.check
     if plan is None or check is None:
@@ -154,10 +186,10 @@ def _counts(subject: Subject) -> dict[str, Any]:
     found = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
     schedule = subject.schedule
     return {
-        "tensors": {choice: found[choice] for choice in CHOICES.values()},
+        "tensors": {choice: found[choice] for choice in choices_of(subject.graph)},
         "recomputations": sum(k < t for t, k in schedule.R),
-        "page_outs": len(schedule.M_out),
-        "page_ins": len(schedule.M_in),
+        "page_outs": sum(subject.simulation.page_outs.values()),
+        "page_ins": sum(subject.simulation.page_ins.values()),
     }
 
 
@@ -285,7 +317,7 @@ def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, An
     energies add up to the overhead (without idle power during overlapping transfers).
     """
     graph = problem.graph
-    starts_in_ram = Counter(i for _, i in schedule.S_RAM)
+    starts_in_ram, resident = Counter(i for _, i in schedule.S_RAM), set(schedule.resident)
     for decision in find_decisions(problem, schedule):
         i = decision.tensor
         k = graph.node_of[i]
@@ -296,8 +328,8 @@ def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, An
             "size_bytes": graph.tensor_bytes[i],
             "choice": CHOICES[decision.choice],
             "first_stage": k,
-            "last_stage": decision.in_ram[-1][1],
-            "ram_stages": starts_in_ram[i],
+            "last_stage": decision.in_ram[-1][1] if decision.in_ram else k,
+            "ram_stages": len(graph.nodes) if i in resident else starts_in_ram[i],
             "recomputed": len(decision.recomputed),
             "paged_out": len(decision.paged_out),
             "paged_in": len(decision.paged_in),

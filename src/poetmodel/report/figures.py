@@ -12,6 +12,7 @@ from poetmodel.report.presenter import (
     constraint_rows,
     fine_joules,
     look_up,
+    plural,
     row,
     share,
     side_by_side,
@@ -66,6 +67,9 @@ def graph_rows(graph: Facts) -> Iterator[Fact]:
     yield row("keep-all peak", whole_bytes(graph["checkpoint_all_peak_bytes"]))
     floor = whole_bytes(graph["floor_bytes"])
     yield row("minimum RAM", f"{floor}, needed by {graph['floor_node']}")
+    if "state" in graph:
+        tensors = plural(graph["state"]["tensors"], "tensor")
+        yield row("state", f"{whole_bytes(graph['state']['bytes'])}, {tensors}")
     for kind, size in graph["resident_bytes"].items():
         yield row(f"resident: {kind}", whole_bytes(size))
     yield row("sha256", graph["sha256"])
@@ -106,9 +110,18 @@ _FIGURES: Final[dict[str, tuple[Row, ...]]] = {
         ("resident_bytes", "resident bytes, on top of the peak", whole_bytes),
         ("device_ram_bytes", "RAM of the device", whole_bytes),
         ("fits_device", "fits the device", yes_or_no),
+        ("device_ram.state_bytes", "of it at the peak: state", whole_bytes),
+        ("device_ram.activation_bytes", "activations", whole_bytes),
+        ("device_ram.gradient_bytes", "gradients", whole_bytes),
+        ("device_ram.workspace_bytes", "workspace", whole_bytes),
+        ("state.resident_bytes", "resident state", whole_bytes),
+        ("state.on_storage_bytes", "state on storage", whole_bytes),
+        ("state.written_back_bytes", "state written back a step", whole_bytes),
+        ("in_place.saved_at_peak_bytes", "saved in place at the peak", whole_bytes),
         ("aux_used_bytes", "storage used", whole_bytes),
         ("written_bytes", "paged out", whole_bytes),
         ("read_bytes", "paged in", whole_bytes),
+        ("steps_until_worn", "steps until the storage is worn", whole),
     ),
     "Time": (
         ("compute_s", "compute time", format_seconds),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.report.pictures import COLOURS, CURVE_COLOUR, LIMIT_COLOUR, Grid
+from poetmodel.report.pictures import COLOURS, CURVE_COLOUR, LIMIT_COLOUR, AddressMap, Grid
 from poetmodel.report.presenter import escaped
 
 if TYPE_CHECKING:
@@ -20,9 +20,12 @@ NARROW_SHARE: Final = 0.002
 FONT: Final = 9
 
 
-def page(picture: Timeline | Grid) -> str:
+def page(picture: Timeline | Grid | AddressMap) -> str:
     """Return a picture as the text of an HTML file; the same picture gives the same text."""
-    figure = _grid(picture) if isinstance(picture, Grid) else _timeline(picture)
+    if isinstance(picture, AddressMap):
+        figure = _addresses(picture)
+    else:
+        figure = _grid(picture) if isinstance(picture, Grid) else _timeline(picture)
     text: str = figure.to_html(
         include_plotlyjs=True, full_html=True, div_id="picture", config={"displaylogo": False}
     )
@@ -91,6 +94,42 @@ def _bars(picture: Timeline, kind: Kind) -> Any:
         hoverinfo="text",
         name=str(kind),
     )
+
+
+def _addresses(picture: AddressMap) -> Any:
+    from plotly.graph_objects import Bar, Figure
+
+    figure = Figure()
+    for kind in picture.kinds:
+        boxes = [box for box in picture.boxes if box.kind == kind]
+        narrow = NARROW_SHARE * picture.end
+        rims = [COLOURS[kind] if box.end - box.start < narrow else "white" for box in boxes]
+        figure.add_trace(
+            Bar(
+                x=[(box.start + box.end) / 2 for box in boxes],
+                width=[box.end - box.start for box in boxes],
+                base=[box.low for box in boxes],
+                y=[box.high - box.low for box in boxes],
+                text=[safe(box.name) for box in boxes],
+                hovertext=[safe(box.details) for box in boxes],
+                marker={"color": COLOURS[kind], "line": {"color": rims, "width": 0.5}},
+                textposition="inside",
+                insidetextanchor="middle",
+                hoverinfo="text",
+                name=str(kind),
+            )
+        )
+    figure.add_hline(
+        y=picture.limit,
+        line={"color": LIMIT_COLOUR, "dash": "dash"},
+        annotation_text=safe(picture.limit_name),
+    )
+    figure.update_xaxes(title=safe(picture.time_name), range=[0, picture.end])
+    figure.update_yaxes(title=safe(picture.address_name), rangemode="tozero")
+    figure.update_layout(
+        title=safe(picture.title), barmode="overlay", template="plotly_white", height=700
+    )
+    return figure
 
 
 def _grid(picture: Grid) -> Any:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.data import write_bytes
-from poetmodel.report.charts import KINDS, front_chart, kinds, ram_chart, stage_chart
+from poetmodel.device.room import PARTS, RamUse
+from poetmodel.report.charts import (
+    KINDS,
+    address_chart,
+    front_chart,
+    kinds,
+    ram_chart,
+    stage_chart,
+)
 from poetmodel.report.drawing import check_installed
-from poetmodel.report.facts import CHOICES, decision_rows, facts, graph_facts
+from poetmodel.report.facts import choices_of, decision_rows, facts, graph_facts
 from poetmodel.report.figures import (
     COLUMNS,
     FIRST_PARTS,
@@ -51,7 +60,7 @@ def report_facts(
     front, if there is one.
     """
     return {
-        "graph": graph_facts(subjects[0].graph),
+        "graph": graph_facts(subjects[0].problem),
         "schedules": [facts(subject) for subject in subjects],
         "sweep": {"cells": list(cells), "pareto": list(front)} if cells else None,
     }
@@ -96,9 +105,14 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
             (subject.label, list(decision_rows(subject.problem, subject.schedule)))
             for subject in subjects
         ],
-        choices=list(CHOICES.values()),
+        choices=choices_of(subjects[0].graph),
         timed=any(subject.costs is not None for subject in subjects),
+        gauge_parts=[
+            {"key": each.name, "name": name}
+            for each, name in zip(fields(RamUse), PARTS, strict=True)
+        ],
         has_plan=[subject.plan is not None for subject in subjects],
+        places=[subject.places for subject in subjects],
         fronts=fronts,
         kinds=kinds(),
         most_tensors=MOST_TENSORS,
@@ -143,6 +157,11 @@ def _charts(subjects: Sequence[Subject], fronts: Rows) -> dict[str, Any]:
     """Return the charts by their ids on the page."""
     charts = [
         *({"type": "time", "id": f"time-{s.label}", **ram_chart(s)} for s in subjects),
+        *(
+            {"type": "addresses", "id": f"addresses-{s.label}", **chart}
+            for s in subjects
+            if (chart := address_chart(s)) is not None
+        ),
         *({"type": "map", "id": f"map-{s.label}", **stage_chart(s)} for s in subjects),
         *({"type": "front", **front} for front in fronts),
     ]

@@ -8,13 +8,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.plan import Op
+from poetmodel.plan.arena import BEFORE, Content
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
 
     from poetmodel.graph import Graph
-    from poetmodel.plan import Plan, PlanCheck
+    from poetmodel.plan import ArenaCheck, Plan, PlanCheck
+    from poetmodel.plan.arena import Rectangle
     from poetmodel.schedule import Schedule
 
 
@@ -33,6 +35,8 @@ class Kind(StrEnum):
     """A transfer to storage."""
     STALL = "stall"
     """The core waits for the bus."""
+    WORKSPACE = "workspace"
+    """What a node needs while it is computed."""
 
 
 COLOURS: Final[Mapping[Kind, str]] = {
@@ -42,6 +46,7 @@ COLOURS: Final[Mapping[Kind, str]] = {
     Kind.PAGED_IN: "#009E73",
     Kind.PAGED_OUT: "#CC79A7",
     Kind.STALL: "#D55E00",
+    Kind.WORKSPACE: "#999999",
 }
 """One colour each, after Okabe and Ito, whose colours the colour-blind can tell apart."""
 CURVE_COLOUR: Final = "#555555"
@@ -121,7 +126,7 @@ def plan_timeline(graph: Graph, plan: Plan, check: PlanCheck) -> Timeline:
         time_name=f"time [{unit}]",
         lanes={lane: tuple(bars[lane]) for lane in ("core", "bus") if lane in bars},
         curve_name=f"RAM [{unit_name}]",
-        points=tuple((time / factor, size / scale) for time, size in _levels(plan, check)),
+        points=tuple((time / factor, size / scale) for time, size in _levels(graph, plan, check)),
         limit=None if budget is None else budget / scale,
         limit_name="" if budget is None else f"budget {format_bytes(budget)}",
     )
@@ -135,8 +140,11 @@ def size_unit(largest_bytes: float) -> tuple[float, str]:
 def _bars(graph: Graph, plan: Plan, check: PlanCheck, factor: float) -> Iterator[tuple[str, Bar]]:
     """Yield every bar that takes time, with the name of its lane."""
     computed: set[int] = set()
+    first_reads = plan.first_reads(graph)
     for position, (step, moment) in enumerate(zip(plan.program, check.moments, strict=True)):
         op, index = step
+        if op == Op.COMPUTE and index in first_reads:  # a transfer like any page-in
+            op, index = Op.PAGE_IN, first_reads[index]
         again = op == Op.COMPUTE and index in computed
         if op == Op.COMPUTE:
             computed.add(index)
@@ -156,12 +164,14 @@ def _bars(graph: Graph, plan: Plan, check: PlanCheck, factor: float) -> Iterator
         yield "bus" if op in (Op.PAGE_IN, Op.PAGE_OUT) else "core", bar
 
 
-def _levels(plan: Plan, check: PlanCheck) -> Iterator[tuple[float, int]]:
+def _levels(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[tuple[float, int]]:
     """Yield (time [s], RAM from then on [B])."""
-    yield 0.0, 0
-    for step, moment in zip(plan.program, check.moments, strict=True):
+    yield 0.0, sum(graph.tensor_bytes[i] for i in plan.resident or ())
+    first_reads = plan.first_reads(graph)
+    for (op, index), moment in zip(plan.program, check.moments, strict=True):
         yield moment.issued_s, moment.high_bytes
-        yield (moment.end_s if step.op == Op.COMPUTE else moment.issued_s), moment.ram_bytes
+        computes = op == Op.COMPUTE and index not in first_reads
+        yield (moment.end_s if computes else moment.issued_s), moment.ram_bytes
     if check.moments:
         yield check.makespan_s or 0.0, check.moments[-1].ram_bytes
 
@@ -169,6 +179,111 @@ def _levels(plan: Plan, check: PlanCheck) -> Iterator[tuple[float, int]]:
 def _unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
     """Return the largest unit of which there is at least one, else the smallest."""
     return next((unit for unit in units if largest >= unit[0]), units[-1])
+
+
+# -- addresses over time -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """What has some addresses for some time, in the units of both axes."""
+
+    start: float
+    end: float
+    low: float
+    high: float
+    kind: Kind
+    """Its colour: how it came there."""
+    name: str
+    """Stands on it where there is room."""
+    details: str
+    """Shown when one points at it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressMap:
+    """Boxes over a time axis and an axis of addresses."""
+
+    title: str
+    time_name: str
+    """Label of the time axis, unit included."""
+    address_name: str
+    """Label of the axis of addresses, unit included."""
+    boxes: tuple[Box, ...]
+    end: float
+    """The end of the time axis."""
+    limit: float
+    """The end of the block."""
+    limit_name: str
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds that occur."""
+        return _in_order(box.kind for box in self.boxes)
+
+
+def address_map(graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck) -> AddressMap:
+    """Describe what lies where and when; `places` is what `check_arena` found.
+
+    Each box is a copy of a tensor from the instruction that makes it to the one that frees it, or a
+    workspace.
+    """
+    factor, unit = _unit(check.makespan_s or 0.0, _TIMES)
+    scale, unit_name = size_unit(places.bytes)
+    ends = [moment.issued_s for moment in check.moments] + [check.makespan_s or 0.0]
+    boxes = []
+    for kind, one in _kinds_of_copies(graph, plan, places):
+        if one.offset is None or not one.bytes:
+            continue
+        known = graph.nodes if one.content == Content.WORKSPACE else graph.tensors
+        name, low, high = known[one.index].name, one.offset, one.offset + one.bytes
+        begins = "from the start" if one.begin == BEFORE else f"from {one.begin}"
+        parts = (
+            f"{name}: {kind}",
+            format_bytes(one.bytes),
+            f"at {low:,} to {high:,}",
+            f"instructions {begins} to {one.end}",
+        )
+        boxes.append(
+            Box(
+                start=0.0 if one.begin == BEFORE else ends[one.begin] / factor,
+                end=ends[one.end] / factor,
+                low=low / scale,
+                high=high / scale,
+                kind=kind,
+                name=name,
+                details=", ".join(parts),
+            )
+        )
+    size = format_bytes(places.bytes)
+    bound = format_bytes(places.lower_bound_bytes)
+    return AddressMap(
+        title=f"{graph.name}: {len(boxes)} copies and workspaces in {size}, lower bound {bound}",
+        time_name=f"time [{unit}]",
+        address_name=f"address [{unit_name}]",
+        boxes=tuple(boxes),
+        end=ends[-1] / factor,
+        limit=places.bytes / scale,
+        limit_name=f"arena {size}",
+    )
+
+
+def _kinds_of_copies(
+    graph: Graph, plan: Plan, places: ArenaCheck
+) -> Iterator[tuple[Kind, Rectangle]]:
+    """Yield all that has addresses, with how it came there."""
+    computed: set[int] = set()
+    read = set(graph.state_tensors)
+    for one in places.rectangles:
+        if one.content == Content.WORKSPACE:
+            yield Kind.WORKSPACE, one
+        elif one.begin == BEFORE:
+            yield Kind.KEPT, one
+        elif plan.program[one.begin].op == Op.PAGE_IN or one.index in read:
+            yield Kind.PAGED_IN, one
+        else:
+            yield Kind.RECOMPUTED if one.index in computed else Kind.COMPUTED, one
+            computed.add(one.index)
 
 
 # -- a schedule by stages ----------------------------------------------------------------------
@@ -246,8 +361,12 @@ def stage_actions(
 ) -> dict[tuple[int, int], dict[Kind, tuple[int, ...]]]:
     """Return, by stage and node, the tensors that are computed, recomputed, kept or paged."""
     found: defaultdict[tuple[int, int], dict[Kind, tuple[int, ...]]] = defaultdict(dict)
+    resident = set(schedule.resident)
     for t, k in schedule.R:
-        found[t, k][Kind.RECOMPUTED if k < t else Kind.COMPUTED] = graph.outputs_of[k]
+        kind = Kind.RECOMPUTED if k < t else Kind.COMPUTED
+        if graph.nodes[k].is_state:  # its step is the first read, where it is not in RAM anyway
+            kind = Kind.KEPT if resident.issuperset(graph.outputs_of[k]) else Kind.PAGED_IN
+        found[t, k][kind] = graph.outputs_of[k]
     for kind, pairs in (
         (Kind.KEPT, schedule.S_RAM),
         (Kind.PAGED_IN, schedule.M_in),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import room_figures
+from poetmodel.device.room import GAUGE, gauge, gauge_words, room_figures
 from poetmodel.problem.totals import unit_of
 from poetmodel.units import format_bytes, format_seconds
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from poetmodel.device.room import DeviceRoom
+    from poetmodel.graph import Graph
     from poetmodel.problem import TotalsConstraint
-    from poetmodel.schedule import ConstraintValue
+    from poetmodel.schedule import ConstraintValue, Simulation
 
 Unit = Callable[[Any], str]
 """How people read a value."""
@@ -64,7 +65,60 @@ def room_facts(room: DeviceRoom | None) -> Iterator[Fact]:
         if key == "device_ram_bytes" and room is not None:
             yield Fact(key, value, "device RAM", format_bytes, room.remark(), alarm=not room.fits)
         else:
-            yield Fact(key, value)
+            yield gauge_fact(key, "of it", room) if key == GAUGE else Fact(key, value)
+
+
+def gauge_fact(key: str, name: str, room: DeviceRoom | None) -> Fact:
+    """Return what is left of the RAM of a device, and what takes the rest; resident bytes count."""
+    found = gauge(room)
+    note = "" if found is None else gauge_words(found)[1]
+    if room is not None and room.resident_bytes:
+        note += "; resident bytes included"
+    return Fact(key, found, name, lambda value: gauge_words(value)[0], note)
+
+
+def state_figures(graph: Graph, simulation: Simulation) -> dict[str, int] | None:
+    """Return what a schedule makes of the state of a graph, in bytes; None where it has none."""
+    if not graph.state_tensors:
+        return None
+    sizes, apart = graph.tensor_bytes, set(graph.state_tensors) - simulation.resident
+    read = {i: simulation.page_ins.get(i, 0) for i in apart}
+    back = [new for old, new in graph.replacement_of.items() if old in apart]
+    return {
+        "tensors": len(graph.state_tensors),
+        "resident": len(simulation.resident),
+        "resident_bytes": sum(sizes[i] for i in simulation.resident),
+        "on_storage_bytes": sum(sizes[i] for i in apart),
+        "read_bytes": sum(sizes[i] * times for i, times in read.items()),
+        "written_back_bytes": sum(sizes[i] * simulation.page_outs.get(i, 0) for i in back),
+    }
+
+
+def state_facts(graph: Graph, simulation: Simulation) -> Iterator[Fact]:
+    """Yield how much state is in RAM, how much on storage, and what that moves."""
+    found = state_figures(graph, simulation)
+    if found is None:
+        return
+    yield Fact("state", found)
+    resident, tensors = found["resident"], found["tensors"]
+    note = f"{resident} of {plural(tensors, 'tensor')} in RAM throughout"
+    yield row("resident state", format_bytes(found["resident_bytes"]), note)
+    if resident < tensors:
+        read, back = (format_bytes(found[f"{key}_bytes"]) for key in ("read", "written_back"))
+        how = f"{read} read" if found["read_bytes"] else "read where it lies"
+        note = f"{plural(tensors - resident, 'tensor')}: {how}, {back} written back a step"
+        yield row("state on storage", format_bytes(found["on_storage_bytes"]), note)
+
+
+def wear_facts(simulation: Simulation) -> Iterator[Fact]:
+    """Yield how many steps the storage endures; people read of it where it is known."""
+    worn = simulation.steps_until_worn
+    note = f"at {format_bytes(simulation.written_bytes)} written a step"
+    yield Fact("steps_until_worn", worn, "storage worn", _steps, note)
+
+
+def _steps(number: float) -> str:
+    return f"after {count(number)}steps"
 
 
 MOST_CONSTRAINTS: Final = 20

@@ -89,6 +89,7 @@ class _Certificate(Strict):
     plan_device: str | None = None
     eager_time_s: Finite
     threads: Index | None = None
+    updates: bool = False
     equal: bool
     within_budget: bool
 
@@ -153,6 +154,15 @@ def step_subject(values: dict[str, Any], *, source: str, label: str = "A") -> Su
         raise error.within(source) from None
 
 
+def _told(step: _Step) -> dict[str, Any]:
+    """Return what is known of a step; whether it has updates is said only where it has."""
+    values = step.model_dump(exclude=set(BULKY))
+    certificate = values["certificate"]
+    if certificate is not None and not certificate["updates"]:
+        del certificate["updates"]
+    return values
+
+
 def _subject(step: _Step, sources: Sources, label: str) -> Subject:
     graph = graph_from_dict(step.scheduled.graph, source="scheduled.graph")
     document = parse_document(dump(step.result), source="result")
@@ -197,7 +207,7 @@ def _subject(step: _Step, sources: Sources, label: str) -> Subject:
         notes=tuple(notes),
         plan=plan,
         check=check,
-        step=step.model_dump(exclude=set(BULKY)),
+        step=_told(step),
     )
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.report.pictures import COLOURS, CURVE_COLOUR, LIMIT_COLOUR, Grid, Kind
+from poetmodel.report.pictures import (
+    COLOURS,
+    CURVE_COLOUR,
+    LIMIT_COLOUR,
+    AddressMap,
+    Grid,
+    Kind,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,13 +29,17 @@ WIDTHS: Final = (9.0, 60.0)
 SHORTENED: Final = 22
 """Most characters of a name that are shown; longer ones lose their middle."""
 LANE_INCHES: Final = 1.3
+ADDRESS_INCHES: Final = 5.0
+"""Height of a map of addresses [in]."""
+PALE: Final = (Kind.KEPT, Kind.PAGED_OUT)
+"""Colours on which names are black."""
 NARROW_INCHES: Final = 0.02
 """Bars below this are drawn with a rim of their own colour, so that they can be seen [in]."""
 HATCHED: Final = {Kind.STALL: "////"}
 """Bars that are hatched, and bear no name."""
 
 
-def image(picture: Timeline | Grid, form: str) -> bytes:
+def image(picture: Timeline | Grid | AddressMap, form: str) -> bytes:
     """Return a picture as the content of a file, png or svg; the same one gives the same bytes."""
     import matplotlib as mpl
 
@@ -40,7 +51,10 @@ def image(picture: Timeline | Grid, form: str) -> bytes:
         "svg.fonttype": "none",
     }
     with mpl.rc_context(settings):
-        figure = _grid(picture) if isinstance(picture, Grid) else _timeline(picture)
+        if isinstance(picture, AddressMap):
+            figure = _addresses(picture)
+        else:
+            figure = _grid(picture) if isinstance(picture, Grid) else _timeline(picture)
         content = io.BytesIO()
         metadata = {"Date": None} if form == "svg" else {"Software": None}
         figure.savefig(
@@ -132,9 +146,56 @@ def _draw_lane(axes: Any, place: int, lane: Sequence[Bar], *, room: float) -> No
                 ha="center",
                 va="center",
                 fontsize=FONT,
-                color="black" if bar.kind == Kind.PAGED_OUT else "white",
+                color="black" if bar.kind in PALE else "white",
                 clip_on=True,
             )
+
+
+# -- addresses ---------------------------------------------------------------------------------
+
+
+def _addresses(picture: AddressMap) -> Any:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    width, height = _clamped(NAME_INCHES * len(picture.boxes) / 4), ADDRESS_INCHES
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    end, top = picture.end or 1.0, picture.limit or 1.0
+    for kind in picture.kinds:
+        boxes = [box for box in picture.boxes if box.kind == kind]
+        shapes = [
+            Rectangle((box.start, box.low), box.end - box.start, box.high - box.low)
+            for box in boxes
+        ]
+        rims = [
+            COLOURS[kind] if (box.end - box.start) * width < NARROW_INCHES * end else "white"
+            for box in boxes
+        ]
+        axes.add_collection(
+            PatchCollection(shapes, facecolor=COLOURS[kind], edgecolor=rims, linewidth=0.3)
+        )
+    for box in picture.boxes:
+        name = shortened(box.name)
+        wide = (box.end - box.start) * width / end >= NAME_INCHES * (len(name) + 2) / 2
+        if wide and (box.high - box.low) * height / top >= NAME_INCHES:
+            axes.text(
+                (box.start + box.end) / 2,
+                (box.low + box.high) / 2,
+                name,
+                ha="center",
+                va="center",
+                fontsize=FONT,
+                color="black" if box.kind in PALE else "white",
+                clip_on=True,
+            )
+    axes.axhline(picture.limit, color=LIMIT_COLOUR, linestyle="--", linewidth=1)
+    axes.set(xlim=(0, end), ylim=(0, 1.03 * top))
+    axes.set(xlabel=picture.time_name, ylabel=picture.address_name)
+    axes.set_title(_drawable(picture.title), loc="left", fontsize=FONT + 3)
+    _legend(axes, picture.kinds)
+    return figure
 
 
 # -- grids -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
-    from poetmodel.plan import Plan, PlanCheck
+    from poetmodel.plan import ArenaCheck, Plan, PlanCheck
     from poetmodel.problem import Problem
     from poetmodel.schedule import ConstraintValue, Simulation, Verdict
     from poetmodel.schedule.io import ScheduleDocument
@@ -65,8 +65,8 @@ class VerifiedSchedule:
     @property
     def room(self) -> DeviceRoom | None:
         """What the schedule takes of the device's RAM; None without a device."""
-        device, peak_bytes = self.problem.costs.device, self.simulation.peak_ram_bytes
-        return DeviceRoom.of(device, self.problem.graph, peak_bytes)
+        device, use = self.problem.costs.device, self.simulation.peak_use
+        return DeviceRoom.of(device, self.problem.graph, use)
 
     @property
     def constraints(self) -> tuple[ConstraintValue, ...]:
@@ -103,5 +103,7 @@ class Subject(VerifiedSchedule):
     """Its plan, if it can run and there are costs."""
     check: PlanCheck | None = None
     """What the verifier found for the plan."""
+    places: ArenaCheck | None = None
+    """What it found for addresses of the plan, if it was placed."""
     step: Mapping[str, Any] | None = None
     """Facts about the compiled PyTorch step that runs it, if there is one."""

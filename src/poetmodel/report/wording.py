@@ -143,9 +143,8 @@ def _sameness(step: Facts) -> Words:
     count, many = found["compared"], len(found["differences"])
     random = "" if found["random_equal"] else "; the random generator ends in another state"
     if found["equal"]:
-        text = (
-            f"all {count} results (loss, gradients, buffers) and the random generator, bit by bit"
-        )
+        what = "parameters, optimizer state" if found.get("updates") else "gradients"
+        text = f"all {count} results (loss, {what}, buffers) and the random generator, bit by bit"
         return "Equal", text, "good"
     text = f"{many} of {count} results differ{', listed below' if many else ''}{random}"
     return "Different", text, "bad"

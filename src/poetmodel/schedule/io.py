@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from poetmodel.data import parse_json, place, read_text
-from poetmodel.device.room import ROOM
+from poetmodel.device.room import ROOM, gauge_claims
 from poetmodel.errors import InputError, ScheduleError, raised_as, shown
 from poetmodel.problem import OWN, Problem, TotalsConstraint
 from poetmodel.problem.parse import own_sum_faults
@@ -20,6 +20,7 @@ from poetmodel.schedule.relations import (
     RELATIONS,
     STATED,
     VERSION,
+    WEAR,
     GraphIdentity,
     Schedule,
 )
@@ -173,6 +174,19 @@ class GraphFile(Strict):
         )
 
 
+class GaugeEntry(Strict):
+    """RAM of the device at the step of the peak, by kind."""
+
+    ram_bytes: Index
+    state_bytes: Index
+    activation_bytes: Index
+    gradient_bytes: Index
+    workspace_bytes: Index
+    free_bytes: Index
+    missing_bytes: Index
+    trains: bool
+
+
 class _ScheduleFile(GraphFile):
     format: Literal["poetmodel-schedule"]
     problem: ProblemEntry | None = None
@@ -190,6 +204,9 @@ class _ScheduleFile(GraphFile):
     resident_bytes: Index | None = None
     device_ram_bytes: Index | None = None
     fits_device: bool | None = None
+    device_ram: GaugeEntry | None = None
+    written_bytes: Index | None = None
+    steps_until_worn: Finite | None = None
     compute_s: Finite | None = None
     transfer_s: Finite | None = None
     makespan_s: Finite | None = None
@@ -218,7 +235,7 @@ class ScheduleDocument:
     """The figures, by key."""
     objective: ObjectiveEntry | None = None
     room: dict[str, float | None] = field(default_factory=dict)
-    """What the file says of the device's RAM, by key."""
+    """What the file says of the device's RAM and the life of its storage, by key."""
 
     @property
     def claims(self) -> dict[str, float | None]:
@@ -248,18 +265,22 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
     missing = [name for name in RELATIONS if getattr(document, name) is None]
     if missing:
         raise ScheduleError(f"{name}: missing" for name in missing).within(source)
-    relations = {name: tuple((t, k) for t, k in getattr(document, name)) for name in RELATIONS}
     return ScheduleDocument(
-        schedule=Schedule(
-            **relations, resident=tuple(document.resident), identity=document.identity()
-        ),
+        schedule=Schedule.of_entries(vars(document), document.identity()),
         device=document.device,
         problem=document.problem,
         status=document.status,
         stated={key: getattr(document, key) for key in STATED},
         objective=document.objective,
-        room={key: getattr(document, key) for key in ROOM},
+        room=_of_device(document),
     )
+
+
+def _of_device(document: _ScheduleFile) -> dict[str, float | None]:
+    """Return what a file says of the RAM of its device and of the life of its storage."""
+    stated = document.device_ram
+    figures = {key: getattr(document, key) for key in (*ROOM, *WEAR)}
+    return figures | gauge_claims(None if stated is None else stated.model_dump())
 
 
 def parse_file(model: type[File], text: str, *, kind: str) -> File:

@@ -16,13 +16,16 @@ from poetmodel.time_limit import check_time_limit, watched
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from poetmodel.graph import Graph
 
 RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out")
 """The relations of a schedule, as the paper names them (POET, ICML 2022, section 5.2)."""
+
+RESIDENT: Final = "resident"
+"""Key of a schedule file for the state tensors whose home is RAM."""
 
 FORMAT: Final = "poetmodel-schedule"
 VERSION: Final = 1
@@ -45,6 +48,9 @@ STATED: Final = (
     "solve_s",
 )
 """The figures of a schedule file."""
+
+WEAR: Final = ("written_bytes", "steps_until_worn")
+"""The figures of a schedule file about storage that wears."""
 
 MOST_PAIRS: Final = 30_000_000
 """Most pairs of one relation: each takes about 64 bytes, so that these take some 2 GB."""
@@ -167,6 +173,24 @@ class Schedule:
                 gc.enable()
         return schedule
 
+    @classmethod
+    def of_entries(cls, entries: Mapping[str, Any], identity: GraphIdentity | None) -> Schedule:
+        """Make a schedule of the keys of a schedule file that say what is done.
+
+        Without the key of resident state there is none.
+        """
+        relations = {name: entries[name] for name in RELATIONS}
+        return cls(**relations, resident=entries.get(RESIDENT, ()), identity=identity)
+
+    def entries(self, *, has_state: bool) -> dict[str, Any]:
+        """Return the keys of a schedule file that say what is done.
+
+        Resident state is among them where the graph has state, or the schedule names some.
+        """
+        relations = {name: [list(pair) for pair in getattr(self, name)] for name in RELATIONS}
+        listed = has_state or self.resident
+        return relations | ({RESIDENT: list(self.resident)} if listed else {})
+
     def to_dict(self) -> dict[str, Any]:
         """Return the schedule as plain values: format, graph, names, relations."""
         identity = self.identity
@@ -176,8 +200,7 @@ class Schedule:
             "graph": identity and {"name": identity.name, "sha256": identity.sha256},
             "nodes": list(identity.nodes) if identity else None,
             "tensors": list(identity.tensors) if identity else None,
-            **{name: [list(pair) for pair in getattr(self, name)] for name in RELATIONS},
-            **({"resident": list(self.resident)} if self.resident else {}),
+            **self.entries(has_state=False),
         }
 
     def save(self, path: str | Path) -> None:
@@ -231,24 +254,26 @@ def _ordered(pairs: list[Pair]) -> tuple[Pair, ...]:
     return tuple((t, k) for t in sorted(stages) for k in sorted(stages[t]))
 
 
-def storage_entries(graph: Graph, page_ins: Iterable[Pair]) -> tuple[Pair, ...]:
+def storage_entries(
+    graph: Graph, page_ins: Iterable[Pair], resident: Collection[int] = ()
+) -> tuple[Pair, ...]:
     """Return ``S_AUX`` as page-ins need it.
 
     A tensor that is paged out at its first computation is listed up to its last page-in; one that
-    lies on storage from the start, in every stage after its node's.
+    lies on storage from the start, in every stage after its node's. State that is not resident lies
+    there up to the stage that replaces it.
     """
-    spans = _storage_spans(graph, page_ins)
+    spans = _storage_spans(graph, page_ins, resident)
     return tuple((t, i) for i, first, last in spans for t in range(first, last + 1))
 
 
-def _storage_spans(graph: Graph, page_ins: Iterable[Pair]) -> list[Span]:
+def _storage_spans(graph: Graph, page_ins: Iterable[Pair], resident: Collection[int]) -> list[Span]:
     """Return the same as spans of stages."""
     last: dict[int, int] = {}
     for t, i in page_ins:
         last[i] = max(t, last.get(i, 0))
-    for i, k in enumerate(graph.node_of):
-        if graph.nodes[k].on_aux:
-            last[i] = len(graph.nodes) - 1
+    last |= dict.fromkeys(graph.on_aux, len(graph.nodes) - 1)
+    last |= {i: graph.last_page_in(i) for i in set(graph.state_tensors).difference(resident)}
     return [(i, graph.node_of[i] + 1, end) for i, end in last.items()]
 
 
@@ -263,20 +288,22 @@ def paged_at_once(
 ) -> Schedule:
     """Return the schedule that pages out, right after its first computation, what it pages in.
 
-    R, S_RAM, M_in and resident are as for `Schedule.of_stages`; S_AUX and M_out follow.
+    R, S_RAM, M_in and resident are as for `Schedule.of_stages`; S_AUX and M_out follow. What
+    replaces state that is not resident is paged out where it is made.
     """
-    arriving = list(M_in)
+    arriving, homes = list(M_in), set(resident)
     page_ins = [(t, i) for t, tensors in enumerate(arriving) for i in tensors]
     n = len(graph.nodes)
-    made = ((graph.node_of[i], i) for i in {i for _, i in page_ins})
-    out = sorted((k, i) for k, i in made if not graph.nodes[k].on_aux)
+    leaving = {i for _, i in page_ins if not graph.starts_on_storage[i]}
+    leaving.update(new for old, new in graph.replacement_of.items() if old not in homes)
+    out = sorted((graph.node_of[i], i) for i in leaving)
     return Schedule.of_stages(
         R=R,
         S_RAM=S_RAM,
-        S_AUX=rows_of_spans(_storage_spans(graph, page_ins), n),
+        S_AUX=rows_of_spans(_storage_spans(graph, page_ins, homes), n),
         M_in=arriving,
         M_out=rows_of_pairs(out, n),
-        resident=resident,
+        resident=homes,
         identity=identity,
     )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from poetmodel.device.room import RamUse, ram_use
 from poetmodel.problem import DeadlineCounts
 from poetmodel.problem.totals import CONSTANT, Count, Total
 from poetmodel.schedule.relations import RELATIONS
@@ -51,6 +52,8 @@ class Simulation:
     """The highest point of the curve (the first, where several tie)."""
     peak_tensors: tuple[int, ...]
     """Tensors in RAM at the peak, the step's own outputs included, ascending."""
+    peak_use: RamUse
+    """RAM in use at the peak, by kind; together that of the peak."""
     aux_used_bytes: int
     """All tensors ever paged out, and state that is not resident, together [B].
 
@@ -66,6 +69,8 @@ class Simulation:
     """How often each tensor is paged in, where it is; the first read of state included."""
     page_outs: Mapping[int, int] = field(default_factory=dict)
     """How often each tensor is paged out, where it is."""
+    resident: frozenset[int] = frozenset()
+    """State that has its home in RAM."""
     compute_s: float | None = None
     """Compute time [s]; None without costs."""
     transfer_s: float | None = None
@@ -141,6 +146,9 @@ class Simulation:
             elif kind in (Count.PAGE_INS, Count.PAGE_OUTS):
                 counted = self.page_ins if kind == Count.PAGE_INS else self.page_outs
                 amount = counted.get(graph.tensor_index[name], 0)
+            elif kind == Count.RESIDENT:
+                home = graph.tensor_index[name] in self.resident
+                amount = home - extra  # a single pass has all state in RAM
             else:
                 amount = figures[key]
             value += coefficient * amount
@@ -191,6 +199,7 @@ def simulate(
     homes = Homes.of(graph, schedule, device)
     execution = _ScheduleExecution(graph, schedule, homes)
     execution.run()
+    peak_tensors, peak_use = execution.at_peak()
     if costs is not None and costs.pages is None and (schedule.M_in or schedule.M_out):
         execution.violations.append("tensors are paged, but the costs know of no auxiliary storage")
     if costs is not None and costs.pages is None and homes.on_storage:
@@ -206,7 +215,8 @@ def simulate(
         violations=tuple(execution.violations),
         curve=tuple(execution.curve),
         peak=execution.peak if execution.curve else MemoryPoint(0, 0, 0),
-        peak_tensors=execution.tensors_at_peak(),
+        peak_tensors=peak_tensors,
+        peak_use=peak_use,
         aux_used_bytes=homes.storage_bytes
         + sum(sizes[i] for i in written.keys() - execution.aux_from_start - homes.replacements),
         written_bytes=sum(sizes[i] * times for i, times in written.items()),
@@ -214,6 +224,7 @@ def simulate(
         recomputations=Counter(k for t, k in schedule.R if 0 <= k < t),
         page_ins=read,
         page_outs=written,
+        resident=homes.resident,
         steps_until_worn=(
             None
             if device is None
@@ -238,14 +249,14 @@ class _ScheduleExecution:
             made + node.workspace_bytes
             for node, made in zip(graph.nodes, homes.made_bytes, strict=True)
         ]
-        self.aux_from_start = {i for i, k in enumerate(self.node_of) if graph.nodes[k].on_aux}
+        self.aux_from_start = graph.on_aux
         self.violations: list[str] = list(homes.violations)
         self.curve: list[MemoryPoint] = []
         self.peak = MemoryPoint(0, 0, -1)
         self._peak_start: tuple[set[int], set[int]] = (set(), set())
         self.ram: set[int] = set()
         self.ram_bytes = homes.ram_bytes
-        self.aux = self.aux_from_start | homes.on_storage
+        self.aux = {*self.aux_from_start, *homes.on_storage}
         self.stages: dict[str, list[list[int]]] = {}
         for name in RELATIONS:
             self.stages[name] = self._by_stage(name, homes.entries(schedule, name))
@@ -285,16 +296,23 @@ class _ScheduleExecution:
             if self.peak.stage == t:
                 self._peak_start = start
 
-    def tensors_at_peak(self) -> tuple[int, ...]:
-        """Execute the stage of the peak again, up to its step, and return what is in RAM."""
+    def at_peak(self) -> tuple[tuple[int, ...], RamUse]:
+        """Execute the stage of the peak again, up to its step; return the tensors and their use."""
         if not self.curve:
-            return ()
+            return (), RamUse()
+        t, k = self.peak.stage, self.peak.node
         again = copy(self)
         again.violations, again.curve = [], []
         again.ram, again.aux = map(set, self._peak_start)
         again.ram_bytes = self._bytes_of(again.ram)
-        again._steps(self.peak.stage, stop=self.peak.node)  # noqa: SLF001 - of the same class
-        return tuple(sorted((again.ram | self.homes.resident) - self.homes.replacements))
+        dying = again._done_with(t).get(k, ())  # noqa: SLF001 - of the same class
+        again._steps(t, stop=k)  # noqa: SLF001 - of the same class
+        held = tuple(sorted((again.ram | self.homes.resident) - self.homes.replacements))
+        if not _contains(self.stages["R"][t], k):
+            return held, ram_use(self.graph, held)
+        # An old copy of an output, kept or paged in, counts beside the new one.
+        old = self._peak_start[0].union(self.stages["M_in"][t]).intersection(self.outputs[k])
+        return held, ram_use(self.graph, (*held, *old), step=k, dying=dying)
 
     def _bytes_of(self, ram: set[int]) -> int:
         """Return what some tensors and the resident state take of RAM."""

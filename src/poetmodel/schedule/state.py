@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from poetmodel.device import Device
     from poetmodel.graph import Graph
@@ -57,7 +57,7 @@ class Homes:
     def of(cls, graph: Graph, schedule: Schedule, device: Device | None) -> Homes:
         """Return the homes that a schedule states; a device may be memory-mapped."""
         state = frozenset(graph.state_tensors)
-        unknown = tuple(_not_state(graph, schedule.resident, state))
+        unknown = tuple(faults_of_resident(graph, schedule.resident))
         if graph.version == 1:
             return cls(
                 sizes=graph.tensor_bytes,
@@ -70,8 +70,7 @@ class Homes:
         resident = state.intersection(schedule.resident)
         on_storage = state - resident
         found = state if mapped else resident
-        replacements = frozenset(graph.replacement_of.values())
-        sizes = [0 if i in replacements else size for i, size in enumerate(graph.tensor_bytes)]
+        sizes = [0 if i in graph.state_of else size for i, size in enumerate(graph.tensor_bytes)]
         outputs = [tuple(i for i in made if i not in found) for made in graph.outputs_of]
         return cls(
             sizes=sizes,
@@ -84,7 +83,7 @@ class Homes:
             on_storage=on_storage,
             storage_bytes=sum(sizes[i] for i in on_storage),
             first_reads={} if mapped else Counter(on_storage),
-            replacements=replacements,
+            replacements=frozenset(graph.state_of),
             faults=dict(_Rules(graph, resident, mapped=mapped).faults(schedule)),
             unknown=unknown,
         )
@@ -103,7 +102,9 @@ class Homes:
         return [(t, i) for t, i in pairs if (name, t, i) not in self.faults]
 
 
-def _not_state(graph: Graph, resident: Sequence[int], state: frozenset[int]) -> Iterator[str]:
+def faults_of_resident(graph: Graph, resident: Iterable[int]) -> Iterator[str]:
+    """Yield what is wrong with a list of resident state: what in it is no state tensor."""
+    state = frozenset(graph.state_tensors)
     for i in resident:
         if not 0 <= i < len(graph.tensors):
             yield f"resident[{i}]: the graph has no such tensor"
@@ -118,8 +119,7 @@ class _Rules:
         self.graph = graph
         self.resident = resident
         self.mapped = mapped
-        self.state_of = {i: i for i in graph.state_tensors}
-        self.state_of |= {new: old for old, new in graph.replacement_of.items()}
+        self.state_of = {**graph.state_of, **{i: i for i in graph.state_tensors}}
         self.replaced_in = {old: graph.node_of[new] for old, new in graph.replacement_of.items()}
 
     def faults(self, schedule: Schedule) -> Iterator[tuple[tuple[str, int, int], str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.device.room import DeviceRoom, room_figures
+from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.problem import RELATIVE_TOLERANCE, Surrogate, within
-from poetmodel.schedule.relations import OBJECTIVE_BOUND, OBJECTIVE_VALUE, STATED
+from poetmodel.schedule.relations import OBJECTIVE_BOUND, OBJECTIVE_VALUE, STATED, WEAR
 from poetmodel.schedule.simulation import Simulation, simulate
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
@@ -155,6 +155,9 @@ def _choices(problem: Problem, schedule: Schedule) -> Iterator[str]:
         for name in ("M_in", "M_out"):
             for t, i in getattr(schedule, name):
                 yield f"{name}[{t},{i}]: the problem allows no paging"
+        for i in sorted(set(problem.graph.state_tensors) - set(schedule.resident)):
+            name = problem.graph.tensors[i].name
+            yield f"resident: state {name!r} is on storage, but the problem allows no paging"
 
 
 def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
@@ -195,8 +198,9 @@ def _constraints(problem: Problem, simulation: Simulation) -> Iterator[str]:
 def _claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
-    room = DeviceRoom.of(problem.costs.device, problem.graph, simulation.peak_ram_bytes)
-    found = {key: getattr(simulation, key, None) for key in STATED} | room_figures(room)
+    room = DeviceRoom.of(problem.costs.device, problem.graph, simulation.peak_use)
+    found = {key: getattr(simulation, key, None) for key in (*STATED, *WEAR)}
+    found |= room_figures(room) | gauge_claims(gauge(room))
     found[OBJECTIVE_VALUE] = problem.objective.measured(simulation)
     for key, claim in stated.items():
         value = found.get(key)

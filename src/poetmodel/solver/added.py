@@ -18,13 +18,15 @@ from poetmodel.solver.monolithic import states_problem
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from poetmodel.problem.totals import Terms
     from poetmodel.schedule import Schedule
 
-DECISIONS: Final = ("kept", "recomputed", "paged_in", "paged_out")
-"""Families of variables of ``compact`` that are decisions."""
+DECISIONS: Final = ("kept", "recomputed", "paged_in", "paged_out", "storage_home")
+"""Families of variables of ``compact`` that are decisions; ``resident`` is ``1 - storage_home``."""
+HOMES: Final = ("storage_home", "resident")
+"""Families of variables that say where the home of state is."""
 NAMED: Final = "of the model: {}"
 """Name of a constraint of the problem that states a model's: the problem's own keep theirs."""
 PASSIVE: Final = frozenset({pyo.Set, pyo.RangeSet, pyo.Param, pyo.Expression, pyo.Var})
@@ -96,6 +98,7 @@ def row_check(
             "kept": {
                 (i, a) for i, a in named if all((t, i) in held for t in relations.stages_of(i, a))
             },
+            "storage_home": set(model.storage_home).difference(schedule.resident),
         }
         return all(row.is_kept(entries) for row in rows)
 
@@ -111,12 +114,21 @@ def _is_as_built(model: pyo.ConcreteModel) -> bool:
         return False
     if not all(_is_stated(model, name) for name in model.stated_rows):
         return False
-    for name in (*DECISIONS, "live"):
+    for name in (*DECISIONS, "resident", "live"):
         check_time_limit()
-        for variable in getattr(model, name, {}).values():
+        for index, variable in getattr(model, name, {}).items():
+            if _is_decided(model, name, index):
+                continue
             if variable.fixed or variable.bounds != (0, 1):
                 return False
     return True
+
+
+def _is_decided(model: pyo.ConcreteModel, name: str, index: Any) -> bool:
+    """Return whether a variable says where state is that cannot be elsewhere: without paging."""
+    item = index[0] if name == "kept" else index
+    decided = item in model.resident and item not in model.storage_home
+    return decided and name in ("resident", "kept")
 
 
 def _is_stated(model: pyo.ConcreteModel, name: str) -> bool:
@@ -156,13 +168,18 @@ def _linear(
     if not found.is_linear():
         return None
     terms: dict[tuple[str, Any], float] = {}
+    constant = float(found.constant)
     for coefficient, variable in zip(found.linear_coefs, found.linear_vars, strict=True):
-        family = variable.parent_component()
-        if family.local_name not in DECISIONS or family.parent_block() is not home:
+        family, added = variable.parent_component(), float(coefficient)
+        name = family.local_name
+        if family.parent_block() is not home or name not in (*DECISIONS, "resident"):
             return None
-        if coefficient:
-            terms[family.local_name, variable.index()] = float(coefficient)
-    return terms, float(found.constant)
+        if name == "resident":
+            constant += added
+            name, added = "storage_home", -added
+        key = (name, variable.index())
+        terms[key] = terms.get(key, 0.0) + added
+    return {key: value for key, value in terms.items() if value}, constant
 
 
 def own_objective(model: pyo.ConcreteModel) -> pyo.Objective | None:
@@ -183,11 +200,11 @@ def _own_totals(model: pyo.ConcreteModel, objective: Any) -> Terms | None:
         return None
     terms = {key: sign * value for key, value in found[0].items()}
     constant = sign * found[1]
-    totals = dict(_totals(model, terms))
-    if None in totals.values() or min((constant, *terms.values())) < 0:
+    totals = _totals(model, terms)
+    if totals is None or min((constant, *terms.values())) < 0:
         return None
-    named = [(key, whole(value)) for key, value in totals.items() if value is not None]
-    return (*named, (CONSTANT, whole(constant)))
+    named = [(key, whole(value)) for key, value in totals[0].items()]
+    return (*named, (CONSTANT, whole(constant + totals[1])))
 
 
 def as_problem(model: pyo.ConcreteModel, rows: Sequence[AddedRow] | None) -> Surrogate | None:
@@ -215,16 +232,10 @@ def as_problem(model: pyo.ConcreteModel, rows: Sequence[AddedRow] | None) -> Sur
     elif not states_problem(model):
         return None
     problem, graph = model.problem, model.problem.graph
-    constraints = list(problem.constraints)
-    stage_limits = []
-    for row in map(_limit, rows):
-        if row is None or any(family == "kept" for family, _ in row.terms):
-            return None
-        total = _as_total(model, row)
-        if total is not None:
-            constraints.append(total)
-        elif row.upper is not None:
-            stage_limits.append(_as_stage_limit(model, row, row.upper))
+    stated = _as_limits(model, rows)
+    if stated is None:
+        return None
+    constraints = [*problem.constraints, *stated[0]]
     never = frozenset(k for k, stages in enumerate(model.events.recompute) if not stages)
     named = [(f"{Count.RECOMPUTATIONS}:{graph.nodes[k].name}", 1) for k in sorted(never)]
     if named:
@@ -236,29 +247,63 @@ def as_problem(model: pyo.ConcreteModel, rows: Sequence[AddedRow] | None) -> Sur
         problem,
         never_recomputed=never,
         constraints=tuple(constraints),
-        stage_limits=tuple(stage_limits),
+        stage_limits=tuple(stated[1]),
         **minimized,
     )
 
 
-def _limit(row: AddedRow) -> AddedRow | None:
-    """Return a row with an upper limit alone and no coefficient below 0, None if it says more."""
-    terms, lower, upper = row.terms, row.lower, row.upper
-    if terms and max(terms.values()) < 0:
-        terms = {key: -value for key, value in terms.items()}
-        lower, upper = (None if side is None else -side for side in (upper, lower))
-    if not terms or min(terms.values()) < 0 or (lower is not None and lower > 0):
+def _as_limits(
+    model: pyo.ConcreteModel, rows: Sequence[AddedRow]
+) -> tuple[list[TotalsConstraint], list[StageLimit]] | None:
+    """Return rows as constraints on totals and as limits over stages, None where one is neither."""
+    constraints, stage_limits = [], []
+    for stated in rows:
+        found = _limits(stated)
+        if found is None or any(family == "kept" for family, _ in stated.terms):
+            return None
+        for row in found:
+            total = _as_total(model, row)
+            if total is not None:
+                constraints.append(total)
+            elif any(family in HOMES for family, _ in row.terms):
+                return None
+            elif row.upper is not None:
+                stage_limits.append(_as_stage_limit(model, row, row.upper))
+    return constraints, stage_limits
+
+
+def _limits(row: AddedRow) -> list[AddedRow] | None:
+    """Return a row as upper limits without coefficients below 0, None if it says more.
+
+    A home on storage that takes off a sum is one in RAM that adds to it.
+    """
+    if not row.terms:
         return None
-    return replace(row, terms=terms, lower=None, upper=upper)
+    found: list[AddedRow] = []
+    for sign, limit in ((1, row.upper), (-1, None if row.lower is None else -row.lower)):
+        if limit is None:
+            continue
+        terms: dict[tuple[str, Any], float] = {}
+        for (family, index), weight in row.terms.items():
+            value = sign * weight
+            turned = family == "storage_home" and value < 0
+            terms["resident" if turned else family, index] = -value if turned else value
+        upper = limit + sum(value for (family, _), value in terms.items() if family == "resident")
+        if min(terms.values()) >= 0:
+            name = f"{row.name}, at least" if sign < 0 and found else row.name
+            found.append(replace(row, name=name, terms=terms, lower=None, upper=upper))
+        elif sum(value for value in terms.values() if value > 0) > upper:
+            return None
+    return found
 
 
 def _as_total(model: pyo.ConcreteModel, row: AddedRow) -> TotalsConstraint | None:
     """Return a row with an upper limit as one over totals, None where stages differ."""
-    totals = dict(_totals(model, row.terms))
-    if None in totals.values() or row.upper is None:
+    totals = _totals(model, row.terms)
+    if totals is None or row.upper is None:
         return None
-    named = tuple((key, value) for key, value in totals.items() if value is not None)
-    return TotalsConstraint(name=NAMED.format(row.name), terms=named, upper=row.upper)
+    upper = row.upper - totals[1]
+    return TotalsConstraint(name=NAMED.format(row.name), terms=(*totals[0].items(),), upper=upper)
 
 
 def _as_stage_limit(model: pyo.ConcreteModel, row: AddedRow, upper: float) -> StageLimit:
@@ -293,23 +338,40 @@ def _as_stage_limit(model: pyo.ConcreteModel, row: AddedRow, upper: float) -> St
 
 def _totals(
     model: pyo.ConcreteModel, terms: dict[tuple[str, Any], float]
-) -> Iterator[tuple[str, float | None]]:
-    """Yield totals and their coefficients, None for one that differs from stage to stage."""
+) -> tuple[dict[str, float], float] | None:
+    """Return totals with their coefficients, and a constant; None where stages differ.
+
+    The total of page-ins counts the first read of state on storage, which no ``M_in`` does.
+    """
     graph, events = model.problem.graph, model.events
     groups: dict[tuple[str, int], list[float]] = {}
     for (family, index), value in terms.items():
-        item = index if family == "paged_out" else index[1]
+        item = index[1] if family in ("recomputed", "paged_in") else index
         groups.setdefault((family, item), []).append(value)
     kinds = {
         "recomputed": (Count.RECOMPUTATIONS, graph.nodes, events.recompute),
         "paged_in": (Count.PAGE_INS, graph.tensors, events.page_in),
         "paged_out": (Count.PAGE_OUTS, graph.tensors, None),
     }
+    totals: dict[str, float] = {}
+    constant = 0.0
     for (family, item), values in groups.items():
-        if family not in kinds:
-            yield family, None
-            continue
-        count, items, offered = kinds[family]
-        whole = offered is None or len(values) == len(offered[item])
-        uniform = whole and min(values) == max(values)
-        yield f"{count}:{items[item].name}", values[0] if uniform else None
+        weight = values[0]
+        if family in kinds:
+            count, items, offered = kinds[family]
+            uniform = offered is None or len(values) == len(offered[item])
+            if not uniform or min(values) != max(values):
+                return None
+            totals[f"{count}:{items[item].name}"] = weight
+            if family != "paged_in" or item not in model.storage_home:
+                continue
+            weight = -weight
+        elif family not in HOMES:
+            return None
+        key = f"{Count.RESIDENT}:{graph.tensors[item].name}"
+        if family == "resident":
+            totals[key] = totals.get(key, 0.0) + weight
+        else:  # its home on storage is 1 - resident
+            totals[key] = totals.get(key, 0.0) - weight
+            constant += weight
+    return totals, constant

@@ -243,7 +243,8 @@ class _Task:
         try:
             with time_limit(request.remaining_s() + GRACE_S):
                 best = _better(accepted(problem, start), _greedy(problem, request))
-                best = best or accepted(problem, page_everything(problem))
+                if best is None or not problem.objective.is_sum:  # its peak is the floor
+                    best = _better(best, accepted(problem, page_everything(problem)))
                 best, kept = self._keeping_rows(problem, request, best)
             solve = self._solve_in_units if self.exact else self._solve_once
             outcome = self._settle(problem, request, best) or solve(problem, request, best)

@@ -28,7 +28,7 @@ from poetmodel.model.compact import COMPACT
 from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, add_limit, minimized
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
-from poetmodel.problem import DEADLINE_ROWS, Coefficients, Problem
+from poetmodel.problem import DEADLINE_ROWS, FEWER_BYTES, Coefficients, Problem
 from poetmodel.problem.infeasibility import limits_in_words
 from poetmodel.result import OwnObjective, Termination
 from poetmodel.solver.covers import limit_rows, with_covers
@@ -300,7 +300,9 @@ class _ModelSolve:
         schedule = read_schedule(self.model)
         candidate = verify_schedule(problem, schedule)
         if self.trimmed and not candidate.violations:
-            needed = PartialSchedule.of(problem.graph, schedule, problem.wanted)
+            needed = PartialSchedule.of(
+                problem.graph, schedule, problem.wanted, working=problem.working_graph
+            )
             tidy = verify_schedule(problem, needed.schedule())
             if not tidy.violations and tidy.value <= candidate.value:
                 return tidy
@@ -425,6 +427,9 @@ def restated(model: pyo.ConcreteModel, problem: Problem) -> Iterator[None]:
         elif problem.aux_limit_bytes != before.aux_limit_bytes:
             most = problem.aux_limit_bytes or 0
             _add_row(undo, model, WRITES_ROW, objective.coefficients, most)
+        for limit in problem.linear_limits:
+            if limit.index == (FEWER_BYTES, "upper"):
+                _add_row(undo, model, WRITES_ROW, limit.coefficients, limit.slack)
         if objective.is_sum and objective != before.objective and states_problem(model):
             _state_objective(undo, model)
         yield

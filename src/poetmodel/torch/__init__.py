@@ -13,6 +13,7 @@ from poetmodel.torch.errors import CaptureError, PageError, require_torch
 if TYPE_CHECKING:
     from poetmodel.torch.comparison import Certificate
     from poetmodel.torch.compilation import Step, compile
+    from poetmodel.torch.exporting import export
     from poetmodel.torch.graph_signature import Joint
     from poetmodel.torch.joint import capture
     from poetmodel.torch.profiling import Profile, measure
@@ -26,6 +27,7 @@ _HOMES: Final = {
     "Trace": "tracing",
     "capture": "joint",
     "compile": "compilation",
+    "export": "exporting",
     "measure": "profiling",
     "trace": "tracing",
 }
@@ -40,6 +42,7 @@ __all__ = [
     "Trace",
     "capture",
     "compile",
+    "export",
     "measure",
     "trace",
 ]

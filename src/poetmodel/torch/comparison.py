@@ -17,7 +17,9 @@ from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.graph_signature import InputKind, OutputKind
 from poetmodel.torch.interpreter import heap_peak_bytes, storage_peak_bytes
 from poetmodel.torch.module_state import Attributes, Draws
+from poetmodel.torch.optimizer_state import Moments
 from poetmodel.torch.profiling import limited_threads
+from poetmodel.torch.tracing import there_bytes
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -143,6 +145,11 @@ def eager_step(compiled: Compiled, inputs: Sequence[Any]) -> torch.Tensor:
         loss = joint.module(*inputs)
         loss.backward()
     detached: torch.Tensor = loss.detach()
+    if joint.optimizer is not None:
+        if joint.clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(joint.module.parameters(), joint.clip_grad_norm)
+        joint.optimizer.step()
+        joint.optimizer.zero_grad()
     return detached
 
 
@@ -159,8 +166,12 @@ class State:
         }
         """Whatever may have a gradient, by name."""
         changed = [r.target for r in joint.results if r.kind is OutputKind.MUTATION]
+        if joint.optimizer is not None:
+            changed = list(joint.of(InputKind.BUFFER))
         self.changed = {a.name: joint.value(a, inputs) for a in changed if a is not None}
         """What is changed in place, by name; buffers that are not in the graph stay."""
+        self._parameters = {a.name: joint.value(a) for a in joint.of(InputKind.PARAMETER)}
+        self._moments = Moments(joint)
         self.others = [
             joint.value(a) for a in joint.of(InputKind.BUFFER) + joint.of(InputKind.CONSTANT_TENSOR)
         ]
@@ -180,6 +191,7 @@ class State:
                 yield tensor.grad
         yield from self.changed.values()
         yield from self.others
+        yield from self._moments.values().values()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -190,9 +202,19 @@ class State:
             with self._draws.kept():
                 yield
         finally:
+            self._moments.forget()
             self.reset()
             for name, tensor in self.targets.items():
                 tensor.grad = gradients[name]
+
+    def fill(self) -> None:
+        """Let gradients, or the moments of an optimizer, be there before each of the next steps."""
+        if self._moments.is_in_use:
+            self._moments.fill()
+            return
+        for tensor in self.targets.values():
+            if tensor.requires_grad and tensor.is_leaf:
+                tensor.grad = torch.zeros_like(tensor)
 
     def reset(self, *, attributes: bool = True) -> None:
         """Put back what was changed in place, the state of the random generator, and modules."""
@@ -202,6 +224,7 @@ class State:
             for tensor, value in self._values:
                 if not torch.equal(tensor, value):
                     tensor.copy_(value)
+        self._moments.reset()
         torch.set_rng_state(self._random)
 
     def again(self, work: Callable[[], Any]) -> Any:
@@ -223,6 +246,9 @@ class State:
                 found[f"{OutputKind.GRADIENT} of {name}"] = tensor.grad
         for name, tensor in self.changed.items():
             found[f"{OutputKind.MUTATION} of {name}"] = tensor.detach().clone()
+        if self._moments.is_in_use:
+            for name, tensor in (self._parameters | self._moments.values()).items():
+                found[f"update of {name}"] = tensor.detach().clone()
         self._clear_gradients()
         return found, torch.get_rng_state()
 
@@ -301,6 +327,9 @@ class Certificate:
     """Least time of a step of eager PyTorch [s]."""
     threads: int
     """Threads that PyTorch computed with."""
+    updates: bool = False
+    """Whether an optimizer's updates are part of the step: results are then parameters and moments
+    in place of gradients, and peaks hold state and inputs too."""
 
     @property
     def equal(self) -> bool:
@@ -318,7 +347,8 @@ class Certificate:
             told = listed(self.differences, most=5)
             same = f"{len(self.differences)} of {self.compared} results differ from eager: {told}"
         else:
-            same = f"all {self.compared} results (loss, gradients, buffers) equal eager's"
+            what = "parameters, optimizer state" if self.updates else "gradients"
+            same = f"all {self.compared} results (loss, {what}, buffers) equal eager's"
         if not self.random_equal:
             same += "; the random generator is in another state than eager's"
         verdict = "within" if self.within_budget else "ABOVE"
@@ -350,6 +380,8 @@ class Certificate:
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
         values = asdict(self)
+        if not self.updates:
+            del values["updates"]
         values["differences"] = [difference.to_dict() for difference in self.differences]
         return {**values, "equal": self.equal, "within_budget": self.within_budget}
 
@@ -377,9 +409,7 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         apart = tuple(differences(compiled, expected, found))
         count = len(expected.keys() | found.keys())
         del expected, found
-        for tensor in state.targets.values():
-            if tensor.requires_grad and tensor.is_leaf:
-                tensor.grad = torch.zeros_like(tensor)
+        state.fill()
         storage = state.again(lambda: storage_peak_bytes(accumulating, state.tensors()))
         heap = state.again(lambda: heap_peak_bytes(accumulating))
         eager_heap = state.again(lambda: heap_peak_bytes(eager))
@@ -387,16 +417,21 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
             [state.again(partial(timeit, step, number=1)) for step in (eager, ours)]
             for _ in range(REPEATS)
         ]
+    joint = compiled.trace.joint
+    # The learning rate is an input, and made anew in each step.
+    made = sum(joint.value(a).nbytes for a in joint.of(InputKind.LEARNING_RATE))
+    there = there_bytes(compiled.trace) - made
     return Certificate(
         name=compiled.trace.graph.name,
         compared=count,
         differences=apart,
         random_equal=torch.equal(expected_random, found_random),
+        updates=compiled.trace.joint.optimizer is not None,
         budget_bytes=compiled.budget_bytes,
         plan_peak_bytes=compiled.peak_bytes,
-        storage_peak_bytes=storage,
-        heap_peak_bytes=heap,
-        eager_heap_peak_bytes=eager_heap,
+        storage_peak_bytes=there + storage,
+        heap_peak_bytes=there + heap,
+        eager_heap_peak_bytes=there + eager_heap,
         second_gradients_bytes=(
             compiled.trace.graph.resident_bytes.get("gradients", 0) if compiled.runner.waits else 0
         ),

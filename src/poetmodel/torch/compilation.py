@@ -46,6 +46,8 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     background_io: bool = False,
     rollback: bool = True,
     dynamic: str = "error",
+    optimizer: torch.optim.Optimizer | None = None,
+    clip_grad_norm: float | None = None,
 ) -> Step:
     """Compile a training step that keeps a RAM budget and computes what PyTorch would.
 
@@ -89,11 +91,19 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         accumulate over several steps that page, this holds a second set of gradients.
     dynamic : {'error', 'retrace'}
         What to do with inputs of other shapes or types.
+    optimizer : torch.optim.Optimizer, optional
+        Make its step a part of the step: each parameter is updated as soon as its gradient is
+        there, which then goes. SGD, Adam or AdamW. The budget counts parameters, buffers, inputs
+        and the state of the optimizer too; all of them are in RAM throughout.
+    clip_grad_norm : float, optional
+        Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
+        ``model.parameters()``. Needs an `optimizer`.
 
     Returns
     -------
     Step
-        Call it in place of forward pass, loss and ``backward()``.
+        Call it in place of forward pass, loss and ``backward()``; with an `optimizer` in place of
+        its ``zero_grad()`` and ``step()`` too.
 
     Raises
     ------
@@ -134,6 +144,8 @@ class Step:
     def __call__(self, *inputs: Any, **named: Any) -> torch.Tensor:
         """Run one step: fill ``.grad`` (accumulating), update buffers, return the loss.
 
+        Where it was compiled with an optimizer, update the parameters and leave ``.grad`` None.
+
         Parameters
         ----------
         *inputs
@@ -151,7 +163,8 @@ class Step:
         CaptureError
             If the inputs, the parameters or the modules are not as they were compiled for.
         PageError
-            If a page cannot be written, read or trusted; nothing has changed then.
+            If a page cannot be written, read or trusted; nothing has changed then, but where it was
+            compiled with an optimizer: some parameters may be updated.
         """
         compiled, flat = self.select(*inputs, **named)
         return compiled.runner(flat)
@@ -318,7 +331,7 @@ def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
             "mode": str(compiled.plan.mode),
             "device": compiled.device,
             "instructions": len(program),
-            "recomputed": sum(op == "compute" for op, _ in program) - len(graph.nodes),
+            "recomputed": sum(op == "compute" for op, _ in program) - len(coarse.graph.nodes),
             "peak_bytes": compiled.peak_bytes,
             "written_bytes": check.written_bytes,
             "read_bytes": check.read_bytes,
@@ -366,6 +379,8 @@ def _as_call(options: Options) -> str:
             continue
         if isinstance(value, Profile | Costs):
             words.append(f"{field.name}={field.name}")
+        elif isinstance(value, torch.optim.Optimizer):
+            words.append("optimizer=optimizer")
         elif isinstance(value, Device):
             words.append(f"{field.name}={(value.key or value.name)!r}")
         else:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from torch import fx
 
+    from poetmodel.torch.optimizers import LearningRate, Moment
+
 BODY: Final = "model"
 """Where the user's module lies in the captured one."""
 
@@ -49,6 +51,10 @@ class InputKind(StrEnum):
     """The gradient that the backward pass starts from: ones, of the shape of the loss."""
     CONSTANT_TENSOR = "constant"
     """A tensor that the module's code holds on to."""
+    MOMENT = "moment"
+    """What an optimizer keeps for a parameter."""
+    LEARNING_RATE = "learning rate"
+    """That of a group of parameters, as the optimizer has it when the step begins."""
 
 
 class OutputKind(StrEnum):
@@ -77,6 +83,8 @@ class InputSpec:
     """For people: the path below the user's module, or ``inputs[0]``."""
     position: int = 0
     """For a user's input its place among the flat inputs."""
+    held: Moment | LearningRate | None = None
+    """Where the value is that an optimizer holds; None for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +144,10 @@ class Joint:
     """How inputs are flattened (``torch.utils._pytree.TreeSpec``)."""
     inputs: tuple[Any, ...]
     """The inputs it was captured with, flat."""
+    optimizer: torch.optim.Optimizer | None = None
+    """Whose updates are part of the step; None where it ends with the gradients."""
+    clip_grad_norm: float | None = None
+    """The largest norm of all gradients together; None where they are not clipped."""
 
     @cached_property
     def owned(self) -> tuple[InputSpec, ...]:
@@ -185,6 +197,8 @@ class Joint:
             example = argument.node.meta["val"]
             device = next((a.device for a in self.inputs if isinstance(a, torch.Tensor)), None)
             return torch.ones(tuple(example.shape), dtype=example.dtype, device=device)
+        if argument.held is not None:
+            return argument.held.value()
         constant = argument.kind is InputKind.CONSTANT_TENSOR
         owner = self.graph_module if constant else self.module
         tensor: torch.Tensor = attrgetter(argument.target)(owner)

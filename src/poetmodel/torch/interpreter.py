@@ -67,7 +67,7 @@ def replay(joint: Joint, execute: Execute = call) -> None:
     given = ((argument.node, joint.value(argument)) for argument in joint.arguments)
     env = {node: v.detach() if isinstance(v, torch.Tensor) else v for node, v in given}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        _Interpreter(joint.graph_module, execute).run(initial_env=env)
+        _Interpreter(joint.graph_module, execute).run(initial_env=env, enable_io_processing=False)
 
 
 class _Interpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
@@ -134,6 +134,23 @@ def _dropout_backward(p: float | None) -> Callable[..., torch.Tensor]:
         if scale != 0:  # 0 where p is 1: nothing was kept
             noise.div_(1 / scale if p is None else 1 - p)
         return _multiplied(noise, grad)
+
+    return backward
+
+
+def dropout_backward_in_place(node: fx.Node) -> Callable[..., torch.Tensor]:
+    """Return the backward of dropout that multiplies the gradient where it is, by the same number.
+
+    The mask is 0 or 1, so that two products after each other round once, as one does.
+    """
+    p = _dropped_ratio(node)
+
+    def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+        grad.mul_(mask)
+        if scale != 0:
+            factor = torch.ones((), dtype=grad.dtype, device=grad.device)
+            grad.mul_(factor.div_(1 / scale if p is None else 1 - p))
+        return grad
 
     return backward
 

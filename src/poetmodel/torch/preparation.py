@@ -38,8 +38,10 @@ from poetmodel.units import parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from poetmodel.graph import Graph
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule
     from poetmodel.torch.comparison import Certificate
 
 
@@ -60,6 +62,8 @@ class Options:
     background_io: bool
     rollback: bool
     dynamic: str
+    optimizer: torch.optim.Optimizer | None
+    clip_grad_norm: float | None
 
     def __post_init__(self) -> None:
         faults = []
@@ -104,7 +108,13 @@ class Compiled:
         _check_host(model)
         refuse(type(model).__name__, input_faults(inputs))
         refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
-        self.trace = trace(model, loss_fn, inputs)
+        self.trace = trace(
+            model,
+            loss_fn,
+            inputs,
+            optimizer=options.optimizer,
+            clip_grad_norm=options.clip_grad_norm,
+        )
         self.guards = Guards(self.trace.joint)
         self.trace_s = perf_counter() - begin
         """Time that capturing took, with running it to find tensors and workspaces [s]."""
@@ -125,6 +135,7 @@ class Compiled:
             self.trace,
             self.plan,
             self.coarse.numbers,
+            units=self.coarse.units,
             folder=options.storage,
             rollback=options.rollback,
         )
@@ -185,9 +196,8 @@ class Compiled:
                 )
             result = replace(result, reason=reason)
         mode = StorageMode.DMA if overlaps else StorageMode.BLOCKING
-        plan = make_plan(
-            coarse.graph, costs, result.require_schedule(), mode=mode, ram_budget_bytes=usable
-        )
+        schedule = _all_resident(coarse.graph, result.require_schedule())
+        plan = make_plan(coarse.graph, costs, schedule, mode=mode, ram_budget_bytes=usable)
         check = check_plan(coarse.graph, costs, plan, ram_budget_bytes=usable)
         if check.violations:
             raise VerificationError(check.violations)
@@ -207,6 +217,18 @@ class Compiled:
             f"reserved ({reserves}), and operations need {needed:,} B beside that; give at least "
             f"ram={told(least_bytes(self.trace), math.ceil)}"
         )
+
+
+def _all_resident(graph: Graph, schedule: Schedule) -> Schedule:
+    """Return a schedule with all state in RAM, where it takes no room that is not reserved."""
+    if len(schedule.resident) == len(graph.state_tensors):
+        return schedule
+    state = {*graph.state_tensors, *graph.state_of}
+    others: dict[str, Any] = {
+        name: tuple(pair for pair in getattr(schedule, name) if pair[1] not in state)
+        for name in ("S_RAM", "S_AUX", "M_in", "M_out")
+    }
+    return replace(schedule, resident=graph.state_tensors, **others)
 
 
 def _check_host(model: torch.nn.Module) -> None:

@@ -6,6 +6,7 @@ import mmap
 import os
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, thread_time
@@ -20,6 +21,7 @@ from poetmodel.torch.graph_signature import InputKind, Joint
 from poetmodel.torch.interpreter import call, replay, temporarily
 from poetmodel.torch.pages import checksum, read_page, write_page
 from poetmodel.torch.tracing import Trace
+from poetmodel.torch.updates import ParameterUpdate, copies
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -148,8 +150,14 @@ def unit_times_s(
     clock = thread_time if threads == 1 else perf_counter
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        work = partial(call, node, arguments, keywords)
+        if isinstance(node.target, ParameterUpdate):
+            # A program writes over state and gradient; here others read them.
+            state, gradients, *others = arguments
+            own = (copies(state), copies(gradients), *others)
+            work = partial(node.target.replace, *own, owned=True)
         begin = clock()
-        value = call(node, arguments, keywords)
+        value = work()
         took = clock() - begin
         least[node] = min(took, least.get(node, took))
         return value
@@ -159,7 +167,8 @@ def unit_times_s(
         for _ in range(repeats):
             replay(joint, execute)
     return tuple(
-        least[unit.node] + sum(least[view] for view in unit.reads.views) for unit in parts.units
+        0.0 if unit.is_source else least[unit.node] + sum(least[v] for v in unit.reads.views)
+        for unit in parts.units
     )
 
 

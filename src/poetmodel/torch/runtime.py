@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-import math
 import os
 import traceback
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import fx
 
-from poetmodel.plan import Op, Plan, Program
+from poetmodel.plan import Instruction, Op
 from poetmodel.torch.graph_signature import InputKind
-from poetmodel.torch.interpreter import kernel_of
+from poetmodel.torch.optimizer_state import OptimizerState
 from poetmodel.torch.pages import PageFile, Pages
+from poetmodel.torch.source import Generated
+from poetmodel.torch.training_source import TrainingGenerated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from poetmodel.torch.tracing import Trace
-    from poetmodel.torch.units import Reading, Unit
+    from torch import fx
 
-    Emit = Callable[[int, torch.Tensor], None]
-    Function = Callable[[Sequence[Any], Emit, Pages | None], Sequence[torch.Tensor]]
+    from poetmodel.plan import Plan
+    from poetmodel.torch.source import Emit
+    from poetmodel.torch.tracing import Trace
+
+
+TORN: Final = (
+    "the step updates parameters as soon as it can: some may have been updated, and others not"
+)
+"""What to know of a step that fails where updates are part of it."""
 
 
 class Runner:
     """A captured step with its compiled program and its page file.
 
     `plan` is valid; its ``dma`` transfers run on a thread of their own. `numbers` has for each
-    tensor of its graph the number of the storage. With `rollback` gradients that are added to
+    tensor of its graph the number of the storage, `units` for each node that of the unit, where
+    they are not the same. With `rollback` gradients that are added to
     existing ones wait for the end of steps that page. The page file is made in `folder`.
     """
 
@@ -44,11 +51,22 @@ class Runner:
         plan: Plan,
         numbers: Sequence[int],
         *,
+        units: Sequence[int] | None = None,
         folder: str | Path | None = None,
         rollback: bool = True,
     ) -> None:
         self.trace = trace
-        self.generated = Generated(trace, plan.program, numbers)
+        program = plan.program
+        if units is not None:
+            program = tuple(
+                Instruction(op, units[index] if op == Op.COMPUTE else index)
+                for op, index in program
+            )
+        self.generated = (
+            Generated(trace, program, numbers)
+            if trace.joint.optimizer is None
+            else TrainingGenerated(trace, program, numbers, resident=plan.resident or ())
+        )
         self.file: PageFile | None = None
         self.executor: ThreadPoolExecutor | None = None
         paged = sorted({numbers[i] for op, i in plan.program if op == Op.PAGE_OUT})
@@ -72,6 +90,7 @@ class Runner:
         lasting = (InputKind.TANGENT, InputKind.CONSTANT_TENSOR)
         self._fixed = [joint.value(a) if a.kind in lasting else None for a in joint.arguments]
         """Arguments that are the same in each step; None for others."""
+        self._state = None if joint.optimizer is None else OptimizerState(joint)
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -98,6 +117,8 @@ class Runner:
         random generator are as before the step then.
         """
         values = self._values(inputs)
+        if self._state is not None:
+            values.append(self._state.fill(values))
         gradients = Gradients(self._places, values, waits=self.waits if waits is None else waits)
         held = self.run(values, gradients.emit)
         with torch.no_grad():
@@ -105,6 +126,8 @@ class Runner:
             loss = held.pop(self._loss)
             if held:
                 torch._foreach_copy_([values[place] for place in self._changed], held)
+        if self._state is not None:
+            self._state.keep(values)
         return loss
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
@@ -134,6 +157,8 @@ class Runner:
                 pages.abandon()
             if state is not None:
                 torch.default_generator.set_state(state)
+            if self._state is not None:
+                error.add_note(TORN)
             # The frames of the program would hold its tensors for as long as the exception lives.
             traceback.clear_frames(error.__traceback__)
             raise
@@ -233,183 +258,3 @@ def _gradient_places(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int
         )
         for number, key in keys.items()
     }
-
-
-# -- the source --------------------------------------------------------------------------------
-
-
-class Generated:
-    """A program as Python, compiled.
-
-    It is a valid plan of the graph that has the storages `numbers` for tensors; all other storages
-    are kept as long as anything reads them. Operations that draw random numbers and are recomputed
-    do so from the state that they began with the first time.
-    """
-
-    def __init__(self, trace: Trace, program: Program, numbers: Sequence[int]) -> None:
-        self.parts = trace.parts
-        counts = [len(storage.layouts) for storage in trace.parts.storages]
-        self.names = [
-            tuple(f"t{k}_{place}" for place in range(count)) if count > 1 else (f"t{k}",)
-            for k, count in enumerate(counts)
-        ]
-        """Names of the tensors in each storage."""
-        self.arguments = {a.node: f"a{k}" for k, a in enumerate(trace.joint.arguments)}
-        self.program = program
-        self.numbers = numbers
-        self.scheduled = frozenset(numbers)
-        self.constants: dict[str, Any] = {
-            "get_state": torch.default_generator.get_state,
-            "set_state": torch.default_generator.set_state,
-        }
-        self.constant_names: dict[int, str] = {}
-        self.emissions: dict[int | None, list[int]] = {}
-        """Numbers of the emissions after each unit."""
-        for number, emission in enumerate(trace.parts.emissions):
-            self.emissions.setdefault(emission.after, []).append(number)
-        self.held = {k: e for k, e in enumerate(trace.parts.emissions) if e.held}
-        """What the function returns, by number: the loss, and the new values of buffers."""
-        self.count = Counter(step.index for step in program if step.op == Op.COMPUTE)
-        self.computed: set[int] = set()
-        self.dead = self._dead()
-        body = "\n    ".join(self._lines())
-        self.source = f"def step(arguments, emit, pages):\n    {body}"
-        code = compile(self.source, f"<poetmodel step of {trace.graph.name}>", "exec")
-        exec(code, self.constants)  # noqa: S102 - the source is made here, of nothing but numbers
-        self.function: Function = self.constants["step"]
-        """Takes the values of the arguments, what is called with each gradient, and the pages."""
-
-    def _lines(self) -> Iterator[str]:
-        if self.arguments:
-            yield f"({', '.join(self.arguments.values())},) = arguments"
-        for place, (op, index) in enumerate(self.program):
-            if op == Op.COMPUTE:
-                yield from self._compute(self.parts.units[index])
-                if place in self.dead:
-                    yield f"del {', '.join(self.dead[place])}"
-                continue
-            number = self.numbers[index]
-            names = self.names[number]
-            if op == Op.PAGE_OUT:
-                yield f"pages.out({number}, {names[0]})"
-            elif op == Op.PAGE_IN:
-                yield f"{', '.join(names)} = pages.into({number})"
-            elif op == Op.WAIT:
-                yield f"pages.wait({number})"
-            else:
-                yield f"del {', '.join(names)}"
-        for number in self.emissions.get(None, ()):
-            yield from self._emit(number)
-        yield f"return [{', '.join(f'h{number}' for number in self.held)}]"
-
-    def _compute(self, unit: Unit) -> Iterator[str]:
-        first = unit.index not in self.computed
-        self.computed.add(unit.index)
-        saves = unit.random and self.count[unit.index] > 1
-        yield from self._views(unit.reads)
-        if saves and first:
-            yield f"g{unit.index} = get_state()"
-        elif saves:
-            yield "now = get_state()"
-            yield f"set_state(g{unit.index})"
-        made = {
-            layout.position: name
-            for number in unit.storages
-            if first or number in self.scheduled
-            for name, layout in zip(
-                self.names[number], self.parts.storages[number].layouts, strict=True
-            )
-        }
-        result = made.get(None, "r")
-        yield f"{result} = {self._call(unit.node)}"
-        if saves and not first:
-            yield "set_state(now)"
-            yield "del now"
-        for position, name in made.items():
-            if position is not None:
-                yield f"{name} = r[{position}]"
-        rest = [*(["r"] if result == "r" else []), *map(_view_name, unit.reads.views)]
-        if rest:
-            yield f"del {', '.join(rest)}"
-        if first:
-            for number in self.emissions.get(unit.index, ()):
-                yield from self._emit(number)
-
-    def _emit(self, number: int) -> Iterator[str]:
-        emission = self.parts.emissions[number]
-        value = self._value(emission.result.node)
-        yield from self._views(emission.reads)
-        if number not in self.held:
-            yield f"emit({number}, {value})"
-        elif self.scheduled.issuperset(emission.reads.storages) and not self._is_whole(
-            emission.result.node
-        ):
-            # The plan may let the memory go that this is a small part of.
-            yield f"h{number} = {value}.clone()"
-        else:
-            yield f"h{number} = {value}"
-        if emission.reads.views:
-            yield f"del {', '.join(map(_view_name, emission.reads.views))}"
-
-    def _dead(self) -> dict[int, list[str]]:
-        """Return names in kept storages, by the place of the last computation that touches them."""
-        last: dict[int, int] = {}
-        for place, (op, index) in enumerate(self.program):
-            if op == Op.COMPUTE:
-                unit = self.parts.units[index]
-                touched = (*unit.reads.storages, *unit.storages)
-                last.update((number, place) for number in touched if number not in self.scheduled)
-        dead: dict[int, list[str]] = {}
-        for number, place in last.items():
-            dead.setdefault(place, []).extend(self.names[number])
-        return dead
-
-    def _views(self, reads: Reading) -> Iterator[str]:
-        for view in reads.views:
-            yield f"{_view_name(view)} = {self._call(view)}"
-
-    def _call(self, node: fx.Node) -> str:
-        words = [self._word(argument) for argument in node.args]
-        words += [f"{key}={self._word(value)}" for key, value in node.kwargs.items()]
-        return f"{self._constant(kernel_of(node))}({', '.join(words)})"
-
-    def _word(self, value: Any) -> str:
-        """Return an argument of an operation as source."""
-        if isinstance(value, fx.Node):
-            return self._value(value)
-        if isinstance(value, list | tuple) and type(value).__module__ != "torch":
-            words = "".join(f"{self._word(item)}, " for item in value)
-            return f"[{words}]" if isinstance(value, list) else f"({words})"
-        if value is None or isinstance(value, bool | str) or type(value) is int:
-            return repr(value)
-        if type(value) is float and math.isfinite(value):
-            return repr(value)
-        return self._constant(value)
-
-    def _value(self, node: fx.Node) -> str:
-        """Return the name of a node's value."""
-        if node in self.arguments:
-            return self.arguments[node]
-        if node in self.parts.direct:
-            number, place = self.parts.direct[node]
-            return self.names[number][place]
-        return _view_name(node)
-
-    def _is_whole(self, node: fx.Node) -> bool:
-        """Return whether a node's value is all there is in its storage."""
-        if node not in self.parts.direct:
-            return False
-        number, place = self.parts.direct[node]
-        storage = self.parts.storages[number]
-        layout = storage.layouts[place]
-        return bool(math.prod(layout.shape) * layout.dtype.itemsize == storage.bytes)
-
-    def _constant(self, value: Any) -> str:
-        """Return the name of a value that no source can spell."""
-        name = self.constant_names.setdefault(id(value), f"c{len(self.constant_names)}")
-        self.constants[name] = value
-        return name
-
-
-def _view_name(node: fx.Node) -> str:
-    return f"v_{node.name}"

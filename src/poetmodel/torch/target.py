@@ -65,6 +65,26 @@ def load_step(target: str) -> Loaded:
     return _step(target, returned)
 
 
+def named_optimizer(
+    name: str, model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor] | None
+) -> torch.optim.Optimizer | None:
+    """Return an optimizer of all that can be trained, with the defaults of PyTorch.
+
+    None where there is nothing, for the capture to refuse.
+    """
+    from torch import nn, optim
+
+    modules = [each for each in (model, loss_fn) if isinstance(each, nn.Module)]
+    parameters = dict.fromkeys(found for each in modules for found in each.parameters())
+    made: dict[str, Callable[[Any], optim.Optimizer]] = {
+        "sgd": optim.SGD,
+        "momentum": lambda each: optim.SGD(each, momentum=0.9),
+        "adam": optim.Adam,
+        "adamw": optim.AdamW,
+    }
+    return made[name](list(parameters)) if parameters else None
+
+
 def _step(target: str, returned: object) -> Loaded:
     if not isinstance(returned, tuple | list) or len(returned) != _PARTS:
         nested = isinstance(returned, tuple | list)

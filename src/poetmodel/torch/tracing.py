@@ -11,13 +11,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor
+from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph_signature import InputKind, Joint
 from poetmodel.torch.interpreter import storage_key, workspace_bytes
 from poetmodel.torch.joint import capture
-from poetmodel.torch.units import Units, is_counted
+from poetmodel.torch.training_units import TrainingUnits
+from poetmodel.torch.units import Unit, Units, is_counted
+from poetmodel.torch.updates import Update, with_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any
 
     import torch
@@ -54,6 +57,8 @@ def trace(
     *,
     name: str | None = None,
     measure_workspace: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
+    clip_grad_norm: float | None = None,
 ) -> Trace:
     """Trace a training step.
 
@@ -65,6 +70,13 @@ def trace(
         Name of the graph; by default the class of `model`.
     measure_workspace : bool
         Whether to measure the memory that operations need beside their outputs; takes two runs.
+    optimizer : torch.optim.Optimizer, optional
+        Make its step a part of the graph: SGD, Adam or AdamW. Parameters, moments and buffers are
+        then state tensors, each parameter has an update at its place, operators may run in place,
+        and batch and learning rate are inputs. Without it the graph ends with the gradients.
+    clip_grad_norm : float, optional
+        Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
+        ``model.parameters()``: all updates wait for it. Needs an `optimizer`.
 
     Returns
     -------
@@ -77,28 +89,18 @@ def trace(
         If the step cannot be captured: says which operation, where, and what to do.
     """
     joint = capture(model, loss_fn, inputs, name=name)
-    parts = Units(joint)
+    if clip_grad_norm is not None and optimizer is None:
+        raise CaptureError(f"{joint.name}: clip_grad_norm: needs an optimizer; give optimizer=")
+    if optimizer is not None:
+        joint = with_optimizer(joint, optimizer, clip_grad_norm=clip_grad_norm)
+    parts = Units(joint) if optimizer is None else TrainingUnits(joint)
     workspace = workspace_bytes(joint, parts) if measure_workspace else (0,) * len(parts.units)
     return Trace(joint=joint, parts=parts, graph=_graph(joint, parts, workspace))
 
 
 def _graph(joint: Joint, parts: Units, workspace: Sequence[int]) -> Graph:
-    names = [storage.name for storage in parts.storages]
     nodes = tuple(
-        Node(
-            name=unit.name,
-            op=unit.op,
-            phase=unit.phase,
-            inputs=tuple(names[index] for index in unit.reads.storages),
-            outputs=tuple(
-                Tensor(name=names[index], bytes=parts.storages[index].bytes)
-                for index in unit.storages
-            ),
-            workspace_bytes=extra,
-            flops=unit.flops,
-            bytes_moved=unit.moved_bytes,
-        )
-        for unit, extra in zip(parts.units, workspace, strict=True)
+        _node(parts, unit, extra) for unit, extra in zip(parts.units, workspace, strict=True)
     )
     forward = [unit for unit in parts.units if unit.phase is Phase.FORWARD]
     counted = sum(unit.flops for unit in forward if is_counted(unit.node))
@@ -111,9 +113,37 @@ def _graph(joint: Joint, parts: Units, workspace: Sequence[int]) -> Graph:
         nodes=nodes,
         batch_size=1 if first is None else max(1, int(first.shape[0])),
         dtype=str(joint.value(joint.of(InputKind.PARAMETER)[0]).dtype).removeprefix("torch."),
-        resident_bytes=_resident_bytes(joint, trained),
+        resident_bytes=_resident_bytes(joint, trained) if joint.optimizer is None else {},
         parameters=sum(tensor.numel() for tensor in trained),
         forward_macs=counted // 2,
+    )
+
+
+def _node(parts: Units, unit: Unit, workspace_bytes: int) -> Node:
+    """Return the node of a unit; an update needs what it says, and a source nothing."""
+    storages = parts.storages
+    if isinstance(parts, TrainingUnits) and isinstance(unit.node.target, Update):
+        workspace_bytes = parts.update_workspace_bytes(unit)
+    replaced = [storages[index].replaces for index in unit.storages]
+    return Node(
+        name=unit.name,
+        op=unit.op,
+        phase=unit.phase,
+        inputs=tuple(storages[index].name for index in unit.reads.storages),
+        outputs=tuple(
+            Tensor(
+                name=storages[index].name,
+                bytes=storages[index].bytes,
+                replaces=None if old is None else storages[old].name,
+            )
+            for index, old in zip(unit.storages, replaced, strict=True)
+        ),
+        workspace_bytes=workspace_bytes,
+        flops=unit.flops,
+        # A batch is given once; state is updated once.
+        recomputable=unit.phase not in (Phase.INPUT, Phase.STATE, Phase.UPDATE),
+        bytes_moved=None if unit.phase is Phase.STATE else unit.moved_bytes,
+        in_place=tuple((storages[made].name, storages[read].name) for made, read in unit.in_place),
     )
 
 
@@ -149,6 +179,8 @@ next share is tried where no schedule is left beside what is kept."""
 RANDOM_STATE_BYTES: Final = 5056
 """Size of the state of PyTorch's random generator of the processor [B]."""
 
+_STATE: Final = "parameters, buffers, and what the optimizer keeps"
+_INPUTS: Final = "inputs"
 _RESULTS: Final = "results that wait for the end of the step"
 
 
@@ -158,7 +190,9 @@ class Coarse:
 
     graph: Graph
     numbers: tuple[int, ...]
-    """Of each tensor of `graph` the number of its storage; node ``k`` is unit ``k``."""
+    """Of each tensor of `graph` the number of its storage."""
+    units: tuple[int, ...]
+    """Of each node of `graph` the number of its unit: the same, but for steps with updates."""
     threshold_bytes: int
     """Storages of fewer bytes are always kept [B]."""
     reserves: tuple[tuple[str, int], ...]
@@ -173,9 +207,11 @@ class Coarse:
 def keep_all_bytes(trace: Trace) -> int:
     """Return the peak when everything is kept; 100 % of a budget [B].
 
-    Tensors, workspaces, and the results that wait for the end of the step.
+    Tensors, workspaces, and the results that wait for the end of the step; where updates are part
+    of the step, state and inputs too.
     """
-    return checkpoint_all_peak_bytes(trace.graph) + _held_bytes(trace, 0)
+    whole = checkpoint_all_peak_bytes(_run(trace)[0])
+    return whole + _held_bytes(trace, 0) + there_bytes(trace)
 
 
 def coarsened(trace: Trace, *, budget_bytes: int) -> Coarse:
@@ -186,7 +222,7 @@ def coarsened(trace: Trace, *, budget_bytes: int) -> Coarse:
     """
     if budget_bytes >= keep_all_bytes(trace):
         whole = coarsen(trace, kept_bytes=-1)  # not even tensors of 0 bytes
-        return replace(whole, reserves=((_RESULTS, _held_bytes(trace, 0)),))
+        return replace(whole, reserves=(*_there(trace), (_RESULTS, _held_bytes(trace, 0))))
     found = [coarsen(trace, kept_bytes=int(share * budget_bytes)) for share in KEPT_SHARES]
     enough = (coarse for coarse in found if floor_bytes(coarse) <= budget_bytes)
     return next(enough, min(found, key=floor_bytes))
@@ -206,34 +242,83 @@ def coarsen(trace: Trace, *, kept_bytes: int) -> Coarse:
     """Leave the smallest tensors of a traced step to be kept always, at most so many bytes.
 
     The graph has the same nodes; kept tensors are neither inputs nor outputs of any. What of them
-    an operation makes again when it is recomputed counts as its workspace.
+    an operation makes again when it is recomputed counts as its workspace. State is in RAM
+    throughout, as a run has it, and only stands for what must not be computed after an update.
     """
     storages = trace.parts.storages
-    threshold = _threshold([storage.bytes for storage in storages], kept_bytes)
-    numbers = tuple(storage.index for storage in storages if storage.bytes >= threshold)
-    names = {storages[index].name for index in numbers}
-    graph = trace.graph
-    graph.require_version_1()
-    if len(numbers) < len(storages):
-        graph = replace(graph, nodes=tuple(_without_small(node, names) for node in graph.nodes))
-    small = sum(storage.bytes for storage in storages if storage.bytes < threshold)
+    graph, units = _run(trace)
+    state = {graph.tensors[i].name for i in graph.state_tensors}
+    state |= {graph.tensors[i].name for i in graph.state_of}
+    made = [trace.graph.tensor_index[t.name] for t in graph.tensors if t.name not in state]
+    threshold = _threshold([storages[index].bytes for index in made], kept_bytes)
+    small = [index for index in made if storages[index].bytes < threshold]
+    if small:
+        names = graph.tensor_index.keys() - {storages[index].name for index in small}
+        graph = replace(graph, nodes=tuple(_without(node, names) for node in graph.nodes))
+    numbers = tuple(trace.graph.tensor_index[tensor.name] for tensor in graph.tensors)
     random = sum(unit.random for unit in trace.parts.units)
     # What recomputations may restore, and the state meanwhile.
     states_bytes = (random + 1) * RANDOM_STATE_BYTES if random else 0
     return Coarse(
         graph=graph,
         numbers=numbers,
+        units=units,
         threshold_bytes=threshold,
         reserves=(
-            (f"tensors of less than {threshold:,} B, which are always kept,", small),
+            *_there(trace),
+            (
+                f"tensors of less than {threshold:,} B, which are always kept,",
+                sum(storages[index].bytes for index in small),
+            ),
             (_RESULTS, _held_bytes(trace, threshold)),
             ("states of the random generator", states_bytes),
         ),
     )
 
 
+def _run(trace: Trace) -> tuple[Graph, tuple[int, ...]]:
+    """Return the graph of what a run decides about, and the unit of each of its nodes.
+
+    Inputs belong to the caller, and state is in RAM throughout. Of that only what is updated and
+    what operations read that could be computed again is left, without bytes.
+    """
+    graph = trace.graph
+    if graph.version == 1:
+        return graph, tuple(range(len(graph.nodes)))
+    names = [tensor.name for tensor in graph.tensors]
+    kept, weightless = set(names), set()
+    for i, k in enumerate(graph.node_of):
+        if trace.parts.units[k].is_source:
+            new = graph.replacement_of.get(i)
+            both = {names[i]} if new is None else {names[i], names[new]}
+            if new is not None and any(graph.nodes[u].recomputable for u in graph.users_of[i]):
+                weightless |= both
+            else:
+                kept -= both
+    found = [(k, _without(node, kept, weightless)) for k, node in enumerate(graph.nodes)]
+    left = [(k, node) for k, node in found if node.outputs or not trace.parts.units[k].is_source]
+    return replace(graph, nodes=tuple(node for _, node in left)), tuple(k for k, _ in left)
+
+
+def _there(trace: Trace) -> tuple[tuple[str, int], ...]:
+    """Return what is in RAM throughout a step with updates, and its size [B]."""
+    graph = trace.graph
+    inputs = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
+    if graph.version == 1:
+        return ()
+    return ((_STATE, graph.state_bytes), (_INPUTS, sum(inputs)))
+
+
+def there_bytes(trace: Trace) -> int:
+    """Return the size of all that is in RAM throughout: 0 for a step without updates [B]."""
+    return sum(size for _, size in _there(trace))
+
+
 def coarse_costs(costs: Costs, graph: Graph) -> Costs:
-    """Leave the page costs of kept tensors out."""
+    """Leave out the costs of what is kept."""
+    if len(costs.compute) > len(graph.nodes) - len(graph.state_tensors):
+        computed = (node.name for node in graph.nodes if not node.is_state)
+        costs = replace(costs, compute={name: costs.compute[name] for name in computed})
     if costs.pages is None:
         return costs
     return replace(costs, pages={tensor.name: costs.pages[tensor.name] for tensor in graph.tensors})
@@ -250,13 +335,20 @@ def _threshold(sizes: list[int], kept_bytes: int) -> int:
     return threshold
 
 
-def _without_small(node: Node, names: set[str]) -> Node:
-    small = sum(tensor.bytes for tensor in node.outputs if tensor.name not in names)
+def _without(node: Node, names: Collection[str], weightless: Collection[str] = ()) -> Node:
+    """Return a node that reads and makes some tensors only; what else it makes is workspace."""
+    left_out = [t for t in node.outputs if t.name not in names and t.replaces is None]
+    small = 0 if node.phase in (Phase.STATE, Phase.INPUT) else sum(t.bytes for t in left_out)
     return replace(
         node,
         inputs=tuple(name for name in node.inputs if name in names),
-        outputs=tuple(tensor for tensor in node.outputs if tensor.name in names),
+        outputs=tuple(
+            replace(tensor, bytes=0) if tensor.name in weightless else tensor
+            for tensor in node.outputs
+            if tensor.name in names
+        ),
         workspace_bytes=node.workspace_bytes + small,
+        in_place=tuple(pair for pair in node.in_place if set(pair) <= set(names)),
     )
 
 

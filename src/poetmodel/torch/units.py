@@ -65,6 +65,8 @@ class TensorStorage:
     bytes: int
     layouts: tuple[Layout, ...]
     """The outputs of the unit that lie in it, nearly always one."""
+    replaces: int | None = None
+    """The state that it is the next value of, and in whose memory it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,13 @@ class Unit:
     flops: int
     moved_bytes: int
     """Bytes that it reads, parameters too, and writes [B]."""
+    in_place: tuple[tuple[int, int], ...] = ()
+    """What it makes that may take over the memory of something it reads: numbers of both."""
+
+    @property
+    def is_source(self) -> bool:
+        """Whether it stands for what is there before the step: state, or an input."""
+        return self.phase in (Phase.STATE, Phase.INPUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,14 +145,22 @@ class Units:
         """In the order of their units."""
         self.direct: dict[fx.Node, tuple[int, int]] = {}
         """Nodes that stand for an output of a unit as it is: number of storage, and of layout."""
+        self._begin()
         replay(joint, self._execute)
+        self._end()
         self.emissions: list[Emission] = []
         """One per result, in the order in which they come; those of arguments at the end."""
         for result in joint.results:
-            reads = self._reading((result.node,))
+            reads = self.reading((result.node,))
             after = max((self.storages[number].unit for number in reads.storages), default=None)
             self.emissions.append(Emission(result=result, reads=reads, after=after))
         self.emissions.sort(key=lambda e: len(self.units) if e.after is None else e.after)
+
+    def _begin(self) -> None:
+        """Do what comes before the operations."""
+
+    def _end(self) -> None:
+        """Do what comes after the operations, and before their results are looked for."""
 
     def _execute(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         try:
@@ -213,7 +230,7 @@ class Units:
                 op=op,
                 phase=phase,
                 node=node,
-                reads=self._reading(node.all_input_nodes),
+                reads=self.reading(node.all_input_nodes),
                 storages=tuple(range(first, len(self.storages))),
                 random=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
                 flops=_flops(node, arguments, keywords, value),
@@ -235,7 +252,7 @@ class Units:
         count = self._seen[name]
         return f"{name}#{count}" if count > 1 else name, op, phase
 
-    def _reading(self, nodes: Iterable[fx.Node]) -> Reading:
+    def reading(self, nodes: Iterable[fx.Node]) -> Reading:
         """Follow values back to the storages behind them, and the views between."""
         storages: set[int] = set()
         views: set[fx.Node] = set()
@@ -263,11 +280,24 @@ def _flops(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any], 
     knows nothing else; any other operation counts one FLOP per element of its largest operand, so
     that devices without a memory bandwidth do not take it for free.
     """
+    if node.target is torch.ops.aten.convolution_backward.default:
+        return _gradient_flops(*arguments[:3], transposed=arguments[7], wanted=arguments[-1])
     if is_counted(node):
         formula = flop_registry[node.target.overloadpacket]
         return int(formula(*arguments, **keywords, out_val=value))
     sizes = [tensor.numel() for tensor in tensors_in((arguments, keywords, value))]
     return max(sizes, default=0)
+
+
+def _gradient_flops(
+    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *, transposed: bool, wanted: Sequence[bool]
+) -> int:
+    """Return the FLOP of a convolution's gradients: each takes as many as the convolution.
+
+    PyTorch's counter takes that of the weight for one over all channels, whatever the groups.
+    """
+    each = (x if transposed else dy).numel() * (w.numel() // max(1, w.shape[0]))
+    return 2 * int(each) * sum(wanted[:2])
 
 
 def is_counted(node: fx.Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
 import pytest
@@ -10,12 +10,11 @@ from hypothesis import given
 
 from poetmodel.errors import InputError
 from poetmodel.graph.zoo import Tape, bert_base
+from poetmodel.graph.zoo.norms import batch_norm, layer_norm
 from poetmodel.graph.zoo.operators import (
     activation,
     add,
-    batch_norm,
     cross_entropy,
-    layer_norm,
     linear,
     matmul,
 )
@@ -158,13 +157,19 @@ def test_dropout_of_nothing_is_nothing() -> None:
     assert tape.drop("drop", x, rate=0) is x
 
 
+KINDS = ("linear", "add", "relu", "gelu", "norm", "matmul", "drop")
+
+
 @st.composite
-def networks(draw: st.DrawFn) -> Graph:
-    """Return a random network: each layer takes results that are there already."""
-    tape = Tape("random", fused_backward=draw(st.booleans()))
+def networks(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS, **options: Any) -> Graph:
+    """Return a random network: each layer takes results that are there already.
+
+    A ``tied`` layer has the weight of the last.
+    """
+    tape = Tape("random", fused_backward=draw(st.booleans()), **options)
     values = [tape.input("input", 4, 4)]
     for k in range(draw(st.integers(1, 8))):
-        kind = draw(st.sampled_from(("linear", "add", "relu", "gelu", "norm", "matmul", "drop")))
+        kind = draw(st.sampled_from(kinds))
         x, y = draw(st.sampled_from(values)), draw(st.sampled_from(values))
         if kind == "drop":
             values.append(tape.drop(f"n{k}", x, rate=0.5))
@@ -174,11 +179,13 @@ def networks(draw: st.DrawFn) -> Graph:
             "add": add,
             "relu": lambda name, x, _: activation(name, x, kind="relu"),
             "gelu": lambda name, x, _: activation(name, x, kind="gelu"),
+            "tied": lambda name, x, _: linear(name, x, features=4, tied_to="last.weight"),
             "norm": lambda name, x, _: layer_norm(name, x),
+            "batch_norm": lambda name, x, _: batch_norm(name, x),
             "matmul": matmul,
         }[kind](f"n{k}", x, y)
         values.append(tape.record(declared))
-    last = tape.record(linear("last", values[-1], features=2))
+    last = tape.record(linear("last", values[-1], features=4))
     return finish(tape, last)
 
 

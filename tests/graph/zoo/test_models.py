@@ -25,8 +25,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "resnet18-cifar": {"image_size": 8},
     "resnet50": {"image_size": 32},
     "mobilenetv2": {"image_size": 32},
+    "mobilenetv2-035": {"image_size": 32},
     "bert-base": {"seq_len": 8, "dropout": 0.1},
     "transformer": {"seq_len": 8},
+    "resnet8": {},
+    "mobilenetv1-vww": {"image_size": 32},
+    "ds-cnn": {},
+    "autoencoder": {},
 }
 
 
@@ -58,9 +63,15 @@ def test_package_offers_the_zoo() -> None:
         (zoo.resnet18_cifar, 11_173_962),
         (zoo.resnet50, 25_557_032),
         (zoo.mobilenetv2, 3_504_872),
+        (lambda: zoo.mobilenetv2_035(classes=1000), 1_677_128),
         (zoo.bert_base, 109_482_240 + 2 * 769),  # embeddings, encoder, pooler; then the classifier
         (lambda: zoo.bert_base(head="mlm"), 109_514_298),  # BertForMaskedLM, decoder tied
         (lambda: zoo.bert_base(classes=5), 109_482_240 + 5 * 769),
+        # MLPerf Tiny: the summaries of its Keras models, less two running statistics per channel.
+        (zoo.resnet8, 78_666 - 2 * 240),
+        (zoo.mobilenetv1_vww, 221_794 - 2 * 2736),
+        (zoo.ds_cnn, 24_908 - 2 * 576),
+        (zoo.autoencoder, 269_992 - 2 * 1032),
     ],
 )
 def test_published_parameter_counts(build: Callable[[], Graph], parameters: int) -> None:
@@ -90,6 +101,13 @@ def test_block_has_the_parameters_of_an_encoder_layer() -> None:
         (zoo.mobilenetv2, 0.30e9, 0.32e9),
         (zoo.resnet18_cifar, 0.55e9, 0.56e9),
         (zoo.vgg16_cifar, 0.31e9, 0.34e9),
+        # M. Sandler et al., the published checkpoints of MobileNetV2: 59 M for width 0.35 at 224.
+        (lambda: zoo.mobilenetv2_035(image_size=224, classes=1000), 58.5e6, 59.5e6),
+        # MLPerf Tiny: 12.5 M, 7.5 M, 2.7 M and 0.264 M.
+        (zoo.resnet8, 12.45e6, 12.55e6),
+        (zoo.mobilenetv1_vww, 7.45e6, 7.55e6),
+        (zoo.ds_cnn, 2.65e6, 2.75e6),
+        (zoo.autoencoder, 264_000, 265_000),
     ],
 )
 def test_published_forward_macs(build: Callable[[], Graph], low: float, high: float) -> None:

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from poetmodel.errors import InputError
-from poetmodel.graph.zoo import operators
+from poetmodel.graph.zoo import norms, operators
 from poetmodel.graph.zoo.declaration import Declaration, Value
 
 
@@ -34,6 +34,13 @@ CASES = {
         2 * 72 * (3 * 9),
         4 * 3 * 9 + 4,
         {"weight": (["x"], 2 * 72 * 27 + 72), "input": ([], 2 * 72 * 27)},
+    ),
+    "conv2d with two sides, same": (
+        operators.conv2d("n", IMAGE, channels=4, kernel=(4, 3), stride=2, padding="same"),
+        (2, 4, 3, 3),
+        2 * 72 * (6 * 12),
+        4 * 6 * 12,
+        {"weight": (["x"], 2 * 72 * 72), "input": ([], 2 * 72 * 72)},
     ),
     "conv2d depthwise": (
         operators.conv2d("n", IMAGE, channels=6, kernel=3, padding=1, groups=6),
@@ -64,7 +71,7 @@ CASES = {
         {"left": (["y"], 2 * 24 * 8), "right": (["x"], 2 * 24 * 8)},
     ),
     "batch_norm": (
-        operators.batch_norm("n", IMAGE),
+        norms.batch_norm("n", IMAGE),
         IMAGE.shape,
         8 * 300,
         12,
@@ -74,7 +81,7 @@ CASES = {
         },
     ),
     "layer_norm": (
-        operators.layer_norm("n", ROWS),
+        norms.layer_norm("n", ROWS),
         ROWS.shape,
         8 * 48,
         16,
@@ -164,6 +171,13 @@ CASES = {
         0,
         {"input": (["n.log_probabilities", "labels"], 2 * 48 + 6)},
     ),
+    "mean_squared_error": (
+        operators.mean_squared_error("n", ROWS, value("labels", 2, 3, 8)),
+        (),
+        3 * 48,
+        0,
+        {"input": (["x", "labels"], 2 * 48)},
+    ),
 }
 
 
@@ -182,10 +196,11 @@ def test_operator_declares_what_was_worked_out_by_hand(case: str) -> None:
 def test_every_operator_is_in_the_table() -> None:
     """An operator that is added comes with figures worked out by hand."""
     tested = {case.split()[0] for case in CASES} | {"activation"}
-    for name, function in inspect.getmembers(operators, inspect.isfunction):
-        if function.__module__ == operators.__name__ and not name.startswith("_"):
-            assert name in tested
-            assert inspect.get_annotations(function)["return"] == Declaration.__name__
+    for module in (operators, norms):
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not name.startswith("_"):
+                assert name in tested
+                assert inspect.get_annotations(function)["return"] == Declaration.__name__
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -209,7 +224,7 @@ def test_no_operator_needs_workspace(case: str) -> None:
 def test_statistics_stay_in_single_precision() -> None:
     """In half precision the result shrinks, the statistics of a norm and the loss do not."""
     x = value("x", 2, 6, 5, 5, item_bytes=2)
-    norm = operators.batch_norm("n", x)
+    norm = norms.batch_norm("n", x)
     assert [made.bytes for made in norm.outputs] == [600, 24, 24]
     rows = value("x", 2, 3, item_bytes=2)
     loss = operators.cross_entropy("n", rows, value("labels", 2))
@@ -243,6 +258,8 @@ def test_operands_that_do_not_fit_are_refused() -> None:
         operators.matmul("n", ROWS, ROWS)
     with pytest.raises(InputError, match=r"n: shapes .* cannot be added"):
         operators.add("n", ROWS, value("y", 2, 8))
+    with pytest.raises(InputError, match=r"n: shapes .* cannot be compared"):
+        operators.mean_squared_error("n", ROWS, value("y", 2, 8))
     with pytest.raises(InputError, match="n: 6 and 4 channels do not split into 4 groups"):
         operators.conv2d("n", IMAGE, channels=4, kernel=1, groups=4)
     with pytest.raises(InputError, match="n: expected one of relu, relu6, tanh, gelu, got 'elu'"):

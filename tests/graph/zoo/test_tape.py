@@ -10,9 +10,9 @@ import pytest
 from poetmodel.errors import InputError
 from poetmodel.graph import checkpoint_all_profile, floor
 from poetmodel.graph.zoo import Tape, mlp
+from poetmodel.graph.zoo.norms import batch_norm
 from poetmodel.graph.zoo.operators import (
     activation,
-    batch_norm,
     conv2d,
     cross_entropy,
     linear,

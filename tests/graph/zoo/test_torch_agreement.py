@@ -94,15 +94,15 @@ def resnet(*, bottleneck: bool, small: bool, depths: tuple[int, ...]) -> Any:
     return nn.Sequential(*layers, Apply(lambda x: x.mean((2, 3))), nn.Linear(inner, 10))
 
 
-def mobilenet() -> Any:
-    """Return MobileNetV2 without dropout.
+def mobilenet(*channels: int) -> Any:
+    """Return MobileNetV2 without dropout, with the channels of the first layer and the stages.
 
     ReLU stands for ReLU6, whose backward in PyTorch reads the input; the zoo's reads the result.
     """
-    layers = [*conv_bn(3, 32, 3, 2), nn.ReLU()]
-    inner = 32
-    stages = (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)
-    for expansion, outer, blocks, first in (*stages, (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)):
+    inner, *widths = channels
+    layers = [*conv_bn(3, inner, 3, 2), nn.ReLU()]
+    stages = (1, 1, 1), (6, 2, 2), (6, 3, 2), (6, 4, 2), (6, 3, 1), (6, 3, 2), (6, 1, 1)
+    for outer, (expansion, blocks, first) in zip(widths, stages, strict=True):
         for number in range(blocks):
             stride, middle = first if number == 0 else 1, expansion * inner
             body = [*conv_bn(inner, middle, 1), nn.ReLU()] if expansion > 1 else []
@@ -113,6 +113,61 @@ def mobilenet() -> Any:
             inner = outer
     layers += [*conv_bn(inner, 1280, 1), nn.ReLU(), Apply(lambda x: x.mean((2, 3)))]
     return nn.Sequential(*layers, nn.Linear(1280, 10))
+
+
+def separable(inner: int, outer: int, stride: int) -> list[Any]:
+    """Return a depthwise separable convolution with biases, norms and ReLUs."""
+    return [
+        nn.Conv2d(inner, inner, 3, stride, 1, groups=inner),
+        nn.BatchNorm2d(inner),
+        nn.ReLU(),
+        nn.Conv2d(inner, outer, 1),
+        nn.BatchNorm2d(outer),
+        nn.ReLU(),
+    ]
+
+
+def resnet8() -> Any:
+    """Return ResNet-8 of MLPerf Tiny."""
+    layers: list[Any] = [nn.Conv2d(3, 16, 3, 1, 1), nn.BatchNorm2d(16), nn.ReLU()]
+    inner = 16
+    for outer, stride in ((16, 1), (32, 2), (64, 2)):
+        body = [nn.Conv2d(inner, outer, 3, stride, 1), nn.BatchNorm2d(outer), nn.ReLU()]
+        body += [nn.Conv2d(outer, outer, 3, 1, 1), nn.BatchNorm2d(outer)]
+        skip = [nn.Conv2d(inner, outer, 1, stride)] if stride > 1 else []
+        layers.append(Residual(body, skip, nn.ReLU()))
+        inner = outer
+    return nn.Sequential(*layers, Apply(lambda x: x.mean((2, 3))), nn.Linear(64, 10))
+
+
+def mobilenet_vww() -> Any:
+    """Return the quarter of MobileNet of MLPerf Tiny."""
+    layers: list[Any] = [nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU()]
+    blocks = ((16, 1), (32, 2), (32, 1), (64, 2), (64, 1), (128, 2), *((128, 1),) * 5)
+    inner = 8
+    for outer, stride in (*blocks, (256, 2), (256, 1)):
+        layers += separable(inner, outer, stride)
+        inner = outer
+    return nn.Sequential(*layers, Apply(lambda x: x.mean((2, 3))), nn.Linear(256, 2))
+
+
+def ds_cnn() -> Any:
+    """Return DS-CNN of MLPerf Tiny without dropout; padding as Keras has it."""
+    padding = nn.ZeroPad2d((1, 1, 4, 5))
+    layers: list[Any] = [padding, nn.Conv2d(1, 64, (10, 4), 2), nn.BatchNorm2d(64), nn.ReLU()]
+    for _ in range(4):
+        layers += separable(64, 64, 1)
+    return nn.Sequential(*layers, Apply(lambda x: x.mean((2, 3))), nn.Linear(64, 12))
+
+
+def autoencoder() -> Any:
+    """Return the autoencoder of MLPerf Tiny."""
+    layers: list[Any] = []
+    inner = 640
+    for outer in (128, 128, 128, 128, 8, 128, 128, 128, 128):
+        layers += [nn.Linear(inner, outer), nn.BatchNorm1d(outer), nn.ReLU()]
+        inner = outer
+    return nn.Sequential(*layers, nn.Linear(inner, 640))
 
 
 class Attention(nn.Module):  # type: ignore[misc,name-defined]
@@ -170,26 +225,57 @@ def images(side: int, channels: int = 3) -> Any:
     return torch.randn(BATCH, channels, side, side)
 
 
-CASES: Final[dict[str, Callable[[], tuple[Graph, Any, Any]]]] = {
-    "mlp": lambda: (zoo.mlp(image_size=8, batch_size=BATCH), mlp(), images(8, 1)),
-    "vgg16-cifar": lambda: (zoo.vgg16_cifar(batch_size=BATCH, dropout=0), vgg(), images(32)),
-    "resnet18-cifar": lambda: (
-        zoo.resnet18_cifar(batch_size=BATCH, image_size=16),
+CASES: Final[dict[str, Callable[..., tuple[Graph, Any, Any]]]] = {
+    "mlp": lambda **options: (
+        zoo.mlp(image_size=8, batch_size=BATCH, **options),
+        mlp(),
+        images(8, 1),
+    ),
+    "vgg16-cifar": lambda **options: (
+        zoo.vgg16_cifar(batch_size=BATCH, dropout=0, **options),
+        vgg(),
+        images(32),
+    ),
+    "resnet18-cifar": lambda **options: (
+        zoo.resnet18_cifar(batch_size=BATCH, image_size=16, **options),
         resnet(bottleneck=False, small=True, depths=(2, 2, 2, 2)),
         images(16),
     ),
-    "resnet50": lambda: (
-        zoo.resnet50(batch_size=BATCH, image_size=64, classes=10),
+    "resnet50": lambda **options: (
+        zoo.resnet50(batch_size=BATCH, image_size=64, classes=10, **options),
         resnet(bottleneck=True, small=False, depths=(3, 4, 6, 3)),
         images(64),
     ),
-    "mobilenetv2": lambda: (
-        zoo.mobilenetv2(batch_size=BATCH, image_size=64, classes=10, dropout=0),
-        mobilenet(),
+    "mobilenetv2": lambda **options: (
+        zoo.mobilenetv2(batch_size=BATCH, image_size=64, classes=10, dropout=0, **options),
+        mobilenet(32, 16, 24, 32, 64, 96, 160, 320),
         images(64),
     ),
-    "transformer": lambda: (
-        zoo.transformer(**SMALL_ENCODER, feedforward=20, vocabulary=50, batch_size=BATCH),
+    "mobilenetv2-035": lambda **options: (
+        zoo.mobilenetv2_035(batch_size=BATCH, dropout=0, **options),
+        mobilenet(16, 8, 8, 16, 24, 32, 56, 112),
+        images(48),
+    ),
+    "resnet8": lambda **options: (zoo.resnet8(batch_size=BATCH, **options), resnet8(), images(32)),
+    "mobilenetv1-vww": lambda **options: (
+        zoo.mobilenetv1_vww(batch_size=BATCH, **options),
+        mobilenet_vww(),
+        images(96),
+    ),
+    "ds-cnn": lambda **options: (
+        zoo.ds_cnn(batch_size=BATCH, dropout=0, **options),
+        ds_cnn(),
+        torch.randn(BATCH, 1, 49, 10),
+    ),
+    "autoencoder": lambda **options: (
+        zoo.autoencoder(batch_size=BATCH, **options),
+        autoencoder(),
+        torch.randn(BATCH, 640),
+    ),
+    "transformer": lambda **options: (
+        zoo.transformer(
+            **SMALL_ENCODER, feedforward=20, vocabulary=50, batch_size=BATCH, **options
+        ),
         Encoder(**SMALL_ENCODER, inner=20),
         torch.zeros(BATCH, SMALL_ENCODER["seq_len"], dtype=torch.int64),
     ),
@@ -198,8 +284,12 @@ CASES: Final[dict[str, Callable[[], tuple[Graph, Any, Any]]]] = {
 
 def step(model: Any, x: Any) -> None:
     """Run one forward and backward pass."""
+    y = model(x)
+    if y.shape == x.shape:
+        nn.functional.mse_loss(y, x).backward()
+        return
     labels = torch.zeros(BATCH, dtype=torch.int64, device=x.device)
-    nn.functional.cross_entropy(model(x), labels).backward()
+    nn.functional.cross_entropy(y, labels).backward()
 
 
 def counted(graph: Graph) -> Counter[str]:
@@ -246,7 +336,9 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
     assert counted(graph) == theirs
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet18-cifar", "mobilenetv2", "transformer"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "resnet18-cifar", "mobilenetv2", "transformer", "resnet8", "autoencoder"]
+)
 def test_saved_tensors_are_those_that_torch_saves(name: str) -> None:
     """What the backward pass reads of the forward pass is, size by size, what autograd keeps.
 
@@ -276,3 +368,18 @@ def test_saved_tensors_are_those_that_torch_saves(name: str) -> None:
         if tensor.name in read and not tensor.name.endswith(("ids", "labels"))
     )
     assert ours == theirs
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_state_is_that_of_the_module(name: str) -> None:
+    """Parameters and running statistics are, size by size, what the module has to keep."""
+    with torch.device("meta"):
+        graph, model, _ = CASES[name](state="sgd")
+    held: dict[str, Counter[int]] = {"parameter": Counter(), "running_statistic": Counter()}
+    for node in graph.nodes:
+        if node.phase == "state":
+            held[node.op][node.output_bytes] += 1
+    counted = (buffer for buffer in model.buffers() if buffer.is_floating_point())
+    assert held["parameter"] == Counter(weight.nbytes for weight in model.parameters())
+    assert held["running_statistic"] == Counter(buffer.nbytes for buffer in counted)
+    assert len(graph.replacement_of) == len(graph.state_tensors)

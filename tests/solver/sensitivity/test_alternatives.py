@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instances import random_instance, seeded
+from commands import training_step, write_graph
+from instances import bench_device, random_instance, seeded
 from oracle import optimum
+from poetmodel.device import Costs
 from poetmodel.errors import InputError
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes
+from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
 from poetmodel.schedule.decisions import Choice, find_decisions
 from poetmodel.solver import solve
@@ -20,10 +24,12 @@ from poetmodel.solver.sensitivity.alternatives import (
     find_alternatives,
     value_of_ram,
 )
+from state_steps import random_step
 from worked import skip_problem
 
 if TYPE_CHECKING:
-    from poetmodel.problem import Problem
+    from pathlib import Path
+
     from poetmodel.schedule import Schedule
 
 
@@ -173,3 +179,72 @@ def test_after_ctrl_c_the_other_alternatives_are_unknown(monkeypatch: pytest.Mon
     assert (paged.forbidden, paged.energy_j, paged.least_j) == (Forbidden.RECOMPUTATION, None, None)
     assert kept.least_j is not None
     assert [more.saved_j is None for more in value_of_ram(problem, schedule)] == [False, True]
+
+
+def test_kept_tensors_beside_resident_state_could_leave_ram() -> None:
+    """What it costs at most to page a kept tensor is found with state in RAM too."""
+    rng, paged = seeded("kept beside state"), 0
+    for _ in range(30):
+        graph = random_step(rng, (5, 8), flops=1_000_000)
+        costs = Costs.estimate(graph, bench_device())
+        problem = Problem(graph, costs, ram=2 * max(1, checkpoint_all_peak_bytes(graph)))
+        schedule = best(problem)
+        for decision in find_decisions(problem, schedule):
+            if decision.choice == Choice.KEPT:
+                for other in find_alternatives(problem, schedule, decision.tensor):
+                    if other.becomes == Choice.PAGED:
+                        assert other.energy_j is not None
+                        paged += other.energy_j > 0
+    assert paged > 10
+
+
+def test_other_homes_of_state_cost_what_the_best_schedule_with_them_costs() -> None:
+    """Each home but that of the schedule, against another formulation with the home fixed."""
+    rng, seen = seeded("other homes of state"), set()
+    for _ in range(40):
+        graph = random_step(rng, (4, 7), flops=1_000_000)
+        if not graph.state_tensors:
+            continue
+        share = rng.choice((0.0, 0.3, 0.7))
+        costs = Costs.estimate(graph, bench_device())
+        low, high = Problem(graph, costs, ram=1).floor.bytes, checkpoint_all_peak_bytes(graph)
+        problem = Problem(graph, costs, ram=max(1, low + int(share * (high - low))))
+        result = solve(problem, gap=0.0)
+        for decision in find_decisions(problem, result.require_schedule()):
+            i, choice = decision.tensor, decision.choice
+            others = find_alternatives(problem, result.require_schedule(), i)
+            if choice == Choice.REPLACEMENT:
+                assert others == ()
+            if choice not in (Choice.RESIDENT, Choice.ON_STORAGE):
+                continue
+            (other,) = others
+            moved = int(choice == Choice.ON_STORAGE)
+            there = problem.subject_to(there=lambda v, i=i, moved=moved: v.resident[i] == moved)
+            known = solve(there, formulation="compact", gap=0.0)
+            seen.add((choice, other.how))
+            if known.energy_j is None:
+                assert other.how == How.IMPOSSIBLE
+                continue
+            extra_j = known.energy_j - (result.energy_j or 0.0)
+            assert other.energy_j is not None
+            assert other.least_j is not None
+            assert other.least_j - 1e-9 <= extra_j <= other.energy_j + 1e-9
+            assert other.energy_j == pytest.approx(extra_j, rel=1e-3, abs=1e-9)
+            assert other.becomes in (Choice.RESIDENT, Choice.ON_STORAGE)
+            assert other.becomes != choice
+    assert {Choice.RESIDENT, Choice.ON_STORAGE} == {choice for choice, _ in seen}
+    assert {How.SOLVED, How.IMPOSSIBLE} <= {how for _, how in seen}
+
+
+def test_own_constraints_on_homes_hold_for_their_alternatives(tmp_path: Path) -> None:
+    """A home that an own constraint asks for has no alternative, whatever the constraint's name."""
+    graph = Graph.load(write_graph(tmp_path / "step.graph.json", training_step()))
+    problem = Problem(graph, Costs.estimate(graph, bench_device()), ram=1140)
+    apart = problem.subject_to(**{"home of w1": lambda v: v.resident["w1"] == 0})
+    w1, w2 = graph.tensor_index["w1"], graph.tensor_index["w2"]
+    schedule = best(apart)
+    assert schedule.resident == (w2,)
+    (other,) = find_alternatives(apart, schedule, w1)
+    assert other.how == How.IMPOSSIBLE
+    (other,) = find_alternatives(apart, schedule, w2)
+    assert (other.becomes, other.exact) == (Choice.ON_STORAGE, True)

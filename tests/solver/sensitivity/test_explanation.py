@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import random_instances
+from instances import bench_device, random_instances, seeded
 from oracle import optimum
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
-from poetmodel.graph import Graph, operation
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, operation
 from poetmodel.graph.zoo import MODELS
 from poetmodel.model import build
 from poetmodel.problem import Problem
@@ -21,6 +21,7 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Status
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import Change, explain_infeasible, variants
+from state_steps import random_step
 from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
@@ -266,3 +267,28 @@ def test_unproven_amounts_come_with_what_is_proved(monkeypatch: pytest.MonkeyPat
     assert next(found.sentences()) == (
         "feasible with 11 s as the deadline; all that is proven is that less than 10 s does not do"
     )
+
+
+def test_least_storage_counts_the_homes_of_state() -> None:
+    """With the storage named there is a schedule, with a byte less there is none.
+
+    State that is only read takes its room, too.
+    """
+    rng, checked = seeded("least storage of state"), 0
+    for _ in range(60):
+        graph = random_step(rng, (5, 8), flops=1_000_000)
+        problem = Problem(graph, Costs.estimate(graph, bench_device()), ram=10**6)
+        ram = rng.randint(problem.floor.bytes, max(1, checkpoint_all_peak_bytes(graph)))
+        tight = replace(problem, ram=max(1, ram), aux_bytes=0)
+        if not graph.state_tensors or solve(tight).schedule is not None:
+            continue
+        (storage,) = (each for each in explained(tight).remedies if each.change == Change.STORAGE)
+        if not storage.works:
+            continue
+        assert storage.proven
+        least = int(storage.nearest or 0)
+        checked += 1
+        for amount, status in ((least, Status.OPTIMAL), (least - 1, Status.INFEASIBLE)):
+            stated = replace(tight, aux_bytes=amount)
+            assert solve(stated, formulation="compact", gap=1.0).status == status
+    assert checked > 10

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.graph.zoo import operators
+from poetmodel.graph.zoo import norms, operators
 from poetmodel.graph.zoo.declaration import require_counts
 from poetmodel.graph.zoo.operators import add, global_avg_pool, linear, max_pool
 from poetmodel.graph.zoo.tape import Tape, TapeOptions
@@ -81,7 +81,7 @@ def vgg16(
             )
             x = tape.record(convolution)
             if batch_norm:
-                x = tape.record(operators.batch_norm(f"bn{here}", x))
+                x = tape.record(norms.batch_norm(f"bn{here}", x))
             x = tape.activate(f"relu{here}", x)
         x = tape.record(max_pool(f"pool{stage}", x, kernel=2))
     x = x.flatten()
@@ -188,7 +188,7 @@ def _block(
             y = tape.activate(f"{name}.relu{number - 1}", y)
         names = (f"{name}.conv{number}", f"{name}.bn{number}")
         sizes = {"channels": expansion * width, "stride": stride if strided else 1}
-        y = tape.conv_bn(y, names, kernel=kernel, **sizes)
+        y = tape.conv_bn(y, names, kernel=kernel, bias=False, **sizes)
     if x.shape != y.shape:
         names = (f"{name}.downsample.conv", f"{name}.downsample.bn")
         x = tape.conv_bn(x, names, channels=y.shape[1], kernel=1, stride=stride)
@@ -219,13 +219,46 @@ def mobilenetv2(
     M. Sandler et al., "MobileNetV2: inverted residuals and linear bottlenecks", CVPR 2018,
     doi:10.1109/CVPR.2018.00474.
     """
+    return _mobilenetv2("mobilenetv2", 1.0, image_size, classes, dropout, **options)
+
+
+def mobilenetv2_035(
+    *,
+    image_size: int = 48,
+    classes: int = 10,
+    dropout: float = 0.2,
+    **options: Unpack[TapeOptions],
+) -> Graph:
+    """Return `mobilenetv2` of width 0.35, by default on 48 x 48 images with 10 classes.
+
+    It has 408,938 parameters then, and 1,677,128 with 1000 classes. Channels are multiples of 8, as
+    in the published code, and the last layer keeps its 1280.
+    """
+    return _mobilenetv2("mobilenetv2-035", 0.35, image_size, classes, dropout, **options)
+
+
+def _mobilenetv2(
+    name: str,
+    width: float,
+    image_size: int,
+    classes: int,
+    dropout: float,
+    **options: Unpack[TapeOptions],
+) -> Graph:
+    """Return a network with its channels times `width`; the last layer has 1280 all the same."""
     require_counts(image_size=image_size, classes=classes)
-    tape = Tape("mobilenetv2", **options)
+    tape = Tape(name, **options)
     x = _conv_bn_relu6(
-        tape, "features.first", tape.image(image_size), channels=32, kernel=3, stride=2
+        tape,
+        "features.first",
+        tape.image(image_size),
+        channels=_scaled(32, width),
+        kernel=3,
+        stride=2,
     )
     number = 0
-    for expansion, channels, blocks, first_stride in _MOBILENET_STAGES:
+    for expansion, whole, blocks, first_stride in _MOBILENET_STAGES:
+        channels = _scaled(whole, width)
         for place in range(blocks):
             number += 1
             stride = first_stride if place == 0 else 1
@@ -233,6 +266,13 @@ def mobilenetv2(
     x = _conv_bn_relu6(tape, "features.last", x, channels=1280, kernel=1)
     x = tape.record(global_avg_pool("avgpool", x))
     return tape.classify("classifier", tape.drop("drop", x, rate=dropout), classes=classes)
+
+
+def _scaled(channels: int, width: float) -> int:
+    """Return a share of channels, to the next multiple of 8 and no more than a tenth below it."""
+    wanted = channels * width
+    rounded = max(8, int(wanted + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * wanted else rounded
 
 
 def _inverted_residual(
@@ -251,5 +291,5 @@ def _inverted_residual(
 
 
 def _conv_bn_relu6(tape: Tape, name: str, x: Value, **sizes: int) -> Value:
-    x = tape.conv_bn(x, (name, f"{name}.bn"), **sizes)
+    x = tape.conv_bn(x, (name, f"{name}.bn"), bias=False, **sizes)
     return tape.activate(f"{name}.relu6", x, "relu6")

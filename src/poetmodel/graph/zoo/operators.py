@@ -3,8 +3,9 @@
 A new operator is one function more: it states shapes, FLOP, memory traffic, workspace, weights and
 the parts of its backward as a `Declaration`, and `Tape.record` makes the nodes. `name` is the name
 of the forward node. Images have the shape (batch, channels, height, width), and windows over them
-the same `kernel`, `stride` and `padding` in both directions. Flattening and reshaping are no
-operators: `Value.flatten` and `Value.view` cost nothing and add no node.
+the same `kernel`, `stride` and `padding` in both directions, unless said otherwise. Flattening and
+reshaping are no operators: `Value.flatten` and `Value.view` cost nothing and add no node. Norms are
+in `poetmodel.graph.zoo.norms`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from poetmodel.graph.zoo.declaration import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Literal
 
 
 def conv2d(
@@ -33,9 +35,9 @@ def conv2d(
     x: Value,
     *,
     channels: int,
-    kernel: int,
+    kernel: int | tuple[int, int],
     stride: int = 1,
-    padding: int = 0,
+    padding: int | Literal["same"] = 0,
     groups: int = 1,
     bias: bool = False,
 ) -> Declaration:
@@ -45,6 +47,7 @@ def conv2d(
     the latter and the weights. A bias costs no FLOP forward (sums start from it) and one per
     element of the arriving gradient backward. No workspace: the kernel is taken to be direct. One
     that copies windows side by side (im2col) would need ``kernel**2`` times the input of a group.
+    A window may have two sides, height and width.
     """
     batch, channels_in = x.shape[:2]
     if channels % groups or channels_in % groups:
@@ -52,10 +55,11 @@ def conv2d(
             f"{name}: {channels_in} and {channels} channels do not split into {groups} groups"
         )
     grid = window_grid(name, x, kernel=kernel, stride=stride, padding=padding)
+    sides = (kernel, kernel) if isinstance(kernel, int) else kernel
     y = x.made(name, batch, channels, *grid)
     weight = Weight(
         name=f"{name}.weight",
-        shape=(channels, channels_in // groups, kernel, kernel),
+        shape=(channels, channels_in // groups, *sides),
         item_bytes=x.item_bytes,
     )
     return _affine("conv2d", name, x, y, weight=weight, bias_size=channels if bias else 0)
@@ -82,9 +86,12 @@ def _affine(
 ) -> Declaration:
     """Declare a sum of weighted inputs: one row of the weight makes one element of the result."""
     weights = [weight]
-    if bias_size:
-        weights.append(Weight(name=f"{name}.bias", shape=(bias_size,), item_bytes=x.item_bytes))
     macs = y.size * (weight.size // weight.shape[0])
+    parts = [Gradient(part="weight", of=weight, saved=(x,), flops=2 * macs)]
+    if bias_size:
+        bias = Weight(name=f"{name}.bias", shape=(bias_size,), item_bytes=x.item_bytes)
+        weights.append(bias)
+        parts.append(Gradient(part="bias", of=bias, flops=y.size))
     return Declaration(
         name=name,
         op=op,
@@ -92,16 +99,7 @@ def _affine(
         outputs=(y,),
         weights=tuple(weights),
         macs=macs,
-        gradients=(
-            Gradient(
-                part="weight",
-                of=None,
-                saved=(x,),
-                flops=2 * macs + (y.size if bias_size else 0),
-                weight_bytes_moved=sum(weight.bytes for weight in weights),
-            ),
-            Gradient(part="input", of=x, flops=2 * macs, weight_bytes_moved=weight.bytes),
-        ),
+        parts=(*parts, Gradient(part="input", of=x, reads=(weight,), flops=2 * macs)),
     )
 
 
@@ -125,7 +123,7 @@ def matmul(name: str, left: Value, right: Value, *, transpose_right: bool = Fals
         inputs=(left, right),
         outputs=(y,),
         macs=macs,
-        gradients=(
+        parts=(
             Gradient(part="left", of=left, saved=(right,), flops=2 * macs),
             Gradient(part="right", of=right, saved=(left,), flops=2 * macs),
         ),
@@ -147,78 +145,11 @@ def embedding(name: str, ids: Value, *, rows: int, features: int, item_bytes: in
         outputs=(y,),
         weights=(table,),
         weight_bytes_moved=y.bytes,
-        gradients=(
+        parts=(
             Gradient(
-                part="weight", of=None, saved=(ids,), flops=y.size, weight_bytes_moved=2 * y.bytes
+                part="weight", of=table, saved=(ids,), flops=y.size, added_bytes_moved=2 * y.bytes
             ),
         ),
-    )
-
-
-# Per element: mean 1, variance 3, then subtract, scale by deviation and weight, add the bias.
-_FORWARD_FLOPS = 8
-# Per element: sums of the gradient (1) and of the gradient times the normalized input (3).
-_SUMS_FLOPS = 4
-# Per element: subtract the mean, scale, subtract the two means of the gradient, scale.
-_INPUT_FLOPS = 5
-
-
-def batch_norm(name: str, x: Value) -> Declaration:
-    """Declare batch normalization in training: statistics per channel, from the batch.
-
-    Its outputs are the result and, in single precision, mean and inverse deviation; both parts of
-    its backward read these two, the input and the arriving gradient.
-
-    Running statistics belong to inference and are no tensors here. Whoever runs a schedule updates
-    them at the first computation only: computing the node again gives the same outputs.
-    """
-    channels = x.shape[1]
-    return _normalize("batch_norm", name, x, statistics=channels, scales=channels)
-
-
-def layer_norm(name: str, x: Value) -> Declaration:
-    """Declare layer normalization over the last dimension: statistics per row.
-
-    Outputs and backward are as for `batch_norm`.
-    """
-    features = x.shape[-1]
-    return _normalize("layer_norm", name, x, statistics=x.size // features, scales=features)
-
-
-def _normalize(op: str, name: str, x: Value, *, statistics: int, scales: int) -> Declaration:
-    mean, inverse_deviation = (
-        x.made(f"{name}.{what}", statistics, item_bytes=FLOAT_BYTES)
-        for what in ("mean", "inverse_deviation")
-    )
-    saved = (x, mean, inverse_deviation)
-    weight, bias = (
-        Weight(name=f"{name}.{what}", shape=(scales,), item_bytes=x.item_bytes)
-        for what in ("weight", "bias")
-    )
-    return Declaration(
-        name=name,
-        op=op,
-        inputs=(x,),
-        outputs=(x.made(name, *x.shape), mean, inverse_deviation),
-        weights=(weight, bias),
-        other_flops=_FORWARD_FLOPS * x.size,
-        gradients=(
-            Gradient(
-                part="weight",
-                of=None,
-                saved=saved,
-                flops=_SUMS_FLOPS * x.size,
-                weight_bytes_moved=weight.bytes + bias.bytes,
-            ),
-            Gradient(
-                part="input",
-                of=x,
-                saved=saved,
-                flops=(_SUMS_FLOPS + _INPUT_FLOPS) * x.size,
-                weight_bytes_moved=weight.bytes,
-            ),
-        ),
-        shared_flops=_SUMS_FLOPS * x.size,
     )
 
 
@@ -278,14 +209,14 @@ def activation(name: str, x: Value, *, kind: str) -> Declaration:
     """Declare an activation function: ``relu``, ``relu6``, ``tanh`` or ``gelu``.
 
     The backward of GELU reads the function's input; the others read their result, which the next
-    layer keeps anyway. Nothing is computed in place.
+    layer keeps anyway. Both directions may be computed in place.
     """
     if kind not in _ACTIVATIONS:
         raise InputError(f"{name}: expected one of {', '.join(_ACTIVATIONS)}, got {kind!r}")
     forward, backward = (flops * x.size for flops in _ACTIVATIONS[kind])
     y = x.made(name, *x.shape)
     saved = (x if kind == "gelu" else y,)
-    return _unary(kind, x, y, flops=forward, gradient_flops=backward, saved=saved)
+    return _unary(kind, x, y, flops=forward, gradient_flops=backward, saved=saved, in_place=y)
 
 
 def add(name: str, *terms: Value) -> Declaration:
@@ -301,22 +232,23 @@ def add(name: str, *terms: Value) -> Declaration:
         if term.shape != first.shape[len(first.shape) - len(term.shape) :]:
             raise InputError(f"{name}: shapes {first.shape} and {term.shape} cannot be added")
     repeated = [k for k, term in enumerate(terms) if term.shape != first.shape]
+    y = first.made(name, *first.shape)
     return Declaration(
         name=name,
         op="add",
         inputs=terms,
-        outputs=(first.made(name, *first.shape),),
+        outputs=(y,),
+        in_place=y,
         other_flops=(len(terms) - 1) * first.size,
-        gradients=tuple(
-            Gradient(part=f"input{k}", of=terms[k], flops=first.size) for k in repeated
-        ),
+        parts=tuple(Gradient(part=f"input{k}", of=terms[k], flops=first.size) for k in repeated),
         passes=tuple(term for k, term in enumerate(terms) if k not in repeated),
     )
 
 
 def scale(name: str, x: Value) -> Declaration:
     """Declare a product with a constant; its backward reads only the arriving gradient."""
-    return _unary("scale", x, x.made(name, *x.shape), flops=x.size, gradient_flops=x.size)
+    y = x.made(name, *x.shape)
+    return _unary("scale", x, y, flops=x.size, gradient_flops=x.size, in_place=y)
 
 
 def dropout_mask(name: str, x: Value) -> Declaration:
@@ -340,7 +272,16 @@ def dropout(name: str, x: Value, mask: Value) -> Declaration:
     neither could be.
     """
     y, work = x.made(name, *x.shape), 2 * x.size
-    return _unary("dropout", x, y, also=(mask,), flops=work, gradient_flops=work, saved=(mask,))
+    return _unary(
+        "dropout",
+        x,
+        y,
+        also=(mask,),
+        flops=work,
+        gradient_flops=work,
+        saved=(mask,),
+        in_place=y,
+    )
 
 
 # Per element: maximum, subtract, exponential, sum, then divide (or, for the logarithm, subtract).
@@ -352,7 +293,13 @@ def softmax(name: str, x: Value) -> Declaration:
     y = x.made(name, *x.shape)
     # Backward, per element: times the result, row sum, subtract, times the result.
     return _unary(
-        "softmax", x, y, flops=_SOFTMAX_FLOPS * x.size, gradient_flops=4 * x.size, saved=(y,)
+        "softmax",
+        x,
+        y,
+        flops=_SOFTMAX_FLOPS * x.size,
+        gradient_flops=4 * x.size,
+        saved=(y,),
+        in_place=y,
     )
 
 
@@ -374,6 +321,25 @@ def cross_entropy(name: str, logits: Value, labels: Value) -> Declaration:
         # exponential and scale per element; subtract 1 at each label
         gradient_flops=2 * logits.size + labels.size,
         saved=(logs, labels),
+        in_place=logs,
+        phase=Phase.LOSS,
+    )
+
+
+def mean_squared_error(name: str, x: Value, target: Value) -> Declaration:
+    """Declare the mean of squared differences; its backward reads both sides.
+
+    Forward subtracts, squares and adds, backward subtracts and scales.
+    """
+    if x.shape != target.shape:
+        raise InputError(f"{name}: shapes {x.shape} and {target.shape} cannot be compared")
+    return Declaration(
+        name=name,
+        op="mean_squared_error",
+        inputs=(x, target),
+        outputs=(x.made(name, item_bytes=FLOAT_BYTES),),
+        other_flops=3 * x.size,
+        parts=(Gradient(part="input", of=x, saved=(x, target), flops=2 * x.size, in_place=True),),
         phase=Phase.LOSS,
     )
 
@@ -386,11 +352,13 @@ def _unary(
     flops: int,
     gradient_flops: int,
     saved: tuple[Value, ...] = (),
+    in_place: Value | None = None,
     phase: Phase = Phase.FORWARD,
 ) -> Declaration:
     """Declare an operator without weights, and with the gradient of one input.
 
-    Its first output is the result; `also` are inputs without a gradient.
+    Its first output is the result; `also` are inputs without a gradient. The output `in_place` may
+    take over the memory of the input, and so may its backward in its turn.
     """
     return Declaration(
         name=outputs[0].name,
@@ -398,6 +366,15 @@ def _unary(
         inputs=(x, *also),
         outputs=outputs,
         other_flops=flops,
-        gradients=(Gradient(part="input", of=x, saved=saved, flops=gradient_flops),),
+        parts=(
+            Gradient(
+                part="input",
+                of=x,
+                saved=saved,
+                flops=gradient_flops,
+                in_place=in_place is not None,
+            ),
+        ),
+        in_place=in_place,
         phase=phase,
     )

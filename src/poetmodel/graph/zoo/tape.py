@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from poetmodel.errors import InputError
 from poetmodel.graph.structure import Graph, Node, Phase, Tensor
 from poetmodel.graph.zoo import operators
-from poetmodel.graph.zoo.declaration import (
-    FLOAT_BYTES,
-    INDEX_BYTES,
-    ITEM_BYTES,
-    Declaration,
-    Gradient,
-    Value,
-    Weight,
-    require_counts,
-)
+from poetmodel.graph.zoo.backward import BackwardPass
+from poetmodel.graph.zoo.declaration import INDEX_BYTES, ITEM_BYTES, Value, require_counts
+from poetmodel.graph.zoo.norms import batch_norm
+from poetmodel.graph.zoo.state import StateOptions, StateTensors
+from poetmodel.graph.zoo.updates import OPTIMIZERS, update_node
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from poetmodel.graph.zoo.declaration import Declaration, Weight
 
 
 class TapeOptions(TypedDict, total=False):
@@ -37,6 +33,14 @@ class TapeOptions(TypedDict, total=False):
     """Add an update node with this rule; None (the default) ends with the gradients."""
     input_on_aux: bool
     """Whether samples and labels lie on auxiliary storage from the start."""
+    state: Literal["sgd", "momentum", "adam", "frozen"] | None
+    """Put weights and the state of this optimizer into the graph; None leaves them outside."""
+    in_place: bool
+    """Mark the operators that may write over an input."""
+    tile: str | int | None
+    """Split larger weights into state tensors of at most this size, along output channels."""
+    train: str | None
+    """What is trained: ``"all"``, ``"last-N"``, ``"biases"``, or a pattern of names."""
 
 
 class Tape:
@@ -63,6 +67,10 @@ class Tape:
         fused_backward: bool = False,
         optimizer: str | None = None,
         input_on_aux: bool = False,
+        state: str | None = None,
+        in_place: bool = False,
+        tile: str | int | None = None,
+        train: str | None = None,
     ) -> None:
         require_counts(batch_size=batch_size)
         _require_known("dtype", dtype, ITEM_BYTES)
@@ -75,8 +83,10 @@ class Tape:
         self._fused = fused_backward
         self._optimizer = optimizer
         self._on_aux = input_on_aux
-        self._nodes: list[Node] = []
+        self._in_place = in_place
+        self._state = StateOptions.of(state, train=train, tile=tile, optimizer=optimizer)
         self._recorded: list[Declaration] = []
+        self._inputs: list[tuple[int, Node]] = []
         self._weights: dict[str, Weight] = {}
 
     def indices(self, name: str, *shape: int) -> Value:
@@ -88,18 +98,16 @@ class Tape:
 
         It is not recomputable: a sample comes once. To have it again, keep it or page it.
         """
-        item_bytes = item_bytes or self.item_bytes
-        value = Value(name=name, shape=shape, item_bytes=item_bytes, differentiable=False)
-        self._nodes.append(
-            Node(
-                name=name,
-                op="input",
-                phase=Phase.INPUT,
-                outputs=(Tensor(name=name, bytes=value.bytes),),
-                recomputable=False,
-                on_aux=self._on_aux,
-            )
+        value = Value(name=name, shape=shape, item_bytes=item_bytes or self.item_bytes)
+        node = Node(
+            name=name,
+            op="input",
+            phase=Phase.INPUT,
+            outputs=(Tensor(name=name, bytes=value.bytes),),
+            recomputable=False,
+            on_aux=self._on_aux,
         )
+        self._inputs.append((len(self._recorded), node))
         return value
 
     def record(self, declaration: Declaration) -> Value:
@@ -110,9 +118,7 @@ class Tape:
                     f"{declaration.name}: the weight {weight.name!r} is shared in two shapes"
                 )
         self._recorded.append(declaration)
-        self._nodes.append(_forward_node(declaration))
-        wanted = bool(declaration.weights) or any(x.differentiable for x in declaration.inputs)
-        return replace(declaration.outputs[0], differentiable=wanted)
+        return declaration.outputs[0]
 
     # -- groups of operators that several models share ----------------------------------------
 
@@ -120,16 +126,18 @@ class Tape:
         """Add a batch of square images."""
         return self.input("input", self.batch_size, channels, image_size, image_size)
 
-    def conv_bn(self, x: Value, names: tuple[str, str], *, kernel: int, **sizes: int) -> Value:
-        """Add a convolution without bias that keeps the size (over the stride), and its batch norm.
+    def conv_bn(
+        self, x: Value, names: tuple[str, str], *, kernel: int, bias: bool = False, **sizes: int
+    ) -> Value:
+        """Add a convolution that keeps the size (over the stride), and its batch norm.
 
         `sizes` are the other sizes of `conv2d`: `channels`, `stride` and `groups`.
         """
         padding = kernel // 2
         x = self.record(
-            operators.conv2d(names[0], x, kernel=kernel, padding=padding, bias=False, **sizes)
+            operators.conv2d(names[0], x, kernel=kernel, padding=padding, bias=bias, **sizes)
         )
-        return self.record(operators.batch_norm(names[1], x))
+        return self.record(batch_norm(names[1], x))
 
     def activate(self, name: str, x: Value, kind: str = "relu") -> Value:
         """Add an activation function."""
@@ -159,42 +167,87 @@ class Tape:
         if loss.phase is not Phase.LOSS:
             raise InputError(f"{loss.name}: expected a loss, got phase {loss.phase.value!r}")
         self.record(loss)
-        updated = self._optimizer is not None
-        backward = BackwardPass(self._recorded, fused=self._fused, updated=updated)
-        nodes = [*self._nodes, *backward.nodes]
-        parameters = sum(weight.size for weight in self._weights.values())
-        state_bytes = 0
-        if self._optimizer is not None:
-            state_bytes = OPTIMIZERS[self._optimizer].state_bytes * parameters
-            read, item_bytes = backward.weight_gradients, self.item_bytes
-            nodes.append(
-                update_node(self._optimizer, read, parameters=parameters, item_bytes=item_bytes)
-            )
+        nodes = (
+            self._with_resident_weights() if self._state is None else self._with_state(self._state)
+        )
+        if not self._in_place:
+            nodes = [replace(node, in_place=()) if node.in_place else node for node in nodes]
         return Graph(
             name=self.name,
             nodes=tuple(nodes),
             batch_size=self.batch_size,
             dtype=self.dtype,
-            resident_bytes={
-                "parameters": parameters * self.item_bytes,
-                "gradients": parameters * self.item_bytes,
-                "optimizer": state_bytes,
-            },
-            parameters=parameters,
+            resident_bytes=self._resident_bytes(),
+            parameters=self._parameters,
             forward_macs=sum(declaration.macs for declaration in self._recorded),
         )
 
+    @property
+    def _parameters(self) -> int:
+        return sum(weight.size for weight in self._weights.values())
 
-def _forward_node(declaration: Declaration) -> Node:
+    def _resident_bytes(self) -> dict[str, int]:
+        """Return what lies in RAM outside of the graph; nothing where state is inside."""
+        if self._state is not None:
+            return {}
+        rule = None if self._optimizer is None else OPTIMIZERS[self._optimizer]
+        return {
+            "parameters": self._parameters * self.item_bytes,
+            "gradients": self._parameters * self.item_bytes,
+            "optimizer": 0 if rule is None else rule.state_bytes * self._parameters,
+        }
+
+    def _with_resident_weights(self) -> list[Node]:
+        """Return the nodes of a step whose weights, gradients and moments are no tensors."""
+        recorded = [replace(each, parts=each.gradients) for each in self._recorded]
+        updated = self._optimizer is not None
+        backward = BackwardPass(recorded, fused=self._fused, updated=updated)
+        nodes = [*self._forward(recorded, None), *backward.nodes]
+        if self._optimizer is not None:
+            update = update_node(
+                self._optimizer,
+                backward.weight_gradients,
+                parameters=self._parameters,
+                item_bytes=self.item_bytes,
+            )
+            nodes.append(update)
+        return nodes
+
+    def _with_state(self, options: StateOptions) -> list[Node]:
+        """Return the nodes of a step with every parameter and moment as a state tensor."""
+        recorded = options.prepared(self._recorded)
+        state = StateTensors(options.rule)
+        forward = list(self._forward(recorded, state))
+        return [*forward, *BackwardPass(recorded, fused=self._fused, state=state).nodes]
+
+    def _forward(
+        self, recorded: Sequence[Declaration], state: StateTensors | None
+    ) -> Iterator[Node]:
+        """Yield the forward nodes and, before their first readers, samples and state."""
+        inputs = list(self._inputs)
+        for position, declaration in enumerate(recorded):
+            while inputs and inputs[0][0] <= position:
+                yield inputs.pop(0)[1]
+            if state is None:
+                yield _forward_node(declaration, ())
+                continue
+            yield from state.hold(*declaration.weights)
+            yield _forward_node(declaration, declaration.weights)
+            yield from state.renew(declaration)
+        yield from (node for _, node in inputs)
+
+
+def _forward_node(declaration: Declaration, state: Sequence[Weight]) -> Node:
     read = {value.name: value.bytes for value in declaration.inputs}
     weight_bytes_moved = declaration.weight_bytes_moved
     if weight_bytes_moved is None:
         weight_bytes_moved = sum(weight.bytes for weight in declaration.weights)
+    over = declaration.in_place
     return Node(
         name=declaration.name,
         op=declaration.op,
         phase=declaration.phase,
-        inputs=tuple(read),
+        inputs=(*read, *(weight.name for weight in state)),
         outputs=tuple(Tensor(name=made.name, bytes=made.bytes) for made in declaration.outputs),
         workspace_bytes=declaration.workspace_bytes,
         flops=declaration.flops,
@@ -202,156 +255,10 @@ def _forward_node(declaration: Declaration) -> Node:
         bytes_moved=sum(read.values())
         + sum(made.bytes for made in declaration.outputs)
         + weight_bytes_moved,
+        in_place=() if over is None else ((over.name, declaration.inputs[0].name),),
     )
 
 
 def _require_known(setting: str, value: str, accepted: Mapping[str, object]) -> None:
     if value not in accepted:
         raise InputError(f"{setting}: expected one of {', '.join(accepted)}, got {value!r}")
-
-
-class BackwardPass:
-    """Gradient nodes of the operators of a forward pass, one per gradient, or `fused`.
-
-    Where an update reads the weight gradients (`updated`), each has a tensor to wait for.
-
-    A weight gradient is written to the resident buffer, so its node outputs 0 bytes and computing
-    it twice does no harm. The gradients of a weight that several operators share are added there;
-    twice would be wrong, and such nodes are not recomputable.
-
-    A gradient that arrives from several users is summed by one node once all of them are there.
-    """
-
-    def __init__(self, recorded: Sequence[Declaration], *, fused: bool, updated: bool) -> None:
-        self.nodes: list[Node] = []
-        self.weight_gradients: list[str] = []
-        """The 0-byte tensors that stand for weight gradients."""
-        self._fused = fused
-        self._updated = updated
-        self._contributions: dict[str, list[Value]] = {}
-        self._uses = Counter(weight.name for use in recorded for weight in use.weights)
-        for declaration in reversed(recorded):
-            self._differentiate(declaration)
-
-    def _differentiate(self, declaration: Declaration) -> None:
-        """Add the nodes of one operator, unless no gradient arrives at its result."""
-        gradient = self._arriving(declaration.outputs[0])
-        if gradient is not None:
-            for value in declaration.passes:
-                self._contribute(value, gradient)
-        elif declaration.phase is not Phase.LOSS:
-            return
-        wanted = tuple(
-            part for part in declaration.gradients if part.of is None or part.of.differentiable
-        )
-        for parts in [wanted] if self._fused and wanted else [(part,) for part in wanted]:
-            self._add(declaration, parts, gradient)
-
-    def _add(
-        self, declaration: Declaration, parts: tuple[Gradient, ...], gradient: Value | None
-    ) -> None:
-        """Add one backward node."""
-        ending = "" if self._fused else f"_{parts[0].part}"
-        name = declaration.name + (".backward" if self._fused else f".grad{ending}")
-        read = {value.name: value for part in parts for value in part.saved}
-        if gradient is not None:
-            read = {gradient.name: gradient} | read
-        outputs = self._outputs(declaration, parts, name)
-        writes_weights = any(part.of is None for part in parts)
-        shares = any(self._uses[weight.name] > 1 for weight in declaration.weights)
-        self.nodes.append(
-            Node(
-                name=name,
-                op=f"{declaration.op}_backward{ending}",
-                phase=Phase.BACKWARD,
-                inputs=tuple(read),
-                outputs=outputs,
-                workspace_bytes=max(part.workspace_bytes for part in parts),
-                flops=sum(part.flops for part in parts)
-                - (declaration.shared_flops if len(parts) > 1 else 0),
-                recomputable=not (writes_weights and shares),
-                bytes_moved=sum(value.bytes for value in read.values())
-                + sum(tensor.bytes for tensor in outputs)
-                + sum(part.weight_bytes_moved for part in parts),
-            )
-        )
-
-    def _outputs(
-        self, declaration: Declaration, parts: tuple[Gradient, ...], node: str
-    ) -> tuple[Tensor, ...]:
-        """Make the tensors of a backward node and note whose gradients they are."""
-        made = [part for part in parts if part.of is not None or self._updated or len(parts) == 1]
-        outputs = []
-        for part in made:
-            name = node if len(made) == 1 else f"{declaration.name}.grad_{part.part}"
-            if part.of is None:
-                outputs.append(Tensor(name=name, bytes=0))
-                self.weight_gradients.append(name)
-            else:
-                outputs.append(Tensor(name=name, bytes=part.of.bytes))
-                self._contribute(part.of, replace(part.of, name=name))
-        return tuple(outputs)
-
-    def _contribute(self, value: Value, gradient: Value) -> None:
-        if value.differentiable:
-            self._contributions.setdefault(value.name, []).append(gradient)
-
-    def _arriving(self, result: Value) -> Value | None:
-        """Return the gradient of an operator's result, summed if it comes from several users."""
-        parts = self._contributions.get(result.name, [])
-        if len(parts) <= 1:
-            return parts[0] if parts else None
-        total = replace(result, name=f"{result.name}.grad")
-        self.nodes.append(
-            Node(
-                name=total.name,
-                op="add",
-                phase=Phase.BACKWARD,
-                inputs=tuple(part.name for part in parts),
-                outputs=(Tensor(name=total.name, bytes=total.bytes),),
-                flops=(len(parts) - 1) * total.size,
-                bytes_moved=(len(parts) + 1) * total.bytes,
-            )
-        )
-        return total
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateRule:
-    """An optimizer, per parameter."""
-
-    flops: int
-    """Work [FLOP]."""
-    state_bytes: int
-    """State that stays from step to step, in single precision [B]."""
-
-
-OPTIMIZERS: Final[Mapping[str, UpdateRule]] = {
-    # Scale the gradient and subtract it.
-    "sgd": UpdateRule(flops=2, state_bytes=0),
-    # Both moments 3 and 4; root, add epsilon, divide, scale, subtract 5.
-    "adam": UpdateRule(flops=12, state_bytes=2 * FLOAT_BYTES),
-}
-
-
-def update_node(
-    optimizer: str, weight_gradients: Sequence[str], *, parameters: int, item_bytes: int
-) -> Node:
-    """Return the node that updates all weights at the end of the step.
-
-    It reads the 0-byte tensors that say that the gradient of a layer's weights is in its buffer,
-    and its output is 0 bytes: weights and state are resident. It is the last node and not
-    recomputable, so no operator can be recomputed with weights that are new already, and none is
-    updated twice. One node per layer would allow both.
-    """
-    rule = OPTIMIZERS[optimizer]
-    return Node(
-        name="update",
-        op=f"{optimizer}_update",
-        phase=Phase.UPDATE,
-        inputs=tuple(weight_gradients),
-        outputs=(Tensor(name="update", bytes=0),),
-        flops=rule.flops * parameters,
-        recomputable=False,
-        bytes_moved=(3 * item_bytes + 2 * rule.state_bytes) * parameters,
-    )

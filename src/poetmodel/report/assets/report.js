@@ -197,10 +197,12 @@
         });
       });
       traces.push({ type: "scatter", mode: "lines", x: line.x, y: line.y, text: line.texts ? line.texts.map(escaped) : undefined, hovertemplate: line.texts ? "%{text}<extra></extra>" : `%{y:.4g} ${line.size} at %{x:.5g} ${line.time}<extra></extra>`, line: { shape: "hv", color: skin.curve, width: 1 }, fill: "tozeroy", fillcolor: skin.colour === "dark" ? "rgba(180,192,202,.18)" : "rgba(61,74,85,.16)" });
+      if (line.band !== null) traces.push({ type: "scatter", mode: "lines", x: [line.x[0], line.x[line.x.length - 1]], y: [line.band, line.band], line: { color: skin.curve, width: 1, dash: "dot" }, fill: "tozeroy", fillcolor: skin.colour === "dark" ? "rgba(180,192,202,.35)" : "rgba(61,74,85,.32)", hoverinfo: "text", hovertext: line.band_name });
       if (line.limit !== null) traces.push({ type: "scatter", mode: "lines", x: [line.x[0], line.x[line.x.length - 1]], y: [line.limit, line.limit], line: { color: skin.limit, dash: "dash", width: 1.5 }, hoverinfo: "text", hovertext: line.limit_name });
       traces.push({ type: "scatter", mode: "markers", x: [line.peak.x], y: [line.peak.y], hovertext: [escaped(line.peak.text)], hoverinfo: "text", marker: { size: 11, symbol: "diamond-open", color: skin.limit, line: { width: 2 } } });
       const notes = [{ x: line.peak.x, y: line.peak.y, text: narrow() ? "peak step" : `peak: ${escaped(line.peak.name)}`, showarrow: true, ax: line.peak.late ? -36 : 36, ay: 34, xanchor: line.peak.late ? "right" : "left", font: { size: 11, color: skin.ink }, bgcolor: skin.ground, arrowcolor: skin.limit }];
       if (line.limit !== null) notes.push({ x: 1, xref: "paper", y: line.limit, yanchor: "bottom", xanchor: "right", showarrow: false, text: line.limit_name, font: { size: 11, color: skin.limit } });
+      if (line.band !== null) notes.push({ x: 0, xref: "paper", y: line.band / 2, yanchor: "middle", xanchor: "left", showarrow: false, text: line.band_name, font: { size: 11, color: skin.ink } });
       div.dataset.axes = "xaxis";
       div.whole = { xaxis: [line.x[0], line.x[line.x.length - 1]] };
       return window.Plotly.react(div, traces, layout({
@@ -226,6 +228,49 @@
           const bar = lanes ? line.bars[order[cursor]] : [0, 0, line.x[cursor], 0, line.texts[cursor]];
           say(id, bar[4]);
           window.Plotly.relayout(div, { shapes: [{ type: "rect", xref: "x", yref: "paper", x0: bar[2], x1: bar[2] + bar[3], y0: 0, y1: 1, fillcolor: skin.limit, opacity: 0.35, line: { color: skin.limit, width: 1 } }] });
+          return true;
+        });
+      });
+    };
+    return draw;
+  };
+
+  // -- addresses against time ------------------------------------------------------------------
+  const addressesOf = (id, map) => {
+    const div = $(id);
+    let cursor = -1;
+    const draw = () => {
+      const least = 0.002 * map.end;
+      const traces = [];
+      data.kinds.forEach((found, kind) => {
+        const boxes = map.boxes.filter((box) => box[0] === kind);
+        if (!boxes.length) return;
+        traces.push({
+          type: "bar", x: boxes.map((box) => box[1] + box[2] / 2), width: boxes.map((box) => box[2]), base: boxes.map((box) => box[3]), y: boxes.map((box) => box[4]),
+          hovertext: boxes.map((box) => escaped(box[5])), hoverinfo: "text", name: found.name, textposition: "none",
+          marker: { color: colour(kind), line: { width: 0.5, color: boxes.map((box) => (box[2] < least ? colour(kind) : skin.ground)) } },
+        });
+      });
+      traces.push({ type: "scatter", mode: "lines", x: [0, map.end], y: [map.limit, map.limit], line: { color: skin.limit, dash: "dash", width: 1.5 }, hoverinfo: "text", hovertext: map.limit_name });
+      div.dataset.axes = "xaxis yaxis";
+      div.whole = { xaxis: [0, map.end], yaxis: [0, 1.05 * map.limit || 1] };
+      return window.Plotly.react(div, traces, layout({
+        barmode: "overlay", uirevision: "kept",
+        xaxis: axis({ title: { text: map.x_name, standoff: 4 }, range: div.whole.xaxis, minallowed: 0, maxallowed: map.end }),
+        yaxis: axis({ title: { text: map.y_name, standoff: 4 }, range: div.whole.yaxis }),
+      }), config()).then(() => {
+        if (div.dataset.ready) return;
+        div.dataset.ready = "yes";
+        const tell = (event) => say(id, String(event.points[0].hovertext || "").replace(/&lt;/g, "<").replace(/&amp;/g, "&"));
+        div.on("plotly_hover", tell);
+        div.on("plotly_click", tell);
+        onKeys(div, (key) => {
+          const step = { ArrowLeft: -1, ArrowRight: 1, Home: -map.boxes.length, End: map.boxes.length, PageUp: -10, PageDown: 10 }[key];
+          if (!step || !map.boxes.length) return false;
+          cursor = Math.min(map.boxes.length - 1, Math.max(0, cursor + step));
+          const [, start, length, low, height, text] = map.boxes[cursor];
+          say(id, text);
+          window.Plotly.relayout(div, { shapes: [{ type: "rect", x0: start, x1: start + length, y0: low, y1: low + height, line: { color: skin.limit, width: 3 } }] });
           return true;
         });
       });
@@ -269,7 +314,7 @@
   };
 
   // -- plotly is packed: unpack it, then draw each chart when it comes near the window ----------
-  const makers = { map: mapOf, time: timelineOf, front: frontOf };
+  const makers = { map: mapOf, time: timelineOf, addresses: addressesOf, front: frontOf };
   let charts = [];
   const drawAll = async () => {
     for (const chart of charts) if (chart.drawn) await chart.draw();

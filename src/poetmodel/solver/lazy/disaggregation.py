@@ -31,6 +31,8 @@ class GroupDecisions:
     """(group, node) that is recomputed."""
     paged_in: frozenset[tuple[int, int]]
     """(group, tensor) that is paged in."""
+    resident: frozenset[int] = frozenset()
+    """State that has its home in RAM."""
 
 
 @dataclass(slots=True)
@@ -38,16 +40,21 @@ class Disaggregation:
     """A schedule as spans: each tensor in RAM at the beginning of a range of stages."""
 
     graph: Graph
+    """The working graph of the problem."""
     spans: list[tuple[int, int, int]] = field(default_factory=list)
     """(tensor, first stage, last stage) at whose beginning it is in RAM."""
     recomputed: list[tuple[int, int]] = field(default_factory=list)
     """(stage, node)."""
     paged_in: list[tuple[int, int]] = field(default_factory=list)
     """(stage, tensor)."""
+    resident: frozenset[int] = frozenset()
+    """State that has its home in RAM: it has no spans and is not paged in."""
+    stated: Graph | None = None
+    """The graph of the problem, where it has state."""
 
     def schedule(self) -> Schedule:
         """Return the schedule."""
-        graph = self.graph
+        graph = self.stated or self.graph
         n = len(graph.nodes)
         again = rows_of_pairs(sorted(set(self.recomputed)), n)
         return paged_at_once(
@@ -55,6 +62,7 @@ class Disaggregation:
             R=((*nodes, t) for t, nodes in enumerate(again)),
             S_RAM=rows_of_spans(self.spans, n),
             M_in=rows_of_pairs(sorted(set(self.paged_in)), n),
+            resident=self.resident,
             identity=GraphIdentity.of(graph),
         )
 
@@ -67,12 +75,21 @@ class Disaggregation:
             # A tensor at the beginning of stage t + 1 crosses the end of stage t.
             change[begin - 1] += sizes[i]
             change[end] -= sizes[i]
-        for i, begin, end in self.spans:
+        everywhere = [(i, 1, len(graph.nodes)) for i in self.resident if sizes[i]]
+        for i, begin, end in [*self.spans, *everywhere]:
             for q in (graph.node_of[i], *graph.users_of[i]):
                 if begin - 1 <= q < end:
-                    change[q] -= sizes[i]
-                    change[q + 1] += sizes[i]
+                    own = sizes[i] - graph.shared_bytes_of[q].get(i, 0)
+                    change[q] -= own
+                    change[q + 1] += own
+        change[0] += self.resident_bytes
         return list(map(add, accumulate(change), graph.step_bytes))
+
+    @property
+    def resident_bytes(self) -> int:
+        """What resident state takes of RAM [B]."""
+        sizes = (self.stated or self.graph).tensor_bytes
+        return sum(sizes[i] for i in self.resident)
 
     def step_loads(self) -> Iterator[tuple[int, int, int]]:
         """Yield (stage, step, bytes) of every step before its stage's own that does something."""
@@ -117,7 +134,7 @@ class Disaggregation:
             uses = [j for j in graph.users_of[i] if j == t or j in computed]
             last[i] = len(graph.nodes) if i in after else max([graph.node_of[i], *uses])
         for k in sorted({*again, *(graph.node_of[i] for i in arrive)}):
-            total = 0
+            total = self.resident_bytes
             for i, end in last.items():
                 maker = graph.node_of[i]
                 copies = (i in before) + (i in arrive and maker <= k)
@@ -127,11 +144,18 @@ class Disaggregation:
                     total += sizes[i] * copies
             if k in computed:
                 total += graph.output_bytes[k] + graph.nodes[k].workspace_bytes
+                shared = graph.shared_bytes_of[k].items()
+                total -= sum(size for i, size in shared if last.get(i) == k)
             yield t, k, total
 
 
 def disaggregate(
-    graph: Graph, grouping: Grouping, events: Events, decisions: GroupDecisions
+    graph: Graph,
+    grouping: Grouping,
+    events: Events,
+    decisions: GroupDecisions,
+    *,
+    stated: Graph | None = None,
 ) -> Disaggregation:
     """Put the decisions of groups on stages.
 
@@ -139,7 +163,9 @@ def disaggregate(
     group that reads it, or the stage of the first recomputation that does, or the group's last
     stage if it is only kept on. A tensor goes after its last need.
     """
-    return _Disaggregator(graph, grouping, events, decisions).run()
+    result = _Disaggregator(graph, grouping, events, decisions).run()
+    result.stated = stated
+    return result
 
 
 class _Disaggregator:
@@ -148,7 +174,8 @@ class _Disaggregator:
     ) -> None:
         self.graph = graph
         self.grouping = grouping
-        self.result = Disaggregation(graph)
+        self.resident = resident = decisions.resident
+        self.result = Disaggregation(graph, resident=resident)
         n_groups = len(grouping.last_stage)
         self.again: list[list[int]] = [[] for _ in range(n_groups)]
         self.arrive: list[set[int]] = [set() for _ in range(n_groups)]
@@ -157,8 +184,11 @@ class _Disaggregator:
         for group, k in decisions.recomputed:
             self.again[group].append(k)
         for group, i in decisions.paged_in:
-            self.arrive[group].add(i)
+            if i not in resident:
+                self.arrive[group].add(i)
         for i, a in decisions.kept:
+            if i in resident:
+                continue
             stages = events.events[i]
             begin = grouping.group_of[graph.node_of[i]] if a == 0 else stages[a - 1]
             for group in range(begin + 1, stages[a] + 1):
@@ -190,7 +220,8 @@ class _Disaggregator:
             self._hold(group, i, stages[0] - 1, readers)
         for t in stages:
             for i in graph.outputs_of[t]:
-                self._hold(group, i, t, readers)
+                if i not in self.resident:
+                    self._hold(group, i, t, readers)
 
     def _recompute(self, group: int, readers: dict[int, list[int]]) -> dict[int, int]:
         """Place the recomputations of a group, last node first; return the stage of what they make.

@@ -101,7 +101,11 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
     What a group brings back is taken to be there from the first computation that reads it to the
     last one in the group, what it keeps on from there.
     """
-    graph, grouping, events = relaxation.problem.graph, relaxation.grouping, relaxation.events
+    graph, grouping, events = (
+        relaxation.problem.working_graph,
+        relaxation.grouping,
+        relaxation.events,
+    )
     sizes, group_of = graph.tensor_bytes, grouping.group_of
     change = np.zeros(len(graph.nodes) + 1)
     sure = relaxation.model.events.kept
@@ -135,8 +139,15 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
             level = keeps[a + 1] if a + 1 < len(keeps) else 0.0
         for q in (*graph.users_of[i], k):
             # A tensor of the stage's own step is not among those that cross it.
-            change[q] -= held.at(q)
-            change[q + 1] += held.at(q)
+            own = held.at(q) * (1 - graph.shared_bytes_of[q].get(i, 0) / sizes[i])
+            change[q] -= own
+            change[q + 1] += own
+    for i, column in relaxation.resident.items():
+        home = _Span(change, relaxation.problem.graph.tensor_bytes[i])
+        home.add(0, len(graph.nodes), float(x[column]))
+        for q in (*graph.users_of[i], graph.node_of[i]) if sizes[i] else ():
+            change[q] -= home.at(q)
+            change[q + 1] += home.at(q)
     return np.array(graph.step_bytes, dtype=np.float64) + np.cumsum(change)[:-1]
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from poetmodel.heuristics.greedy import with_wanted
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
-from poetmodel.heuristics.partial_schedule import restorations_of
 from poetmodel.heuristics.penalties import Score
+from poetmodel.heuristics.restorations import restorations_of
 from poetmodel.solver.lazy.disaggregation import broken_stages, broken_steps
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pyomo.common.log import LoggingIntercept
 
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.sparse import csr_array
-from poetmodel.heuristics.partial_schedule import Restoration
+from poetmodel.heuristics.restorations import Restoration
 from poetmodel.model.aggregated import Grouping, build_relaxation
 from poetmodel.model.memory import assign_memory
 from poetmodel.solver.lazy.disaggregation import (
@@ -129,10 +129,23 @@ class Relaxation:
         return self.columns_of(self.model.paged_out)
 
     @cached_property
+    def resident(self) -> dict[int, int]:
+        """Column of ``resident[w]``."""
+        return self.columns_of(self.model.resident)
+
+    @cached_property
+    def storage_home(self) -> dict[int, int]:
+        """Column of ``storage_home[w]``."""
+        return self.columns_of(self.model.storage_home)
+
+    @cached_property
     def needed_page_out(self) -> dict[int, int]:
-        """Column of ``paged_out[i]`` where page-ins need it: not what lies on storage anyway."""
-        nodes, node_of = self.problem.graph.nodes, self.problem.graph.node_of
-        return {i: at for i, at in self.paged_out.items() if not nodes[node_of[i]].on_aux}
+        """Column of ``paged_out[i]`` where page-ins need it: not what lies on storage anyway.
+
+        Of state it is that of its home on storage.
+        """
+        stored = self.problem.graph.starts_on_storage
+        return {i: at for i, at in self.paged_out.items() if not stored[i]} | self.storage_home
 
     @cached_property
     def recomputed_beside(self) -> dict[int, int]:
@@ -203,11 +216,20 @@ class Relaxation:
             kept=frozenset(kept | self.model.events.kept),
             recomputed=_chosen(self.recomputed, x),
             paged_in=_chosen(self.paged_in, x),
+            resident=self.homes(x),
         )
+
+    def homes(self, x: NDArray[np.float64]) -> frozenset[int]:
+        """Return the state that a solution has in RAM."""
+        columns = self.resident
+        fixed = set(self.problem.graph.state_tensors) - columns.keys()
+        return frozenset(fixed | {i for i, j in columns.items() if x[j] > 0.5})  # noqa: PLR2004
 
     def disaggregate(self, x: NDArray[np.float64]) -> Disaggregation:
         """Return what a solution is on stages."""
-        return disaggregate(self.problem.graph, self.grouping, self.events, self.decisions(x))
+        problem, decisions = self.problem, self.decisions(x)
+        graph = problem.working_graph
+        return disaggregate(graph, self.grouping, self.events, decisions, stated=problem.graph)
 
     def wanted(self, x: NDArray[np.float64], result: Disaggregation) -> list[Restoration]:
         """Return what a solution counts for its own sake, and what is nowhere in its schedule."""
@@ -273,6 +295,7 @@ class Relaxation:
         out = {i for _, i in schedule.M_out}
         for i, column in self.paged_out.items():
             x[column] = i in out
+        self._assign_homes(x, frozenset(schedule.resident))
         values = {id(variable): x[j] for j, variable in enumerate(self.form.columns)}
         for variable, value in assign_memory(self.model, schedule, _WithFixed(values)):
             column = self.column.get(id(variable), -1)
@@ -280,6 +303,12 @@ class Relaxation:
                 x[column] = value
         good = not np.isnan(x).any() and self.form.violation(x) <= ADMITTED
         return x if good else None
+
+    def _assign_homes(self, x: NDArray[np.float64], resident: frozenset[int]) -> None:
+        for i, column in self.resident.items():
+            x[column] = i in resident
+        for i, column in self.storage_home.items():
+            x[column] = i not in resident
 
 
 class _WithFixed(dict[int, float]):

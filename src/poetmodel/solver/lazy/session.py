@@ -107,9 +107,9 @@ class Session:
 
     def offer(self, schedule: Schedule) -> bool:
         """Give a schedule to the verifier and keep it if it is the best; return whether valid."""
-        wanted = None if self.own is None else self.problem.wanted
-        needed = PartialSchedule.of(self.problem.graph, schedule, wanted)
-        tidy = verify_schedule(self.problem, needed.schedule())
+        problem, wanted = self.problem, None if self.own is None else self.problem.wanted
+        needed = PartialSchedule.of(problem.graph, schedule, wanted, working=problem.working_graph)
+        tidy = verify_schedule(problem, needed.schedule())
         if tidy.violations:
             return False
         if self.bounds.replace_incumbent(tidy):

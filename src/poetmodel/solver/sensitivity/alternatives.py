@@ -1,6 +1,7 @@
 """The cost of alternatives: a problem solved again with one decision forbidden, or with more RAM.
 
-Recomputation of a node is forbidden by the graph, which is exact. Paging of a tensor is forbidden
+Recomputation of a node is forbidden by the graph, which is exact, and a home of state by an own
+constraint. Paging of a tensor is forbidden
 by a price: each page-in of it costs more than the whole schedule. A schedule without these page-ins
 costs what it did, so that a bound of the priced problem holds for all schedules that do not page
 the tensor.
@@ -15,7 +16,8 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.planner import verify
-from poetmodel.problem import Problem, Quantity
+from poetmodel.problem import Problem, Quantity, TotalsConstraint
+from poetmodel.problem.totals import Count
 from poetmodel.result import SolveResult, Status
 from poetmodel.schedule import Schedule, Simulation, storage_entries
 from poetmodel.schedule.decisions import Choice, find_decisions
@@ -23,7 +25,6 @@ from poetmodel.solver.sensitivity.variants import Variant, of_graph, solve_varia
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
 
 MORE_RAM: Final = (0.01, 0.05)
 """How much more RAM its value is for, as parts of the budget."""
@@ -40,6 +41,10 @@ class Forbidden(StrEnum):
     """The tensor is kept from its first computation to its last use."""
     KEEPING = "keeping"
     """The tensor leaves RAM between two uses."""
+    STORAGE = "a home on storage"
+    """The state tensor is resident."""
+    RESIDENCE = "a home in RAM"
+    """The state tensor lies on storage."""
 
 
 class How(StrEnum):
@@ -110,23 +115,31 @@ class MoreRam:
         return asdict(self) | {"saved_j_per_kb": self.saved_j_per_kb}
 
 
+_HOMES: Final = {Choice.ON_STORAGE: Forbidden.STORAGE, Choice.RESIDENT: Forbidden.RESIDENCE}
+"""What is forbidden of state, by where it has its home."""
+
+
 def find_alternatives(
     problem: Problem, schedule: Schedule, i: int, *, time_limit: float = 10.0, threads: int = 1
 ) -> tuple[Alternative, ...]:
     """Find the cost of the alternatives for tensor `i` of a valid schedule, in `time_limit` [s].
 
     For a tensor that is paged or recomputed: without that, and without both. For one that is kept:
-    paged, or recomputed, in the longest gap between two uses, which is an upper bound. Energies are
-    compared, whatever the problem minimizes; they and times are the simulator's.
+    paged, or recomputed, in the longest gap between two uses, which is an upper bound. For state:
+    its other home. Energies are compared, whatever the problem minimizes; they and times are the
+    simulator's.
     """
     choice = find_decisions(problem, schedule)[i].choice
-    if choice == Choice.UNUSED:
+    if choice in (Choice.UNUSED, Choice.REPLACEMENT):
         return ()
     before = verify(problem, schedule).simulation
     if choice == Choice.KEPT:
         return tuple(_without_keeping(problem, schedule, i, before))
-    ways = [Forbidden.BOTH]
-    if problem.can_page and problem.may_recompute(problem.graph.node_of[i]):
+    home = _HOMES.get(choice)
+    if home == Forbidden.RESIDENCE and not problem.can_page:
+        return ()
+    ways = [home or Forbidden.BOTH]
+    if home is None and problem.can_page and problem.may_recompute(problem.graph.node_of[i]):
         if choice != Choice.PAGED:
             ways.append(Forbidden.RECOMPUTATION)
         if choice != Choice.RECOMPUTED:
@@ -166,6 +179,10 @@ def value_of_ram(
 
 def _forbidding(problem: Problem, i: int, way: Forbidden, before: Simulation) -> Problem:
     graph, costs = problem.graph, problem.costs
+    if way in _HOMES.values():
+        row = _at_home(problem, i, resident=way == Forbidden.STORAGE)
+        constraints = (*problem.constraints, row)
+        return replace(problem, constraints=constraints, minimize=Quantity.ENERGY)
     if way != Forbidden.PAGING:
         nodes, k = list(graph.nodes), graph.node_of[i]
         nodes[k] = replace(nodes[k], recomputable=False)
@@ -177,6 +194,16 @@ def _forbidding(problem: Problem, i: int, way: Forbidden, before: Simulation) ->
         page_in = replace(page.page_in, energy_j=page.page_in.energy_j + price_j)
         costs = replace(costs, pages={**costs.pages, name: replace(page, page_in=page_in)})
     return replace(problem, graph=graph, costs=costs, minimize=Quantity.ENERGY)
+
+
+def _at_home(problem: Problem, i: int, *, resident: bool) -> TotalsConstraint:
+    """Return the constraint that a state tensor is resident, or that it is not."""
+    tensor, taken = problem.graph.tensors[i].name, {row.name for row in problem.constraints}
+    name = f"home of {tensor}"
+    while name in taken:
+        name += "'"
+    terms = ((f"{Count.RESIDENT}:{tensor}", 1),)
+    return TotalsConstraint(name=name, terms=terms, lower=+resident, upper=+resident)
 
 
 def _alternative(
@@ -194,7 +221,7 @@ def _alternative(
         return blank
     schedule = of_graph(result.schedule, problem.graph)
     verdict, becomes = verify(problem, schedule), find_decisions(problem, schedule)[i].choice
-    if verdict.violations or (becomes.pages and way != Forbidden.RECOMPUTATION):
+    if verdict.violations or (becomes.pages and way in (Forbidden.PAGING, Forbidden.BOTH)):
         return blank
     after = verdict.simulation
     cost_j = (after.energy_j or 0.0) - energy_j
@@ -226,9 +253,9 @@ def _without_keeping(
             dropped,
             M_in=(*schedule.M_in, (after, i)),
             M_out=(*schedule.M_out, (k, i)),
-            S_AUX=(*schedule.S_AUX, *storage_entries(graph, [(after, i)])),
+            S_AUX=(*schedule.S_AUX, *storage_entries(graph, [(after, i)], schedule.resident)),
         )
-    if problem.may_recompute(k):
+    if problem.may_recompute(k) and after <= problem.graph.last_stages[k]:
         ways[Choice.RECOMPUTED] = replace(dropped, R=(*schedule.R, (after, k)))
     for choice, changed in ways.items():
         verdict = verify(problem, changed)

@@ -81,7 +81,8 @@ class Explanation:
     @property
     def whole_reason(self) -> str:
         """The reason together with all other limits that no schedule keeps, each said once."""
-        return "; ".join(dict.fromkeys(part for part in (self.reason, *self.obstacles) if part))
+        others = [part for part in dict.fromkeys(self.obstacles) if part not in self.reason]
+        return "; ".join(part for part in (self.reason, *others) if part)
 
     def sentences(self) -> Iterator[str]:
         """Yield it in words, beyond the reason, one line each."""
@@ -187,9 +188,25 @@ def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
             f"{resident:,} bytes ({format_bytes(resident)}) are counted for parameters, gradients "
             "and optimizer state"
         )
+    if _holds_gradient_at_floor(problem):
+        yield (
+            "that step holds the whole gradient of a parameter; where a graph splits larger "
+            "parameters, as --tile 32KiB does for built-in networks, it takes less RAM"
+        )
     size = problem.graph.batch_size
     if size > 1 and obstacle(problem) is not None:
         yield f"a step trains on a batch of {size}; a graph made for a smaller one takes less RAM"
+
+
+def _holds_gradient_at_floor(problem: Problem) -> bool:
+    """Return whether RAM lacks for a step whose largest tensor is the gradient of a parameter."""
+    graph, floor = problem.graph, problem.floor
+    if not graph.replacement_of or floor.bytes <= problem.usable_ram_bytes:
+        return False
+    updates = {graph.node_of[new] for new in graph.state_of}
+    tensors = (*graph.inputs_of[floor.node], *graph.outputs_of[floor.node])
+    largest = max(tensors, key=graph.tensor_bytes.__getitem__)
+    return floor.node in updates or bool(updates.intersection(graph.users_of[largest]))
 
 
 def _conflict_of_added_rows(

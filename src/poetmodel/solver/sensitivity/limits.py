@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import room_figures
 from poetmodel.errors import shown
-from poetmodel.graph import floor
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Status
 from poetmodel.solver.outcome import EQUAL
@@ -72,7 +71,7 @@ class Limit:
     @property
     def at_floor(self) -> bool:
         """Whether the schedule needs the minimum RAM only."""
-        return self.result.peak_ram_bytes == floor(self.result.problem.graph).bytes
+        return self.result.peak_ram_bytes == self.result.problem.floor.bytes
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain values, SI."""

@@ -13,7 +13,7 @@ from poetmodel.planner import verify
 from poetmodel.problem import OWN, RELATIVE_TOLERANCE, Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.problem.parse import own_sum_faults
-from poetmodel.problem.totals import unit_of
+from poetmodel.problem.totals import CONSTANT, Count, unit_of
 from poetmodel.result import SolveResult, Status
 from poetmodel.solver.sensitivity.limits import Limit
 from poetmodel.solver.sensitivity.variants import Variant, solve_variants
@@ -22,6 +22,7 @@ from poetmodel.units import brief, format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from poetmodel.graph import Graph
     from poetmodel.problem import TotalsConstraint
 
 LEAST_S: Final = 0.05
@@ -240,6 +241,9 @@ def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_
         variant = Variant(problem=freed(problem, change), gap=1.0)
         if change in AMOUNTS:
             minimized = replace(variant.problem, minimize=AMOUNTS[change].quantity)
+            if change == Change.STORAGE and problem.graph.state_tensors:
+                terms = tuple(_storage_used(problem.graph))
+                minimized = replace(variant.problem, minimize=OWN, own_objective=terms)
             paging_first = change == Change.RAM and problem.can_page
             variant = Variant(problem=minimized, gap=0.0, paging_first=paging_first)
         helps = conflict is None or change in conflict
@@ -258,6 +262,21 @@ def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_
             least = replace(without, minimize=OWN, own_objective=terms)
             variant = Variant(problem=least, gap=0.0)
         yield _Attempt(Change.CONSTRAINT, variant, partial(_row_remedy, problem, rows))
+
+
+def _storage_used(graph: Graph) -> Iterator[tuple[str, float]]:
+    """Yield the terms of the storage that a schedule uses: homes, and what else is paged out [B].
+
+    Without state that is what it writes: a tensor is paged out once.
+    """
+    homes = {*graph.state_tensors, *graph.replacement_of.values()}
+    for i, size in enumerate(graph.tensor_bytes):
+        name = graph.tensors[i].name
+        if i in graph.state_tensors:
+            yield f"{Count.RESIDENT}:{name}", -size
+        elif i not in homes and not graph.starts_on_storage[i]:
+            yield f"{Count.PAGE_OUTS}:{name}", size
+    yield CONSTANT, graph.state_bytes
 
 
 def freed(problem: Problem, *limits: Stated, **changes: Any) -> Problem:
@@ -317,12 +336,13 @@ def _remedy(problem: Problem, change: Change, found: SolveResult) -> Remedy:
     limit, graph = Limit(name=change, result=found), problem.graph
     amount = simulation.aux_used_bytes if change == Change.STORAGE else limit.value
     nearest = _accepted_from(problem, kind, found, amount or 0.0)
+    bound = limit.bound if found.problem.minimize != OWN else _whole_bound(found)
     above_minimum = change == Change.RAM and obstacle(problem) is None
     return replace(
         remedy,
         works=works if nearest is not None else None,
         nearest=nearest,
-        bound=limit.bound,
+        bound=bound,
         node=graph.nodes[simulation.peak.node].name if above_minimum else None,
         tensors=tuple(graph.tensors[i].name for i in simulation.peak_tensors),
     )
@@ -344,7 +364,7 @@ def _row_remedy(problem: Problem, rows: Rows, found: SolveResult) -> Remedy:
     side, sign = ("upper", 1) if row.lower is None else ("lower", -1)
     least = found.to_dict()["objective"]["bound"]
     if all(isinstance(weight, int) for _, weight in row.terms) and isinstance(value, int):
-        least = min(value, math.ceil(least - ROUNDED * max(1.0, abs(least))))
+        least = _whole_bound(found)
     elif least >= value - RELATIVE_TOLERANCE * abs(value):
         least = value
     nearest = _accepted_limit(problem, row, side, sign * value, found)
@@ -357,6 +377,14 @@ def _row_remedy(problem: Problem, rows: Rows, found: SolveResult) -> Remedy:
         nearest=nearest,
         bound=nearest if proven else sign * least,
     )
+
+
+def _whole_bound(found: SolveResult) -> float:
+    """Return the bound of an own objective whose values are whole numbers, rounded up."""
+    objective = found.to_dict()["objective"]
+    value, least = objective["value"], objective["bound"]
+    whole: float = min(value, math.ceil(least - ROUNDED * max(1.0, abs(least))))
+    return whole
 
 
 def _accepted_limit(

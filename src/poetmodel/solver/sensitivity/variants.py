@@ -13,7 +13,6 @@ from functools import partial
 from operator import ge
 from typing import TYPE_CHECKING
 
-from poetmodel.graph import Graph, floor
 from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.result import SolveResult, Termination
 from poetmodel.schedule import GraphIdentity, Schedule
@@ -22,6 +21,8 @@ from poetmodel.solver.outcome import accepted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from poetmodel.graph import Graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ def _best(results: Sequence[SolveResult], problem: Problem) -> Schedule | None:
 
 
 def _paged_at_minimum_ram(problem: Problem) -> Problem:
-    ram = floor(problem.graph).bytes + problem.resident_bytes
+    ram = problem.floor.bytes + problem.resident_bytes
     return replace(problem, ram=ram, minimize=Quantity.ENERGY, recompute=False)
 
 

@@ -109,8 +109,15 @@ class IntervalSeparator:
             yield Cut(tuple(sorted(terms.items())), right, self.family, origin, in_bytes=False)
 
     def _add_entering(self, i: int, first: int, terms: dict[int, float]) -> float:
-        """Add keeping tensor `i` into group `first`; return it where it is a constant."""
+        """Add keeping tensor `i` into group `first`; return it where it is a constant.
+
+        Resident state is in RAM throughout.
+        """
         relaxation, events = self.relaxation, self.relaxation.events
+        if i in relaxation.model.resident:
+            _add(terms, relaxation.resident.get(i))
+            if i not in relaxation.resident:
+                return 1.0
         segment = events.segment(i, events.group_of[relaxation.problem.graph.node_of[i]], first)
         if segment is None:
             return 0.0
@@ -142,7 +149,7 @@ class _FractionalPoint:
     def __init__(self, relaxation: Relaxation, x: NDArray[np.float64]) -> None:
         self.relaxation = relaxation
         self.x = x
-        self.graph = relaxation.problem.graph
+        self.graph = relaxation.problem.working_graph
         self.events = relaxation.events
         self.group_of = self.events.group_of
         self.n_groups = len(relaxation.grouping.last_stage)
@@ -163,6 +170,9 @@ class _FractionalPoint:
                 value = self.x[column] if column is not None else float(sure)
                 enter[i, begin : end + 1] = value
                 begin = end + 1
+        columns = self.relaxation.resident
+        for i in self.relaxation.problem.graph.state_tensors:
+            enter[i] += self.x[columns[i]] if i in columns else 1.0
         return enter
 
     def _cumulated(self, columns: dict[tuple[int, int], int], count: int) -> NDArray[np.float64]:

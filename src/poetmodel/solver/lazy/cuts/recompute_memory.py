@@ -70,7 +70,7 @@ class RecomputeMemorySeparator:
     def __init__(self, relaxation: Relaxation, most: int) -> None:
         self.relaxation = relaxation
         self.most = most
-        self.graph = relaxation.problem.graph
+        self.graph = relaxation.problem.working_graph
         self.budget = int(relaxation.problem.usable_ram_bytes)
         self.sizes = self.graph.tensor_bytes
         grouping = relaxation.grouping

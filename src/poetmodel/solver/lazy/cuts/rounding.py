@@ -65,7 +65,7 @@ class RoundingSeparator:
 
     def _of_stage(self, q: int) -> Iterator[Cut]:
         relaxation = self.relaxation
-        graph = relaxation.problem.graph
+        graph = relaxation.problem.working_graph
         own = {*graph.inputs_of[q], *graph.outputs_of[q]}
         limit = relaxation.problem.usable_ram_bytes - graph.step_bytes[q]
         row = sorted(self._crossing(q, own), reverse=True)
@@ -92,7 +92,7 @@ class RoundingSeparator:
         Free keeps have no column; no enforced row counts them.
         """
         relaxation = self.relaxation
-        graph, grouping = relaxation.problem.graph, relaxation.grouping
+        graph, grouping = relaxation.problem.working_graph, relaxation.grouping
         following = grouping.group_of[q] + 1
         for i, k in enumerate(graph.node_of):
             if k >= q:

@@ -1,0 +1,215 @@
+"""``poetmodel export``: a training step of a PyTorch module as a folder of C."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import redirect_stdout
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poetmodel.cli import completion, options
+from poetmodel.cli.inputs import check_outputs
+from poetmodel.cli.output import figures, print_json, print_written, show
+from poetmodel.cli.tracing import OptimizerName
+from poetmodel.errors import InputError, raised_as
+from poetmodel.report.presenter import count, row
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.export.deployment import Deployment
+    from poetmodel.export.step import Step
+    from poetmodel.report.presenter import Fact
+
+
+class Target(StrEnum):
+    """What ``--target`` names."""
+
+    C = "c"
+    STEP = "step"
+
+
+@options.group
+class ExportOptions:
+    """What is exported, and where to."""
+
+    what: str = options.argument(
+        options.REQUIRED,
+        "MODULE:FUNCTION|STEP",
+        "As for 'poetmodel trace'; or a step file, *.step.json, as --target step writes it.",
+    )
+    target: Target = options.output(
+        Target.C,
+        "--target",
+        "c is a folder of C; step is a file of what was captured, with its weights, from which "
+        "a machine without PyTorch makes C.",
+    )
+    out: Path = options.output(
+        options.REQUIRED, "--out FOLDER", "Write the folder; for --target step the file."
+    )
+    name: str | None = options.option(
+        None, "--name NAME", "Name of the step. Default: the class of the model."
+    )
+    optimizer: OptimizerName | None = options.option(
+        None,
+        "--optimizer",
+        "Update the parameters, with PyTorch's defaults (momentum: SGD with 0.9). Default: hand "
+        "out the gradients.",
+    )
+    infer: bool = options.option(
+        False,
+        "--infer",
+        "Export pm_infer too: the forward pass of the model in evaluation mode, without the loss.",
+    )
+
+
+@options.group
+class DeviceOptions:
+    """The device, and what the step may take and do there."""
+
+    device: str = options.what(
+        "nrf52840",
+        "--device NAME|FILE",
+        "A built-in device (see 'poetmodel devices'), or a device file, *.toml.",
+        autocompletion=completion.devices,
+    )
+    profile: str | None = options.what(
+        None, "--profile FILE", "Measured costs, *.csv. They replace the device's estimates."
+    )
+    ram: str | None = options.limit(
+        None,
+        "--ram SIZE",
+        "All RAM of the step, stack and inputs included: 256KiB, or 50% of keep-all. Default: "
+        "the device's.",
+    )
+    stack: str = options.limit("2KiB", "--stack SIZE", "What to reserve for the stack.")
+    tile: str | None = options.limit(
+        None,
+        "--tile SIZE",
+        "Split larger parameters along their output channels, such as 32KiB: each tile has a "
+        "gradient and an update of its own.",
+    )
+    deadline: str | None = options.limit(
+        None,
+        "--deadline TIME",
+        "Time limit of a step: 1.5s, 20ms, or 110% of a single pass over all nodes.",
+    )
+    no_paging: bool = options.limit(False, "--no-paging", "Do not page, only recompute.")
+    no_recompute: bool = options.limit(False, "--no-recompute", "Do not recompute, only page.")
+    commit: bool = options.limit(
+        False,
+        "--commit",
+        "Keep two generations of all state on storage, so that a power cut leaves one whole.",
+    )
+    time_limit: float = options.how(
+        60.0,
+        "--time-limit SECONDS",
+        "Wall-clock limit of each solve, in seconds.",
+        parser=options.number("a number of seconds above 0, such as 60", positive=True),
+    )
+    gap: float = options.how(
+        0.01,
+        "--gap FRACTION",
+        "Gap tolerance, as a fraction of the overhead.",
+        parser=options.number("a fraction from 0, such as 0.01 for 1 %", positive=False),
+    )
+
+    def given(self) -> dict[str, Any]:
+        """Return them as `export_step` takes them."""
+        return {
+            "device": self.device,
+            "profile": self.profile,
+            "ram": self.ram,
+            "stack": self.stack,
+            "tile": self.tile,
+            "deadline": self.deadline,
+            "paging": not self.no_paging,
+            "recompute": not self.no_recompute,
+            "commit": self.commit,
+            "time_limit": self.time_limit,
+            "gap": self.gap,
+        }
+
+
+@options.command("poetmodel export train:step --ram 256KiB --out firmware")
+def export(wanted: ExportOptions, planned: DeviceOptions, output: options.OutputOptions) -> None:
+    """Make a folder of C that trains on a device: its program, kernels, weights and drivers."""
+    from poetmodel.export.folder import check_folder
+    from poetmodel.torch.target import is_target
+
+    captured = is_target(wanted.what)
+    if wanted.target == Target.STEP:
+        if not captured:
+            raise InputError(f"--target step: {wanted.what} is no MODULE:FUNCTION to capture")
+        check_outputs(("--out", wanted.out))
+    else:
+        with raised_as(InputError, "--out"):
+            check_folder(wanted.out)
+    step = step_of(wanted.what, name=wanted.name, optimizer=wanted.optimizer, infer=wanted.infer)
+    if wanted.target == Target.STEP:
+        from poetmodel.export.io import save_step
+
+        save_step(step, wanted.out)
+        print_written(wanted.out)
+        return
+    from poetmodel.export.exporting import export_step
+
+    command = shlex.join(["poetmodel", *sys.argv[1:]])
+    made = export_step(step, wanted.out, command=command, infer=wanted.infer, **planned.given())
+    facts = list(_facts(made))
+    if output.json:
+        from poetmodel.export.manifest import summary
+
+        print_json(summary(made))
+    else:
+        show(figures(f"{made.step.graph.name} as C", facts))
+    print_written(wanted.out)
+
+
+def step_of(
+    what: str, *, name: str | None, optimizer: OptimizerName | None, infer: bool = False
+) -> Step:
+    """Capture what ``module:function`` returns, or read a step file; output goes to stderr."""
+    from poetmodel.torch.target import is_target
+
+    if not is_target(what):
+        from poetmodel.export.io import load_step
+
+        if optimizer is not None or name is not None:
+            option = "--name" if optimizer is None else "--optimizer"
+            raise InputError(
+                f"{option}: {what} was captured already; give it when the step is captured"
+            )
+        return load_step(what)
+    from poetmodel.torch.errors import require_torch
+
+    require_torch()
+    from poetmodel.torch.lowering.inference import with_inference
+    from poetmodel.torch.lowering.step import lower
+    from poetmodel.torch.target import load_step as load_target
+    from poetmodel.torch.target import named_optimizer
+
+    with redirect_stdout(sys.stderr):
+        model, loss_fn, inputs = load_target(what)
+        found = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+        step = lower(model, loss_fn, inputs, name=name, optimizer=found)
+        return with_inference(step, model, loss_fn, inputs) if infer else step
+
+
+def _facts(made: Deployment) -> Iterator[Fact]:
+    from poetmodel.plan import Op
+
+    plan, result = made.plan, made.result
+    times = {op: sum(step.op == op for step in plan.program) for op in Op}
+    again = times[Op.COMPUTE] - len(made.step.graph.nodes)
+    yield row("nodes", str(len(made.step.graph.nodes)), f"{again} recomputations")
+    yield row("page-outs, page-ins", f"{times[Op.PAGE_OUT]}, {times[Op.PAGE_IN]}", str(plan.mode))
+    if result is not None:
+        yield row("schedule", str(result.status), f"gap {result.gap:.2%}" if result.gap else "")
+    for what, size in made.ram_map().items():
+        yield row(f"RAM: {what}", format_bytes(size))
+    yield row("arena", format_bytes(made.arena.bytes), f"{made.arena.fragmentation:.1%} in gaps")
+    yield row("slots on storage", count(len(made.slots)).strip())

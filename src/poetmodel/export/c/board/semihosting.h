@@ -1,0 +1,15 @@
+/* Requests of a program on a board to the machine that emulates it. */
+#ifndef SEMIHOSTING_H
+#define SEMIHOSTING_H
+
+#include <stdint.h>
+
+int semihosting_open(const char *name, uint32_t mode);
+int semihosting_seek(int file, uint32_t position);
+uint32_t semihosting_read(int file, void *to, uint32_t bytes);          /* bytes not moved */
+uint32_t semihosting_write(int file, const void *from, uint32_t bytes); /* bytes not moved */
+int semihosting_command_line(char *text, uint32_t bytes);
+void semihosting_complain(const char *text);
+_Noreturn void semihosting_exit(int status);
+
+#endif

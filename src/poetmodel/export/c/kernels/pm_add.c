@@ -1,0 +1,9 @@
+/* out = x + alpha * y */
+#include "pm_each.h"
+
+void pm_add(pm_real *out, const pm_real *x, const pm_real *y, const int32_t *shape, pm_real alpha)
+{
+    PM_EACH_3(shape, i, j, k) {
+        out[i] = x[j] + alpha * y[k];
+    }
+}

@@ -1,0 +1,9 @@
+/* out += index * step, an index below 0 counting from size: several indices become one */
+#include "pm_each.h"
+
+void pm_add_index(int32_t *out, const int32_t *index, const int32_t *shape, int32_t step, int32_t size)
+{
+    PM_EACH_2(shape, i, j) {
+        out[i] += (index[j] < 0 ? index[j] + size : index[j]) * step;
+    }
+}

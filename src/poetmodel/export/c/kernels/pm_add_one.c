@@ -1,0 +1,9 @@
+/* One more step; n is 1, as updates have the count of elements */
+#include "pm_real.h"
+
+void pm_add_one(pm_real *steps, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        steps[i] += PM_C(1.0);
+    }
+}

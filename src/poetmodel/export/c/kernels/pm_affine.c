@@ -1,0 +1,9 @@
+/* out = x * factor + shift */
+#include "pm_each.h"
+
+void pm_affine(pm_real *out, const pm_real *x, const int32_t *shape, pm_real factor, pm_real shift)
+{
+    PM_EACH_2(shape, i, j) {
+        out[i] = x[j] * factor + shift;
+    }
+}

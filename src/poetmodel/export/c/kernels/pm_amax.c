@@ -1,0 +1,14 @@
+/* out = the largest of elements of x, with sign -1 the least; NaN where one is; outer and inner: see pm_each.h */
+#include "pm_each.h"
+
+void pm_amax(pm_real *out, const pm_real *x, const int32_t *outer, const int32_t *inner, pm_real sign)
+{
+    PM_EACH_2(outer, i, j) {
+        pm_real most = -PM_INFINITY;
+        PM_EACH_1(inner, k) {
+            const pm_real v = sign * x[j + k];
+            most = v > most || v != v ? v : most;
+        }
+        out[i] = sign * most;
+    }
+}

@@ -1,0 +1,11 @@
+/* As pm_adam, by the largest squares so far */
+#include "pm_adam_body.h"
+
+void pm_amsgrad(pm_real *w, pm_real *mean, pm_real *square, pm_real *largest, const pm_real *gradient,
+                const pm_real *steps, int32_t n, pm_real lr, pm_real sign, pm_real decay, pm_real shrink,
+                pm_real fresh_mean, pm_real beta_square, pm_real fresh_square, pm_real log_mean, pm_real log_square,
+                pm_real eps)
+{
+    pm_adam_steps(w, mean, square, largest, gradient, *steps + PM_C(1.0), n, lr, sign, decay, shrink, fresh_mean,
+                  beta_square, fresh_square, log_mean, log_square, eps);
+}

@@ -1,0 +1,42 @@
+/* Batch norm in training: out from the statistics of x; also its mean and inverse deviation for each channel, and
+running statistics that move towards them by `momentum` (the variance of these is unbiased). Pointers to what is not
+wanted or not there are 0: mean, inverse, the new running statistics, w, bias. out may be x. `steps`: from one element
+of the batch, channel and place to the next, in out, then in x. */
+#include "pm_norm.h"
+
+void pm_batch_norm(pm_real *out, pm_real *mean, pm_real *inverse, pm_real *new_mean, pm_real *new_variance,
+                   const pm_real *x, const pm_real *w, const pm_real *bias, const pm_real *old_mean,
+                   const pm_real *old_variance, const int32_t *steps, int32_t batch, int32_t channels, int32_t plane,
+                   pm_real momentum, pm_real epsilon)
+{
+    const int32_t n = batch * plane;
+    for (int32_t c = 0; c < channels; c++) {
+        const pm_real *from = x + c * steps[4];
+        const pm_real middle = pm_mean_of(from, batch, steps[3], plane, steps[5]);
+        const pm_real variance = pm_variance_of(from, batch, steps[3], plane, steps[5], middle);
+        const pm_real scale = 1 / PM_SQRT(variance + epsilon);
+        if (mean) {
+            mean[c] = middle;
+        }
+        if (inverse) {
+            inverse[c] = scale;
+        }
+        if (new_mean) {
+            new_mean[c] = momentum * middle + (1 - momentum) * old_mean[c];
+        }
+        if (new_variance) {
+            const pm_real unbiased = variance * ((pm_real)n / (pm_real)(n - 1));
+            new_variance[c] = momentum * unbiased + (1 - momentum) * old_variance[c];
+        }
+        const pm_real weight = w ? w[c] : 1, start = bias ? bias[c] : 0;
+        for (int32_t i = 0; i < batch; i++) {
+            pm_real *to = out + c * steps[1] + i * steps[0];
+            const pm_real *p = from + i * steps[3];
+            for (int32_t j = plane; j > 0; j--) {
+                *to = (*p - middle) * scale * weight + start;
+                to += steps[2];
+                p += steps[5];
+            }
+        }
+    }
+}

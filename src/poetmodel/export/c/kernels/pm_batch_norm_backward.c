@@ -1,0 +1,41 @@
+/* The gradients of batch norm: of x, of its weights and of its bias; those that are not wanted are 0, and so may be w.
+`training` says that mean and inverse deviation are those of x; else they are a running mean and a running *variance*.
+dx may be dy or x. `steps`: from one element of the batch, channel and place to the next, in dx, in dy, in x. */
+#include "pm_norm.h"
+
+void pm_batch_norm_backward(pm_real *dx, pm_real *dw, pm_real *db, const pm_real *dy, const pm_real *x,
+                            const pm_real *w, const pm_real *mean, const pm_real *inverse, const int32_t *steps,
+                            int32_t batch, int32_t channels, int32_t plane, int32_t training, pm_real epsilon)
+{
+    const pm_real n = (pm_real)(batch * plane);
+    for (int32_t c = 0; c < channels; c++) {
+        const pm_real *back = dy + c * steps[4], *from = x + c * steps[7];
+        const pm_real middle = mean[c];
+        const pm_real scale = training ? inverse[c] : 1 / PM_SQRT(inverse[c] + epsilon);
+        pm_total plain = {0, 0}, moment = {0, 0};
+        if (training || dw || db) {
+            for (int32_t i = 0; i < batch; i++) {
+                pm_add_gradients(&plain, &moment, back + i * steps[3], steps[5], from + i * steps[6], steps[8], plane,
+                                 middle);
+            }
+        }
+        if (dw) {
+            dw[c] = moment.sum * scale;
+        }
+        if (db) {
+            db[c] = plain.sum;
+        }
+        const pm_real level = training ? plain.sum / n : 0, slope = training ? moment.sum / n * scale * scale : 0;
+        const pm_real weight = scale * (w ? w[c] : 1);
+        for (int32_t i = 0; dx && i < batch; i++) {
+            pm_real *to = dx + c * steps[1] + i * steps[0];
+            const pm_real *p = from + i * steps[6], *q = back + i * steps[3];
+            for (int32_t j = plane; j > 0; j--) {
+                *to = (*q - level - (*p - middle) * slope) * weight;
+                to += steps[2];
+                q += steps[5];
+                p += steps[8];
+            }
+        }
+    }
+}

@@ -1,0 +1,9 @@
+/* out = x as another type */
+#include "pm_each.h"
+
+void pm_byte_to_real(pm_real *out, const uint8_t *x, const int32_t *shape)
+{
+    PM_EACH_2(shape, i, j) {
+        out[i] = (pm_real)x[j];
+    }
+}

@@ -1,0 +1,9 @@
+/* out = ceil(x) */
+#include "pm_each.h"
+
+void pm_ceil(pm_real *out, const pm_real *x, const int32_t *shape)
+{
+    PM_EACH_2(shape, i, j) {
+        out[i] = PM_CEIL(x[j]);
+    }
+}

@@ -1,0 +1,10 @@
+/* out = x, at least low and at most high; NaN stays */
+#include "pm_each.h"
+
+void pm_clamp(pm_real *out, const pm_real *x, const int32_t *shape, pm_real low, pm_real high)
+{
+    PM_EACH_2(shape, i, j) {
+        const pm_real v = x[j];
+        out[i] = v < low ? low : v > high ? high : v;
+    }
+}

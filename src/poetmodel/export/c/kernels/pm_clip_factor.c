@@ -1,0 +1,10 @@
+/* What gradients are multiplied by so that their norm is at most a number
+
+   out holds the square of the norm, and becomes the factor. */
+#include "pm_real.h"
+
+void pm_clip_factor(pm_real *out, pm_real most)
+{
+    const pm_real factor = most / (PM_SQRT(out[0]) + PM_C(1e-6));
+    out[0] = factor > PM_C(1.0) ? PM_C(1.0) : factor;
+}

@@ -1,0 +1,10 @@
+/* out = whether the relation of x to a number is one of wanted: 1 less, 2 equal, 4 greater, 8 none of them (NaN) */
+#include "pm_each.h"
+
+void pm_compare_int_to(uint8_t *out, const int32_t *x, const int32_t *shape, int32_t wanted, int32_t y)
+{
+    PM_EACH_2(shape, i, j) {
+        const int32_t relation = x[j] < y ? 1 : x[j] == y ? 2 : x[j] > y ? 4 : 8;
+        out[i] = (relation & wanted) != 0;
+    }
+}

@@ -1,0 +1,9 @@
+/* out = cos(x) */
+#include "pm_each.h"
+
+void pm_cos(pm_real *out, const pm_real *x, const int32_t *shape)
+{
+    PM_EACH_2(shape, i, j) {
+        out[i] = PM_COS(x[j]);
+    }
+}

@@ -1,0 +1,71 @@
+/* Loops over tensors that lie in memory in any way.
+
+   A shape table has the number of dimensions (1 to PM_RANK), then for each dimension, the innermost
+   first, its size and the step of each tensor [elements], which is 0 where a tensor repeats.
+   PM_EACH_2(shape, i, j) { out[i] = -x[j]; } runs once for each element. Tensors that lie alike have
+   one dimension only, and an output may then be one of the inputs.
+
+   Where elements become one, such as in sums, there are two tables: outer goes over the output and
+   where the elements of each sum begin in the inputs, inner over these elements in the inputs. */
+#ifndef PM_EACH_H
+#define PM_EACH_H
+
+#include "pm_real.h"
+
+#define PM_RANK 6
+
+typedef struct {
+    int32_t at[PM_RANK]; /* in each dimension but the innermost */
+    int32_t first[5];    /* where the row begins, in each tensor */
+    int32_t is_there;
+} pm_row;
+
+static inline void pm_next_row(pm_row *row, const int32_t *shape, int32_t tensors)
+{
+    const int32_t *dimension = shape + 1;
+    row->is_there = 0;
+    for (int32_t k = 1; k < shape[0]; k++) {
+        dimension += 1 + tensors;
+        row->at[k]++;
+        row->is_there = row->at[k] < dimension[0];
+        for (int32_t t = 0; t < tensors; t++) {
+            row->first[t] += row->is_there ? dimension[1 + t] : dimension[1 + t] * (1 - dimension[0]);
+        }
+        if (row->is_there) {
+            return;
+        }
+        row->at[k] = 0;
+    }
+}
+
+#define PM_ROWS(shape, i, tensors) \
+    for (pm_row row_##i = {{0}, {0}, 1}; row_##i.is_there; pm_next_row(&row_##i, shape, tensors))
+
+#define PM_EACH_1(shape, i)                                                              \
+    PM_ROWS(shape, i, 1)                                                                 \
+    for (int32_t i = row_##i.first[0], left_##i = (shape)[1]; left_##i > 0; left_##i--, i += (shape)[2])
+
+#define PM_EACH_2(shape, i, j)                                                                             \
+    PM_ROWS(shape, i, 2)                                                                                   \
+    for (int32_t i = row_##i.first[0], j = row_##i.first[1], left_##i = (shape)[1]; left_##i > 0; left_##i--, \
+                 i += (shape)[2], j += (shape)[3])
+
+#define PM_EACH_3(shape, i, j, k)                                                           \
+    PM_ROWS(shape, i, 3)                                                                    \
+    for (int32_t i = row_##i.first[0], j = row_##i.first[1], k = row_##i.first[2], left_##i = (shape)[1]; \
+         left_##i > 0; left_##i--, i += (shape)[2], j += (shape)[3], k += (shape)[4])
+
+#define PM_EACH_4(shape, i, j, k, l)                                                                   \
+    PM_ROWS(shape, i, 4)                                                                               \
+    for (int32_t i = row_##i.first[0], j = row_##i.first[1], k = row_##i.first[2], l = row_##i.first[3], \
+                 left_##i = (shape)[1];                                                                \
+         left_##i > 0; left_##i--, i += (shape)[2], j += (shape)[3], k += (shape)[4], l += (shape)[5])
+
+#define PM_EACH_5(shape, i, j, k, l, m)                                                                \
+    PM_ROWS(shape, i, 5)                                                                               \
+    for (int32_t i = row_##i.first[0], j = row_##i.first[1], k = row_##i.first[2], l = row_##i.first[3], \
+                 m = row_##i.first[4], left_##i = (shape)[1];                                          \
+         left_##i > 0; left_##i--, i += (shape)[2], j += (shape)[3], k += (shape)[4], l += (shape)[5], \
+                 m += (shape)[6])
+
+#endif

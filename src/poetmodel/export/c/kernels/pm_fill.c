@@ -1,0 +1,9 @@
+/* out = a number, n times */
+#include "pm_real.h"
+
+void pm_fill(pm_real *out, int32_t n, pm_real value)
+{
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = value;
+    }
+}

@@ -1,0 +1,9 @@
+/* out = a number, n times */
+#include "pm_real.h"
+
+void pm_fill_int(int32_t *out, int32_t n, int32_t value)
+{
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = value;
+    }
+}

@@ -1,0 +1,11 @@
+/* out = x[index * step] from where x is; negative indices count from size
+
+   shape goes over out, x without the dimension that is indexed, and index. */
+#include "pm_each.h"
+
+void pm_gather(pm_real *out, const pm_real *x, const int32_t *index, const int32_t *shape, int32_t step, int32_t size)
+{
+    PM_EACH_3(shape, i, j, k) {
+        out[i] = x[j + (index[k] < 0 ? index[k] + size : index[k]) * step];
+    }
+}

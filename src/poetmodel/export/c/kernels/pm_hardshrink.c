@@ -1,0 +1,10 @@
+/* out = 0 where |x| is at most a number, else x */
+#include "pm_each.h"
+
+void pm_hardshrink(pm_real *out, const pm_real *x, const int32_t *shape, pm_real limit)
+{
+    PM_EACH_2(shape, i, j) {
+        const pm_real v = x[j];
+        out[i] = v >= -limit && v <= limit ? PM_C(0.0) : v;
+    }
+}

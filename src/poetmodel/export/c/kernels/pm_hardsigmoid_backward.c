@@ -1,0 +1,10 @@
+/* Gradient of pm_hardsigmoid; PyTorch multiplies by 1/6 as a float, in double too */
+#include "pm_each.h"
+
+void pm_hardsigmoid_backward(pm_real *out, const pm_real *gradient, const pm_real *x, const int32_t *shape)
+{
+    PM_EACH_3(shape, i, j, k) {
+        const pm_real v = x[k];
+        out[i] = v > PM_C(-3.0) && v < PM_C(3.0) ? gradient[j] * PM_C(0.1666666716337204) : PM_C(0.0);
+    }
+}

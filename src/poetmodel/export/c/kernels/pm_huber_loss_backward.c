@@ -1,0 +1,13 @@
+/* Gradient of pm_huber_loss, times a factor */
+#include "pm_each.h"
+
+void pm_huber_loss_backward(pm_real *out, const pm_real *gradient, const pm_real *x, const pm_real *y,
+                            const int32_t *shape, pm_real delta, pm_real factor)
+{
+    PM_EACH_4(shape, i, j, k, l) {
+        const pm_real v = x[k];
+        const pm_real w = y[l];
+        const pm_real d = v - w;
+        out[i] = (d < -delta ? -delta : d > delta ? delta : d) * factor * gradient[j];
+    }
+}

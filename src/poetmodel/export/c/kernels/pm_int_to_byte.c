@@ -1,0 +1,9 @@
+/* out = whether x is not 0 */
+#include "pm_each.h"
+
+void pm_int_to_byte(uint8_t *out, const int32_t *x, const int32_t *shape)
+{
+    PM_EACH_2(shape, i, j) {
+        out[i] = x[j] != 0;
+    }
+}

@@ -1,0 +1,10 @@
+/* out = x where it is above 0, else a part of it */
+#include "pm_each.h"
+
+void pm_leaky_relu(pm_real *out, const pm_real *x, const int32_t *shape, pm_real slope)
+{
+    PM_EACH_2(shape, i, j) {
+        const pm_real v = x[j];
+        out[i] = v > 0 ? v : v * slope;
+    }
+}

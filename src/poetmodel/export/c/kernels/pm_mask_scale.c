@@ -1,0 +1,9 @@
+/* out = factor x where the mask holds, else 0 */
+#include "pm_each.h"
+
+void pm_mask_scale(pm_real *out, const pm_real *x, const uint8_t *mask, const int32_t *shape, pm_real factor)
+{
+    PM_EACH_3(shape, i, j, k) {
+        out[i] = mask[k] ? x[j] * factor : PM_C(0.0);
+    }
+}

@@ -1,0 +1,9 @@
+/* out = x, and a number where the mask holds */
+#include "pm_each.h"
+
+void pm_masked_fill(pm_real *out, const pm_real *x, const uint8_t *mask, const int32_t *shape, pm_real value)
+{
+    PM_EACH_3(shape, i, j, k) {
+        out[i] = mask[k] ? value : x[j];
+    }
+}

@@ -1,0 +1,12 @@
+/* Gradient of pm_mish */
+#include "pm_each.h"
+
+void pm_mish_backward(pm_real *out, const pm_real *gradient, const pm_real *x, const int32_t *shape)
+{
+    PM_EACH_3(shape, i, j, k) {
+        const pm_real v = x[k];
+        const pm_real part = PM_C(1.0) / (PM_C(1.0) + PM_EXP(-v));
+        const pm_real t = PM_TANH(PM_LOG1P(PM_EXP(v)));
+        out[i] = gradient[j] * (t + v * part * (PM_C(1.0) - t * t));
+    }
+}

@@ -1,0 +1,9 @@
+/* out = x * y */
+#include "pm_each.h"
+
+void pm_mul(pm_real *out, const pm_real *x, const pm_real *y, const int32_t *shape)
+{
+    PM_EACH_3(shape, i, j, k) {
+        out[i] = x[j] * y[k];
+    }
+}

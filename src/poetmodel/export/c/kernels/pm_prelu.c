@@ -1,0 +1,9 @@
+/* out = x where it is above 0, else a part of it */
+#include "pm_each.h"
+
+void pm_prelu(pm_real *out, const pm_real *x, const pm_real *slope, const int32_t *shape)
+{
+    PM_EACH_3(shape, i, j, k) {
+        out[i] = x[j] > 0 ? x[j] : x[j] * slope[k];
+    }
+}

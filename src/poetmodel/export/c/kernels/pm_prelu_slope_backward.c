@@ -1,0 +1,9 @@
+/* Gradient of the slope of pm_prelu, before it is summed */
+#include "pm_each.h"
+
+void pm_prelu_slope_backward(pm_real *out, const pm_real *gradient, const pm_real *x, const int32_t *shape)
+{
+    PM_EACH_3(shape, i, j, k) {
+        out[i] = x[k] > 0 ? PM_C(0.0) : x[k] * gradient[j];
+    }
+}

@@ -1,0 +1,42 @@
+/* Random numbers for dropout: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as
+   1, 2, 3", SC 2011), a function of numbers and no sequence with a state.
+
+   Word w of block b at a site of a step is word w of Philox with the counter (b, site, 0, 0) and the
+   key (pm_random_step, PM_SEED). Sites are the random operators of a step in their order, beginning
+   with 0; element e of an operator has word e % 4 of block e / 4. The same mask thus comes again when
+   an operator is recomputed within a step, and another one in each step. An element is dropped where
+   the upper 24 bits of its word are below the ratio times 2^24. */
+#ifndef PM_RANDOM_H
+#define PM_RANDOM_H
+
+#include "pm_real.h"
+
+#ifndef PM_SEED
+#define PM_SEED 0u
+#endif
+
+extern uint32_t pm_random_step; /* the number of the step, which the step counts */
+
+typedef struct {
+    uint32_t word[4];
+} pm_random_block;
+
+static inline pm_random_block pm_random(uint32_t block, uint32_t site)
+{
+    pm_random_block c = {{block, site, 0, 0}};
+    uint32_t key_0 = pm_random_step;
+    uint32_t key_1 = PM_SEED;
+    for (int32_t round = 0; round < 10; round++) {
+        const uint64_t first = (uint64_t)0xD2511F53u * c.word[0];
+        const uint64_t second = (uint64_t)0xCD9E8D57u * c.word[2];
+        c.word[0] = (uint32_t)(second >> 32) ^ c.word[1] ^ key_0;
+        c.word[1] = (uint32_t)second;
+        c.word[2] = (uint32_t)(first >> 32) ^ c.word[3] ^ key_1;
+        c.word[3] = (uint32_t)first;
+        key_0 += 0x9E3779B9u;
+        key_1 += 0xBB67AE85u;
+    }
+    return c;
+}
+
+#endif

@@ -1,0 +1,9 @@
+/* out = x as another type */
+#include "pm_each.h"
+
+void pm_real_to_int(int32_t *out, const pm_real *x, const int32_t *shape)
+{
+    PM_EACH_2(shape, i, j) {
+        out[i] = (int32_t)x[j];
+    }
+}

@@ -1,0 +1,9 @@
+/* out = 1 / x */
+#include "pm_each.h"
+
+void pm_reciprocal(pm_real *out, const pm_real *x, const int32_t *shape)
+{
+    PM_EACH_2(shape, i, j) {
+        out[i] = PM_C(1.0) / x[j];
+    }
+}

@@ -1,0 +1,9 @@
+/* out = x rounded to the nearest integer, to the even one of two */
+#include "pm_each.h"
+
+void pm_round(pm_real *out, const pm_real *x, const int32_t *shape)
+{
+    PM_EACH_2(shape, i, j) {
+        out[i] = PM_RINT(x[j]);
+    }
+}

@@ -1,0 +1,9 @@
+/* out = 1 / (1 + exp(-x)) */
+#include "pm_each.h"
+
+void pm_sigmoid(pm_real *out, const pm_real *x, const int32_t *shape)
+{
+    PM_EACH_2(shape, i, j) {
+        out[i] = PM_C(1.0) / (PM_C(1.0) + PM_EXP(-x[j]));
+    }
+}

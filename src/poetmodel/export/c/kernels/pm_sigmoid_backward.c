@@ -1,0 +1,10 @@
+/* Gradient of pm_sigmoid from its output y */
+#include "pm_each.h"
+
+void pm_sigmoid_backward(pm_real *out, const pm_real *gradient, const pm_real *y, const int32_t *shape)
+{
+    PM_EACH_3(shape, i, j, k) {
+        const pm_real v = y[k];
+        out[i] = gradient[j] * (PM_C(1.0) - v) * v;
+    }
+}

@@ -1,0 +1,9 @@
+/* out = sin(x) */
+#include "pm_each.h"
+
+void pm_sin(pm_real *out, const pm_real *x, const int32_t *shape)
+{
+    PM_EACH_2(shape, i, j) {
+        out[i] = PM_SIN(x[j]);
+    }
+}

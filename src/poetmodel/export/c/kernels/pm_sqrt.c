@@ -1,0 +1,9 @@
+/* out = square root of x */
+#include "pm_each.h"
+
+void pm_sqrt(pm_real *out, const pm_real *x, const int32_t *shape)
+{
+    PM_EACH_2(shape, i, j) {
+        out[i] = PM_SQRT(x[j]);
+    }
+}

@@ -1,0 +1,10 @@
+/* Threshold and ReLU: out = x where it is above the threshold, or NaN, else a number */
+#include "pm_each.h"
+
+void pm_threshold(pm_real *out, const pm_real *x, const int32_t *shape, pm_real threshold, pm_real value)
+{
+    PM_EACH_2(shape, i, j) {
+        const pm_real v = x[j];
+        out[i] = v <= threshold ? value : v;
+    }
+}

@@ -1,0 +1,20 @@
+/* Sums that carry along what rounding loses (Kahan), so that long ones are as good as short ones. */
+#ifndef PM_TOTAL_H
+#define PM_TOTAL_H
+
+#include "pm_real.h"
+
+typedef struct {
+    pm_real sum;
+    pm_real excess;
+} pm_total;
+
+static inline void pm_add_to(pm_total *total, pm_real x)
+{
+    const pm_real corrected = x - total->excess;
+    const pm_real sum = total->sum + corrected;
+    total->excess = (sum - total->sum) - corrected;
+    total->sum = sum;
+}
+
+#endif

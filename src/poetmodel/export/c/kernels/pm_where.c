@@ -1,0 +1,9 @@
+/* out = x where the condition holds, else y */
+#include "pm_each.h"
+
+void pm_where(pm_real *out, const uint8_t *condition, const pm_real *x, const pm_real *y, const int32_t *shape)
+{
+    PM_EACH_4(shape, i, j, k, l) {
+        out[i] = condition[j] ? x[k] : y[l];
+    }
+}

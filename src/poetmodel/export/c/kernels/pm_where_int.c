@@ -1,0 +1,9 @@
+/* out = x where the condition holds, else y */
+#include "pm_each.h"
+
+void pm_where_int(int32_t *out, const uint8_t *condition, const int32_t *x, const int32_t *y, const int32_t *shape)
+{
+    PM_EACH_4(shape, i, j, k, l) {
+        out[i] = condition[j] ? x[k] : y[l];
+    }
+}

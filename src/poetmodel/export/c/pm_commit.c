@@ -1,0 +1,74 @@
+/* Commits: of two generations of the state on storage one is whole, whenever the power goes. A record says which: it
+   is written when the new generation is, to the place of the older of two records, and counts once its checksum is
+   right. */
+#include <stddef.h>
+
+#include "pm_checksum.h"
+#include "pm_runtime.h"
+
+#if PM_COMMIT
+
+typedef struct {
+    uint32_t step_id; /* of another step: not ours */
+    uint32_t number;  /* of the commit; 0: none */
+    uint32_t generation;
+    uint32_t checksum; /* of the three */
+} pm_record_t;
+
+uint32_t pm_generation;
+uint32_t pm_commits; /* the number of the last one: pm_init makes the first, each step another */
+
+static int pm_write_record(uint32_t place, const pm_record_t *record)
+{
+    const uint32_t slot = (uint32_t)PM_SLOTS + place;
+    PM_TRY(pm_page_out(slot, record, sizeof *record));
+    return pm_page_wait(slot);
+}
+
+static int pm_read_record(uint32_t place, pm_record_t *record)
+{
+    const uint32_t slot = (uint32_t)PM_SLOTS + place;
+    PM_TRY(pm_page_in(slot, record, sizeof *record));
+    PM_TRY(pm_page_wait(slot));
+    const int ours = record->step_id == PM_STEP_ID && record->number > 0 && record->generation <= 1u;
+    const uint32_t sum = pm_checksum(0, record, (uint32_t)offsetof(pm_record_t, checksum));
+    return ours && record->checksum == sum ? PM_OK : PM_ERROR_EMPTY;
+}
+
+int pm_commit_clear(void)
+{
+    static const pm_record_t none = {0, 0, 0, 0};
+    pm_generation = 0;
+    pm_commits = 0;
+    PM_TRY(pm_write_record(0, &none));
+    return pm_write_record(1, &none);
+}
+
+int pm_commit(void)
+{
+    pm_record_t record = {PM_STEP_ID, pm_commits + 1u, 1u - pm_generation, 0};
+    record.checksum = pm_checksum(0, &record, (uint32_t)offsetof(pm_record_t, checksum));
+    PM_TRY(pm_write_record(record.number & 1u, &record));
+    pm_commits = record.number;
+    pm_generation = record.generation;
+    return PM_OK;
+}
+
+int pm_resume(void)
+{
+    pm_record_t record;
+    pm_commits = 0;
+    for (uint32_t place = 0; place < 2u; place++) {
+        const int error = pm_read_record(place, &record);
+        if (error == PM_OK && record.number > pm_commits) {
+            pm_commits = record.number;
+            pm_generation = record.generation;
+        }
+        if (error == PM_ERROR_PAGE) return error; /* all others: this record was not written, or not to its end */
+    }
+    return pm_commits ? pm_load_resident() : PM_ERROR_EMPTY;
+}
+
+#else
+typedef int pm_commit_is_not_used;
+#endif

@@ -1,0 +1,33 @@
+/* What a step asks of storage. Three functions carry pages; drivers of the kind in driver_file.c make them out of two
+   that read and write bytes (pm_storage.h), so a new storage needs those two only. */
+#ifndef PM_DRIVER_H
+#define PM_DRIVER_H
+
+#include <stdint.h>
+
+/* What the functions of a step and of a driver return. */
+#define PM_OK 0
+#define PM_TORN 1           /* a driver failed after the first update: part of the state is new */
+#define PM_ERROR_PAGE 2     /* storage did not do what it was asked */
+#define PM_ERROR_SHORT 3    /* storage moved fewer bytes than it was asked */
+#define PM_ERROR_SLOT 4     /* no such slot, or more bytes than it has */
+#define PM_ERROR_CHECKSUM 5 /* a page is not what was written */
+#define PM_ERROR_BUSY 6     /* a slot was used while a transfer of it was under way */
+#define PM_ERROR_INDEX 7    /* no such tensor, or fewer elements than asked for */
+#define PM_ERROR_EMPTY 8    /* storage has no whole generation of the state */
+#define PM_READ_ONLY 9      /* a tensor that no step changes, and that lies in flash */
+
+/* Begins to write `bytes` bytes to a slot, to read them from it. The memory may be changed, or read, after the wait
+   only. At most one transfer of a slot is under way; transfers of several slots may be. */
+int pm_page_out(uint32_t slot, const void *from, uint32_t bytes);
+int pm_page_in(uint32_t slot, void *to, uint32_t bytes);
+
+/* Returns when the transfer of a slot is done, and says how it went; an error may be said here or by the call that
+   began it. A driver that blocks the core returns 0. */
+int pm_page_wait(uint32_t slot);
+
+/* Storage that the core reads like RAM: where a slot begins, and writing some of its bytes, done on return. */
+const void *pm_page_address(uint32_t slot);
+int pm_page_write(uint32_t slot, uint32_t offset, const void *from, uint32_t bytes);
+
+#endif

@@ -1,0 +1,70 @@
+/* The number type of a step: float, or double with -DPM_REAL=double. */
+#ifndef PM_REAL_H
+#define PM_REAL_H
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+
+#ifndef PM_REAL
+#define PM_REAL float
+#endif
+
+#define PM_IS_DOUBLE_float 0
+#define PM_IS_DOUBLE_double 1
+#define PM_PASTE(a, b) a##b
+#define PM_PASTE_EXPANDED(a, b) PM_PASTE(a, b)
+#define PM_IS_DOUBLE PM_PASTE_EXPANDED(PM_IS_DOUBLE_, PM_REAL)
+
+typedef PM_REAL pm_real;
+
+/* A literal with all its digits, rounded once to double and then to pm_real, as PyTorch does with its scalars.
+   The compiler does this: no double arithmetic is left. */
+#define PM_C(literal) ((pm_real)(literal))
+#define PM_INFINITY ((pm_real)INFINITY)
+
+#if PM_IS_DOUBLE
+#define PM_SCALE 2 /* sizeof(pm_real) / 4: offsets and sizes of reals are given for float */
+#define PM_DIGITS 17
+#define PM_LARGEST DBL_MAX
+#define PM_EPSILON DBL_EPSILON
+#define PM_SQRT(x) sqrt(x)
+#define PM_EXP(x) exp(x)
+#define PM_EXPM1(x) expm1(x)
+#define PM_LOG(x) log(x)
+#define PM_LOG1P(x) log1p(x)
+#define PM_TANH(x) tanh(x)
+#define PM_ERF(x) erf(x)
+#define PM_POW(x, y) pow(x, y)
+#define PM_SIN(x) sin(x)
+#define PM_COS(x) cos(x)
+#define PM_FABS(x) fabs(x)
+#define PM_FLOOR(x) floor(x)
+#define PM_CEIL(x) ceil(x)
+#define PM_RINT(x) rint(x)
+#else
+#define PM_SCALE 1
+#define PM_DIGITS 9
+#define PM_LARGEST FLT_MAX
+#define PM_EPSILON FLT_EPSILON
+#define PM_SQRT(x) sqrtf(x)
+#define PM_EXP(x) expf(x)
+#define PM_EXPM1(x) expm1f(x)
+#define PM_LOG(x) logf(x)
+#define PM_LOG1P(x) log1pf(x)
+#define PM_TANH(x) tanhf(x)
+#define PM_ERF(x) erff(x)
+#define PM_POW(x, y) powf(x, y)
+#define PM_SIN(x) sinf(x)
+#define PM_COS(x) cosf(x)
+#define PM_FABS(x) fabsf(x)
+#define PM_FLOOR(x) floorf(x)
+#define PM_CEIL(x) ceilf(x)
+#define PM_RINT(x) rintf(x)
+#endif
+
+/* The second argument where either is NaN; PM_MAX(0, x) thus lets NaN through. Arguments may be evaluated twice. */
+#define PM_MAX(x, y) ((x) > (y) ? (x) : (y))
+#define PM_MIN(x, y) ((x) < (y) ? (x) : (y))
+
+#endif

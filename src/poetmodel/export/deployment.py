@@ -1,0 +1,147 @@
+"""A step on a device: its schedule, its program, its addresses, and what takes the rest of RAM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.plan import Op
+from poetmodel.plan.arena import BEFORE, aligned
+
+RUNTIME_BYTES: Final = 2048
+"""What the C library, the page driver and `pm_run` take of RAM, measured on a Cortex-M4 [B]."""
+STACK_BYTES: Final = 2048
+"""What is reserved for the stack unless another size is wanted [B]."""
+
+if TYPE_CHECKING:
+    from poetmodel.device import Device
+    from poetmodel.export.step import Step, Value
+    from poetmodel.plan import Plan
+    from poetmodel.plan.arena import Arena
+    from poetmodel.result import SolveResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inference:
+    """The forward pass in evaluation mode as it is exported."""
+
+    step: Step
+    """It reads from storage the state that has its home there: nodes that are `on_aux`."""
+    plan: Plan
+    arena: Arena
+    """Its addresses, which begin where the state in RAM ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What is exported: a step, and the decisions about it."""
+
+    step: Step
+    plan: Plan
+    arena: Arena
+    ram_bytes: int
+    """All of the RAM that the step may take, stack and input buffers included [B]."""
+    stack_bytes: int
+    """What is reserved for the stack [B]."""
+    device: Device | None = None
+    result: SolveResult | None = None
+    commit: bool = False
+    """Whether storage has two generations of all state, of which one is always whole."""
+    inference: Inference | None = None
+    """The forward pass in evaluation mode, where it was asked for."""
+
+    @cached_property
+    def slots(self) -> tuple[str, ...]:
+        """What is kept on storage, by slot: tensors paged out, gradients, state, in this order."""
+        return tuple(self._slot_bytes)
+
+    @cached_property
+    def slot_bytes(self) -> tuple[int, ...]:
+        """The size of each slot in the build for the device [B]."""
+        return tuple(self._slot_bytes.values())
+
+    @cached_property
+    def _slot_bytes(self) -> dict[str, int]:
+        buffers = self.step.buffers
+        paged = {name: buffers[name].bytes for name in _paged_out(self.step, self.plan)}
+        more = {}
+        if self.inference is not None:
+            step = self.inference.step
+            names = _paged_out(step, self.inference.plan)
+            more = {inference_slot(name): step.buffers[name].bytes for name in names}
+        handed_out = {
+            gradient_slot(value): buffers[value.pieces[0].buffer].bytes
+            for value in self.step.gradients
+        }
+        state = {name: buffers[name].bytes for name in self.stored_state}
+        return paged | more | handed_out | state
+
+    @cached_property
+    def stored_state(self) -> tuple[str, ...]:
+        """The state tensors that have a slot: with commits all, else those on storage."""
+        graph = self.step.graph
+        resident = () if self.commit else self.plan.resident or ()
+        return tuple(graph.tensors[i].name for i in graph.state_tensors if i not in resident)
+
+    @cached_property
+    def resident_bytes(self) -> int:
+        """Where the state in RAM ends, which lies at the bottom of the arena [B]."""
+        sizes, alignment = self.step.graph.tensor_bytes, self.arena.alignment
+        placed = [one for one in self.arena.offsets if one.position == BEFORE]
+        return max((aligned(one.offset + sizes[one.index], alignment) for one in placed), default=0)
+
+    @property
+    def arena_bytes(self) -> int:
+        """The size of the arena, in which a step and an inference run at different times [B]."""
+        more = 0 if self.inference is None else self.resident_bytes + self.inference.arena.bytes
+        return max(self.arena.bytes, more)
+
+    def ram_map(self) -> dict[str, int]:
+        """Return what takes how much of the RAM of the build for the device [B]."""
+        step, resident = self.step, self.plan.resident or ()
+        state = sum(step.graph.tensor_bytes[i] for i in resident)
+        outputs = {} if self.inference is None else {"outputs": output_bytes(step)}
+        return {
+            "state in the arena": state,
+            "the rest of the arena": self.arena_bytes - state,
+            "inputs": input_bytes(step),
+            **outputs,
+            "stack": self.stack_bytes,
+            "runtime": RUNTIME_BYTES,
+            "free": self.ram_bytes - self.arena_bytes - reserved_bytes(step, self.stack_bytes),
+        }
+
+
+def _paged_out(step: Step, plan: Plan) -> list[str]:
+    """Return the tensors that a program pages out, but for new state."""
+    graph = step.graph
+    out = {i for (op, i) in plan.program if op == Op.PAGE_OUT and i not in graph.state_of}
+    return [graph.tensors[i].name for i in sorted(out)]
+
+
+def inference_slot(name: str) -> str:
+    """Return what the slot of a tensor that an inference pages out is called."""
+    return f"{name} of the inference"
+
+
+def gradient_slot(value: Value) -> str:
+    """Return what the slot of a gradient that is handed out is called."""
+    return f"gradient of {value.name}"
+
+
+def input_bytes(step: Step) -> int:
+    """Return the size of a batch, which is in RAM for all of a step [B]."""
+    return sum(step.buffers[value.pieces[0].buffer].bytes for value in step.inputs)
+
+
+def output_bytes(step: Step) -> int:
+    """Return the size of what an inference writes for its caller [B]."""
+    output = None if step.inference is None else step.inference.output
+    return 0 if output is None else prod(output.shape) * output.type.itemsize
+
+
+def reserved_bytes(step: Step, stack_bytes: int) -> int:
+    """Return what a step takes of RAM beside its arena [B]."""
+    return input_bytes(step) + output_bytes(step) + stack_bytes + RUNTIME_BYTES

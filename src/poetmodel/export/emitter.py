@@ -1,0 +1,333 @@
+"""The C of a step: its program as straight-line calls with constant addresses."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import filterfalse
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.errors import InputError
+from poetmodel.export.deployment import inference_slot
+from poetmodel.export.step import WORKSPACE, Call, DataType, LearningRate, Ref
+from poetmodel.plan import Op
+from poetmodel.plan.arena import BEFORE, Content
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
+
+    from poetmodel.export.deployment import Deployment, Inference
+    from poetmodel.export.step import Argument, Value
+    from poetmodel.export.weights import Weights
+
+_POINTER: Final = {
+    DataType.REAL: "PM_REALS",
+    DataType.INT32: "PM_INTS",
+    DataType.UINT8: "PM_BYTES",
+}
+"""The macros that turn an offset in the arena into a pointer."""
+_CONSTANT: Final = {
+    DataType.REAL: "PM_CONSTANT_REALS",
+    DataType.INT32: "PM_CONSTANT_INTS",
+    DataType.UINT8: "PM_CONSTANT_BYTES",
+}
+_PIECE: Final = 32
+"""Elements of memory-mapped state that are updated and written at a time."""
+
+
+class ProgramSource:
+    """The body of ``pm_step``, or of ``pm_infer``: a line for each instruction that does something.
+
+    An inference begins as a step does: with all state at home, and that in RAM at the bottom of the
+    arena.
+    """
+
+    def __init__(
+        self, deployment: Deployment, weights: Weights, inference: Inference | None = None
+    ) -> None:
+        self.deployment = deployment
+        self.inference = inference
+        program = deployment if inference is None else inference
+        self.step = program.step
+        self.graph = program.step.graph
+        self.plan = program.plan
+        self.arena = program.arena
+        self.weights = weights
+        self.lists: dict[tuple[int, ...], str] = {}
+        """Sizes and strides that calls take, by the names of their arrays."""
+        self.kernels: dict[str, None] = {}
+        """The kernels that are called, in the order of their first call."""
+        self._gradients = tuple(value.pieces[0] for value in self.step.gradients)
+        """Where those that are handed out lie: none of them is in tiles."""
+        self._slot = {name: k for k, name in enumerate(deployment.slots)}
+        self._callers = {v.pieces[0].buffer: f"x{k}" for k, v in enumerate(self.step.inputs)}
+        """What belongs to the caller, by the names of its pointers."""
+        if self.step.output is not None:
+            self._callers[self.step.output.pieces[0].buffer] = "outputs"
+        trained, plan = deployment.step.graph, deployment.plan
+        self._resident = {trained.tensors[i].name for i in plan.resident or ()}
+        state = {trained.tensors[i].name for i in trained.state_tensors}
+        self._mapped = state - self._resident if plan.memory_mapped else set()
+        self._old = {
+            self.graph.tensors[new].name: self.graph.tensors[old].name
+            for old, new in self.graph.replacement_of.items()
+        }
+        """Of each replacement the state tensor that it replaces."""
+        self._offsets = self._placed()
+        self._here = {
+            trained.tensors[one.index].name: one.offset
+            for one in deployment.arena.offsets
+            if one.position == BEFORE
+        }
+        """Where in the arena the current copy of each tensor is [B]."""
+        self.room = dict(self._here)
+        """Where a tensor of state is, or may be put between two steps [B]."""
+        self._taken: set[str] = set()
+        """Inputs of the last node whose memory its outputs have taken over."""
+        self._written: set[str] = set()
+        """Memory-mapped state that has its new value."""
+        self._workspace: int | None = None
+        self._torn = False
+        self._seen: Counter[int] = Counter()
+
+    def _placed(self) -> dict[int, dict[int, int]]:
+        found: dict[int, dict[int, int]] = {}
+        self._workspaces: dict[int, int] = {}
+        base = 0 if self.inference is None else self.deployment.resident_bytes
+        for position, content, index, at in self.arena.offsets:
+            offset = base + at
+            if content == Content.WORKSPACE:
+                self._workspaces[position] = offset
+            else:
+                found.setdefault(position, {})[index] = offset
+        return found
+
+    def lines(self) -> Iterator[str]:
+        """Yield the statements of one step, or of one inference."""
+        made = {tensor.name for tensor in self.graph.tensors}
+        yield from self._handed_out({ref.buffer for ref in self._gradients} - made)
+        for position, (op, index) in enumerate(self.plan.program):
+            if op == Op.COMPUTE:
+                self._workspace = self._workspaces.get(position)
+                self._taken = set(self._taken_over(position, index))
+            for i, offset in self._offsets.get(position, {}).items():
+                self._here[self.graph.tensors[i].name] = offset
+            if op == Op.COMPUTE:
+                yield from self._compute(index)
+                continue
+            name = self.graph.tensors[index].name
+            if op == Op.PAGE_IN:
+                yield from self._page_in(name)
+            elif op == Op.PAGE_OUT:
+                yield from self._page_out(name)
+            elif op == Op.WAIT:
+                yield self._try(f"pm_page_wait({self._slot_of(name)})")
+            elif self._old.get(name, name) not in self._resident | self._mapped | self._taken:
+                size = self.step.buffers[self._old.get(name, name)].bytes
+                if size:
+                    yield f"PM_FREE({self._address_of(name)}, {size});"
+
+    def _taken_over(self, position: int, k: int) -> Iterator[str]:
+        """Yield the inputs of a node whose memory its outputs take over."""
+        placed = self._offsets.get(position, {})
+        for y, x in self.graph.in_place_of[k]:
+            name = self.graph.tensors[x].name
+            if y in placed and placed[y] == self._here.get(name):
+                yield name
+
+    # -- computing ---------------------------------------------------------------------------------
+
+    def _compute(self, k: int) -> Iterator[str]:
+        node = self.graph.nodes[k]
+        self._seen[k] += 1
+        if node.is_state:
+            name = node.outputs[0].name
+            if name not in self._resident | self._mapped:
+                self.room.setdefault(name, self._here[name])
+                yield from self._page_in(name)
+            return
+        if node.on_aux:
+            for tensor in node.outputs:
+                yield from self._transfer("in", tensor.name, wait=True)
+            return
+        again = ", again" if self._seen[k] > 1 else ""
+        mark = f"PM_NODE({k}); " if self.inference is None else ""
+        yield f"{mark}/* {_comment(node.name)}{again} */"
+        replaced = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
+        if replaced:
+            self._torn = True
+        for call in filterfalse(self._copies_nothing, self.step.calls[k]):
+            self.kernels.setdefault(call.kernel)
+            written = {a.buffer for a in call.arguments if isinstance(a, Ref)} & replaced
+            if written & self._mapped and call.kernel.startswith("pm_copy"):
+                yield self._copied(node.name, call)
+            elif written & self._mapped:
+                yield from self._piecewise(call, written)
+            else:
+                yield self._line(call)
+        if self._seen[k] == 1:
+            yield from self._results(k)
+
+    def _copies_nothing(self, call: Call) -> bool:
+        """Return whether a call copies elements to where they lie, in place."""
+        match call:
+            case Call("pm_copy", (Ref() as to, Ref() as of, tuple() as shape)):
+                return shape[2::3] == shape[3::3] and self._pointer(to) == self._pointer(of)
+        return False
+
+    def _line(self, call: Call) -> str:
+        return f"{call.kernel}({', '.join(map(self._word, call.arguments))});"
+
+    def _copied(self, node: str, call: Call) -> str:
+        """Return what writes a tensor to state that the core reads where it lies: one new value."""
+        match call.arguments:
+            case (Ref() as new, Ref() as value, (1, count, *steps)) if count == 1 or steps == [
+                1,
+                1,
+            ]:
+                kind = self.step.buffers[new.buffer].type.c_name
+                first, size = f"{new.offset} * sizeof({kind})", f"{count} * sizeof({kind})"
+                moved = f"(uint32_t)({first}), {self._pointer(value)}, (uint32_t)({size})"
+                line = self._try(f"pm_page_write(PM_NEW({self._slot[new.buffer]}), {moved})")
+                self._written.add(new.buffer)
+                return line
+        raise InputError(
+            f"{node}: its new value lies in another order than the state, which memory-mapped "
+            "storage cannot take; make it contiguous, or choose a device whose storage is paged"
+        )
+
+    def _piecewise(self, call: Call, written: set[str]) -> Iterator[str]:
+        """Yield an update of state that the core reads where it lies, and writes by the driver.
+
+        Kernels of updates take pointers first, which all advance with the elements but those to
+        buffers of one, and then the count of elements.
+        """
+        refs = [a for a in call.arguments if isinstance(a, Ref)]
+        count, *others = call.arguments[len(refs) :]
+        pieces: dict[int, str] = {}
+        names = []
+        for k, ref in enumerate(refs):
+            if ref.buffer == WORKSPACE:  # the gradient, summed or clipped
+                names.append(f"(const pm_real *){self._pointer(ref)} + first")
+                continue
+            buffer = self.step.buffers[ref.buffer]
+            if ref.buffer in written & self._mapped and not buffer.elements == 1 != count:
+                pieces[k] = buffer.type.c_name
+                names.append(f"piece{k}")
+            else:
+                names.append(f"{self._word(ref)}{'' if buffer.elements == 1 else ' + first'}")
+        yield "{"
+        yield from (f"    {kind} piece{k}[{_PIECE}];" for k, kind in pieces.items())
+        yield f"    for (int32_t first = 0; first < {count}; first += {_PIECE}) {{"
+        yield f"        const int32_t n = PM_MIN({count} - first, {_PIECE});"
+        for k in pieces:
+            size = f"(size_t)n * sizeof piece{k}[0]"
+            yield f"        memcpy(piece{k}, {self._word(refs[k])} + first, {size});"
+        words = ", ".join([*names, "n", *map(self._word, others)])
+        yield f"        {call.kernel}({words});"
+        for k in pieces:
+            slot = f"PM_NEW({self._slot[refs[k].buffer]})"
+            size = f"(uint32_t)sizeof piece{k}[0]"
+            moved = f"(uint32_t)first * {size}, piece{k}, (uint32_t)n * {size}"
+            yield f"        {self._try(f'pm_page_write({slot}, {moved})')}"
+        yield "    }"
+        yield "}"
+        self._written.update(refs[k].buffer for k in pieces)
+
+    def _word(self, argument: Argument) -> str:
+        if isinstance(argument, Ref):
+            return self._pointer(argument)
+        if isinstance(argument, LearningRate):
+            return "lr" if argument.factor == 1 else f"lr * {_real(argument.factor)}"
+        if isinstance(argument, tuple):
+            return self.lists.setdefault(argument, f"pm_list_{len(self.lists)}")
+        return str(int(argument)) if isinstance(argument, int) else _real(argument)
+
+    def _pointer(self, ref: Ref) -> str:
+        name = ref.buffer
+        if name == WORKSPACE:
+            # Its elements are of the type that the kernel takes: 4 bytes each, as PM_SCALE counts.
+            return f"PM_ADDRESS({(self._workspace or 0) + 4 * ref.offset})"
+        kind = self.step.buffers[name].type
+        if name in self._callers:
+            return _plus(self._callers[name], ref.offset)
+        if name in self._mapped:
+            slot = f"PM_{'NEW' if name in self._written else 'OLD'}({self._slot[name]})"
+            pointer = f"((const {kind.c_name} *)pm_page_address({slot}))"
+            return _plus(pointer, ref.offset)
+        if name in self._here or name in self._old:
+            return _plus(f"{_POINTER[kind]}({self._address_of(name)})", ref.offset)
+        at = self.weights.offsets[name] // kind.itemsize
+        return f"{_CONSTANT[kind]}({at + ref.offset})"
+
+    def _address_of(self, name: str) -> int:
+        return self._here[self._old.get(name, name)]
+
+    # -- transfers and results ---------------------------------------------------------------------
+
+    def _slot_of(self, name: str) -> str:
+        old = self._old.get(name)
+        if old is not None:
+            return f"PM_NEW({self._slot[old]})"
+        if name in self.deployment.stored_state:
+            return f"PM_OLD({self._slot[name]})"
+        return str(self._slot[name if self.inference is None else inference_slot(name)])
+
+    def _page_in(self, name: str) -> Iterator[str]:
+        yield from self._transfer("in", name)
+
+    def _page_out(self, name: str) -> Iterator[str]:
+        if self._old.get(name, name) not in self._mapped:  # that is written piece by piece
+            yield from self._transfer("out", name)
+
+    def _transfer(self, way: str, name: str, *, wait: bool = False) -> Iterator[str]:
+        slot = self._slot_of(name)
+        size = self.step.buffers[self._old.get(name, name)].bytes
+        address = f"PM_ADDRESS({self._address_of(name)})"
+        yield self._try(f"pm_page_{way}({slot}, {address}, {size} * PM_SCALE)")
+        if wait or self.plan.mode == "blocking":
+            yield self._try(f"pm_page_wait({slot})")
+
+    def _results(self, k: int) -> Iterator[str]:
+        """Yield what hands out the loss, and gradients where nothing updates."""
+        made = {tensor.name for tensor in self.graph.nodes[k].outputs}
+        if self.step.loss.buffer in made:
+            yield f"*loss = *{self._pointer(self.step.loss)};"
+        yield from self._handed_out(made)
+
+    def _handed_out(self, buffers: AbstractSet[str]) -> Iterator[str]:
+        """Yield what hands out gradients that lie in some buffers, as constants may."""
+        first = len(self._slot) - len(self._gradients) - len(self.deployment.stored_state)
+        for slot, piece in enumerate(self._gradients, start=first):
+            if piece.buffer in buffers:
+                size = self.step.buffers[piece.buffer].bytes
+                address = self._pointer(Ref(piece.buffer))
+                yield self._try(f"pm_page_out({slot}, {address}, {size} * PM_SCALE)")
+                yield self._try(f"pm_page_wait({slot})")
+
+    def _try(self, call: str) -> str:
+        return f"PM_TRY{'_TORN' if self._torn else ''}({call});"
+
+
+def _plus(pointer: str, offset: int) -> str:
+    return f"{pointer} + {offset}" if offset else pointer
+
+
+def _real(value: float) -> str:
+    if math.isnan(value):
+        return "PM_C(NAN)"
+    if math.isinf(value):
+        return "PM_INFINITY" if value > 0 else "-PM_INFINITY"
+    return f"PM_C({value!r})"
+
+
+def _comment(text: str) -> str:
+    """Return text that may stand in a comment of C."""
+    shown = text.replace("*/", "* /").replace("/*", "/ *")
+    return shown.encode("ascii", "backslashreplace").decode()
+
+
+def elements(value: Value) -> int:
+    """Return how many elements a tensor has."""
+    return math.prod(value.shape)

@@ -1,0 +1,231 @@
+"""Export: a step is solved for a device, planned, placed, and written as a folder of C."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from poetmodel.device import Costs, StorageMode
+from poetmodel.device.io import load_device, load_profile
+from poetmodel.errors import BudgetError, InputError, VerificationError
+from poetmodel.export.deployment import STACK_BYTES, Deployment, Inference, reserved_bytes
+from poetmodel.export.folder import check_folder, write_folder
+from poetmodel.export.inference import reading_state
+from poetmodel.export.tiles import tiled
+from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.plan import check_plan
+from poetmodel.plan.arena import ALIGNMENT, check_arena
+from poetmodel.problem import Problem
+from poetmodel.solver.fitting import aligned_graph, fit_arena
+from poetmodel.units import format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from poetmodel.device import Device
+    from poetmodel.export.step import Step
+    from poetmodel.plan import Plan
+    from poetmodel.plan.arena import Arena
+    from poetmodel.result import SolveResult
+
+DEVICE = "nrf52840"
+"""The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
+
+
+def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameters have defaults
+    step: Step,
+    folder: Path,
+    *,
+    ram: str | int | None = None,
+    device: str | Device = DEVICE,
+    profile: str | Path | Costs | None = None,
+    stack: str | int = STACK_BYTES,
+    tile: str | int | None = None,
+    paging: bool = True,
+    recompute: bool = True,
+    minimize: str = "energy",
+    deadline: str | float | None = None,
+    time_limit: float = 60.0,
+    gap: float = 0.01,
+    commit: bool = False,
+    infer: bool = False,
+    command: str = "",
+) -> Deployment:
+    """Write a folder of C that trains a step within all of a device's RAM.
+
+    Parameters
+    ----------
+    step : Step
+        What is computed.
+    folder : Path
+        Where to write; made if it is not there.
+    ram : str or int, optional
+        All of the RAM that a step takes: state, tensors, inputs, stack, runtime. Bytes, a size such
+        as ``256KiB``, or a percentage of what it takes when everything is kept. Default: the
+        device's.
+    device : str or Device
+        Whose costs, storage and RAM count.
+    profile : str, Path or Costs, optional
+        Measured costs in place of the device's estimates.
+    stack : str or int
+        What to reserve for the stack.
+    tile : str or int, optional
+        Largest piece of a parameter: larger ones are split along their output channels, each tile
+        with a home, a gradient and an update of its own. Default: whole.
+    paging, recompute : bool
+        Whether tensors may be paged, and computed again.
+    minimize : {'energy', 'time', 'ram', 'writes'}
+        What the schedule is best in.
+    deadline : str or float, optional
+        Time limit of a step: seconds, ``20ms``, or ``150%`` of one computation of every node.
+    time_limit : float
+        Most time of each solve [s].
+    gap : float
+        Gap of the overhead at which the solver stops.
+    commit : bool
+        Whether storage keeps two generations of all state, so that one is whole at any moment.
+    infer : bool
+        Whether ``pm_infer`` is wanted too: the forward pass in evaluation mode. Its step must have
+        been captured with it.
+    command : str
+        What made the folder, for its readers.
+
+    Returns
+    -------
+    Deployment
+        What was written, with the result of the solve.
+
+    Raises
+    ------
+    BudgetError
+        If the RAM leaves no room for any schedule.
+    NoScheduleError
+        If no schedule keeps the limits, or none was found in time.
+    """
+    check_folder(folder)
+    found = load_device(device) if isinstance(device, str) else device
+    step = in_tiles(step if infer else replace(step, inference=None), tile)
+    if infer and step.inference is None:
+        raise InputError(
+            f"infer: {step.graph.name} was captured without its forward pass in evaluation mode; "
+            "capture it again, with infer"
+        )
+    if commit and found.storage is None:
+        raise InputError(f"commit: device {found.name} has no storage for two generations of state")
+    costs = _costs(step, found, profile)
+    reserved = reserved_bytes(step, parse_size(stack, field="stack"))
+    ram_bytes = _ram_bytes(step, found, ram, reserved)
+    pages = paging and costs.pages is not None
+    mapped = found.storage is not None and found.storage.memory_mapped
+    aligned = aligned_graph(step.graph, ALIGNMENT)
+    least = floor(aligned, memory_mapped=pages and mapped, resident=not pages)
+    problem = Problem(
+        step.graph,
+        costs,
+        ram=_arena_bytes(ram_bytes, reserved, least.bytes),
+        deadline=deadline,
+        recompute=recompute,
+        paging=pages,
+        minimize=minimize,
+    )
+    solving = {"time_limit": time_limit, "gap": gap}
+    result, plan, arena = _fitted(problem, found, **solving)
+    deployment = Deployment(
+        step=step,
+        plan=plan,
+        arena=arena,
+        ram_bytes=ram_bytes,
+        stack_bytes=parse_size(stack, field="stack"),
+        device=found,
+        result=result,
+        commit=commit and bool(step.graph.state_tensors),
+    )
+    if step.inference is not None:
+        inference = _inference(deployment, step.inference, problem, found, **solving)
+        deployment = replace(deployment, inference=inference)
+    write_folder(deployment, folder, command=command)
+    return deployment
+
+
+def _fitted(problem: Problem, device: Device, **options: Any) -> tuple[SolveResult, Plan, Arena]:
+    """Return a schedule with its plan and addresses, all checked; raise where there is none."""
+    mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
+    result, plan, arena = fit_arena(problem, mode=mode, **options)
+    result.require_schedule()
+    if plan is None or arena is None:
+        raise VerificationError(result.violations)
+    checks = (
+        check_plan(problem.graph, problem.costs, plan).violations,
+        check_arena(problem.graph, plan, arena).violations,
+    )
+    if any(checks):
+        raise VerificationError([fault for check in checks for fault in check])
+    return result, plan, arena
+
+
+def _inference(
+    deployment: Deployment, captured: Step, problem: Problem, device: Device, **options: Any
+) -> Inference:
+    """Plan an inference beside a step: in the RAM above the state that lives there."""
+    resident = deployment.resident_bytes
+    mapped = deployment.plan.memory_mapped
+    tensors, homes = deployment.step.graph, deployment.plan.resident or ()
+    stored = {tensors.tensors[i].name for i in tensors.state_tensors if i not in homes}
+    step = reading_state(captured, () if mapped else stored)
+    room, least = problem.usable_ram_bytes - resident, floor(step.graph).bytes
+    if room < least:
+        raise BudgetError(
+            f"ram: state in RAM leaves {max(0, room):,} B for an inference, and one node of it "
+            f"needs {least:,} B; give {least - room:,} B more, or leave infer out"
+        )
+    aux = problem.aux_limit_bytes
+    wanted = replace(
+        problem,
+        graph=step.graph,
+        costs=Costs.estimate(step.graph, device),
+        ram=room,
+        deadline=None,
+        aux_bytes=None if aux is None else max(0, aux - sum(deployment.slot_bytes)),
+    )
+    _, plan, arena = _fitted(wanted, device, **options)
+    return Inference(step=step, plan=plan, arena=arena)
+
+
+def in_tiles(step: Step, tile: str | int | None) -> Step:
+    """Return a step with its larger parameters in tiles of a size, where one is given."""
+    if tile is None:
+        return step
+    tile_bytes = parse_size(tile, field="tile")
+    if tile_bytes == 0:
+        raise InputError("tile: expected a size above 0 bytes, such as 32KiB")
+    if step.learning_rate is None:
+        raise InputError(
+            f"tile: {tile!r} is for a step that updates its parameters; give an optimizer too"
+        )
+    return tiled(step, tile_bytes)
+
+
+def _costs(step: Step, device: Device, profile: str | Path | Costs | None) -> Costs:
+    if profile is None:
+        return Costs.estimate(step.graph, device)
+    if isinstance(profile, Costs):
+        return replace(profile, device=device)
+    return load_profile(profile, device=device)
+
+
+def _ram_bytes(step: Step, device: Device, ram: str | int | None, reserved: int) -> int:
+    if ram is None:
+        return device.ram_bytes
+    whole = checkpoint_all_peak_bytes(aligned_graph(step.graph, ALIGNMENT))
+    return parse_size(ram, field="ram", whole_bytes=whole + reserved)
+
+
+def _arena_bytes(ram_bytes: int, reserved: int, least: int) -> int:
+    """Return what is left for the arena; raise `BudgetError` where no step fits into that."""
+    if ram_bytes - reserved < least:
+        raise BudgetError(
+            f"ram: {format_bytes(ram_bytes)} less {format_bytes(reserved)} for inputs, stack and "
+            f"runtime leave {max(0, ram_bytes - reserved):,} B for tensors, and one node alone "
+            f"needs {least:,} B; give at least {least + reserved:,} B, or smaller tiles"
+        )
+    return ram_bytes - reserved

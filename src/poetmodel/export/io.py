@@ -1,0 +1,340 @@
+"""Step files, ``*.step.json``: a captured step with its weights, to be exported without PyTorch."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import numpy as np
+from pydantic import Field
+
+from poetmodel.data import read_text, write_text
+from poetmodel.errors import InputError, raised_as
+from poetmodel.export.folder import kernel_names, parameters
+from poetmodel.export.step import (
+    WORKSPACE,
+    Argument,
+    Buffer,
+    Call,
+    DataType,
+    LearningRate,
+    Ref,
+    Step,
+    Value,
+)
+from poetmodel.graph.io import graph_from_dict, graph_to_dict
+from poetmodel.schedule.io import Index, Strict, parse_file
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from pathlib import Path
+
+FORMAT: Final = "poetmodel-step"
+VERSION: Final = 1
+
+
+class _Ref(Strict):
+    buffer: str
+    offset: Index = 0
+
+
+class _Rate(Strict):
+    learning_rate: float
+
+
+class _Real(Strict):
+    real: Literal["inf", "-inf", "nan"]
+
+
+_Argument = Annotated[int | float | list[int] | _Ref | _Rate | _Real, Field(union_mode="smart")]
+
+
+class _Call(Strict):
+    kernel: str
+    arguments: list[_Argument]
+
+
+class _Buffer(Strict):
+    elements: Index
+    type: Literal["real", "int32", "uint8"]
+
+
+class _Value(Strict):
+    name: str
+    shape: list[Index]
+    type: Literal["real", "int32", "uint8"]
+    pieces: Annotated[list[_Ref], Field(min_length=1)]
+    strides: list[Index] | None = None
+
+
+class _StepFile(Strict):
+    format: Literal["poetmodel-step"]
+    version: Literal[1]
+    graph: dict[str, Any]
+    calls: list[list[_Call]]
+    buffers: dict[str, _Buffer]
+    inputs: list[_Value]
+    states: list[_Value]
+    gradients: list[_Value]
+    loss: _Ref
+    values: dict[str, str]
+    learning_rate: float | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    output: _Value | None = None
+    inference: _StepFile | None = None
+
+
+def save_step(step: Step, path: str | Path) -> None:
+    """Write a ``*.step.json`` file; values are in base64."""
+    write_text(path, json.dumps(_document(step), allow_nan=False) + "\n")
+
+
+def _document(step: Step) -> dict[str, object]:
+    found: dict[str, object] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "graph": graph_to_dict(step.graph),
+        "calls": [
+            [
+                {"kernel": call.kernel, "arguments": [_written(a) for a in call.arguments]}
+                for call in calls
+            ]
+            for calls in step.calls
+        ],
+        "buffers": {
+            name: {"elements": buffer.elements, "type": str(buffer.type)}
+            for name, buffer in step.buffers.items()
+        },
+        **{key: [_value(value) for value in getattr(step, key)] for key in _LISTS},
+        "loss": _written(step.loss),
+        "values": {
+            name: base64.b64encode(values.astype(step.buffers[name].type.stored).tobytes()).decode()
+            for name, values in step.values.items()
+        },
+        "learning_rate": step.learning_rate,
+        "versions": dict(step.versions),
+    }
+    if step.output is not None:
+        found["output"] = _value(step.output)
+    if step.inference is not None:
+        found["inference"] = _document(step.inference)
+    return found
+
+
+_LISTS: Final = ("inputs", "states", "gradients")
+
+
+def _written(argument: Argument) -> object:
+    if isinstance(argument, Ref):
+        return {"buffer": argument.buffer, "offset": argument.offset}
+    if isinstance(argument, LearningRate):
+        return {"learning_rate": argument.factor}
+    if isinstance(argument, float) and not math.isfinite(argument):
+        return {"real": str(argument)}
+    return list(argument) if isinstance(argument, tuple) else argument
+
+
+def _value(value: Value) -> dict[str, object]:
+    found: dict[str, object] = {
+        "name": value.name,
+        "shape": list(value.shape),
+        "type": str(value.type),
+        "pieces": [_written(ref) for ref in value.pieces],
+    }
+    return found if value.strides is None else found | {"strides": list(value.strides)}
+
+
+def load_step(path: str | Path) -> Step:
+    """Read a ``*.step.json`` file; `InputError` names every fault found."""
+    text = read_text(path)
+    with raised_as(InputError, str(path)):
+        return _step(parse_file(_StepFile, text, kind="step"))
+
+
+def _step(document: _StepFile, outside: Collection[str] = ()) -> Step:
+    step = Step(
+        graph=graph_from_dict(document.graph, source="graph"),
+        calls=tuple(tuple(map(_call, calls)) for calls in document.calls),
+        buffers={
+            name: Buffer(elements=each.elements, type=DataType(each.type))
+            for name, each in document.buffers.items()
+        },
+        inputs=tuple(map(_read_value, document.inputs)),
+        states=tuple(map(_read_value, document.states)),
+        gradients=tuple(map(_read_value, document.gradients)),
+        loss=Ref(document.loss.buffer, document.loss.offset),
+        values={},
+        learning_rate=document.learning_rate,
+        versions=document.versions,
+        output=None if document.output is None else _read_value(document.output),
+    )
+    faults = list(_faults(step, document.values, outside))
+    if faults:
+        raise InputError(faults)
+    values = {name: _array(step, name, coded) for name, coded in document.values.items()}
+    inference = None
+    if document.inference is not None:
+        with raised_as(InputError, "inference"):
+            inference = _step(document.inference, document.values)
+    return replace(step, values=values, inference=inference)
+
+
+def _call(call: _Call) -> Call:
+    return Call(call.kernel, tuple(map(_read, call.arguments)))
+
+
+def _read(argument: object) -> Argument:
+    if isinstance(argument, _Ref):
+        return Ref(argument.buffer, argument.offset)
+    if isinstance(argument, _Rate):
+        return LearningRate(argument.learning_rate)
+    if isinstance(argument, _Real):
+        return float(argument.real)
+    if isinstance(argument, list):
+        return tuple(argument)
+    if isinstance(argument, int | float):
+        return argument
+    raise InputError(f"expected an argument of a kernel, got {argument!r}")
+
+
+def _read_value(value: _Value) -> Value:
+    return Value(
+        name=value.name,
+        shape=tuple(value.shape),
+        type=DataType(value.type),
+        pieces=tuple(Ref(ref.buffer, ref.offset) for ref in value.pieces),
+        strides=None if value.strides is None else tuple(value.strides),
+    )
+
+
+def _faults(step: Step, values: Collection[str], outside: Collection[str]) -> Iterator[str]:
+    """Yield where parts of a file contradict each other; `outside` has values elsewhere."""
+    for tensor in step.graph.tensors:
+        name = tensor.replaces or tensor.name
+        if name not in step.buffers:
+            yield f"buffers: tensor {name!r} of the graph is not there"
+        elif step.buffers[name].bytes != tensor.bytes:
+            yield f"buffers: {name!r} has {step.buffers[name].bytes} B, its tensor {tensor.bytes} B"
+    yield from _named_faults(step)
+    needed = {ref.buffer for value in step.states for ref in value.pieces}
+    needed.update(t.name for node in step.graph.nodes if node.is_state for t in node.outputs)
+    for name in sorted(needed - set(values)):
+        yield f"values: those of state {name!r} are missing"
+    for name in sorted(set(values) - step.buffers.keys()):
+        yield f"values: {name!r} is no buffer"
+    theirs = {v.pieces[0].buffer for v in step.inputs} | {*values, *outside}
+    theirs.difference_update(tensor.name for tensor in step.graph.tensors)
+    yield from _calls_faults(step, theirs)
+
+
+def _calls_faults(step: Step, theirs: Collection[str]) -> Iterator[str]:
+    """Yield what is wrong with calls; `theirs` is what they may read besides tensors."""
+    if len(step.calls) != len(step.graph.nodes):
+        yield f"calls: expected {len(step.graph.nodes)} lists, one a node, got {len(step.calls)}"
+    for node, calls in zip(step.graph.nodes, step.calls, strict=False):
+        made = {tensor.replaces or tensor.name for tensor in node.outputs}
+        made.update([] if step.output is None else [step.output.pieces[0].buffer])
+        for call in calls:
+            for fault in _call_faults(step, call, made, {*theirs, *made, *node.inputs}):
+                yield f"calls: {node.name}: {call.kernel}: {fault}"
+
+
+def _named_faults(step: Step) -> Iterator[str]:
+    """Yield what is wrong with tensors that users see, and with the loss."""
+    listed = [(key, value) for key in _LISTS for value in getattr(step, key)]
+    for key, value in [*listed, *([] if step.output is None else [("output", step.output)])]:
+        for fault in _value_faults(step, value):
+            yield f"{key}: {value.name!r}: {fault}"
+    for fault in _ref_faults(step, step.loss):
+        yield f"loss: {fault}"
+
+
+def _value_faults(step: Step, value: Value) -> Iterator[str]:
+    """Yield why a tensor that users see cannot be what the buffers hold of it."""
+    faults = [fault for ref in value.pieces for fault in _ref_faults(step, ref)]
+    yield from faults
+    if faults:
+        return
+    kinds = {step.buffers[ref.buffer].type for ref in value.pieces}
+    if kinds != {value.type}:
+        yield f"is of type {value.type}, its buffer of {', '.join(sorted(kinds))}"
+    rooms = [step.buffers[ref.buffer].elements - ref.offset for ref in value.pieces]
+    if value.strides is not None:
+        if len(value.strides) != len(value.shape) or len(value.pieces) > 1:
+            yield f"expected {len(value.shape)} strides in one piece, got {len(value.strides)}"
+        elif (needed := _reach(value.shape, value.strides)) > rooms[0]:
+            yield f"reaches {needed} elements, its buffer has {rooms[0]}"
+    elif (needed := math.prod(value.shape)) > sum(rooms):
+        yield f"has {needed} elements, its buffers {sum(rooms)}"
+    elif len(value.pieces) > 1 and needed != sum(rooms):
+        yield f"has {needed} elements, its pieces {sum(rooms)}"
+
+
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return how many elements lie up to the last one of a tensor."""
+    last = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    return last + 1 if math.prod(shape) else 0
+
+
+def _ref_faults(step: Step, ref: Ref) -> Iterator[str]:
+    if ref.buffer not in step.buffers:
+        yield f"buffer {ref.buffer!r} is not there"
+    elif ref.offset > max(0, step.buffers[ref.buffer].elements - 1):
+        there = step.buffers[ref.buffer].elements
+        yield f"element {ref.offset} of {ref.buffer!r}, which has {there}"
+
+
+def _call_faults(
+    step: Step, call: Call, made: Collection[str], there: Collection[str]
+) -> Iterator[str]:
+    """Yield why a call is none of its kernel, or not of its node."""
+    if call.kernel not in kernel_names():
+        yield "there is no such kernel"
+        return
+    types = parameters(call.kernel)
+    if len(types) != len(call.arguments):
+        yield f"expected {len(types)} arguments, got {len(call.arguments)}"
+        return
+    for number, (wanted, argument) in enumerate(zip(types, call.arguments, strict=True)):
+        if not _fits(step, wanted, argument):
+            yield f"argument {number}: expected {wanted}, got {_shown(argument)}"
+        elif isinstance(argument, Ref) and argument.buffer != WORKSPACE:
+            yield from _ref_faults(step, argument)
+            if argument.buffer not in there:
+                yield f"{argument.buffer!r} is neither read nor made by its node"
+            elif "const" not in wanted and argument.buffer not in made:
+                yield f"{argument.buffer!r} is written, and not made by its node"
+
+
+def _fits(step: Step, wanted: str, argument: Argument) -> bool:
+    """Return whether a kernel's parameter can take an argument."""
+    is_pointer = wanted.endswith("*")
+    if isinstance(argument, Ref):
+        buffer = step.buffers.get(argument.buffer)
+        return is_pointer and (buffer is None or buffer.type.c_name in wanted)
+    if isinstance(argument, tuple):
+        return wanted == "const int32_t *" and all(abs(each) < 2**31 for each in argument)
+    if isinstance(argument, int):
+        return argument == 0 if is_pointer else abs(argument) < 2**31
+    return wanted == "pm_real"
+
+
+def _shown(argument: Argument) -> str:
+    if isinstance(argument, Ref):
+        return f"buffer {argument.buffer!r}"
+    return f"{len(argument)} numbers" if isinstance(argument, tuple) else str(argument)
+
+
+def _array(step: Step, name: str, coded: str) -> np.ndarray:
+    buffer = step.buffers[name]
+    try:
+        data = base64.b64decode(coded, validate=True)
+    except (binascii.Error, ValueError):
+        raise InputError(f"values: {name!r} is not base64") from None
+    if len(data) != buffer.bytes:
+        raise InputError(f"values: {name!r} has {len(data)} B, its buffer {buffer.bytes} B")
+    return np.frombuffer(data, dtype=buffer.type.stored)

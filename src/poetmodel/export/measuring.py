@@ -1,0 +1,185 @@
+"""Costs measured on an emulated board: instructions of the very code that is exported.
+
+An emulator counts instructions, not cycles. Time is a model: instructions over those of one cycle,
+over the clock; energy is that time times a power. Transfers are estimated from the device.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from poetmodel.device import Costs
+from poetmodel.device.costs import Cost
+from poetmodel.device.io import load_device
+from poetmodel.errors import InputError
+from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+from poetmodel.export.emulator import run
+from poetmodel.export.exporting import export_step
+from poetmodel.export.step import DataType
+from poetmodel.export.toolchain import MACHINES, Target, build, require
+from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.plan import Op
+from poetmodel.units import parse_frequency, parse_power
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poetmodel.device import Device
+    from poetmodel.export.deployment import Deployment
+    from poetmodel.export.step import Step
+
+INSTRUCTIONS_PER_CYCLE: Final = 1.0
+"""What is assumed unless another number is given: one, the most that a Cortex-M3 or M4 can do. No
+wait for memory or a branch is counted, so that real times are longer."""
+MACHINE_RAM_BYTES: Final = 4 * 2**20
+"""RAM of the emulated boards [B]."""
+_CLOCK: Final = re.compile(r"\d+(?:\.\d+)? ?[kMG]Hz")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmulatedProfile:
+    """The costs of a step on an emulated board, and how they were found."""
+
+    costs: Costs
+    """Times and energies of every node and every tensor of the step's graph."""
+    instructions: Mapping[str, int]
+    """Of one computation of each node."""
+    notes: tuple[str, ...]
+    """How the figures came about, one sentence each."""
+
+
+def emulated_profile(
+    step: Step,
+    *,
+    device: str | Device,
+    clock: str | float | None = None,
+    power: str | float | None = None,
+    instructions_per_cycle: float = INSTRUCTIONS_PER_CYCLE,
+    core: str = Target.M4,
+    time_limit_s: float = 600.0,
+) -> EmulatedProfile:
+    """Count the instructions of each node on a board that QEMU emulates.
+
+    Parameters
+    ----------
+    step : Step
+        What is computed, in tiles if it is to be exported in tiles.
+    device : str or Device
+        Its storage gives the costs of transfers, and its core clock and power unless given.
+    clock : str or float, optional
+        Of the core, such as ``64MHz`` [Hz].
+    power : str or float, optional
+        While the core computes, such as ``20mW`` [W].
+    instructions_per_cycle : float
+        How many instructions the core does in a cycle on average; measure it on your board.
+    core : {'m4', 'm3', 'm7'}
+        Which Cortex the code is built for.
+    time_limit_s : float
+        How long building and running may each take [s].
+
+    Raises
+    ------
+    InputError
+        If the device says no clock or no power and none is given.
+    MissingExtraError
+        If a compiler or the emulator is missing.
+    ToolchainError
+        If the code does not fit into the emulated board, or fails there.
+    """
+    found = load_device(device) if isinstance(device, str) else device
+    clock_hz, power_w = _clock_hz(found, clock), _power_w(found, power)
+    if not 0 < instructions_per_cycle < math.inf:
+        raise InputError(
+            f"instructions per cycle: expected a number above 0, got {instructions_per_cycle}"
+        )
+    if core not in tuple(map(str, MACHINES)):
+        raise InputError(f"core: expected one of {', '.join(MACHINES)}, got {core!r}")
+    instructions = _instructions(step, found, Target(core), time_limit_s)
+    per_s = clock_hz * instructions_per_cycle
+    compute = {
+        name: Cost(count / per_s, count / per_s * power_w) for name, count in instructions.items()
+    }
+    estimated = Costs.estimate(step.graph, found)
+    return EmulatedProfile(
+        costs=replace(estimated, compute=compute, source=""),
+        instructions=instructions,
+        notes=(
+            f"compute times: instructions of the exported code for a Cortex-{core.upper()}, "
+            f"counted by QEMU, {instructions_per_cycle:g} a cycle at {clock_hz / 1e6:g} MHz; an "
+            "emulator knows no waits for memory",
+            f"compute energies: these times, {power_w:g} W",
+            f"page costs: estimated for device {found.key or found.name}",
+        ),
+    )
+
+
+def _clock_hz(device: Device, clock: str | float | None) -> float:
+    if clock is None:
+        said = _CLOCK.search(device.core)
+        if said is None:
+            raise InputError(f"clock: device {device.name} does not say it; give it, such as 64MHz")
+        clock = said.group()
+    clock_hz = parse_frequency(clock, field="clock")
+    if clock_hz == 0:
+        raise InputError("clock: expected a frequency above 0")
+    return clock_hz
+
+
+def _power_w(device: Device, power: str | float | None) -> float:
+    if power is not None:
+        return parse_power(power, field="power")
+    if device.compute.power_w is None:
+        raise InputError(f"power: device {device.name} does not say it; give it, such as 20mW")
+    return device.compute.power_w
+
+
+def _instructions(step: Step, device: Device, core: Target, time_limit_s: float) -> dict[str, int]:
+    """Return the instructions of one computation of each node that computes."""
+    require(core)
+    with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as name:
+        folder = Path(name)
+        made = _deployed(step, device, folder)
+        program = build(folder, core, settings=("PROFILE=1",), time_limit_s=time_limit_s)
+        done = run(
+            program,
+            core,
+            folder,
+            inputs=_batch(step),
+            steps=1,
+            learning_rate=step.learning_rate or 0.0,
+            time_limit_s=time_limit_s,
+        ).require_success()
+    times = Counter(index for op, index in made.plan.program if op == Op.COMPUTE)
+    return {
+        node.name: round(done.node_instructions[k] / times[k])
+        for k, node in enumerate(step.graph.nodes)
+        if not node.is_state
+    }
+
+
+def _deployed(step: Step, device: Device, folder: Path) -> Deployment:
+    """Export a step with all the RAM that the emulated board has, so that little is done twice."""
+    whole = checkpoint_all_peak_bytes(step.graph) * 5 // 4 + reserved_bytes(step, STACK_BYTES)
+    return export_step(
+        step, folder, ram=min(MACHINE_RAM_BYTES, whole), device=device, command="poetmodel profile"
+    )
+
+
+def _batch(step: Step) -> bytes:
+    """Return one batch: normal numbers, and 0 for integers, which is a class of any number."""
+    random = np.random.default_rng(0)
+    parts = []
+    for value in step.inputs:
+        size = math.prod(value.shape)
+        reals = value.type is DataType.REAL
+        array = random.normal(size=size).astype("<f4") if reals else np.zeros(size, "<i4")
+        parts.append(array.tobytes())
+    return b"".join(parts)

@@ -1,0 +1,274 @@
+"""``pm_step.h`` and ``pm_step.c``: the interface of a step, its tables, and its program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.export.deployment import gradient_slot, input_bytes, output_bytes
+from poetmodel.export.emitter import ProgramSource, elements
+from poetmodel.export.step import DataType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from poetmodel.export.deployment import Deployment
+    from poetmodel.export.step import Step, Value
+    from poetmodel.export.weights import Weights
+
+_TYPE_NAMES: Final = {
+    DataType.REAL: "PM_IS_REAL",
+    DataType.INT32: "PM_IS_INT32",
+    DataType.UINT8: "PM_IS_UINT8",
+}
+_HOMES: Final = {
+    "ram": "PM_RAM",
+    "storage": "PM_STORAGE",
+    "mapped": "PM_MAPPED_STORAGE",
+    "flash": "PM_FLASH",
+}
+_RANDOM: Final = frozenset(("pm_dropout", "pm_bernoulli"))
+"""Kernels whose numbers depend on the number of the step: see ``pm_random.h``."""
+
+
+class StepSource:
+    """The generated files of a deployment."""
+
+    def __init__(self, deployment: Deployment, weights: Weights) -> None:
+        self.deployment = deployment
+        self.step = deployment.step
+        self.weights = weights
+        self.program = ProgramSource(deployment, weights)
+        self._body = list(self.program.lines())
+        self._inference: list[str] = []
+        if deployment.inference is not None:
+            inference = ProgramSource(deployment, weights, deployment.inference)
+            inference.lists, inference.kernels = self.program.lists, self.program.kernels
+            self._inference = list(inference.lines())
+        self._buffers = list(
+            dict.fromkeys(ref.buffer for value in self.step.states for ref in value.pieces)
+        )
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The kernels that the programs call."""
+        return tuple(self.program.kernels)
+
+    def header(self) -> str:
+        """Return the text of ``pm_step.h``."""
+        step, deployment = self.step, self.deployment
+        slots = deployment.slots
+        state_slots = len(deployment.stored_state)
+        generations = 2 if deployment.commit else 1
+        numbers = {
+            "ARENA_BYTES": (deployment.arena_bytes, "of the build for float"),
+            "INPUTS": (len(step.inputs), ""),
+            "STATES": (len(step.states), ""),
+            "GRADIENTS": (len(step.gradients), "handed out, where nothing updates"),
+            "NODES": (len(step.graph.nodes), ""),
+            "BUFFERS": (len(self._buffers), "of state"),
+            "SLOTS": (len(slots) + state_slots * (generations - 1), "on storage"),
+            "STATE_SLOTS": (state_slots, "the last ones, in each generation"),
+            "WEIGHT_REALS": (self.weights.reals, ""),
+            "INPUT_BYTES": (input_bytes(step), "of all inputs"),
+            "OUTPUTS": (output_bytes(step) // 4, "elements that pm_infer writes"),
+            "MAPPED": (int(deployment.plan.memory_mapped), "whether the core reads storage"),
+            "COMMIT": (int(deployment.commit), "whether state has two generations on storage"),
+            "STEP_ID": (f"0x{step.graph.sha256[:8]}u", "the graph"),
+        }
+        lines = [
+            f"#define PM_{name} {value}{f' /* {note} */' if note else ''}"
+            for name, (value, note) in numbers.items()
+        ]
+        return _HEADER.format(
+            name=_one_line(step.graph.name),
+            numbers="\n".join(lines),
+            gradients=_GRADIENT_DECLARATION if step.gradients else "",
+            infer="" if deployment.inference is None else _INFER_DECLARATION,
+        )
+
+    def source(self) -> str:
+        """Return the text of ``pm_step.c``."""
+        tables = "\n\n".join(self._tables())  # they have lists too
+        lists = [
+            f"static const int32_t {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
+            for values, name in self.program.lists.items()
+        ]
+        body = [*_inputs(self.step), "(void)lr;", *self._body]
+        if self.deployment.commit:
+            body.append("PM_TRY_TORN(pm_save_resident());")
+        draws = bool(_RANDOM.intersection(self.kernels))
+        if draws:
+            body.append("pm_random_step++;")
+        infer = ""
+        if self.deployment.inference is not None:
+            inside = [*_inputs(self.deployment.inference.step), *self._inference]
+            infer = _INFER.format(body=_indented(inside))
+        return _SOURCE.format(
+            random="\nuint32_t pm_random_step;" if draws else "",
+            name=_one_line(self.step.graph.name),
+            tables=tables,
+            lists="\n".join(lists),
+            end="pm_commit()" if self.deployment.commit else "PM_OK",
+            body=_indented(body),
+            infer=infer,
+        )
+
+    # -- tables ------------------------------------------------------------------------------------
+
+    def _tables(self) -> Iterator[str]:
+        sizes, generations = self.deployment.slot_bytes, 2 if self.deployment.commit else 1
+        again = len(self.deployment.stored_state) * (generations - 1)
+        slots = (*sizes, *sizes[len(sizes) - again :])
+        yield _table("const uint32_t pm_slot_bytes[]", map(str, slots), empty="0")
+        yield _table("const pm_buffer_t pm_buffers[]", map(self._buffer, self._buffers))
+        pieces: list[str] = []
+        states = [self._tensor(value, pieces) for value in self.step.states]
+        yield _table("const pm_piece_t pm_pieces[]", pieces)
+        yield _table("const pm_pieces_t pm_state_pieces[]", states)
+        kinds = {"inputs": self.step.inputs, "states": self.step.states}
+        for kind, values in (kinds | {"gradients": self.step.gradients}).items():
+            yield _table(f"const pm_tensor_t pm_{kind}_info[]", map(_info, values))
+        yield from self._gradients()
+
+    def _buffer(self, name: str) -> str:
+        buffer = self.step.buffers[name]
+        home = self.home(name)
+        slots = self.deployment.slots
+        slot = str(slots.index(name)) if name in slots else "PM_NO_SLOT"
+        address = self.program.room.get(name, 0)
+        kind = _TYPE_NAMES[buffer.type]
+        numbers = f"{buffer.elements}, {self.weights.offsets[name]}, {address}, {slot}"
+        return f"{{{numbers}, {_HOMES[home]}, {kind}}}"
+
+    def home(self, name: str) -> str:
+        """Return the home of a buffer of state: ram, storage, mapped, or flash."""
+        graph, plan = self.step.graph, self.deployment.plan
+        if name not in graph.tensor_index:
+            return "flash"
+        if graph.tensor_index[name] in (plan.resident or ()):
+            return "ram"
+        return "mapped" if plan.memory_mapped else "storage"
+
+    def _tensor(self, value: Value, pieces: list[str]) -> str:
+        first, left = len(pieces), elements(value)
+        for ref in value.pieces:
+            here = min(left, self.step.buffers[ref.buffer].elements - ref.offset)
+            pieces.append(f"{{{self._buffers.index(ref.buffer)}, {ref.offset}, {here}}}")
+            left -= here
+        return f"{{{first}, {len(value.pieces)}}}"
+
+    def _gradients(self) -> Iterator[str]:
+        slots = self.deployment.slots
+        rows = []
+        for value in self.step.gradients:
+            (piece,) = value.pieces
+            whole = self.step.buffers[piece.buffer].elements
+            slot = slots.index(gradient_slot(value))
+            order = "0, 0, 0"
+            if value.strides is not None:
+                shape = self.program.lists.setdefault(
+                    value.shape, f"pm_list_{len(self.program.lists)}"
+                )
+                strides = self.program.lists.setdefault(
+                    value.strides, f"pm_list_{len(self.program.lists)}"
+                )
+                order = f"{len(value.shape)}, {shape}, {strides}"
+            rows.append(f"{{{slot}, {whole}, {piece.offset}, {order}}}")
+        if rows:
+            yield _table("const pm_gradient_t pm_gradients[]", rows)
+
+
+def _inputs(step: Step) -> Iterator[str]:
+    """Yield the pointers to what a caller hands over."""
+    for k, value in enumerate(step.inputs):
+        yield f"const {value.type.c_name} *const x{k} = inputs[{k}];"
+    yield from (f"(void)x{k};" for k in range(len(step.inputs)))
+    if not step.inputs:
+        yield "(void)inputs;"
+
+
+def _indented(lines: Iterable[str]) -> str:
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def _info(value: Value) -> str:
+    integer_bytes = 0 if value.type is DataType.REAL else value.type.itemsize
+    return f"{{{elements(value)}, {integer_bytes}}}"
+
+
+def _table(declaration: str, rows: Iterable[str], *, empty: str = "{0}") -> str:
+    found: Sequence[str] = list(rows)
+    inside = "".join(f"    {row},\n" for row in found or (empty,))
+    return f"{declaration} = {{\n{inside}}};"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.replace("*/", "* /").encode("ascii", "backslashreplace").decode().split())
+
+
+_HEADER: Final = """\
+/* A training step of {name}. Generated by poetmodel. */
+#ifndef PM_STEP_H
+#define PM_STEP_H
+
+#include <stddef.h>
+
+#include "pm_driver.h"
+#include "pm_real.h"
+
+{numbers}
+
+/* 0, or an error number; state is then as it was exported. */
+int pm_init(void);
+
+/* One training step: `inputs` in the order of manifest.json, reals as pm_real, integers int32_t.
+   With PM_TORN some state is new already; with any other error all state is as before. */
+int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
+
+/* Wherever the home of a state tensor is; in the order of manifest.json. */
+int pm_read_state(int index, pm_real *to);
+int pm_write_state(int index, const pm_real *from);
+{gradients}{infer}
+#endif
+"""
+
+_GRADIENT_DECLARATION: Final = """
+/* A gradient of the last step; in the order of manifest.json. */
+int pm_read_gradient(int index, pm_real *to);
+"""
+
+_INFER_DECLARATION: Final = """
+/* The forward pass in evaluation mode, with the state as it is now, which stays so. `inputs` are
+   the first ones of a step, those of the model; `outputs` gets PM_OUTPUTS elements. */
+int pm_infer(const void *const inputs[], pm_real *outputs);
+"""
+
+_SOURCE: Final = """\
+/* A training step of {name}, as it was planned. Generated by poetmodel. */
+#include "pm_step.h"
+
+#include <string.h>
+
+#include "pm_kernels.h"
+#include "pm_state.h"
+
+_Alignas(16) unsigned char pm_arena[PM_ARENA_BYTES ? PM_ARENA_BYTES * PM_SCALE : 1];{random}
+
+{lists}
+
+{tables}
+
+int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss)
+{{
+{body}
+    return {end};
+}}
+{infer}"""
+
+_INFER: Final = """
+int pm_infer(const void *const inputs[], pm_real *outputs)
+{{
+{body}
+    return PM_OK;
+}}
+"""

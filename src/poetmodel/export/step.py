@@ -1,0 +1,139 @@
+"""A step: a training graph with the kernel calls of each node, and the values that it begins with.
+
+It is what a front end hands over, and all that the exporter knows; no module here imports PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    from poetmodel.graph import Graph
+
+WORKSPACE: Final = "@workspace"
+"""The buffer that stands for the workspace of the node that names it."""
+
+
+class DataType(StrEnum):
+    """The types of elements in exported code."""
+
+    REAL = "real"
+    """``pm_real``: float, or double in the build that checks."""
+    INT32 = "int32"
+    UINT8 = "uint8"
+    """Truth values, and bytes."""
+
+    @property
+    def itemsize(self) -> int:
+        """Size of an element in the build for the device [B]."""
+        return 1 if self is DataType.UINT8 else 4
+
+    @property
+    def stored(self) -> str:
+        """How NumPy names it in files: little-endian, in the size of the build for the device."""
+        return {DataType.REAL: "<f4", DataType.INT32: "<i4", DataType.UINT8: "u1"}[self]
+
+    @property
+    def c_name(self) -> str:
+        """How C names it."""
+        return {
+            DataType.REAL: "pm_real",
+            DataType.INT32: "int32_t",
+            DataType.UINT8: "uint8_t",
+        }[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A pointer into a buffer."""
+
+    buffer: str
+    offset: int = 0
+    """Which element it points to."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRate:
+    """The learning rate that the step is called with, times a number."""
+
+    factor: float = 1.0
+
+
+Argument: TypeAlias = Ref | LearningRate | int | float | tuple[int, ...]
+"""What a kernel takes: a pointer, a number, or a list of sizes or strides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a kernel."""
+
+    kernel: str
+    """The name of a function, and of the file in ``c/kernels`` that has it."""
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """Elements of one type that lie one after the other."""
+
+    elements: int
+    type: DataType
+
+    @property
+    def bytes(self) -> int:
+        """Size in the build for the device [B]."""
+        return self.elements * self.type.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A tensor that users see by name: an input, a state tensor, a gradient."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: DataType
+    pieces: tuple[Ref, ...]
+    """Where it is, in the order of its elements: one buffer, or one for each tile."""
+    strides: tuple[int, ...] | None = None
+    """Steps of its dimensions in its only piece [elements]; None where it lies in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A training step that can be exported.
+
+    Tensors of the graph are buffers by their names; a replacement is written where the state that
+    it replaces lies, and calls name that. Inputs belong to the caller. Constants are what no step
+    changes; they are read where they are stored, and like inputs are no tensors of the graph.
+    """
+
+    graph: Graph
+    calls: tuple[tuple[Call, ...], ...]
+    """For each node of the graph what computes it; nothing for state."""
+    buffers: Mapping[str, Buffer]
+    """All but workspaces."""
+    inputs: tuple[Value, ...]
+    states: tuple[Value, ...]
+    """What the step has when it begins, in the order of the model: parameters and buffers, then
+    what an optimizer keeps; constants among them."""
+    gradients: tuple[Value, ...]
+    """What it hands out, in the order of the parameters; nothing where it updates them."""
+    loss: Ref
+    """Of an inference its output."""
+    values: Mapping[str, np.ndarray] = field(repr=False)
+    """For each state tensor and each constant its elements before the first step."""
+    learning_rate: float | None = None
+    """That of the optimizer now; None without updates."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of what captured it."""
+    output: Value | None = None
+    """Of an inference what it writes for the caller; no tensor of the graph, like inputs."""
+    inference: Step | None = None
+    """The forward pass in evaluation mode, where it was asked for. Its calls read the state of this
+    step, by name; that is no tensor of its graph, and it has no state and no gradients itself."""

@@ -1,0 +1,237 @@
+"""State in the graph: which weights are trained, in which tiles, and the nodes that hold and renew.
+
+Every weight, every moment of the optimizer and every running statistic is a state tensor, placed
+before its first reader. What replaces it is made by a node of its own, which cannot be computed
+again; all other nodes can, until what they read has been replaced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.errors import InputError
+from poetmodel.graph.structure import Node, Phase, Tensor
+from poetmodel.graph.zoo.declaration import FLOAT_BYTES, Declaration, Gradient, Value, Weight
+from poetmodel.graph.zoo.updates import RULES, UpdateRule
+from poetmodel.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FROZEN: Final = "frozen"
+"""The state of a step that trains nothing."""
+STATES: Final = (*RULES, FROZEN)
+"""What the state of a step may be: that of an optimizer, or weights that are only read."""
+
+_PATTERNS: Final = {"all": "*", "biases": "*.bias"}
+"""The patterns of parameters that have a name."""
+
+# Per channel: square and invert the deviation, subtract epsilon, unbias 4; blend both 6.
+_RENEWAL_FLOPS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateOptions:
+    """What is state of a step, what of it is trained, and in which pieces."""
+
+    rule: UpdateRule | None
+    """The optimizer; None where nothing is trained."""
+    train: str = "all"
+    """``all``, ``last-N``, ``biases``, or a pattern of names of weights or layers."""
+    tile_bytes: int | None = None
+    """Largest piece of a weight [B]; None for whole weights."""
+
+    @classmethod
+    def of(
+        cls, state: str | None, *, train: str | None, tile: str | int | None, optimizer: str | None
+    ) -> StateOptions | None:
+        """Read the options of a model; None where it has no state in the graph."""
+        if state is None:
+            for name, given in (("train", train), ("tile", tile)):
+                if given is not None:
+                    raise InputError(
+                        f"{name}: {given!r} is for a step with state in its graph; give state too, "
+                        f"one of {', '.join(STATES)}"
+                    )
+            return None
+        if state not in STATES:
+            raise InputError(f"state: expected one of {', '.join(STATES)}, got {state!r}")
+        if optimizer is not None:
+            raise InputError(
+                f"optimizer: {optimizer!r} ends a step whose weights are outside of its graph; "
+                f"with state {state!r} leave it out"
+            )
+        if state == FROZEN and train is not None:
+            raise InputError(
+                f"train: {train!r} trains, and state {FROZEN!r} does not; leave it out"
+            )
+        if train is not None and (not train or str(train) != train):
+            raise InputError(
+                "train: expected all, biases, last-N, or a pattern of parameters or layers such as "
+                f"'fc3*', got {train!r}"
+            )
+        tile_bytes = None if tile is None else parse_size(tile, field="tile")
+        if tile_bytes == 0:
+            raise InputError("tile: expected a size above 0 bytes, such as 32KiB")
+        return cls(rule=RULES.get(state), train=train or "all", tile_bytes=tile_bytes)
+
+    def prepared(self, recorded: Sequence[Declaration]) -> list[Declaration]:
+        """Return operators as they are with this state: trained in part, and in tiles."""
+        trained = self._trained(recorded)
+        return [self._in_tiles(_trained_part(each, trained)) for each in recorded]
+
+    def _trained(self, recorded: Sequence[Declaration]) -> frozenset[str]:
+        """Return the names of the weights that are trained."""
+        layers = [each for each in recorded if each.weights]
+        if self.rule is None:
+            return frozenset()
+        start, _, count = self.train.partition("-")
+        if start == "last" and count.isdecimal():
+            # A norm belongs to the layer before it.
+            counted = [k for k, layer in enumerate(layers) if not layer.joint]
+            if not 1 <= int(count) <= len(counted):
+                raise InputError(
+                    f"train: expected last-1 to last-{len(counted)}, got {self.train!r}"
+                )
+            layers = layers[counted[-int(count)] :]
+            return frozenset(weight.name for layer in layers for weight in layer.weights)
+        pattern = _PATTERNS.get(self.train, self.train)
+        found = frozenset(
+            weight.name
+            for layer in layers
+            for weight in layer.weights
+            if fnmatchcase(weight.name, pattern)
+            or fnmatchcase(weight.name.rpartition(".")[0], pattern)
+        )
+        if not found:
+            raise InputError(
+                f"train: expected all, biases, last-N, or a pattern of parameters or layers such "
+                f"as '{layers[-1].name}*', got {self.train!r}, which matches nothing"
+            )
+        return found
+
+    def _in_tiles(self, declaration: Declaration) -> Declaration:
+        """Split weights, what reads them, and their gradients."""
+        if self.tile_bytes is None:
+            return declaration
+        return replace(
+            declaration,
+            weights=tuple(tile for weight in declaration.weights for tile in self._tiles(weight)),
+            parts=tuple(tile for part in declaration.parts for tile in self._tiles_of(part)),
+        )
+
+    def _tiles(self, weight: Weight) -> tuple[Weight, ...]:
+        return (weight,) if self.tile_bytes is None else weight.tiles(self.tile_bytes)
+
+    def _tiles_of(self, part: Gradient) -> list[Gradient]:
+        reads = tuple(tile for weight in part.reads for tile in self._tiles(weight))
+        if not isinstance(part.of, Weight):
+            return [replace(part, reads=reads)]
+        tiles = self._tiles(part.of)
+        if len(tiles) == 1:
+            return [replace(part, reads=reads)]
+        flops = _shares(part.flops, tiles)
+        added = _shares(part.added_bytes_moved or 0, tiles)
+        return [
+            replace(
+                part,
+                part=f"{part.part}.{number}",
+                of=tile,
+                reads=reads,
+                flops=flops[number],
+                added_bytes_moved=None if part.added_bytes_moved is None else added[number],
+            )
+            for number, tile in enumerate(tiles)
+        ]
+
+
+def _shares(whole: int, tiles: Sequence[Weight]) -> list[int]:
+    """Return the shares of tiles in an amount, by their channels; their sum is the amount."""
+    ends = list(accumulate((tile.shape[0] for tile in tiles), initial=0))
+    return [whole * end // ends[-1] - whole * first // ends[-1] for first, end in pairwise(ends)]
+
+
+def _trained_part(declaration: Declaration, trained: frozenset[str]) -> Declaration:
+    """Return an operator without the gradients of weights that are not trained.
+
+    Gradients of inputs come first: they read weights that the update would replace.
+    """
+    if declaration.evaluated is not None and declaration.weights[0].name not in trained:
+        declaration = declaration.evaluated
+    of_values = [part for part in declaration.parts if isinstance(part.of, Value)]
+    of_weights = [
+        part
+        for part in declaration.parts
+        if isinstance(part.of, Weight) and part.of.name in trained
+    ]
+    return replace(declaration, parts=(*of_values, *of_weights))
+
+
+class StateTensors:
+    """Make the nodes that hold state tensors and that replace them."""
+
+    def __init__(self, rule: UpdateRule | None) -> None:
+        self._rule = rule
+        self._held: set[str] = set()
+
+    def hold(self, *weights: Weight, op: str = "parameter") -> list[Node]:
+        """Return the nodes of those state tensors that have none yet."""
+        new = [weight for weight in weights if weight.name not in self._held]
+        self._held.update(weight.name for weight in new)
+        return [
+            Node(
+                name=weight.name,
+                op=op if weight.trainable else "running_statistic",
+                phase=Phase.STATE,
+                outputs=(Tensor(name=weight.name, bytes=weight.bytes),),
+            )
+            for weight in new
+        ]
+
+    def update(self, name: str, gradients: Sequence[tuple[Weight, str]]) -> list[Node]:
+        """Return the update of weights whose gradients have these names, after its moments."""
+        rule = self._rule
+        if rule is None:
+            return []
+        moments = [
+            replace(weight, name=f"{weight.name}.{moment}", item_bytes=FLOAT_BYTES)
+            for weight, _ in gradients
+            for moment in rule.moments
+        ]
+        state = [*(weight for weight, _ in gradients), *moments]
+        size = sum(weight.size for weight, _ in gradients)
+        update = Node(
+            name=name,
+            op=f"{rule.name}_update",
+            phase=Phase.UPDATE,
+            inputs=(*(gradient for _, gradient in gradients), *(each.name for each in state)),
+            outputs=tuple(map(_replacement, state)),
+            flops=rule.flops * size,
+            recomputable=False,
+            bytes_moved=rule.bytes_moved(gradients[0][0].item_bytes) * size,
+        )
+        return [*self.hold(*moments, op="moment"), update]
+
+    def renew(self, declaration: Declaration) -> list[Node]:
+        """Return the nodes that renew the running statistics of an operator, if it has any."""
+        running = declaration.running
+        if not running:
+            return []
+        read = (*declaration.outputs[1:], *running)
+        renewal = Node(
+            name=f"{declaration.name}.running",
+            op="running_statistics",
+            phase=Phase.UPDATE,
+            inputs=tuple(each.name for each in read),
+            outputs=tuple(map(_replacement, running)),
+            flops=_RENEWAL_FLOPS * running[0].size,
+            recomputable=False,
+        )
+        return [*self.hold(*running), renewal]
+
+
+def _replacement(weight: Weight) -> Tensor:
+    return Tensor(name=f"{weight.name}+", bytes=weight.bytes, replaces=weight.name)

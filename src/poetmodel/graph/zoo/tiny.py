@@ -1,0 +1,144 @@
+"""The reference networks of MLPerf Tiny, the benchmark of inference on microcontrollers.
+
+C. Banbury et al., "MLPerf Tiny benchmark", NeurIPS 2021 (datasets and benchmarks track),
+arXiv:2106.07597. Sizes are those of its reference repository, github.com/mlcommons/tiny,
+``benchmark/training``. As there, layers before a batch norm have a bias. Its parameter counts
+hold running statistics too; those given here are the trainable ones.
+
+Every model also takes the keys of `TapeOptions`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.graph.zoo.declaration import require_counts
+from poetmodel.graph.zoo.norms import batch_norm
+from poetmodel.graph.zoo.operators import (
+    add,
+    conv2d,
+    global_avg_pool,
+    linear,
+    mean_squared_error,
+)
+from poetmodel.graph.zoo.tape import Tape, TapeOptions
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from poetmodel.graph.structure import Graph
+    from poetmodel.graph.zoo.declaration import Value
+
+
+def resnet8(*, image_size: int = 32, classes: int = 10, **options: Unpack[TapeOptions]) -> Graph:
+    """Return ResNet-8 for CIFAR-10: three stages of one block, of 16, 32 and 64 channels.
+
+    It has 78,186 parameters with 10 classes. The skip connection of the second and third block is a
+    convolution without a batch norm.
+    """
+    require_counts(image_size=image_size, classes=classes)
+    tape = Tape("resnet8", **options)
+    x = tape.image(image_size)
+    x = tape.activate("relu", tape.conv_bn(x, ("conv", "bn"), channels=16, kernel=3, bias=True))
+    for number, (channels, stride) in enumerate(((16, 1), (32, 2), (64, 2)), start=1):
+        name, y = f"block{number}", x
+        for place, step in ((1, stride), (2, 1)):
+            if place == 2:  # noqa: PLR2004 - the second convolution
+                y = tape.activate(f"{name}.relu1", y)
+            names = (f"{name}.conv{place}", f"{name}.bn{place}")
+            y = tape.conv_bn(y, names, channels=channels, kernel=3, stride=step, bias=True)
+        if x.shape != y.shape:
+            skip = conv2d(f"{name}.skip", x, channels=channels, kernel=1, stride=stride, bias=True)
+            x = tape.record(skip)
+        x = tape.activate(f"{name}.relu", tape.record(add(f"{name}.add", y, x)))
+    return tape.classify("fc", tape.record(global_avg_pool("avgpool", x)), classes=classes)
+
+
+_VWW_BLOCKS: Final = (
+    (16, 1),
+    (32, 2),
+    (32, 1),
+    (64, 2),
+    (64, 1),
+    (128, 2),
+    *((128, 1),) * 5,
+    (256, 2),
+    (256, 1),
+)
+"""Channels and stride of each depthwise separable convolution, a quarter of MobileNet's."""
+
+
+def mobilenetv1_vww(
+    *, image_size: int = 96, classes: int = 2, **options: Unpack[TapeOptions]
+) -> Graph:
+    """Return MobileNet of width 0.25 for visual wake words: 216,322 parameters with 2 classes.
+
+    A. Howard et al., "MobileNets: efficient convolutional neural networks for mobile vision
+    applications", 2017, table 1, arXiv:1704.04861.
+    """
+    require_counts(image_size=image_size, classes=classes)
+    tape = Tape("mobilenetv1-vww", **options)
+    x = _conv_bn_relu(tape, "conv", tape.image(image_size), channels=8, kernel=3, stride=2)
+    for number, (channels, stride) in enumerate(_VWW_BLOCKS, start=1):
+        x = _separable(tape, f"block{number}", x, channels=channels, stride=stride)
+    return tape.classify("fc", tape.record(global_avg_pool("avgpool", x)), classes=classes)
+
+
+def ds_cnn(*, classes: int = 12, dropout: float = 0.4, **options: Unpack[TapeOptions]) -> Graph:
+    """Return DS-CNN for keyword spotting: 49 frames of 10 coefficients, 64 channels throughout.
+
+    It has 23,756 parameters with 12 classes. `dropout` is the rate before the pooling; half of it
+    is dropped after the first convolution. The pooling is global; that of the reference leaves out
+    the last of 25 rows.
+
+    Y. Zhang et al., "Hello edge: keyword spotting on microcontrollers", 2017, arXiv:1711.07128.
+    """
+    require_counts(classes=classes)
+    tape = Tape("ds-cnn", **options)
+    x = tape.input("input", tape.batch_size, 1, 49, 10)
+    x = tape.record(
+        conv2d("conv", x, channels=64, kernel=(10, 4), stride=2, padding="same", bias=True)
+    )
+    x = tape.activate("conv.relu", tape.record(batch_norm("conv.bn", x)))
+    x = tape.drop("drop1", x, rate=dropout / 2)
+    for number in range(1, 5):
+        x = _separable(tape, f"block{number}", x, channels=64, stride=1)
+    x = tape.drop("drop2", x, rate=dropout)
+    return tape.classify("fc", tape.record(global_avg_pool("avgpool", x)), classes=classes)
+
+
+_CODE: Final = (128, 128, 128, 128, 8, 128, 128, 128, 128)
+"""Features of the hidden layers."""
+
+
+def autoencoder(*, features: int = 640, **options: Unpack[TapeOptions]) -> Graph:
+    """Return the autoencoder of ToyADMOS: 640-128-128-128-128-8-128-128-128-128-640.
+
+    It has 267,928 parameters. A sample is 5 frames of 128 bands of a sound; the loss is the mean
+    squared error of what the network makes of it.
+
+    Y. Koizumi et al., "ToyADMOS: a dataset of miniature-machine operating sounds for anomalous
+    sound detection", WASPAA 2019, doi:10.1109/WASPAA.2019.8937164.
+    """
+    require_counts(features=features)
+    tape = Tape("autoencoder", **options)
+    x = sample = tape.input("input", tape.batch_size, features)
+    for number, width in enumerate(_CODE, start=1):
+        x = tape.record(linear(f"fc{number}", x, features=width))
+        x = tape.activate(f"relu{number}", tape.record(batch_norm(f"bn{number}", x)))
+    x = tape.record(linear(f"fc{len(_CODE) + 1}", x, features=features))
+    return tape.differentiate(mean_squared_error("loss", x, sample))
+
+
+def _separable(tape: Tape, name: str, x: Value, *, channels: int, stride: int) -> Value:
+    """Add a depthwise separable convolution: filter each channel, then mix them."""
+    inner = x.shape[1]
+    x = _conv_bn_relu(
+        tape, f"{name}.depthwise", x, channels=inner, kernel=3, stride=stride, groups=inner
+    )
+    return _conv_bn_relu(tape, f"{name}.pointwise", x, channels=channels, kernel=1)
+
+
+def _conv_bn_relu(tape: Tape, name: str, x: Value, **sizes: int) -> Value:
+    x = tape.conv_bn(x, (name, f"{name}.bn"), bias=True, **sizes)
+    return tape.activate(f"{name}.relu", x)

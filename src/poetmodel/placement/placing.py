@@ -1,0 +1,102 @@
+"""`place`: offsets for all that a plan has in RAM, in one block as small as can be found."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetmodel.errors import PlanError
+from poetmodel.placement.exact import MOST_S, exact_order, is_small
+from poetmodel.placement.lifetimes import blocks_of, lower_bound_bytes
+from poetmodel.placement.packing import UNPLACED, Packing
+from poetmodel.placement.search import PARAMS, search
+from poetmodel.plan import check_plan
+from poetmodel.plan.arena import ALIGNMENT, Arena, Placed, check_alignment
+from poetmodel.units import MAX_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poetmodel.graph import Graph
+    from poetmodel.placement.lifetimes import Block
+    from poetmodel.placement.packing import Integers
+    from poetmodel.plan import Plan
+
+
+def place(
+    graph: Graph,
+    plan: Plan,
+    *,
+    alignment: int = ALIGNMENT,
+    time_limit: float = 10.0,
+    seed: int = 0,
+) -> Arena:
+    """Give every copy of every tensor in a plan, and every workspace, a fixed offset.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    plan : Plan
+        A valid plan of it.
+    alignment : int
+        Offsets are multiples of this power of two [B].
+    time_limit : float
+        Wall time after which the best found is returned [s].
+    seed : int
+        Seed of the search: the same one gives the same offsets, unless the time was too short.
+
+    Returns
+    -------
+    Arena
+        Offsets, the size of the block, and its lower bound. It may exceed the budget of the plan.
+
+    Raises
+    ------
+    PlanError
+        If the plan is not valid, or the alignment no power of two.
+    """
+    check_alignment(alignment)
+    check = check_plan(graph, None, plan, ram_budget_bytes=MAX_BYTES)
+    if check.violations:
+        raise PlanError(check.violations)
+    blocks = blocks_of(graph, plan, alignment)
+    bound = lower_bound_bytes(blocks, len(plan.program))
+    throughout = [block for block in blocks if block.is_throughout]
+    others = [block for block in blocks if not block.is_throughout]
+    # What is there throughout lies at the bottom: anywhere else it would only cut RAM in two.
+    offsets = list(accumulate((block.spans[0].bytes for block in throughout), initial=0))
+    base = offsets.pop()
+    until_s = time.monotonic() + time_limit
+    packing = Packing.of(others)
+    found = _offsets(others, packing, bound - base, until_s, seed)
+    placed = zip((*throughout, *others), (*offsets, *(found + base).tolist()), strict=True)
+    return Arena(
+        bytes=base + packing.top(found),
+        lower_bound_bytes=bound,
+        alignment=alignment,
+        offsets=tuple(sorted(Placed(*of, at) for block, at in placed for of in block.contents)),
+    )
+
+
+def _offsets(
+    blocks: Sequence[Block], packing: Packing, bound: int, until_s: float, seed: int
+) -> Integers:
+    """Return offsets by the search; where that leaves a few blocks above the bound, the least."""
+    small = is_small(packing)
+    params = replace(PARAMS, placements=PARAMS.placements // 10) if small else PARAMS
+    found = search(blocks, packing, bound=bound, until_s=until_s, seed=seed, params=params)
+    top, left_s = packing.top(found), until_s - time.monotonic()
+    if not small or top <= bound or left_s <= 0:
+        return found
+    order = exact_order(packing, bound=bound, top=top, limit_s=min(left_s, MOST_S))
+    if order is None:
+        return found
+    exact: Integers = np.full(len(blocks), UNPLACED, dtype=np.int64)
+    for number in order:
+        exact[number] = packing.lowest(number, exact)
+    return exact if packing.top(exact) < top else found

@@ -1,0 +1,47 @@
+"""The graph as schedules act on it, once the homes of state are a decision of their own."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from poetmodel.graph import Graph, Phase
+
+if TYPE_CHECKING:
+    from poetmodel.graph import Node
+
+
+def working_graph(graph: Graph, *, read_in_place: bool) -> Graph:
+    """Return a graph without state, with the same positions of nodes and tensors.
+
+    Parameters
+    ----------
+    graph : Graph
+        A graph that may have state.
+    read_in_place : bool
+        Whether the core reads state where it lies on storage (memory-mapped storage).
+
+    Notes
+    -----
+    State is like a sample that lies on storage: the step of its node is its first read. What
+    replaces it takes its room, and no bytes of its own. State that is read in place takes no RAM,
+    and nothing waits for it. What resident state takes, and what it saves, is counted apart.
+    """
+    if not graph.state_tensors:
+        return graph
+    absent = {graph.tensors[i].name for i in graph.state_tensors} if read_in_place else set()
+    values = {each.name: getattr(graph, each.name) for each in fields(graph)}
+    return Graph.of_valid(**values | {"nodes": tuple(_act(node, absent) for node in graph.nodes)})
+
+
+def _act(node: Node, absent: set[str]) -> Node:
+    outputs = tuple(
+        replace(made, replaces=None, bytes=0)
+        if made.replaces is not None or made.name in absent
+        else made
+        for made in node.outputs
+    )
+    if node.is_state:
+        return replace(node, phase=Phase.INPUT, on_aux=True, outputs=outputs)
+    inputs = tuple(name for name in node.inputs if name not in absent)
+    return replace(node, inputs=inputs, outputs=outputs)

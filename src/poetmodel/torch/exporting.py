@@ -1,0 +1,83 @@
+"""``export``: a module, its loss and a budget become a folder of C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poetmodel.export.exporting import export_step
+from poetmodel.torch.lowering.inference import with_inference
+from poetmodel.torch.lowering.step import lower
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from poetmodel.export.deployment import Deployment
+
+
+def export(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Sequence[Any],
+    *,
+    folder: str | Path,
+    name: str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    clip_grad_norm: float | None = None,
+    infer: bool = False,
+    **options: Any,
+) -> Deployment:
+    """Write a training step as a folder of C that builds for the host and for a Cortex-M.
+
+    Parameters
+    ----------
+    model, loss_fn, inputs
+        As for `compile`; the shapes of the inputs are those of every batch.
+    folder : str or Path
+        Where to write; made if it is not there.
+    name : str, optional
+        Name of the step; by default the class of `model`.
+    optimizer : torch.optim.Optimizer, optional
+        Update parameters as SGD, Adam or AdamW would. Without it the step hands out gradients.
+    clip_grad_norm : float, optional
+        Clip the norm of all gradients together. Needs an `optimizer`.
+    infer : bool
+        Export ``pm_infer`` too: the forward pass of `model` in evaluation mode, with the state as
+        it is after any number of steps. It writes what the model returns.
+    **options
+        As for `poetmodel.export.exporting.export_step`: ``ram``, ``device``, ``profile``,
+        ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``, ``time_limit``,
+        ``gap``, ``commit``.
+
+    Returns
+    -------
+    Deployment
+        What was written, with the result of the solve.
+
+    Raises
+    ------
+    CaptureError
+        If the step cannot be captured, or an operator has no kernel: names each, and its module.
+    BudgetError
+        If the RAM leaves no room for any schedule.
+    NoScheduleError
+        If no schedule keeps the limits, or none was found in time.
+    """
+    step = lower(
+        model, loss_fn, inputs, name=name, optimizer=optimizer, clip_grad_norm=clip_grad_norm
+    )
+    if infer:
+        step = with_inference(step, model, loss_fn, inputs)
+        options["infer"] = True
+    shown = {"name": name, "optimizer": optimizer, "clip_grad_norm": clip_grad_norm}
+    shown = {key: value for key, value in shown.items() if value is not None}
+    options.setdefault("command", _command(shown | options, folder))
+    return export_step(step, Path(folder), **options)
+
+
+def _command(options: dict[str, Any], folder: str | Path) -> str:
+    words = {key: " ".join(repr(value).split()) for key, value in options.items()}
+    given = "".join(f", {key}={word}" for key, word in words.items())
+    return f"poetmodel.torch.export(model, loss_fn, inputs, folder={str(folder)!r}{given})"

@@ -1,0 +1,162 @@
+"""The forward pass of a step in evaluation mode, lowered beside it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from poetmodel.export.step import Call, DataType, Ref, Step, Value
+from poetmodel.graph import Phase
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.graph_signature import InputKind, Joint, OutputKind, in_module
+from poetmodel.torch.inputs import flatten
+from poetmodel.torch.joint import capture
+from poetmodel.torch.lowering.step import Lowered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import fx
+
+aten: Final = torch.ops.aten
+
+
+def with_inference(
+    step: Step,
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Sequence[Any],
+) -> Step:
+    """Return a step with the forward pass of its model in evaluation mode.
+
+    Parameters as for `lower`. It writes what the model returns: without a `loss_fn` its loss. What
+    the model would change in its buffers on the way is left out.
+
+    Raises
+    ------
+    CaptureError
+        If the model does not return one tensor of floats, or draws random numbers in evaluation
+        mode; otherwise as for `lower`.
+    """
+    name = step.graph.name
+    given = inputs if loss_fn is None else inputs[:-1]
+
+    def total(output: Any, _: Any) -> torch.Tensor:
+        if not isinstance(output, torch.Tensor) or output.dtype is not torch.float32:
+            kind = getattr(output, "dtype", type(output).__name__)
+            raise CaptureError(
+                f"{name}: infer: expected a model that returns one tensor of torch.float32 in "
+                f"evaluation mode, got {kind}; give a module around it that does"
+            )
+        return output.sum()
+
+    with _evaluating(model), sdpa_kernel(SDPBackend.MATH):
+        whole = capture(model, None if loss_fn is None else total, inputs, name=name)
+    joint = _forward(whole, is_total=loss_fn is not None)
+    lowered = Lowered(joint)
+    for unit in lowered.parts.units:
+        if unit.random:
+            raise CaptureError(
+                f"{name}: infer: {unit.node.target}{in_module(unit.node)} draws random numbers in "
+                "evaluation mode too; let it depend on self.training"
+            )
+    found = _with_output(lowered.step(), len(flatten(given)[0]), joint)
+    return replace(step, inference=_sharing(step, found))
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and each of its modules back at the end."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _forward(joint: Joint, *, is_total: bool) -> Joint:
+    """Cut a captured step to what makes its loss, or the tensor that is summed up in it.
+
+    A copy of that comes last.
+    """
+    loss = next(result for result in joint.results if result.kind is OutputKind.LOSS)
+    graph = joint.graph_module.graph
+    output: Any = loss.node.args[0] if is_total else loss.node
+    with graph.inserting_before(graph.output_node()):
+        made: fx.Node = graph.call_function(
+            aten.clone.default, (output,), {"memory_format": torch.contiguous_format}
+        )
+    made.meta = {key: value for key, value in loss.node.meta.items() if key != "val"}
+    made.meta["val"] = output.meta["val"].contiguous()
+    graph.output_node().args = ((made,),)
+    graph.eliminate_dead_code()
+    for argument in joint.of(InputKind.TANGENT):
+        graph.erase_node(argument.node)
+    there = set(graph.nodes)
+    return replace(
+        joint,
+        arguments=tuple(a for a in joint.arguments if a.node in there),
+        results=(replace(loss, node=made),),
+    )
+
+
+def _with_output(step: Step, given: int, joint: Joint) -> Step:
+    """Return a captured forward pass whose last node writes what belongs to the caller.
+
+    Of the flat inputs the first `given` are those of the model; any others are the target's.
+    """
+    graph, buffer = step.graph, step.loss.buffer
+    last = graph.node_of[graph.tensor_index[buffer]]
+    nodes = list(graph.nodes)
+    nodes[last] = replace(
+        nodes[last], name="output", op="output", phase=Phase.FORWARD, outputs=(), in_place=()
+    )
+    names = {a.name for a in joint.of(InputKind.USER_INPUT) if a.position < given}
+    example = joint.results[0].node.meta["val"]
+    read = {a.buffer for calls in step.calls for call in calls for a in _refs(call)}
+    return replace(
+        step,
+        graph=replace(graph, name=f"{graph.name} in evaluation mode", nodes=tuple(nodes)),
+        inputs=tuple(value for value in step.inputs if value.name in names),
+        states=(),
+        values={name: values for name, values in step.values.items() if name in read},
+        output=Value(
+            name="output", shape=tuple(example.shape), type=DataType.REAL, pieces=(Ref(buffer),)
+        ),
+    )
+
+
+def _sharing(step: Step, inference: Step) -> Step:
+    """Return an inference without the values that the step has; those of one name get another."""
+    own, others = {}, {}
+    for name, values in inference.values.items():
+        known = step.values.get(name)
+        if known is None:
+            own[name] = values
+        elif known.tobytes() != values.tobytes():
+            others[name] = f"{name} of the inference"
+            own[others[name]] = values
+
+    def renamed(call: Call) -> Call:
+        found = tuple(
+            Ref(others.get(a.buffer, a.buffer), a.offset) if isinstance(a, Ref) else a
+            for a in call.arguments
+        )
+        return Call(call.kernel, found)
+
+    return replace(
+        inference,
+        calls=tuple(tuple(map(renamed, calls)) for calls in inference.calls),
+        buffers={others.get(name, name): each for name, each in inference.buffers.items()},
+        values=own,
+    )
+
+
+def _refs(call: Call) -> Iterator[Ref]:
+    return (argument for argument in call.arguments if isinstance(argument, Ref))

@@ -1,0 +1,406 @@
+"""Operators that compute each element from those at its place, with broadcasting."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import fx
+
+from poetmodel.export.step import DataType
+from poetmodel.torch.lowering.operands import SUFFIX, copy, operand, part, table, wrapped
+from poetmodel.torch.lowering.registry import Look, Lowering, lowers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+aten: Final = torch.ops.aten
+
+
+def pointwise(op: Lowering, kernel: str, *operands: Any, numbers: tuple[float, ...] = ()) -> None:
+    """Call a kernel of reals for each element of the output; `numbers` come after the tensors."""
+    out = op.output()
+    looks = [operand(op, each).broadcast(out.shape) for each in operands]
+    op.call(kernel, out, *looks, table(op, out, *looks), *numbers)
+    op.elementwise = True
+
+
+_ARGUMENTS: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
+    aten.abs.default: ("pm_abs", 1, ()),
+    aten.sqrt.default: ("pm_sqrt", 1, ()),
+    aten.rsqrt.default: ("pm_rsqrt", 1, ()),
+    aten.reciprocal.default: ("pm_reciprocal", 1, ()),
+    aten.exp.default: ("pm_exp", 1, ()),
+    aten.expm1.default: ("pm_expm1", 1, ()),
+    aten.log.default: ("pm_log", 1, ()),
+    aten.log1p.default: ("pm_log1p", 1, ()),
+    aten.sin.default: ("pm_sin", 1, ()),
+    aten.cos.default: ("pm_cos", 1, ()),
+    aten.erf.default: ("pm_erf", 1, ()),
+    aten.tanh.default: ("pm_tanh", 1, ()),
+    aten.floor.default: ("pm_floor", 1, ()),
+    aten.ceil.default: ("pm_ceil", 1, ()),
+    aten.round.default: ("pm_round", 1, ()),
+    aten.sgn.default: ("pm_sign", 1, ()),
+    aten.sign.default: ("pm_sign", 1, ()),
+    aten.neg.default: ("pm_affine", 1, (-1.0, 0.0)),
+    aten.sigmoid.default: ("pm_sigmoid", 1, ()),
+    aten.relu.default: ("pm_threshold", 1, (0.0, 0.0)),
+    aten.relu6.default: ("pm_clamp", 1, (0.0, 6.0)),
+    aten.silu.default: ("pm_silu", 1, ()),
+    aten.mish.default: ("pm_mish", 1, ()),
+    aten.hardswish.default: ("pm_hardswish", 1, ()),
+    aten.hardsigmoid.default: ("pm_hardsigmoid", 1, ()),
+    aten.log_sigmoid_forward.default: ("pm_log_sigmoid", 1, ()),
+    aten.mul.Tensor: ("pm_mul", 2, ()),
+    aten.div.Tensor: ("pm_div", 2, ()),
+    aten.maximum.default: ("pm_maximum", 2, ()),
+    aten.minimum.default: ("pm_minimum", 2, ()),
+    aten.clamp_min.Tensor: ("pm_maximum", 2, ()),
+    aten.clamp_max.Tensor: ("pm_minimum", 2, ()),
+    aten.xlogy.Tensor: ("pm_xlogy", 2, ()),
+    aten.sigmoid_backward.default: ("pm_sigmoid_backward", 2, ()),
+    aten.tanh_backward.default: ("pm_tanh_backward", 2, ()),
+    aten.silu_backward.default: ("pm_silu_backward", 2, ()),
+    aten.mish_backward.default: ("pm_mish_backward", 2, ()),
+    aten.hardswish_backward.default: ("pm_hardswish_backward", 2, ()),
+    aten.hardsigmoid_backward.default: ("pm_hardsigmoid_backward", 2, ()),
+    aten.log_sigmoid_backward.default: ("pm_log_sigmoid_backward", 2, ()),
+    aten._prelu_kernel.default: ("pm_prelu", 2, ()),
+    aten.lerp.Scalar: ("pm_lerp", 3, ()),
+    aten.lerp.Tensor: ("pm_lerp", 3, ()),
+}
+"""Kernel, how many operands, and the numbers that it takes."""
+
+
+@lowers(*_ARGUMENTS)
+def _(op: Lowering) -> None:
+    kernel, operands, numbers = _ARGUMENTS[op.node.target]
+    arguments = op.args[:operands]
+    if kernel == "pm_mul" and op.output().type is DataType.INT32:
+        return _integers(op, "pm_mul_int", *arguments)
+    if kernel == "pm_affine" and op.output().type is DataType.INT32:
+        return _affine(op, arguments[0], -1, 0)
+    if kernel in _BY_NUMBER and not isinstance(arguments[1], fx.Node):
+        return _BY_NUMBER[kernel](op, arguments[0], arguments[1])
+    return pointwise(op, kernel, *arguments, numbers=numbers)
+
+
+_NUMBERED: Final[dict[Any, tuple[str, int]]] = {
+    aten.threshold.default: ("pm_threshold", 1),
+    aten.threshold_backward.default: ("pm_threshold_backward", 2),
+    aten.hardtanh.default: ("pm_clamp", 1),
+    aten.hardtanh_backward.default: ("pm_hardtanh_backward", 2),
+    aten.leaky_relu.default: ("pm_leaky_relu", 1),
+    aten.softplus.default: ("pm_softplus", 1),
+    aten.softplus_backward.default: ("pm_softplus_backward", 2),
+    aten.hardshrink.default: ("pm_hardshrink", 1),
+    aten.softshrink.default: ("pm_softshrink", 1),
+    aten.hardshrink_backward.default: ("pm_shrink_backward", 2),
+    aten.softshrink_backward.default: ("pm_shrink_backward", 2),
+    aten.addcmul.default: ("pm_addcmul", 3),
+    aten.addcdiv.default: ("pm_addcdiv", 3),
+}
+"""Kernel, and how many operands; all arguments after these are its numbers."""
+
+
+@lowers(*_NUMBERED)
+def _(op: Lowering) -> None:
+    kernel, operands = _NUMBERED[op.node.target]
+    numbers = tuple(map(float, op.args[operands:]))
+    pointwise(op, kernel, *op.args[:operands], numbers=numbers)
+
+
+# -- sums and products with numbers -----------------------------------------------------------
+
+
+def _affine(op: Lowering, x: Any, factor: float, shift: float) -> None:
+    """Compute x * factor + shift."""
+    if op.output().type is DataType.REAL:
+        return pointwise(op, "pm_affine", x, numbers=(float(factor), float(shift)))
+    return _integers(op, "pm_affine_int", x, numbers=(int(factor), int(shift)))
+
+
+def _integers(op: Lowering, kernel: str, *operands: Any, numbers: tuple[int, ...] = ()) -> None:
+    out = op.output()
+    looks = [operand(op, each, DataType.INT32).broadcast(out.shape) for each in operands]
+    op.call(kernel, out, *looks, table(op, out, *looks), *numbers)
+    op.elementwise = True
+
+
+def _times(op: Lowering, x: Any, number: float) -> None:
+    _affine(op, x, number, 0)
+
+
+def _over(op: Lowering, x: Any, number: float) -> None:
+    pointwise(op, "pm_div_by", x, numbers=(float(number),))
+
+
+_BY_NUMBER: Final[dict[str, Callable[[Lowering, Any, float], None]]] = {
+    "pm_mul": _times,
+    "pm_div": _over,
+}
+
+
+@lowers(aten.mul.Scalar)
+def _(op: Lowering) -> None:
+    _times(op, op.args[0], op.args[1])
+
+
+@lowers(aten.div.Scalar)
+def _(op: Lowering) -> None:
+    _over(op, op.args[0], op.args[1])
+
+
+@lowers(aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar)
+def _(op: Lowering) -> None:
+    x, y, alpha = op.args
+    if op.node.target in (aten.sub.Tensor, aten.sub.Scalar):
+        alpha = -alpha
+    if not isinstance(y, fx.Node):
+        _affine(op, x, 1, alpha * y)
+    elif op.output().type is DataType.INT32:
+        _integers(op, "pm_add_int", x, y, numbers=(int(alpha),))
+    else:
+        pointwise(op, "pm_add", x, y, numbers=(float(alpha),))
+
+
+@lowers(aten.rsub.Scalar)
+def _(op: Lowering) -> None:
+    x, number, alpha = op.args
+    _affine(op, x, -alpha, number)
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def _(op: Lowering) -> None:
+    x, exponent = op.args
+    if exponent == 2:  # noqa: PLR2004 - a square needs no logarithm
+        pointwise(op, "pm_mul", x, x)
+    elif exponent in _POWERS:
+        kernel, numbers = _POWERS[exponent]
+        pointwise(op, kernel, x, numbers=numbers)
+    else:
+        pointwise(op, "pm_pow", x, numbers=(float(exponent),))
+
+
+_POWERS: Final[dict[float, tuple[str, tuple[float, ...]]]] = {
+    1: ("pm_affine", (1.0, 0.0)),
+    3: ("pm_cube", ()),
+    0.5: ("pm_sqrt", ()),
+    -0.5: ("pm_rsqrt", ()),
+    -1: ("pm_reciprocal", ()),
+}
+
+
+# -- activations with arguments of their own ----------------------------------------------------
+
+
+@lowers(aten.gelu.default, aten.gelu_backward.default)
+def _(op: Lowering) -> None:
+    *operands, approximate = op.args
+    backward = "_backward" if len(operands) > 1 else ""
+    kind = "" if approximate == "none" else "_tanh"
+    pointwise(op, f"pm_gelu{kind}{backward}", *operands)
+
+
+@lowers(aten.elu.default, aten.celu.default)
+def _(op: Lowering) -> None:
+    if op.node.target is aten.celu.default:
+        x, alpha = op.args
+        scale, input_scale = 1.0, 1.0 / alpha
+    else:
+        x, alpha, scale, input_scale = op.args
+    pointwise(op, "pm_elu", x, numbers=(float(alpha * scale), float(scale), float(input_scale)))
+
+
+@lowers(aten.elu_backward.default)
+def _(op: Lowering) -> None:
+    gradient, alpha, scale, input_scale, is_result, x = op.args
+    numbers = (int(is_result), float(alpha * scale), float(scale), float(input_scale))
+    pointwise(op, "pm_elu_backward", gradient, x, numbers=numbers)
+
+
+@lowers(aten.leaky_relu_backward.default)
+def _(op: Lowering) -> None:
+    gradient, x, slope, _ = op.args
+    pointwise(op, "pm_leaky_relu_backward", gradient, x, numbers=(float(slope),))
+
+
+@lowers(aten._prelu_kernel_backward.default)
+def _(op: Lowering) -> None:
+    gradient, x, slope = (op.value(each) for each in op.args)
+    first, second = op.output(0), op.output(1)
+    slope = slope.broadcast(x.shape)
+    op.call("pm_prelu_backward", first, gradient, x, slope, table(op, first, gradient, x, slope))
+    op.call("pm_prelu_slope_backward", second, gradient, x, table(op, second, gradient, x))
+
+
+@lowers(aten.glu.default)
+def _(op: Lowering) -> None:
+    x, gate = _halves(op.value(op.args[0]), op.args[1])
+    out = op.output()
+    op.call("pm_glu", out, x, gate, table(op, out, x, gate))
+
+
+@lowers(aten.glu_backward.default)
+def _(op: Lowering) -> None:
+    gradient, both, dimension = op.args
+    gradient = op.value(gradient)
+    x, gate = _halves(op.value(both), dimension)
+    first, second = _halves(op.output(), dimension)
+    op.call("pm_glu", first, gradient, gate, table(op, first, gradient, gate))
+    shape = table(op, second, gradient, x, gate)
+    op.call("pm_glu_gate_backward", second, gradient, x, gate, shape)
+
+
+def _halves(look: Look, dimension: int) -> tuple[Look, Look]:
+    dimension = wrapped(dimension, len(look.shape))
+    size = look.shape[dimension] // 2
+    return part(look, dimension, 0, size), part(look, dimension, size, size)
+
+
+@lowers(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
+def _(op: Lowering) -> None:
+    low = None if op.node.target is aten.clamp_max.default else op.args[1]
+    high = None if op.node.target is aten.clamp_min.default else op.args[-1]
+    numbers = (
+        -math.inf if low is None else float(low),
+        math.inf if high is None else float(high),
+    )
+    if op.output().type is not DataType.REAL:
+        op.refuse("expected real numbers, got integers")
+    pointwise(op, "pm_clamp", op.args[0], numbers=numbers)
+
+
+# -- truth values -------------------------------------------------------------------------------
+
+_LESS, _EQUAL, _GREATER, _UNORDERED = 1, 2, 4, 8
+
+_RELATIONS: Final = {
+    "lt": _LESS,
+    "le": _LESS | _EQUAL,
+    "eq": _EQUAL,
+    "ne": _LESS | _GREATER | _UNORDERED,
+    "ge": _EQUAL | _GREATER,
+    "gt": _GREATER,
+}
+
+
+def _compared(op: Lowering, x: Any, y: Any, wanted: int) -> None:
+    """Compare two tensors, or a tensor with a number."""
+    out = op.output()
+    given = [op.value(each).type for each in (x, y) if isinstance(each, fx.Node)]
+    real = DataType.REAL in given or isinstance(y, float)
+    kind = DataType.REAL if real else DataType.INT32
+    kernel = f"pm_compare{SUFFIX[kind]}"
+    looks = [operand(op, x, kind).broadcast(out.shape)]
+    numbers: tuple[float, ...] = ()
+    if isinstance(y, fx.Node):
+        looks.append(operand(op, y, kind).broadcast(out.shape))
+    else:
+        kernel += "_to"
+        numbers = (float(y) if real else int(y),)
+    op.call(kernel, out, *looks, table(op, out, *looks), wanted, *numbers)
+
+
+@lowers(*(getattr(getattr(aten, n), kind) for n in _RELATIONS for kind in ("Tensor", "Scalar")))
+def _(op: Lowering) -> None:
+    name = op.node.target._schema.name.removeprefix("aten::")
+    _compared(op, op.args[0], op.args[1], _RELATIONS[name])
+
+
+@lowers(aten.isnan.default)
+def _(op: Lowering) -> None:
+    _compared(op, op.args[0], op.args[0], _UNORDERED)
+
+
+_TRUTH: Final = {
+    aten.logical_and.default: 0b1000,
+    aten.bitwise_and.Tensor: 0b1000,
+    aten.logical_or.default: 0b1110,
+    aten.bitwise_or.Tensor: 0b1110,
+    aten.logical_xor.default: 0b0110,
+    aten.bitwise_xor.Tensor: 0b0110,
+    aten.logical_not.default: 0b0001,
+    aten.bitwise_not.default: 0b0001,
+}
+
+
+@lowers(*_TRUTH)
+def _(op: Lowering) -> None:
+    out = op.output()
+    if out.type is not DataType.UINT8:
+        op.refuse("expected truth values, got integers")
+    x, y = op.args[0], op.args[-1]
+    looks = [operand(op, each, DataType.UINT8).broadcast(out.shape) for each in (x, y)]
+    op.call("pm_logical", out, *looks, table(op, out, *looks), _TRUTH[op.node.target])
+    op.elementwise = True
+
+
+@lowers(aten.where.self)
+def _(op: Lowering) -> None:
+    _chosen(op, *op.args)
+
+
+@lowers(aten.masked_fill.Tensor)
+def _(op: Lowering) -> None:
+    x, mask, value = op.args
+    _chosen(op, mask, value, x)
+
+
+def _chosen(op: Lowering, condition: Any, x: Any, y: Any) -> None:
+    out = op.output()
+    looks = [operand(op, condition, DataType.UINT8), *(operand(op, e, out.type) for e in (x, y))]
+    looks = [look.broadcast(out.shape) for look in looks]
+    op.call(f"pm_where{SUFFIX[out.type]}", out, *looks, table(op, out, *looks))
+    op.elementwise = True
+
+
+@lowers(aten.masked_fill.Scalar)
+def _(op: Lowering) -> None:
+    x, mask, value = op.args
+    if op.output().type is not DataType.REAL:
+        return _chosen(op, mask, value, x)
+    return _masked(op, "pm_masked_fill", x, mask, value)
+
+
+@lowers(aten.native_dropout_backward.default)
+def _(op: Lowering) -> None:
+    _masked(op, "pm_mask_scale", *op.args)
+
+
+def _masked(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None:
+    out = op.output()
+    looks = [operand(op, x), operand(op, mask, DataType.UINT8)]
+    looks = [look.broadcast(out.shape) for look in looks]
+    op.call(kernel, out, *looks, table(op, out, *looks), float(number))
+    op.elementwise = True
+
+
+# -- copies -------------------------------------------------------------------------------------
+
+
+@lowers(
+    aten.clone.default,
+    aten.contiguous.default,
+    aten._to_copy.default,
+    aten.lift_fresh_copy.default,
+    aten._unsafe_view.default,
+    aten.view_copy.default,
+)
+def _(op: Lowering) -> None:
+    out, x = op.output(), op.value(op.args[0])
+    if out.shape != x.shape:
+        if not (out.is_contiguous and x.is_contiguous):
+            op.refuse("expected operands that lie in order, for elements of another shape")
+        x = replace(x, shape=out.shape, strides=out.strides)
+    copy(op, out, x)
+    op.elementwise = True
+
+
+@lowers(aten.copy.default)
+def _(op: Lowering) -> None:
+    copy(op, op.output(), op.value(op.args[1]))
+    op.elementwise = True

@@ -1,0 +1,124 @@
+"""The source of a whole training step: state is updated where it is, operators run in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from poetmodel.errors import InputError
+from poetmodel.graph import Phase
+from poetmodel.plan import Op
+from poetmodel.torch.in_place import kernel_in_place, place_of
+from poetmodel.torch.source import Generated, view_name
+from poetmodel.torch.updates import ParameterUpdate, Update
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from poetmodel.plan import Program
+    from poetmodel.torch.tracing import Trace
+    from poetmodel.torch.training_units import TrainingUnits
+    from poetmodel.torch.units import TensorStorage, Unit, Units
+
+
+class TrainingGenerated(Generated):
+    """A program whose units are state, inputs and updates too.
+
+    State is in RAM throughout: to compute it is to do nothing. An operator that may run in place
+    does so where the program lets its input go right after it. `resident` are the state tensors of
+    the graph of the program whose home is RAM: raises `InputError` if that is not all.
+    """
+
+    parts: TrainingUnits
+
+    def __init__(
+        self, trace: Trace, program: Program, numbers: Sequence[int], *, resident: Collection[int]
+    ) -> None:
+        state = {i for i, number in enumerate(numbers) if number in trace.graph.state_tensors}
+        if not state.issubset(resident):
+            name = trace.parts.storages[numbers[min(state.difference(resident))]].name
+            raise InputError(
+                f"{trace.graph.name}: state tensor {name!r} has its home on storage, and a step "
+                "runs only with all state in RAM; leave paging out"
+            )
+        super().__init__(trace, program, numbers)
+
+    def _storage_names(self) -> list[tuple[str, ...]]:
+        """Return the names of tensors: those of arguments for inputs, none for state."""
+        names = super()._storage_names()
+        own: dict[tuple[int, int], str] = {}
+        for node, name in self.arguments.items():
+            if node in self.parts.direct:
+                self.arguments[node] = own.setdefault(self.parts.direct[node], name)
+        for storage in self.parts.storages:
+            if _is_state(self.parts, storage):
+                names[storage.index] = ()
+            elif self.parts.units[storage.unit].is_source:
+                places = range(len(storage.layouts))
+                names[storage.index] = tuple(own[storage.index, place] for place in places)
+        return names
+
+    def _lines(self) -> Iterator[str]:
+        """Yield the program, after what hands out state as it is before the step."""
+        lines = super()._lines()
+        yield next(lines)
+        for unit in self.parts.units:
+            for number in self.emissions.get(unit.index, ()) if unit.is_source else ():
+                yield from self._emit(number)
+        yield from lines
+
+    def _unpacked(self) -> list[str]:
+        return [*(f"a{k}" for k in range(len(self.arguments))), "new"]
+
+    def _compute(self, unit: Unit, place: int) -> Iterator[str]:
+        if unit.is_source:
+            return
+        if isinstance(unit.node.target, Update):
+            yield from self._update(unit, unit.node.target, place)
+        else:
+            yield from super()._compute(unit, place)
+
+    def _update(self, unit: Unit, update: Update, place: int) -> Iterator[str]:
+        state, *others = unit.node.args
+        words = [self._word(value) for value in (state, *others)]
+        if isinstance(update, ParameterUpdate):
+            gradient = set(self.parts.gradient_storages(unit))
+            owned = self.parts.owns_gradient(unit) and gradient <= self._dying(place)
+            words.append(f"owned={owned}")
+            if update.rule.moments:
+                moment: Any = state[1]
+                words.append(f"first={self._unpacked().index(self._word(moment))} in new")
+        yield from self._views(unit.reads)
+        yield f"{self._constant(update.replace)}({', '.join(words)})"
+        if unit.reads.views:
+            yield f"del {', '.join(map(view_name, unit.reads.views))}"
+
+    def _kernel(self, unit: Unit, place: int) -> Any:
+        dying = self._dying(place) if unit.in_place else ()
+        for _, read in unit.in_place:
+            if read in dying:
+                return kernel_in_place(unit.node, place_of(self.parts, unit, read))
+        return super()._kernel(unit, place)
+
+    def _dying(self, place: int) -> set[int]:
+        """Return the storages that the program lets go right after a computation."""
+        found = set(self.dead.get(place, ()))
+        for op, i in self.program[place + 1 :]:
+            if op != Op.FREE:
+                break
+            found.add(self.numbers[i])
+        return found
+
+    def _emit(self, number: int) -> Iterator[str]:
+        """Yield what hands out a result; what is state is copied before it is updated."""
+        emission = self.parts.emissions[number]
+        sources = (self.parts.units[self.parts.storages[i].unit] for i in emission.reads.storages)
+        if not any(source.is_source for source in sources):
+            yield from super()._emit(number)
+            return
+        yield from self._views(emission.reads)
+        yield f"h{number} = {self._value(emission.result.node)}.clone()"
+
+
+def _is_state(parts: Units, storage: TensorStorage) -> bool:
+    """Return whether a storage is state, or replaces it."""
+    return storage.replaces is not None or parts.units[storage.unit].phase is Phase.STATE

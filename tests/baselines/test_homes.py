@@ -1,0 +1,290 @@
+"""Methods of earlier work on graphs with state: its homes, and what is left to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+
+import poetmodel as pm
+from instances import random_costs, random_problem, seeded
+from poetmodel.baselines import METHODS, StateHomes, run
+from poetmodel.baselines.dtr import dtr
+from poetmodel.baselines.homes import all_in_ram, all_on_storage
+from poetmodel.baselines.paging import lru_paging, offload_all, zero_offload
+from poetmodel.device import Costs
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, operation
+from poetmodel.planner import verify
+from poetmodel.problem import Problem
+from poetmodel.schedule import Schedule, checkpoint_all, simulate
+from state_steps import random_step, state, update
+from worked import skip_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from poetmodel.baselines import Method
+    from poetmodel.result import SolveResult
+
+HEURISTICS = {name: entry for name, entry in METHODS.items() if not entry.by_solver}
+
+
+def steps(count: int, seed: str) -> Iterator[Problem]:
+    """Yield random training steps whose second half is a backward pass, some memory-mapped."""
+    for number in range(count):
+        rng = seeded(f"{seed}/{number}")
+        graph = random_step(rng, (4, 9), flops=6)
+        half = len(graph.nodes) // 2
+        nodes = (
+            replace(node, phase="backward") if k >= half and node.phase == "forward" else node
+            for k, node in enumerate(graph.nodes)
+        )
+        graph = replace(graph, nodes=tuple(nodes))
+        costs = random_costs(rng, graph)
+        free = {node.name for node in graph.nodes if node.is_state}
+        compute = {name: cost for name, cost in costs.compute.items() if name not in free}
+        device = costs.device
+        if device is not None and device.storage is not None and rng.random() < 0.3:
+            device = replace(device, storage=replace(device.storage, memory_mapped=True))
+        stated = Costs(compute=compute, pages=costs.pages, device=device)
+        yield random_problem(rng, graph, stated, deadline=False, energy_budget=False)
+
+
+def layers(*, ram: str | int = "100%", mapped: bool = False, **limits: object) -> Problem:
+    """State a step of two layers, `f` reads `w` and `g` reads `v`, each updated in its own time.
+
+    ====  ==========================  =================
+    node  reads                       makes
+    ====  ==========================  =================
+    w                                 w, 8 bytes
+    f     w                           f, 4 bytes
+    v                                 v, 6 bytes
+    g     f v                         g, 4 bytes
+    df    f g v                       df, 4 bytes
+    uv    df v                        replaces v
+    uw    df w                        replaces w
+    ====  ==========================  =================
+    """
+    graph = Graph(
+        name="layers",
+        nodes=(
+            state("w", 8),
+            operation("f", output_bytes=4, inputs=("w",)),
+            state("v", 6),
+            operation("g", output_bytes=4, inputs=("f", "v")),
+            operation("df", output_bytes=4, inputs=("f", "g", "v"), phase="backward"),
+            update("uv", "df", v=6),
+            update("uw", "df", w=8),
+        ),
+    )
+    costs = Costs.estimate(graph, pm.Device.load("nrf52840"))
+    device = costs.device
+    assert device is not None
+    assert device.storage is not None
+    device = replace(device, storage=replace(device.storage, memory_mapped=mapped))
+    return Problem(graph, replace(costs, device=device), ram=ram, **limits)  # type: ignore[arg-type]
+
+
+@cache
+def proven(share: str) -> tuple[Problem, SolveResult]:
+    """Return the step of a perceptron with momentum in tiles, and its optimum."""
+    graph = pm.zoo.mlp(state="momentum", in_place=True, tile="128KiB")
+    problem = Problem(graph, Costs.estimate(graph, pm.Device.load("nrf52840")), ram=share)
+    return problem, run(problem, "optimal", time_limit=20.0, gap=0.01)
+
+
+# -- every method ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", HEURISTICS.values(), ids=HEURISTICS)
+def test_schedules_are_valid_with_the_stated_homes_or_refused(entry: Method) -> None:
+    """On random training steps: within RAM by the simulator, or a reason."""
+    made = 0
+    for problem in steps(60, "homes"):
+        try:
+            schedule = run(problem, entry.name).schedule
+        except MethodNotApplicableError:
+            continue
+        if schedule is None or not problem.graph.state_tensors:
+            continue
+        assert verify(problem, schedule).valid
+        made += 1
+        in_ram = entry.state_homes == StateHomes.RAM
+        assert schedule.resident == (problem.graph.state_tensors if in_ram else ())
+    chains = ("griewank-walther", "rotor", "pofo")
+    assert made > (0 if entry.name in chains else 5)
+
+
+@pytest.mark.parametrize("entry", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("share", ["100%", "55%"])
+def test_no_method_beats_the_proven_optimum_of_a_network(entry: Method, share: str) -> None:
+    """At all of the RAM, and with half of the state out."""
+    problem, best = proven(share)
+    try:
+        found = run(problem, entry.name, time_limit=20.0, gap=0.01)
+    except MethodNotApplicableError as error:
+        assert str(error).startswith(f"{entry.name}: ")  # noqa: PT017 - either outcome is fine
+        return
+    if found.energy_j is not None and best.bound_j is not None:
+        assert found.energy_j >= best.bound_j * (1 - 1e-9)
+
+
+def test_with_all_state_in_ram_a_method_sees_the_rest() -> None:
+    """The budget less the state is left, nothing waits for state, and updates weigh nothing."""
+    seen: list[Problem] = []
+
+    def keep(problem: Problem) -> Schedule:
+        seen.append(problem)
+        return checkpoint_all(problem.graph)
+
+    problem = layers(ram=30)
+    schedule = all_in_ram(keep)(problem)
+    assert schedule == checkpoint_all(problem.graph)
+    assert [plain.usable_ram_bytes for plain in seen] == [30 - 14]
+    assert [plain.graph.state_tensors for plain in seen] == [()]
+    assert checkpoint_all_peak_bytes(seen[0].graph) + 14 == checkpoint_all_peak_bytes(problem.graph)
+
+
+def test_state_on_storage_takes_room_there() -> None:
+    """Of a limit on storage its bytes are gone; a smaller one is refused, as is no paging."""
+    seen: list[int | None] = []
+
+    def keep(problem: Problem) -> Schedule:
+        seen.append(problem.aux_limit_bytes)
+        return checkpoint_all(problem.graph)
+
+    assert all_on_storage(keep)(layers(aux_bytes=20)).resident == ()
+    assert seen == [6]
+    with pytest.raises(MethodNotApplicableError, match="14 B, and there is room for 13 B"):
+        all_on_storage(keep)(layers(aux_bytes=13))
+    with pytest.raises(MethodNotApplicableError, match="allows no paging"):
+        all_on_storage(keep)(layers(paging=False))
+
+
+def test_state_that_does_not_fit_is_refused() -> None:
+    """A method that keeps it in RAM says what it takes."""
+    with pytest.raises(MethodNotApplicableError, match="all state in RAM, 14 B, and tensors may"):
+        dtr(layers(ram=14))
+
+
+def test_what_is_needed_after_its_state_was_replaced_is_refused() -> None:
+    """A method that recomputes `a` after the update of what `a` reads is told why that is wrong."""
+    graph = Graph(
+        name="late",
+        nodes=(
+            state("w", 2),
+            operation("a", output_bytes=4, inputs=("w",)),
+            update("u", w=2),
+            operation("b", output_bytes=6),
+            operation("c", output_bytes=1, inputs=("a", "b")),
+        ),
+    )
+    problem = Problem(graph, Costs.estimate(graph, pm.Device.load("nrf52840")), ram=12)
+
+    def recompute(plain: Problem) -> Schedule:
+        kept = checkpoint_all(plain.graph)
+        return replace(kept, R=(*kept.R, (4, 1)), S_RAM=((4, 3),))
+
+    with pytest.raises(MethodNotApplicableError, match="has 'a' again at 'c', after state that"):
+        all_in_ram(recompute)(problem)
+
+
+# -- state on storage ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "page_ins", "peak_bytes"),
+    [
+        (zero_offload, ((6, 0),), 18),
+        (offload_all, ((6, 0),), 18),
+        (lru_paging, (), 26),
+    ],
+)
+def test_reads_of_state_by_hand(
+    method: Callable[[Problem], Schedule], page_ins: object, peak_bytes: int
+) -> None:
+    """`w` leaves after `f` and comes again for its update; `v` is in use all the while.
+
+    While `df` is computed, `f`, `g`, `v` and `df` take 4 + 4 + 6 + 4 bytes, with `w` 8 more. Demand
+    paging keeps both where there is room.
+    """
+    problem = layers()
+    schedule = method(problem)
+    assert schedule.M_in == page_ins
+    assert schedule.M_out == ((5, 5), (6, 6))
+    found = simulate(problem.graph, problem.costs, schedule)
+    assert found.valid
+    assert found.peak_ram_bytes == peak_bytes
+    assert found.written_bytes == 14
+    assert found.read_bytes == 14 + 8 * len(schedule.M_in)
+
+
+def test_state_that_the_core_reads_on_storage_is_only_written() -> None:
+    """No page-in, and RAM for the rest alone: `f`, `g` and `df` take 12 bytes."""
+    problem = layers(mapped=True)
+    for method in (zero_offload, offload_all, lru_paging):
+        schedule = method(problem)
+        found = simulate(problem.graph, problem.costs, schedule)
+        assert (schedule.M_in, schedule.M_out) == ((), ((5, 5), (6, 6)))
+        assert found.valid
+        assert found.peak_ram_bytes == 12
+
+
+def test_state_that_waits_for_its_first_reader_is_read_once() -> None:
+    """Where state stands long before its reader it stays in RAM, and is not read twice."""
+    problem = layers()
+    w, f, v, *rest = problem.graph.nodes
+    graph = replace(problem.graph, nodes=(w, v, f, *rest))
+    schedule = zero_offload(replace(problem, graph=graph))
+    v_tensor = graph.tensor_index["v"]
+    assert [pair for pair in schedule.M_in if pair[1] == v_tensor] == []
+
+
+def test_zero_offload_keeps_everything_where_there_is_no_state() -> None:
+    """Its schedule is keep-all."""
+    problem = skip_problem(ram="100%")
+    assert zero_offload(problem) == checkpoint_all(problem.graph)
+
+
+# -- the program with all state in RAM -------------------------------------------------------------
+
+
+def test_resident_has_all_state_in_ram() -> None:
+    """With RAM for all it is keep-all."""
+    problem = layers()
+    found = run(problem, "resident")
+    assert found.schedule is not None
+    assert found.schedule.resident == problem.graph.state_tensors
+    assert found.overhead_j == 0.0
+
+
+def test_resident_is_refused_where_state_alone_is_too_much() -> None:
+    """Its reason names the limits; the problem itself has a schedule."""
+    problem = layers(ram=18)
+    assert run(problem, "optimal").schedule is not None
+    with pytest.raises(MethodNotApplicableError, match="'all state in RAM'"):
+        run(problem, "resident")
+
+
+def test_resident_is_the_program_itself_without_state() -> None:
+    """The same overhead as the optimum."""
+    assert run(skip_problem(), "resident").overhead_j == run(skip_problem(), "optimal").overhead_j
+
+
+@pytest.mark.parametrize("name", ["chen-sqrt", "chen-greedy", "min-cut"])
+def test_segments_end_before_the_first_update_even_where_forward_nodes_follow(name: str) -> None:
+    """Forward nodes after an update, one of them on every path, belong to no segment."""
+    nodes = (
+        state("w", 2),
+        operation("a", output_bytes=7, inputs=("w",)),
+        update("u", "a", w=2),
+        operation("b", output_bytes=1, inputs=("a",)),
+        operation("c", output_bytes=9, inputs=("b",)),
+    )
+    graph = Graph(name="step", nodes=nodes)
+    problem = Problem(graph, random_costs(seeded("segments"), graph), ram="100%")
+    result = run(problem, name)
+    assert verify(problem, result.require_schedule()).valid

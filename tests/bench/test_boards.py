@@ -1,0 +1,235 @@
+"""Networks on boards: what is run, and what the page says of its records."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import make_results
+from mcu import boards
+from mcu.boards import (
+    BOARD,
+    BOARDS,
+    KEEP_ALL,
+    LAST_LAYER,
+    MOST_PER_MAC,
+    NO,
+    OPEN,
+    PLACES,
+    ROOMY,
+    YES,
+    BoardRun,
+    clock_hz,
+    measure_board,
+    runs,
+    smoke_runs,
+)
+from mcu.others import NOT_STATED, OTHERS
+from measured_records import CIRCUMSTANCES, in_folder
+from poetmodel.bench.measurement import FAILED
+from poetmodel.device import Device
+from poetmodel.device.io import device_names
+from result_pages.boards import Exported, goals, page, ram_of, readme_table
+from toy_export import needs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KIB = 1024
+
+
+def record(part: str = BOARD, **changes: Any) -> dict[str, Any]:
+    """Return the record of a network that trains, with some fields changed."""
+    fields = {"network": "ds-cnn", "board": "nrf52840", "ram": None if part == BOARD else ROOMY}
+    fields |= {name: changes.pop(name) for name in tuple(changes) if name in fields}
+    run = BoardRun(part=part, **fields)
+    found: dict[str, Any] = {
+        "kind": boards.KIND,
+        "name": run.name,
+        "cell": run.to_dict(),
+        **CIRCUMSTANCES,
+        "seconds": 2.0,
+        "tools": {"a compiler": "its version"},
+        "status": YES,
+        "reason": "",
+        "tried": [{"tile": None, "answer": YES, "reason": "", "seconds": 1.0}],
+        "gap": 0.25,
+        "recomputations": 7,
+        "read_bytes": 3 * KIB,
+        "written_bytes": 5 * KIB,
+        "transfer_s": 0.5,
+        "transfer_j": 0.02,
+        "steps_until_worn": None,
+        "resident_state_bytes": 90 * KIB,
+        "arena_bytes": 200 * KIB,
+        "arena_bound_bytes": 160 * KIB,
+        "ram_bytes": 210 * KIB,
+        "stack_bytes": KIB,
+        "stack_limit_bytes": 2 * KIB,
+        "input_bytes": 6 * KIB,
+        "runtime_bytes": 2 * KIB,
+        "flash_bytes": 140 * KIB,
+        "weight_bytes": 100 * KIB,
+        "state_sha256": "a",
+        "instructions": 64_000_000,
+        "clock_hz": 64e6,
+        "power_w": 0.01,
+        "nodes": [
+            {"node": "a", "kernel": "pm_mm", "macs": 100, "instructions": 500},
+            {"node": "b", "kernel": "pm_mm", "macs": 300, "instructions": 3900},
+        ],
+    }
+    return found | changes
+
+
+def refused(answer: str = NO, **facts: Any) -> dict[str, Any]:
+    """Return what a record has in place of a deployment."""
+    return {"status": answer, "tried": [{"tile": "8KiB", "answer": answer, "reason": ""} | facts]}
+
+
+def line(text: str, start: str) -> str:
+    """Return the one line of a text that begins so."""
+    found = [line for line in text.splitlines() if line.startswith(start)]
+    assert len(found) == 1, found
+    return found[0]
+
+
+# -- what is run -----------------------------------------------------------------------------------
+
+
+def test_every_network_meets_every_board() -> None:
+    """No two runs have the same record, and each network has its references."""
+    everything = list(runs())
+    assert len({run.key for run in everything}) == len(everything)
+    met = {(run.network, run.board, run.ram) for run in everything if run.part == BOARD}
+    assert met == {(name, *place) for name in boards.ON_BOARDS for place in PLACES}
+    for part in (KEEP_ALL, LAST_LAYER):
+        assert [run.network for run in everything if run.part == part] == list(boards.ON_BOARDS)
+
+
+def test_boards_are_shipped_and_say_their_clock() -> None:
+    """The clock that times are estimated with is that of the device file."""
+    assert set(BOARDS) <= set(device_names())
+    assert {board for board, _ in PLACES} == set(BOARDS)
+    assert clock_hz(Device.load("nrf52840")) == 64e6
+    assert [ram_of(place) for place in PLACES[:3]] == [256 * KIB] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("run", list(smoke_runs()), ids=lambda run: run.name)
+def test_a_record_holds_what_the_page_says(run: BoardRun) -> None:
+    """Every kind of run at its smallest size: built, run, and its losses those of the host."""
+    pytest.importorskip("torch")
+    needs(BOARDS[run.board])
+    facts = measure_board(run.to_dict())
+    json.dumps(facts, allow_nan=False)
+    assert facts["cell"] == run.to_dict()
+    assert facts["status"] == (NO if run.network == "mobilenetv1-vww" else YES), facts["reason"]
+    if facts["status"] == YES:
+        assert facts["ram_bytes"] <= facts["ram_limit_bytes"]
+        assert facts["stack_bytes"] <= facts["stack_limit_bytes"]
+        assert facts["losses"][1] < facts["losses"][0]
+    assert page([facts], "run.jsonl")
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def test_goals_are_met_missed_or_met_in_part() -> None:
+    """With the boards where they are."""
+    records = [
+        record(),
+        record(board="nano33ble", **refused()),
+        record(network="resnet8", **refused()),
+        record(network="mobilenetv1-vww", board="rp2350", ram="512KiB"),
+    ]
+    text = goals([Exported(each) for each in records])
+    assert "- `ds-cnn` in 256.00 KiB: met (`nrf52840`); not on `nano33ble`" in text
+    assert "- `resnet8` in 256.00 KiB: **missed**; not on `nrf52840`" in text
+    assert "- `mobilenetv1-vww`, 96 x 96 in 512.00 KiB: met (`rp2350`)" in text
+    assert "- `autoencoder`, batch 2 in 256.00 KiB: not run" in text
+
+
+def test_a_step_has_its_estimates_and_its_map() -> None:
+    """A second of the core, half a second of transfers; the stack that was used, not reserved."""
+    text = page([record(), record(KEEP_ALL, instructions=32_000_000)], "run.jsonl")
+    start = "| `ds-cnn` | `nrf52840`, 256.00 KiB |"
+    time, ram = [each for each in text.splitlines() if each.startswith(start)]
+    assert "| 64.0 M (2.00) | 1.5 s | 30 mJ | 3.00 KiB | 5.00 KiB | 7 | - | 25 % |" in time
+    assert "| 209.00 KiB | 1.00 KiB | 90.00 KiB | 110.00 KiB | 25 % | 6.00 KiB |" in ram
+    assert "| 2.00 KiB | 40.00 KiB | 100.00 KiB |" in ram
+
+
+def test_states_are_held_against_keep_all() -> None:
+    """Equal bits are counted; nothing is said where there is nothing to compare with."""
+    other = record(board="nano33ble", state_sha256="b")
+    text = page([record(), other, record(KEEP_ALL)], "run.jsonl")
+    assert "bit by bit, in 1 of 2 (50.0 %) of the programs." in text
+    assert "bit by bit" not in page([record()], "run.jsonl")
+
+
+def test_refusals_say_why() -> None:
+    """The node that is too large, or the reason of the solver, or what failed."""
+    floor = {"floor_node": "fc", "floor_op": "mm", "floor_bytes": 300 * KIB}
+    text = page(
+        [
+            record(**refused(**floor, reserved_bytes=6 * KIB)),
+            record(board="nano33ble", **refused(OPEN, reason="no schedule was found")),
+            record(board="stm32f746", status=FAILED, reason="make failed", tried=[]),
+        ],
+        "run.jsonl",
+    )
+    row = line(text, "| `ds-cnn` | `nrf52840`, 256.00 KiB | no |")
+    assert "leave 250.00 KiB, and `fc` (mm) alone needs 300.00 KiB" in row
+    assert "| open | no schedule was found |" in text
+    assert "| failed | make failed |" in text
+    assert line(text, "| `ds-cnn` | no | open | - | failed | - | - |")
+
+
+def test_tiles_stand_in_the_matrix() -> None:
+    """The size that was needed."""
+    tried = [
+        {"tile": None, "answer": NO, "reason": ""},
+        {"tile": "32KiB", "answer": YES, "reason": ""},
+    ]
+    assert line(page([record(tried=tried)], "run.jsonl"), "| `ds-cnn` | yes, 32KiB | - |")
+
+
+def test_kernels_are_held_against_the_goal() -> None:
+    """Instructions for each multiply-accumulate, the worst node by name."""
+    other = record(KEEP_ALL, network="lenet", nodes=[], not_counted="QEMU: stopped")
+    text = page([record(KEEP_ALL), other], "run.jsonl")
+    assert "Not counted: `lenet` (QEMU: stopped)." in text
+    assert f"At most {MOST_PER_MAC} were wanted" in text
+    assert "1 of 2 (50.0 %) nodes keep that; the median is 9.00, the largest 13.00" in text
+    assert "| `pm_mm` | `ds-cnn` | 2 | 0.0004 M | 11.00 | 13.00 | `b`, 300 MAC |" in text
+
+
+def test_others_have_sources() -> None:
+    """Each has an address, and says so where it has no figure."""
+    text = page([record()], "run.jsonl")
+    for each in OTHERS:
+        assert each.url.startswith("https://")
+        assert f"[{each.name}]({each.url})" in text
+    assert NOT_STATED in text
+
+
+def test_pages_are_written_from_the_newest_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script makes page and README, and finds them current."""
+    kept = record(KEEP_ALL, ram_bytes=700 * KIB, instructions=32_000_000)
+    content = "".join(f"{json.dumps(each)}\n" for each in (record(), kept))
+    (tmp_path / "2026-01-02-mcu.jsonl").write_text(content)
+    readme = in_folder(tmp_path, monkeypatch)
+    readme.write_text(readme.read_text() + "<!-- begin boards -->\n<!-- end boards -->\n")
+    assert make_results.main([]) == 0
+    text = (tmp_path / "on-a-microcontroller.md").read_text()
+    assert "`bench/results/2026-01-02-mcu.jsonl`" in text
+    row = "| `ds-cnn` | `nrf52840` | 256.00 KiB | 700.00 KiB | 64.0 M | 2.00 | 1.5 s |"
+    assert row in readme.read_text()
+    assert row in readme_table([record(), kept])
+    assert make_results.main(["--check"]) == 0

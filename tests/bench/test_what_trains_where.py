@@ -1,0 +1,298 @@
+"""What trains where: what is run, and what the page says of its records."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import against
+import make_results
+import what_trains_where as trains_where
+from measured_records import CIRCUMSTANCES, in_folder
+from poetmodel.bench.measurement import NOT_APPLICABLE
+from poetmodel.device.io import device_names
+from poetmodel.graph import checkpoint_all_peak_bytes
+from result_pages.times import code_section
+from result_pages.trains import BUDGETS, StepRecord, bytes_of, headline, page, verdict
+from what_trains_where import (
+    BOARDS,
+    IN_PLACE,
+    LEAST,
+    MAPPED,
+    METHODS,
+    PAGED,
+    PARTS,
+    POLICIES,
+    SMALL,
+    SPEED,
+    TILES,
+    StepRun,
+    measure_step,
+    runs,
+    smoke_runs,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KIB = 1024
+
+
+def record(part: str = BOARDS, **changes: Any) -> dict[str, Any]:
+    """Return the record of a step that was proved in two seconds, with some fields changed."""
+    fields = {"network": "resnet8", "graph": TILES, "device": MAPPED}
+    names = StepRun.__dataclass_fields__
+    fields |= {
+        name: changes.pop(name) for name in tuple(changes) if name in names and name != "gap"
+    }
+    run = StepRun(part=part, **fields)
+    found: dict[str, Any] = {
+        "kind": trains_where.KIND,
+        "name": run.name,
+        "cell": run.to_dict(),
+        **CIRCUMSTANCES,
+        "seconds": 2.0,
+        "cpu_s": 1.5,
+        "status": "optimal",
+        "reason": "",
+        "gap": 0.0,
+        "objective_value": 200 * KIB,
+        "objective_bound": 200 * KIB,
+        "overhead_j": 0.5,
+        "baseline_energy_j": 1.0,
+        "energy_j": 1.5,
+        "time_s": 6.0,
+        "pass_s": 2.0,
+        "peak_ram_bytes": 190 * KIB,
+        "written_bytes": 80 * KIB,
+        "steps_until_worn": 1_500_000.0,
+        "ram_budget_bytes": 300 * KIB,
+        "floor_bytes": 180 * KIB,
+        "keep_all_bytes": 900 * KIB,
+        "state_bytes": 300 * KIB,
+        "graph_nodes": 182,
+    }
+    return found | changes
+
+
+def least(bound: int, value: int, *, graph: str = TILES, **changes: Any) -> dict[str, Any]:
+    """Return the record of a least RAM between two figures [KiB]."""
+    proved = "optimal" if bound == value else "feasible"
+    figures = {"objective_bound": bound * KIB, "objective_value": value * KIB, "status": proved}
+    return record(LEAST, graph=graph, minimize="ram", **figures | changes)
+
+
+def line(text: str, start: str) -> str:
+    """Return the one line of a text that begins so."""
+    found = [line for line in text.splitlines() if line.startswith(start)]
+    assert len(found) == 1
+    return found[0]
+
+
+# -- what is run -----------------------------------------------------------------------------------
+
+
+def test_runs_differ_and_every_network_meets_every_board() -> None:
+    """No two runs have the same record."""
+    everything = list(runs())
+    assert len({run.key for run in everything}) == len(everything)
+    assert {run.part for run in everything} == set(PARTS)
+    met = {(run.network, run.device) for run in everything if run.part == BOARDS}
+    assert met == {(network, device) for network in SMALL for device in device_names()}
+
+
+def test_methods_meet_at_the_same_budgets() -> None:
+    """From the floor to keep-all, all right after each other."""
+    policies = [run for run in runs() if run.part == POLICIES]
+    for first in range(0, len(policies), len(METHODS)):
+        together = policies[first : first + len(METHODS)]
+        assert [run.method for run in together] == list(METHODS)
+        assert len({(run.network, run.device, run.ram) for run in together}) == 1
+    for run in policies[: 4 * len(METHODS)]:
+        problem = run.problem()
+        most = checkpoint_all_peak_bytes(problem.graph)
+        assert problem.floor.bytes <= problem.ram_budget_bytes <= most
+        if run.ram == "least+0%":
+            assert problem.ram_budget_bytes == problem.floor.bytes
+        if run.ram == "least+100%":
+            assert problem.ram_budget_bytes == most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", list(smoke_runs()), ids=lambda run: run.name)
+def test_a_record_holds_what_the_page_says(run: StepRun) -> None:
+    """Every kind of run at its smallest size."""
+    facts = measure_step(run.to_dict())
+    json.dumps(facts, allow_nan=False)
+    assert facts["cell"] == run.to_dict()
+    assert facts["status"] in ("optimal", "feasible", "infeasible", NOT_APPLICABLE)
+    assert page([facts], "run.jsonl")
+
+
+def test_a_board_too_small_is_proved_so() -> None:
+    """The record has the reason, and what the step needs."""
+    run = StepRun(part=BOARDS, network="mlp", graph=IN_PLACE, device="mkr1000")
+    facts = measure_step(run.to_dict())
+    assert facts["status"] == "infeasible"
+    assert facts["floor_bytes"] > facts["ram_budget_bytes"]
+    assert "the minimum RAM is" in facts["reason"]
+
+
+# -- the headline ----------------------------------------------------------------------------------
+
+
+def test_a_budget_is_kept_or_proved_impossible_or_open() -> None:
+    """As the bounds say, with whole weights first, then in tiles."""
+    records = [
+        StepRecord(each)
+        for each in (
+            least(300, 300, graph=IN_PLACE, device=PAGED),
+            least(200, 280, device=PAGED),
+            least(400, 400, graph=IN_PLACE),
+            least(300, 300),
+        )
+    ]
+    kinds = {budget: verdict(records, "resnet8", PAGED, budget) for budget in BUDGETS}
+    assert kinds == dict(zip(BUDGETS, ("open", "yes", "yes", "yes"), strict=True))
+    kinds = {budget: verdict(records, "resnet8", MAPPED, budget) for budget in BUDGETS}
+    assert kinds == dict(zip(BUDGETS, ("no", "in tiles", "yes", "yes"), strict=True))
+    assert bytes_of("320 KiB") == 320 * KIB
+    text = headline(records)
+    assert "train whole in a RAM of 256 KiB: none (open: " in text
+    assert "| `resnet8` | paged | open | yes | yes | yes |" in text
+    assert "|  | read in place | no | in tiles | yes | yes |" in text
+    assert "| `ds-cnn` | paged | open | open | open | open |" in text
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+def test_boards_say_energy_time_and_wear() -> None:
+    """As multiples of keep-all; what is proved impossible and what was not decided differ."""
+    nothing = dict.fromkeys(("energy_j", "overhead_j", "gap", "peak_ram_bytes", "time_s"))
+    text = page(
+        [
+            record(),
+            record(device="mkr1000", status="infeasible", **nothing),
+            record(device="rp2350", status="unknown", seconds=12.0, **nothing),
+            record(device="nano33ble", status="feasible", gap=0.25, steps_until_worn=None),
+        ],
+        "run.jsonl",
+    )
+    row = line(text, "| `resnet8` | `stm32f746` |")
+    assert "| 320.00 KiB | yes | 190.00 KiB | 1.5 | 3 | 80.00 KiB | 1,500,000 | 0 % | 2 s |" in row
+    assert "| 32.00 KiB | no | - |" in line(text, "| `resnet8` | `mkr1000` |")
+    assert "| open | - |" in line(text, "| `resnet8` | `rp2350` |")
+    assert "| - | 25 % | **2 s** |" in line(text, "| `resnet8` | `nano33ble` |")
+    assert "`resnet8` on 2 of 4 boards. 1 schedules are not proved to 1 %." in text
+
+
+def test_methods_are_held_against_the_optimum() -> None:
+    """Each overhead with its multiple; a method without a schedule is counted."""
+    refused = {"status": NOT_APPLICABLE, "energy_j": None}
+    shared = {"ram": "least+50%"}
+    text = page(
+        [
+            record(POLICIES, **shared),
+            record(POLICIES, method="resident", **refused, **shared),
+            record(POLICIES, method="zero-offload", overhead_j=2.0, **shared),
+            record(POLICIES, method="offload-all", overhead_j=3.0, **shared),
+        ],
+        "run.jsonl",
+    )
+    row = line(text, "| `resnet8` | `stm32f746` | least + 50% |")
+    assert "| 50 % | 0 % | 2 s | - | 200 % (4) | 300 % (6) |" in row
+    assert "`resident` keeps 0 of 1 budgets; `zero-offload` keeps 1 of 1 budgets, with 4" in text
+    assert "1 of 1 (100.0 %) proved, median time 2 s (1.5 s of the processor)" in text
+    assert "Wanted was a median of 10 s, which is met." in text
+
+
+def test_missed_goals_are_said_with_figures() -> None:
+    """A slow median, and a larger network with a gap."""
+    late = {"status": "feasible", "gap": 0.3, "seconds": 20.0}
+    text = page(
+        [
+            record(POLICIES, ram="least+0%", **late),
+            record(SPEED, network="BERT, 4 blocks", device="rpi4b", ram="least+50%", **late),
+        ],
+        "run.jsonl",
+    )
+    assert "0 of 1 (0.0 %) proved, median time 20 s (1.5 s of" in text
+    assert "Wanted was a median of 10 s, which is missed." in text
+    assert "0 of 1 (0.0 %) are proved to 2 % within" in text
+    assert "| BERT, 4 blocks | least + 50% |" in text
+    assert "| feasible | 50 % | 30 % | **20 s** |" in text
+
+
+def test_the_least_ram_stands_with_its_bounds() -> None:
+    """Proved as one figure, else from the bound to what was found."""
+    dry = {"paging": False, "device": PAGED}
+    text = page(
+        [
+            least(100, 120, graph="activations", **dry),
+            least(500, 500, graph="state", **dry),
+            least(400, 450, graph=IN_PLACE, **dry),
+            least(300, 300, graph=IN_PLACE, device=PAGED),
+            least(180, 180, graph=IN_PLACE),
+        ],
+        "run.jsonl",
+    )
+    assert (
+        "| `resnet8` | 300.00 KiB | 900.00 KiB | 100.00 KiB to 120.00 KiB | 500.00 KiB | "
+        "400.00 KiB to 450.00 KiB | paged | 300.00 KiB |" in text
+    )
+    assert "|  |  |  |  |  |  | read in place | 180.00 KiB |" in text
+
+
+def test_pages_are_written_from_the_newest_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script makes the page, and finds it current."""
+    for name, seconds in (("2026-01-01", 9.0), ("2026-01-02", 2.0)):
+        content = json.dumps(record(seconds=seconds)) + "\n"
+        (tmp_path / f"{name}-trains.jsonl").write_text(content)
+    in_folder(tmp_path, monkeypatch)
+    assert make_results.main([]) == 0
+    text = (tmp_path / "what-trains-where.md").read_text()
+    assert "Generated from `bench/results/2026-01-02-trains.jsonl`" in text
+    assert make_results.main(["--check"]) == 0
+    (tmp_path / "what-trains-where.md").write_text(text.replace("| 2 s |", "| 1 s |"))
+    assert make_results.main(["--check"]) == 1
+
+
+# -- against an earlier state of the code ----------------------------------------------------------
+
+
+def test_both_states_solve_each_instance_in_turns() -> None:
+    """One right after the other, and who is first changes."""
+    found = list(against.runs(2))
+    assert len({run.key for run in found}) == len(found) == 4 * len(against.SAMPLE)
+    assert [run.code for run in found[:4]] == ["before", "here", "here", "before"]
+    assert len({run.instance for run in found[:4]}) == 1
+
+
+@pytest.mark.slow
+def test_a_checkout_solves_by_its_own_runner() -> None:
+    """The record says which commit it was."""
+    run = next(run for run in against.runs() if run.instance.model == "vgg16-cifar")
+    facts = against.measure_code(run.to_dict(), checkout=str(against.ROOT))
+    assert facts["status"] == "optimal", facts
+    assert facts["cell"] == run.to_dict()
+    assert len(facts["commit"]) == 40
+
+
+def test_the_quicker_time_of_each_counts() -> None:
+    """With the ratio of both, and the commits."""
+    times = {("before", 0): 4.0, ("here", 0): 3.0, ("here", 1): 1.0, ("before", 1): 2.0}
+    records = []
+    for run in against.runs(2):
+        if run.instance == against.SAMPLE[0]:
+            facts = {"status": "optimal", "gap": 0.0, "commit": run.code * 10}
+            cell = {"cell": run.to_dict(), "cpu_s": times[run.code, run.turn]}
+            records.append({**CIRCUMSTANCES, **facts, **cell, "name": run.name})
+    text = code_section(records, "run.jsonl")
+    assert "| `resnet18-cifar`, rpi4b, 50% | 2 s | 1 s | 0.50 | 0 % | 0 % |" in text
+    assert "The median of the ratios is 0.50, the largest 0.50" in text
+    assert "by commit beforeb" in text

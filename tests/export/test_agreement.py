@@ -1,0 +1,105 @@
+"""Exported C holds against PyTorch: both compute in double, from the same weights and batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from export_agreement import (  # noqa: E402
+    OPTIMIZERS,
+    SCHEDULES,
+    Exported,
+    batches_like,
+    lowered,
+    torch_steps,
+)
+from mcu.networks import NETWORKS  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+STEPS = 5
+CLOSE = 1e-12
+"""How far results may be apart, over the largest of their kind."""
+BATCH = {"autoencoder": (8,)}
+"""Samples of a step: batch norm over two values makes rounding errors large."""
+NOISE = 200
+"""How many times what one rounding error of every parameter makes of PyTorch's results."""
+
+
+def some(names: Any, *, quick: Any) -> list[Any]:
+    """Return parameters of a test, marked slow but for some."""
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+def compare(
+    name: str, optimizer: str, folder: Path, **options: Any
+) -> tuple[Exported, dict[str, float]]:
+    """Export a network, run steps, and return it with its differences from PyTorch.
+
+    The differences are those beyond what rounding errors grow to in PyTorch itself: some networks
+    multiply them in each step by a hundred.
+    """
+    torch.manual_seed(0)
+    training = NETWORKS[name](*BATCH.get(name, ()))
+    batches = batches_like(training[2], 3)
+    steps = 1 if optimizer == "gradients" else STEPS
+    exported = Exported(lowered(training, optimizer, name=name), folder, **options)
+    expected = torch_steps(training, batches, steps, optimizer)
+    noise = torch_steps(training, batches, steps, optimizer, rounded=True).differences(expected)
+    apart = exported.outcome(batches, steps).differences(expected)
+    return exported, {kind: apart[kind] - NOISE * noise[kind] for kind in apart}
+
+
+@pytest.mark.parametrize("name", some(NETWORKS, quick=("lenet", "bert-block")))
+def test_gradients_are_those_of_torch(name: str, tmp_path: Path) -> None:
+    """Without an optimizer, the loss and all gradients are PyTorch's."""
+    _, apart = compare(name, "gradients", tmp_path)
+    assert max(apart.values()) <= CLOSE, apart
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        pytest.param(name, optimizer, marks=[] if name == "mlp" else pytest.mark.slow)
+        for name in NETWORKS
+        for optimizer in OPTIMIZERS
+        if optimizer in ("sgd", "momentum", "adam")
+        or (optimizer != "gradients" and name in ("mlp", "resnet8-thin"))
+    ],
+)
+def test_state_is_that_of_torch(name: str, optimizer: str, tmp_path: Path) -> None:
+    """After five steps all parameters, moments and running statistics are PyTorch's."""
+    _, apart = compare(name, optimizer, tmp_path)
+    assert max(apart.values()) <= CLOSE, apart
+
+
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "keep-all"])
+@pytest.mark.parametrize("name", some(("bert-block", "resnet8-thin"), quick=()))
+def test_schedules_train_as_torch(name: str, schedule: str, tmp_path: Path) -> None:
+    """So they do where tensors are computed again or paged, and state is on storage."""
+    # Moments would take so much of the RAM that there is nothing to compute again.
+    optimizer = "sgd" if schedule == "recomputed" else "adam"
+    exported, apart = compare(name, optimizer, tmp_path, **SCHEDULES[schedule])
+    ops, manifest = exported.ops, exported.manifest
+    homes = {each["home"] for each in manifest["states"]}
+    assert {
+        "recomputed": ops["again"] > 0 == ops["page_in"],
+        "blocking": ops["page_out"] > 0 == ops["wait"] and "storage" in homes,
+        "dma": ops["wait"] > 0 and "storage" in homes,
+        "mapped": "mapped" in homes,
+    }[schedule], (ops, homes)
+    assert max(apart.values()) <= CLOSE, apart
+
+
+@pytest.mark.slow
+def test_commits_train_as_torch(tmp_path: Path) -> None:
+    """So they do with two generations of all state on storage."""
+    exported, apart = compare("bert-block", "momentum", tmp_path, share=0.3, commit=True)
+    assert exported.manifest["commit"]
+    assert max(apart.values()) <= CLOSE, apart

@@ -1,0 +1,161 @@
+"""Export as a whole: what fits into a device, and what the folder holds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from export_agreement import Exported, batches_like, lowered, torch_steps  # noqa: E402
+from poetmodel.errors import BudgetError, InputError  # noqa: E402
+from poetmodel.export.io import load_step, save_step  # noqa: E402
+from poetmodel.torch.exporting import export  # noqa: E402
+from poetmodel.torch.lowering.step import lower  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+
+def test_state_that_is_read_in_place_needs_no_ram(tmp_path: Path) -> None:
+    """A weight that is larger than the RAM is none of its floor on a board that maps its flash."""
+    nn = torch.nn
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    training = (model, nn.functional.cross_entropy, (torch.randn(1, 64), torch.tensor([1])))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    limits = {"ram": "24KiB", "tile": None, "optimizer": optimizer}
+    made = export(*training, folder=tmp_path, device="nano33ble", **limits)
+    assert made.plan.memory_mapped
+    document = json.loads((tmp_path / "manifest.json").read_text())
+    assert document["budget"]["ram_bytes"] == 24 * 1024
+    assert "optimizer=SGD" in document["command"]
+    assert "ram='24KiB'" in document["command"]
+    with pytest.raises(BudgetError, match="one node alone needs 3"):
+        export(*training, folder=tmp_path, device="nrf52840", **limits)
+
+
+class Sums(torch.nn.Module):
+    """Parameters whose gradients lie as no parameter does: constants, one number, transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.randn(4, 6))
+        self.b = torch.nn.Parameter(torch.randn(6, 4))
+        self.c = torch.nn.Parameter(torch.randn(3))
+        self.d = torch.nn.Parameter(torch.randn(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a loss."""
+        y = x @ self.a @ self.b + x @ self.b.t() @ self.a.t()
+        return y.pow(2).mean() + (self.a.t() * self.b).mean() + self.c.sum() + self.d
+
+
+class Smoothed(torch.nn.Module):
+    """Smoothed labels, whose loss counts truth values as integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 6)
+        self.loss = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a loss."""
+        return self.loss(self.linear(x), x.argmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "device"),
+    [
+        (Sums, "gradients", "nrf52840"),
+        (Sums, "clipped", "nano33ble"),
+        (Smoothed, "gradients", "nrf52840"),
+    ],
+)
+def test_rare_layouts_and_types(
+    tmp_path: Path, kind: type[torch.nn.Module], optimizer: str, device: str
+) -> None:
+    """The compiler accepts the code, and what it computes is what PyTorch does."""
+    torch.manual_seed(0)
+    training = (kind(), None, (torch.randn(2, 4 if kind is Sums else 6),))
+    batches = batches_like(training[2], 2)
+    exported = Exported(lowered(training, optimizer), tmp_path, share=0.1, device=device)
+    found = exported.outcome(batches, 1)
+    apart = found.differences(torch_steps(training, batches, 1, optimizer))
+    assert max(apart.values()) <= 1e-12, apart
+
+
+def test_earlier_export_leaves_no_kernels(tmp_path: Path) -> None:
+    """A folder that is written again holds, and compiles, what the new step calls."""
+    nn = torch.nn
+    for activation in (nn.Tanh(), nn.ReLU()):
+        model = nn.Sequential(nn.Linear(4, 4), activation)
+        export(model, nn.MSELoss(), (torch.randn(2, 4), torch.randn(2, 4)), folder=tmp_path)
+    kernels = {path.stem for path in (tmp_path / "kernels").glob("*.c")}
+    called = json.loads((tmp_path / "manifest.json").read_text())["nodes"]
+    assert kernels == {name for node in called for name in node["kernels"]}
+    assert "pm_tanh" not in (tmp_path / "config.mk").read_text()
+
+
+def test_folder_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
+    """It is refused before anything is solved, and nothing is made."""
+    training = (torch.nn.Linear(2, 2), torch.nn.MSELoss(), (torch.randn(1, 2), torch.randn(1, 2)))
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(InputError, match="expected a folder"):
+        export(*training, folder=tmp_path / "file" / "deeper")
+    (tmp_path / "out" / "Makefile").mkdir(parents=True)
+    with pytest.raises(InputError, match="found a folder"):
+        export(*training, folder=tmp_path / "out")
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def _tampered(document: dict[str, Any], kind: str) -> str:
+    """Spoil a step file of a linear layer; return what its refusal says."""
+    calls = next(calls for calls in document["calls"] if calls)
+    refs = [a for a in calls[0]["arguments"] if isinstance(a, dict)]
+    match kind:
+        case "kernel":
+            calls[0]["kernel"] = "../../pm_mm"
+            return "there is no such kernel"
+        case "count":
+            calls[0]["arguments"].pop()
+            return "arguments, got"
+        case "type":
+            calls[0]["arguments"][-1] = 0.5
+            return "expected "
+        case "range":
+            refs[0]["offset"] = 10**6
+            return "element 1000000 of"
+        case "negative":
+            refs[0]["offset"] = -1
+            return "offset"
+        case "reader":
+            refs[1]["buffer"] = document["gradients"][0]["pieces"][0]["buffer"]
+            return "neither read nor made"
+        case "shape":
+            document["inputs"][0]["shape"] = [10, 10]
+            return "has 100 elements"
+        case _:
+            document["loss"]["offset"] = 7
+            return "loss: element 7"
+
+
+@pytest.mark.parametrize(
+    "kind", ["kernel", "count", "type", "range", "negative", "reader", "shape", "loss"]
+)
+def test_tampered_step_files_are_refused(tmp_path: Path, kind: str) -> None:
+    """What could read or write elsewhere, or not compile, is refused in a sentence."""
+    nn = torch.nn
+    step = lower(nn.Linear(2, 2), nn.MSELoss(), (torch.randn(1, 2), torch.randn(1, 2)))
+    save_step(step, tmp_path / "x.step.json")
+    assert load_step(tmp_path / "x.step.json").calls == step.calls
+    document = json.loads((tmp_path / "x.step.json").read_text())
+    expected = _tampered(document, kind)
+    (tmp_path / "x.step.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match=expected):
+        load_step(tmp_path / "x.step.json")

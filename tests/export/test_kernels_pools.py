@@ -1,0 +1,89 @@
+"""Kernels of pools and of their gradients against PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kernel_calls import check  # noqa: E402
+
+pytestmark = pytest.mark.torch
+aten = torch.ops.aten
+
+
+def layouts(*shape: int) -> list[Any]:
+    """Return random planes, the same with channels last, and the same as a view of more."""
+    x = torch.randn(shape, dtype=torch.float64)
+    view = torch.randn((*shape[:-1], shape[-1] + 3), dtype=torch.float64)[..., 1:-2]
+    last = [x.contiguous(memory_format=torch.channels_last)] if len(shape) == 4 else []
+    return [x, view, *last]
+
+
+MAX_POOLS: dict[str, tuple[Any, ...]] = {
+    "2x2": ((2, 3, 6, 8), [2, 2]),
+    "3x3 by 2": ((1, 4, 9, 7), [3, 3], [2, 2], [1, 1]),
+    "dilated": ((2, 2, 9, 10), [3, 2], [2, 1], [1, 1], [2, 3]),
+    "rounded up": ((2, 2, 7, 8), [3, 3], [2, 2], [0, 1], [1, 1], True),
+    "one row": ((2, 3, 1, 9), [1, 2], [1, 2]),
+    "no batch": ((3, 6, 6), [2, 2], [2, 2]),
+}
+
+
+@pytest.mark.parametrize("case", MAX_POOLS.values(), ids=MAX_POOLS)
+def test_max_pools_are_pytorchs(case: tuple[Any, ...]) -> None:
+    """Values, indices and gradients are PyTorch's."""
+    shape, *rest = case
+    for x in layouts(*shape):
+        check(aten.max_pool2d_with_indices.default, x, *rest)
+        y, indices = aten.max_pool2d_with_indices(x, *rest)
+        defaults = [[0, 0], rest[0], [0, 0], [1, 1], False]
+        whole = rest + defaults[len(rest) :]
+        dy = torch.randn_like(y)
+        check(aten.max_pool2d_with_indices_backward.default, dy, x, *whole, indices)
+
+
+def test_max_pools_take_the_first_of_equal_elements() -> None:
+    """Where elements are equal the index is that of the first, and NaN wins."""
+    x = torch.zeros((1, 1, 4, 4), dtype=torch.float64)
+    check(aten.max_pool2d_with_indices.default, x, [2, 2])
+    x[0, 0, 1, 1] = x[0, 0, 2, 3] = torch.nan
+    x[0, 0, 0, 2:] = x[0, 0, 1, 2:] = -torch.inf
+    check(aten.max_pool2d_with_indices.default, x, [2, 2])
+
+
+MEAN_POOLS: dict[str, tuple[Any, ...]] = {
+    "2x2": ((2, 3, 6, 8), [2, 2]),
+    "3x3 by 2": ((1, 4, 9, 7), [3, 3], [2, 2], [1, 1]),
+    "padding not counted": ((2, 2, 7, 8), [3, 3], [2, 2], [1, 1], False, False),
+    "rounded up": ((2, 2, 7, 8), [3, 2], [2, 3], [1, 1], True),
+    "rounded up, padding not counted": ((2, 2, 7, 8), [3, 2], [2, 3], [1, 1], True, False),
+    "divisor": ((2, 2, 7, 8), [3, 2], [2, 2], [1, 1], False, True, 5),
+    "one row": ((2, 3, 1, 9), [1, 3], [1, 2], [0, 1]),
+    "no batch": ((3, 6, 6), [2, 2], [2, 2]),
+}
+
+
+@pytest.mark.parametrize("case", MEAN_POOLS.values(), ids=MEAN_POOLS)
+def test_mean_pools_are_pytorchs(case: tuple[Any, ...]) -> None:
+    """Values and gradients are PyTorch's."""
+    shape, *rest = case
+    for x in layouts(*shape):
+        check(aten.avg_pool2d.default, x, *rest)
+        dy = torch.randn_like(aten.avg_pool2d(x, *rest))
+        whole = rest + [[0, 0], rest[0], [0, 0], False, True, None][len(rest) :]
+        check(aten.avg_pool2d_backward.default, dy, x, *whole)
+
+
+@pytest.mark.parametrize("size", [[1, 1], [3, 3], [2, 5], [7, 9], [10, 4]])
+def test_adaptive_pools_are_pytorchs(size: list[int]) -> None:
+    """Values, indices and gradients are PyTorch's, also where windows overlap."""
+    for x in layouts(2, 3, 7, 9):
+        check(aten._adaptive_avg_pool2d.default, x, size)
+        dy = torch.randn_like(aten._adaptive_avg_pool2d(x, size))
+        check(aten._adaptive_avg_pool2d_backward.default, dy, x)
+        check(aten.adaptive_max_pool2d.default, x, size)
+        indices = aten.adaptive_max_pool2d(x, size)[1]
+        check(aten.adaptive_max_pool2d_backward.default, dy, x, indices)

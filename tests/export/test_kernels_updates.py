@@ -1,0 +1,168 @@
+"""Steps of optimizers, running statistics and the norm of gradients against PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kernel_calls import Memory  # noqa: E402
+from poetmodel.export.step import Buffer, DataType  # noqa: E402
+from poetmodel.torch.errors import CaptureError  # noqa: E402
+from poetmodel.torch.lowering.registry import Look, Lowering, lowering_of  # noqa: E402
+from poetmodel.torch.optimizers import rule_of  # noqa: E402
+from poetmodel.torch.updates import BufferUpdate, GradientNorm, ParameterUpdate  # noqa: E402
+
+pytestmark = pytest.mark.torch
+RATE = 0.03
+SHAPE = (4, 5)
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda p: torch.optim.SGD(p, RATE),
+    "sgd, decay": lambda p: torch.optim.SGD(p, RATE, weight_decay=0.1),
+    "sgd, maximize": lambda p: torch.optim.SGD(p, RATE, weight_decay=0.1, maximize=True),
+    "momentum": lambda p: torch.optim.SGD(p, RATE, momentum=0.9),
+    "nesterov": lambda p: torch.optim.SGD(p, RATE, 0.9, nesterov=True, weight_decay=0.1),
+    "dampening": lambda p: torch.optim.SGD(p, RATE, 0.9, 0.3, maximize=True),
+    "adam": lambda p: torch.optim.Adam(p, RATE),
+    "adam, decay": lambda p: torch.optim.Adam(p, RATE, weight_decay=0.1, eps=1e-3),
+    "adam, no means": lambda p: torch.optim.Adam(p, RATE, betas=(0.0, 0.6)),
+    "amsgrad": lambda p: torch.optim.Adam(p, RATE, amsgrad=True, maximize=True),
+    "adamw": lambda p: torch.optim.AdamW(p, RATE, weight_decay=0.1),
+    "adamw, amsgrad": lambda p: torch.optim.AdamW(p, RATE, betas=(0.3, 0.9), amsgrad=True),
+}
+
+
+class Lowered:
+    """An operation on tensors by name, lowered and executed in the memory of its state."""
+
+    def __init__(self, operation: Any, *arguments: Any, **tensors: Any) -> None:
+        graph = torch.fx.Graph()
+        nodes = {name: graph.placeholder(name) for name in tensors}
+        looks = {nodes[name]: look(tensor, name) for name, tensor in tensors.items()}
+        named = torch.utils._pytree.tree_map(lambda a: nodes.get(a, a), arguments)
+        outputs = {0: look(torch.zeros((), dtype=torch.float64), "out")}
+        self.operation = Lowering(graph.call_function(operation, named), looks.__getitem__, outputs)
+        found = lowering_of(operation)
+        assert found is not None
+        found(self.operation)
+        self.looks = {name: looks[node] for name, node in nodes.items()}
+        self.looks["out"] = outputs[0]
+        sizes = {n: Buffer(elements=k.elements, type=k.type) for n, k in self.looks.items()}
+        self.memory = Memory(sizes, learning_rate=RATE)
+        for name, tensor in tensors.items():
+            self.put(name, tensor)
+
+    def put(self, name: str, tensor: Any) -> None:
+        """Give a tensor elements, as it lies."""
+        size = self.looks[name].elements
+        self.memory[name][:] = tensor.detach().as_strided((size,), (1,)).numpy()
+
+    def got(self, name: str) -> Any:
+        """Return a tensor."""
+        own = self.looks[name]
+        return torch.from_numpy(self.memory[name].copy()).as_strided(own.shape, own.strides)
+
+    def execute(self) -> None:
+        """Execute the calls."""
+        self.memory.execute(self.operation.calls, workspace_bytes=self.operation.workspace_bytes)
+
+
+def look(tensor: Any, name: str) -> Look:
+    """Return the look of a tensor that has a buffer of its own."""
+    kind = DataType.INT32 if tensor.dtype is torch.int64 else DataType.REAL
+    return Look(
+        buffer=name, offset=0, shape=tuple(tensor.shape), strides=tensor.stride(), type=kind
+    )
+
+
+def real(*shape: int, seed: int = 0) -> Any:
+    """Return random numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def trained(name: str, parameter: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a parameter, its optimizer, and what this keeps before its first step."""
+    parameter = parameter.clone().requires_grad_()
+    optimizer = OPTIMIZERS[name]([parameter])
+    rule = rule_of(optimizer.param_groups[0])
+    state = {key: torch.zeros_like(parameter, requires_grad=False) for key in rule.moments}
+    if "step" in state:
+        state["step"] = torch.zeros((), dtype=torch.float64)
+    if name == "dampening":
+        state["momentum_buffer"].fill_(float("nan"))
+    return parameter, optimizer, state
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_five_steps(name: str) -> None:
+    """Five steps give parameters and moments that PyTorch's optimizer gives."""
+    parameter, optimizer, state = trained(name, real(*SHAPE))
+    rule = rule_of(optimizer.param_groups[0])
+    names = ["w", *state]
+    ours = Lowered(ParameterUpdate(rule), names, ["g"], "lr", w=parameter, g=real(*SHAPE), **state)
+    assert not ours.operation.workspace_bytes
+    for step in range(5):
+        gradient = real(*SHAPE, seed=step)
+        ours.put("g", gradient)
+        ours.execute()
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        torch.testing.assert_close(ours.got("w"), parameter.detach(), rtol=1e-12, atol=1e-12)
+        for key in state:
+            want = optimizer.state[parameter][key].double()
+            torch.testing.assert_close(ours.got(key), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_gradients_that_lie_otherwise(name: str) -> None:
+    """Several gradients are summed, brought into the parameter's order, and clipped."""
+    parameter, optimizer, state = trained(name, real(*SHAPE).t().contiguous().t())
+    first, second, factor = real(*SHAPE), real(*SHAPE[::-1], seed=1).t(), torch.tensor(0.3).double()
+    ours = Lowered(
+        ParameterUpdate(rule_of(optimizer.param_groups[0])),
+        *(["w", *state], ["g", "h"], "lr", "factor"),
+        **{"w": parameter, "g": first, "h": second, "factor": factor, **state},
+    )
+    assert ours.operation.workspace_bytes == 4 * parameter.numel()
+    ours.execute()
+    parameter.grad = torch.empty_like(parameter).copy_((first + second) * factor)
+    optimizer.step()
+    torch.testing.assert_close(ours.got("w"), parameter.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_parameters_with_gaps() -> None:
+    """A parameter with gaps is refused."""
+    rule = rule_of(torch.optim.SGD([real(2)], RATE).param_groups[0])
+    with pytest.raises(CaptureError, match="expected a parameter without gaps"):
+        Lowered(ParameterUpdate(rule), ["w"], ["g"], "lr", w=real(4, 6)[:, ::2], g=real(4, 3))
+
+
+def test_buffers() -> None:
+    """Running statistics and counts get their new values, as they lie."""
+    ours = Lowered(
+        BufferUpdate(),
+        *(["mean", "count"], ["new_mean", "new_count"]),
+        mean=real(3, 4),
+        count=torch.tensor(3),
+        new_mean=real(4, 3).t(),
+        new_count=torch.tensor(4),
+    )
+    ours.execute()
+    assert torch.equal(ours.got("mean"), real(4, 3).t())
+    assert ours.got("count").item() == 4
+
+
+@pytest.mark.parametrize("scale", [0.01, 100.0])
+def test_gradient_norm(scale: float) -> None:
+    """The factor of gradients is that of ``clip_grad_norm_``: at most 1."""
+    tensors = {"a": scale * real(3, 4), "b": scale * real(4, 3).t(), "c": real(6), "w": real(3, 4)}
+    operation = GradientNorm(0.7)
+    ours = Lowered(operation, [["a", "b"], ["c"]], ["w", "c"], **tensors)
+    ours.execute()
+    groups = [[tensors["a"], tensors["b"]], [tensors["c"]]]
+    want = operation(groups, [tensors["w"], tensors["c"]])
+    torch.testing.assert_close(ours.got("out"), want, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,3 @@
+RAM_SIZE = 16384
+STACK_SIZE = 2048
+SOURCES = pm_step.c

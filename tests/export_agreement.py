@@ -1,0 +1,278 @@
+"""Exported C and PyTorch side by side; needs PyTorch, and a C compiler."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from eager_steps import eager_step
+from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+from poetmodel.export.emulator import Run, run
+from poetmodel.export.exporting import export_step
+from poetmodel.export.toolchain import Target, build
+from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.plan import Op
+from poetmodel.plan.arena import ALIGNMENT
+from poetmodel.solver.fitting import aligned_graph
+from poetmodel.torch.lowering.step import lower
+from toy_export import needs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from poetmodel.export.step import Step
+
+    Make = Callable[[Any], torch.optim.Optimizer]
+    Batches = Sequence[tuple[torch.Tensor, ...]]
+
+SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+
+OPTIMIZERS: dict[str, tuple[Make | None, float | None]] = {
+    "gradients": (None, None),
+    "sgd": (lambda p: SGD(p, lr=0.01), None),
+    "momentum": (
+        lambda p: SGD(p, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.02), None
+    ),
+    "adam": (lambda p: ADAM(p, lr=0.001, eps=1e-3, weight_decay=0.02), None),
+    "adamw": (lambda p: ADAMW(p, lr=0.001, eps=1e-3, amsgrad=True), None),
+    "clipped": (lambda p: SGD(p, lr=0.01, momentum=0.9), 0.5),
+}  # fmt: skip
+"""Optimizers by name, each with the norm that gradients are clipped to.
+
+What comes before a batch norm may have no gradient but rounding errors, and Adam divides by their
+size: what is added to that is larger than by default.
+"""
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "keep-all": {"ram": "100%", "paging": False, "recompute": False},
+    "recomputed": {"share": 0.3, "paging": False},
+    "blocking": {"share": 0.2},
+    "dma": {"share": 0.2, "device": "stm32h743"},
+    "mapped": {"share": 0.1, "device": "nano33ble"},
+}
+"""Ways to keep a budget: options of `Exported`."""
+
+
+QUICK_BUILD = "EXTRA=-O0"
+"""For builds with sanitizers, which take longer to compile than to run a few steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What some training steps leave."""
+
+    losses: list[float]
+    tensors: dict[str, np.ndarray]
+    """State by name, or gradients where nothing updates."""
+
+    def differences(self, expected: Outcome) -> dict[str, float]:
+        """Return the largest difference of each kind, over the largest magnitude of the kind.
+
+        Kinds are losses, parameters (or gradients), running statistics, and each moment.
+        """
+        assert self.tensors.keys() == expected.tensors.keys()
+        pairs = {"loss": [(np.array(self.losses), np.array(expected.losses))]}
+        for name, theirs in expected.tensors.items():
+            pairs.setdefault(_kind(name), []).append((self.tensors[name], theirs))
+        return {kind: _difference(each) for kind, each in pairs.items()}
+
+    def same_bits(self, other: Outcome) -> bool:
+        """Return whether losses and tensors are equal bit by bit."""
+        return self.losses == other.losses and all(
+            mine.tobytes() == other.tensors[name].tobytes() for name, mine in self.tensors.items()
+        )
+
+
+_KINDS = (
+    "running_mean", "running_var", "num_batches_tracked", "momentum_buffer", "step", "exp_avg",
+    "exp_avg_sq", "max_exp_avg_sq",
+)  # fmt: skip
+
+
+def _kind(name: str) -> str:
+    last = name.rpartition(".")[2]
+    return last if last in _KINDS else "parameters"
+
+
+def _difference(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
+    assert all(mine.shape == its.shape for mine, its in pairs)
+    largest = max(float(np.abs(its).max(initial=0.0)) for _, its in pairs)
+    apart = [float(np.abs(mine.astype(float) - its).max(initial=0.0)) for mine, its in pairs]
+    worst = float("nan") if any(map(np.isnan, apart)) else max(apart)  # max() may pass over NaN
+    return worst / largest if largest else worst
+
+
+def batches_like(inputs: tuple[torch.Tensor, ...], count: int, *, seed: int = 1) -> Batches:
+    """Return other batches of the same shapes; numbers have all digits of a double.
+
+    Integers are permuted, so that they stay in their range.
+    """
+    make = torch.Generator().manual_seed(seed)
+
+    def one(x: torch.Tensor) -> torch.Tensor:
+        if x.is_floating_point():
+            return torch.randn(x.shape, generator=make, dtype=torch.float64)
+        return x.flatten()[torch.randperm(x.numel(), generator=make)].view(x.shape)
+
+    return [tuple(map(one, inputs)) for _ in range(count)]
+
+
+def torch_steps(
+    training: Any,
+    batches: Batches,
+    steps: int,
+    optimizer: str = "gradients",
+    *,
+    dtype: Any = None,
+    rounded: bool = False,
+) -> Outcome:
+    """Train a copy of a model with PyTorch, in double unless another type is wanted.
+
+    With `rounded` every parameter begins one rounding error away from its value.
+    """
+    dtype = dtype or torch.float64
+    model, loss_fn, _ = training
+    twin = copy.deepcopy(model).to(dtype)
+    if rounded:
+        for parameter in twin.parameters():
+            parameter.data.mul_(1 + torch.finfo(dtype).eps)
+    make, clip = OPTIMIZERS[optimizer]
+    updates = None if make is None else make(twin.parameters())
+    losses = []
+    for number in range(steps):
+        batch = tuple(_cast(x, dtype) for x in batches[number % len(batches)])
+        twin.zero_grad()
+        losses.append(float(eager_step(twin, loss_fn, batch)))
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(twin.parameters(), clip)
+        if updates is not None:
+            updates.step()
+    named = dict(twin.named_parameters())
+    if updates is None:
+        return Outcome(losses, {name: _array(p.grad) for name, p in named.items()})
+    tensors = {name: _array(x) for name, x in (*named.items(), *twin.named_buffers())}
+    for name, parameter in named.items():
+        kept = updates.state[parameter].items()
+        tensors |= {f"{name}.{key}": _array(x) for key, x in kept if x is not None}
+    return Outcome(losses, tensors)
+
+
+def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def _array(x: Any) -> np.ndarray:
+    return x.detach().cpu().numpy()
+
+
+def lowered(training: Any, optimizer: str = "gradients", *, name: str | None = None) -> Step:
+    """Return a training step as calls of kernels; the optimizer is one of `OPTIMIZERS`."""
+    model, loss_fn, inputs = training
+    make, clip = OPTIMIZERS[optimizer]
+    updates = None if make is None else make(model.parameters())
+    return lower(model, loss_fn, inputs, name=name, optimizer=updates, clip_grad_norm=clip)
+
+
+class Exported:
+    """A training step as a folder of C, and what its programs print and write.
+
+    Parameters
+    ----------
+    step : Step
+        What is computed.
+    folder : Path
+        Where it is exported to.
+    share : float, optional
+        The RAM for the arena, between the least that a node needs (0) and what keep-all does (1).
+        Without paging all state is in RAM, and the least is as much more.
+    **options
+        Those of `export_step`, in place of `SCHEDULES`' "keep-all".
+    """
+
+    def __init__(
+        self, step: Step, folder: Path, *, share: float | None = None, **options: Any
+    ) -> None:
+        if share is not None:
+            options["ram"] = _ram_bytes(step, share, paging=options.get("paging", True))
+        settings = {"gap": 0.5, "time_limit": 120.0} | (options or SCHEDULES["keep-all"])
+        self.folder = folder
+        self.deployment = export_step(step, folder, **settings)
+        self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        self._built: dict[Target, Any] = {}
+        """What the program of each target was built from and with, and where it is."""
+
+    @property
+    def ops(self) -> Counter[str]:
+        """How often the program does what: computing again is ``again``."""
+        plan = self.deployment.plan
+        found = Counter(str(op) for op, _ in plan.program)
+        found["again"] = found[str(Op.COMPUTE)] - len(self.deployment.step.graph.nodes)
+        return found
+
+    def run(
+        self,
+        batches: Batches,
+        steps: int,
+        *,
+        target: Target = Target.HOST_DOUBLE,
+        settings: Sequence[str] = ("POISON=1",),
+        words: Sequence[str] = (),
+    ) -> Run:
+        """Build and run; settings are variables of the Makefile, words go to ``pm_run``."""
+        needs(target)
+        return run(
+            self._program(target, settings),
+            target,
+            self.folder,
+            inputs=b"".join(self._bytes(batch, target) for batch in batches),
+            steps=steps,
+            learning_rate=float(self.manifest["learning_rate"] or 0.0),
+            words=words,
+        )
+
+    def _program(self, target: Target, settings: Sequence[str]) -> Path:
+        if target is Target.HOST_DOUBLE:
+            settings = (*settings, QUICK_BUILD)
+        key = (tuple(settings), (self.folder / "pm_step.c").stat().st_mtime_ns)
+        if target not in self._built or self._built[target][0] != key:
+            self._built[target] = (key, build(self.folder, target, settings=settings))
+        return self._built[target][1]
+
+    def outcome(
+        self, batches: Batches, steps: int, *, target: Target = Target.HOST_DOUBLE, **options: Any
+    ) -> Outcome:
+        """Run steps, and return what they leave."""
+        found = self.run(batches, steps, target=target, **options).require_success()
+        values = self.manifest["states" if self.manifest["updates"] else "gradients"]
+        tensors, place = {}, 0
+        for value in values:
+            kind, count = _type(value, target), int(np.prod(value["shape"], dtype=int))
+            elements = np.frombuffer(found.state, kind, count, place)
+            tensors[value["name"]] = elements.reshape(value["shape"])
+            place += count * kind.itemsize
+        assert place == len(found.state)
+        return Outcome(list(found.losses.values()), tensors)
+
+    def _bytes(self, batch: tuple[torch.Tensor, ...], target: Target) -> bytes:
+        pairs = zip(self.manifest["inputs"], batch, strict=True)
+        return b"".join(x.numpy().astype(_type(value, target)).tobytes() for value, x in pairs)
+
+
+def _ram_bytes(step: Step, share: float, *, paging: bool) -> int:
+    graph = aligned_graph(step.graph, ALIGNMENT)
+    state = 0 if paging else sum(graph.tensor_bytes[i] for i in graph.state_tensors)
+    most = checkpoint_all_peak_bytes(graph)
+    least = min(most, floor(graph).bytes + state)
+    return int(least + share * (most - least)) + reserved_bytes(step, STACK_BYTES)
+
+
+def _type(value: dict[str, Any], target: Target) -> np.dtype:
+    real = np.dtype("<f8" if target is Target.HOST_DOUBLE else "<f4")
+    return {"float32": real, "int32": np.dtype("<i4"), "uint8": np.dtype("u1")}[value["dtype"]]

@@ -1,0 +1,435 @@
+"""Models with their state in the graph: parameters, moments and running statistics."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, reject, settings
+
+from graph.zoo.test_backward import KINDS, networks
+from graph.zoo.test_models import SMALL
+from poetmodel.errors import InputError
+from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile, zoo
+from poetmodel.graph.zoo import Tape
+from poetmodel.graph.zoo.norms import batch_norm
+from poetmodel.graph.zoo.operators import activation, cross_entropy, linear
+from poetmodel.schedule import Schedule, checkpoint_all, simulate
+
+if TYPE_CHECKING:
+    from poetmodel.graph.structure import Graph, Node
+
+NORMS = ("batch_norm", "layer_norm")
+MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
+
+
+@cache
+def made(name: str, **settings: Any) -> Graph:
+    """Return a model of the zoo at a small size."""
+    return zoo.MODELS[name](**SMALL[name], **settings)
+
+
+def on_storage(graph: Graph) -> Schedule:
+    """Return the schedule that keeps all tensors to their last use, with all state on storage."""
+    kept = checkpoint_all(graph)
+    last = [max(users, default=k) for k, users in zip(graph.node_of, graph.users_of, strict=True)]
+    replaced = {
+        state: (graph.node_of[renewed], renewed) for state, renewed in graph.replacement_of.items()
+    }
+    homes = [(i, graph.node_of[i]) for i in graph.state_tensors]
+    end = len(graph.nodes) - 1
+    return Schedule(
+        R=kept.R,
+        S_RAM=(*kept.S_RAM, *((t, i) for i, k in homes for t in range(k + 1, last[i] + 1))),
+        S_AUX=tuple(
+            (t, i) for i, k in homes for t in range(k + 1, replaced.get(i, (end, 0))[0] + 1)
+        ),
+        M_out=tuple(replaced.values()),
+    )
+
+
+def replaced_by(graph: Graph) -> dict[str, Node]:
+    """Return for each state tensor that is replaced the node that does."""
+    return {
+        tensor.replaces: node
+        for node in graph.nodes
+        for tensor in node.outputs
+        if tensor.replaces is not None
+    }
+
+
+def parameters(graph: Graph) -> dict[str, int]:
+    """Return the state tensors that are parameters, with their bytes."""
+    return {
+        node.name: node.output_bytes
+        for node in graph.nodes
+        if node.phase == "state" and node.op == "parameter"
+    }
+
+
+def expected_flops(name: str) -> int:
+    """Return the FLOP of the graph without state, with each norm's backward in one node."""
+    separate, fused = made(name), made(name, fused_backward=True)
+    work = sum(node.flops for node in separate.nodes if not node.op.startswith(NORMS))
+    return work + sum(node.flops for node in fused.nodes if node.op.startswith(NORMS))
+
+
+def computed_flops(graph: Graph) -> int:
+    """Return the FLOP of forward and backward pass, less the sums of shared weights' gradients."""
+    return sum(
+        node.flops
+        for node in graph.nodes
+        if node.phase != "update" and not node.name.endswith(".weight.grad")
+    )
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(sorted(SMALL.keys() - {"bert-base", "vgg16"})),
+    st.sampled_from(("sgd", "momentum", "adam", "frozen")),
+    st.booleans(),
+    st.sampled_from((None, "3MB")),
+    st.sampled_from((None, "all", "last-1", "last-2", "biases", "*.weight")),
+)
+def test_every_model_with_state_is_a_step_that_runs(
+    name: str, state: str, in_place: bool, tile: str | None, train: str | None
+) -> None:
+    """Whatever the options: valid, nothing read after its replacement, each update once.
+
+    With all state resident the keep-all peak is that of the graph, and all of it may lie on
+    storage.
+    """
+    if state == "frozen":
+        train = None
+    graph = made(name, state=state, in_place=in_place, tile=tile, train=train)
+    assert graph.version == 2
+    assert not graph.resident_bytes
+    assert graph.parameters == made(name).parameters
+    resident = simulate(graph, None, checkpoint_all(graph))
+    assert not resident.violations
+    assert resident.peak_ram_bytes == checkpoint_all_peak_bytes(graph)
+    stored = simulate(graph, None, on_storage(graph))
+    assert not stored.violations
+    assert stored.peak_ram_bytes <= resident.peak_ram_bytes
+    updates = replaced_by(graph)
+    held = parameters(graph)
+    assert sum(held.values()) == made(name).resident_bytes["parameters"]
+    whole = {weight: weight in updates for weight in held}
+    if state == "frozen":
+        assert not updates
+    elif train in (None, "all"):
+        assert all(whole.values())
+        assert computed_flops(graph) == expected_flops(name)
+        assert (
+            sum(node.output_bytes for node in graph.nodes if node.op == "moment")
+            == 4 * MOMENTS[state] * graph.parameters
+        )
+    elif train == "biases":
+        assert {weight for weight, trained in whole.items() if trained} == {
+            weight for weight in held if ".bias" in weight
+        }
+    assert bool(in_place) == any(node.in_place for node in graph.nodes)
+    sizes = graph.tensor_bytes
+    assert all(sizes[y] == sizes[x] for pairs in graph.in_place_of for y, x in pairs)
+    names = [node.name for node in graph.nodes]
+    for weight, update in updates.items():
+        readers = graph.users_of[graph.tensor_index[weight]]
+        assert readers[-1] == names.index(update.name)
+        if weight in held:  # it reads a gradient for every parameter, and all of it
+            states = {tensor.replaces for tensor in update.outputs}
+            arriving = [name for name in update.inputs if name not in states]
+            assert sum(graph.tensor_bytes[graph.tensor_index[name]] for name in arriving) == sum(
+                held.get(name, 0) for name in states if name is not None
+            )
+        assert not update.recomputable
+    once = {node.op for node in graph.nodes if not node.recomputable and node.phase != "state"}
+    assert once <= {
+        "input",
+        "dropout_mask",
+        "running_statistics",
+        *(f"{rule}_update" for rule in MOMENTS),
+    }
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[Graph, str, str]:
+    """Return a random network with state, the optimizer, and what is trained."""
+    state = draw(st.sampled_from(sorted(MOMENTS)))
+    train = draw(st.sampled_from(("all", "last-1", "biases", "last", "n[0-3]*")))
+    options = {"in_place": draw(st.booleans()), "tile": draw(st.sampled_from((None, 16, 32)))}
+    kinds = (*KINDS, "tied", "batch_norm", "linear")
+    try:
+        graph = draw(networks(kinds, state=state, train=train, **options))
+    except InputError:
+        reject()  # no layer has such a name
+    return graph, state, train
+
+
+@given(steps())
+def test_every_random_network_with_state_is_a_step_that_runs(
+    step: tuple[Graph, str, str],
+) -> None:
+    """Every parameter that is trained and reached from the loss is updated once, and no other."""
+    graph, state, train = step
+    assert not simulate(graph, None, checkpoint_all(graph)).violations
+    assert not simulate(graph, None, on_storage(graph)).violations
+    reaching = {"loss"}
+    for node in reversed(graph.nodes):
+        if node.phase in ("forward", "loss") and {each.name for each in node.outputs} & reaching:
+            reaching.update(node.inputs)
+    held = parameters(graph)
+    updates = {name: node for name, node in replaced_by(graph).items() if name in held}
+    due = held.keys() & reaching
+    if train == "biases":
+        due = {name for name in due if ".bias" in name}
+    elif train.startswith("last"):
+        due = {name for name in due if name.startswith("last.")}
+    elif train != "all":
+        due = {name for name in due if fnmatchcase(name, train)}
+    assert updates.keys() == due
+    for name, node in updates.items():
+        assert node.op == f"{state}_update"
+        moments = [each for each in node.inputs if each.startswith(f"{name}.")]
+        assert sum(not each.endswith("grad") for each in moments) == MOMENTS[state]
+    made = {
+        tensor.name for node in graph.nodes if node.phase == "backward" for tensor in node.outputs
+    }
+    read = {name for node in graph.nodes for name in node.inputs}
+    assert made <= read
+
+
+def tiny(**options: Any) -> Graph:
+    """Return a perceptron 4-3-2 with a batch norm and ReLU, batch 1."""
+    tape = Tape("tiny", **options)
+    x = tape.record(linear("fc1", tape.input("input", 1, 4), features=3))
+    x = tape.record(activation("relu", tape.record(batch_norm("bn", x)), kind="relu"))
+    x = tape.record(linear("fc2", x, features=2))
+    return tape.differentiate(cross_entropy("loss", x, tape.indices("labels", 1)))
+
+
+def test_tiny_step_with_momentum() -> None:
+    """Every node of a small step reads and makes what was worked out by hand."""
+    graph = tiny(state="momentum")
+    rows = [(node.name, node.phase, node.inputs) for node in graph.nodes]
+    statistics = ("bn.mean", "bn.inverse_deviation")
+    assert rows == [
+        ("input", "input", ()),
+        ("fc1.weight", "state", ()),
+        ("fc1.bias", "state", ()),
+        ("fc1", "forward", ("input", "fc1.weight", "fc1.bias")),
+        ("bn.weight", "state", ()),
+        ("bn.bias", "state", ()),
+        ("bn", "forward", ("fc1", "bn.weight", "bn.bias")),
+        ("bn.running_mean", "state", ()),
+        ("bn.running_variance", "state", ()),
+        ("bn.running", "update", (*statistics, "bn.running_mean", "bn.running_variance")),
+        ("relu", "forward", ("bn",)),
+        ("fc2.weight", "state", ()),
+        ("fc2.bias", "state", ()),
+        ("fc2", "forward", ("relu", "fc2.weight", "fc2.bias")),
+        ("labels", "input", ()),
+        ("loss", "loss", ("fc2", "labels")),
+        ("loss.grad_input", "backward", ("loss.log_probabilities", "labels")),
+        ("fc2.grad_input", "backward", ("loss.grad_input", "fc2.weight")),
+        ("fc2.grad_weight", "backward", ("loss.grad_input", "relu")),
+        ("fc2.weight.momentum", "state", ()),
+        ("fc2.weight.update", "update", ("fc2.grad_weight", "fc2.weight", "fc2.weight.momentum")),
+        ("fc2.grad_bias", "backward", ("loss.grad_input",)),
+        ("fc2.bias.momentum", "state", ()),
+        ("fc2.bias.update", "update", ("fc2.grad_bias", "fc2.bias", "fc2.bias.momentum")),
+        ("relu.grad_input", "backward", ("fc2.grad_input", "relu")),
+        ("bn.backward", "backward", ("relu.grad_input", "fc1", *statistics, "bn.weight")),
+        ("bn.weight.momentum", "state", ()),
+        ("bn.bias.momentum", "state", ()),
+        ("bn.update", "update", ("bn.grad_weight", "bn.grad_bias", "bn.weight", "bn.bias",
+                                 "bn.weight.momentum", "bn.bias.momentum")),
+        ("fc1.grad_weight", "backward", ("bn.grad_input", "input")),
+        ("fc1.weight.momentum", "state", ()),
+        ("fc1.weight.update", "update", ("fc1.grad_weight", "fc1.weight", "fc1.weight.momentum")),
+        ("fc1.grad_bias", "backward", ("bn.grad_input",)),
+        ("fc1.bias.momentum", "state", ()),
+        ("fc1.bias.update", "update", ("fc1.grad_bias", "fc1.bias", "fc1.bias.momentum")),
+    ]  # fmt: skip
+    sizes = {tensor.name: tensor.bytes for tensor in graph.tensors}
+    assert (sizes["fc1.grad_weight"], sizes["fc1.grad_bias"]) == (4 * 12, 4 * 3)
+    assert (sizes["fc1.weight.momentum+"], sizes["bn.running_mean+"]) == (48, 12)
+
+
+def test_tiny_step_in_place() -> None:
+    """Elementwise operators, norms and the loss may write over an input, layers may not."""
+    graph = tiny(state="sgd", in_place=True)
+    assert {node.name: node.in_place for node in graph.nodes if node.in_place} == {
+        "bn": (("bn", "fc1"),),
+        "relu": (("relu", "bn"),),
+        "loss": (("loss.log_probabilities", "fc2"),),
+        "loss.grad_input": (("loss.grad_input", "loss.log_probabilities"),),
+        "relu.grad_input": (("relu.grad_input", "fc2.grad_input"),),
+        "bn.backward": (("bn.grad_input", "relu.grad_input"),),
+    }
+
+
+def test_in_place_needs_no_state() -> None:
+    """Without state the marks alone are added."""
+    graph, plain = made("resnet18-cifar", in_place=True), made("resnet18-cifar")
+    assert [node.name for node in graph.nodes] == [node.name for node in plain.nodes]
+    assert graph.resident_bytes == plain.resident_bytes
+    assert not graph.state_tensors
+    assert sum(checkpoint_all_profile(graph)) < sum(checkpoint_all_profile(plain))
+
+
+def test_shared_weight_is_updated_once_from_the_sum_of_its_gradients() -> None:
+    """The tied word embedding waits for the decoder's gradient and its own."""
+    graph = zoo.bert_base(head="mlm", seq_len=4, state="sgd")
+    nodes = {node.name: node for node in graph.nodes}
+    table = "embeddings.token.weight"
+    assert nodes[f"{table}.grad"].inputs == (
+        "mlm.decoder.grad_weight",
+        "embeddings.token.grad_weight",
+    )
+    assert nodes[f"{table}.update"].inputs == (f"{table}.grad", table)
+    assert list(replaced_by(graph)).count(table) == 1
+    readers = [graph.nodes[k].name for k in graph.users_of[graph.tensor_index[table]]]
+    assert readers == [
+        "embeddings.token",
+        "mlm.decoder",
+        "mlm.decoder.grad_input",
+        f"{table}.update",
+    ]
+
+
+@pytest.mark.parametrize("tile", ["64KiB", 5000])
+def test_tiles_have_the_sums_of_the_whole(tile: str | int) -> None:
+    """Tiles of a weight: none too large, together its bytes, its gradients' work and its update."""
+    whole = zoo.mlp(state="adam")
+    tiled = zoo.mlp(state="adam", tile=tile)
+    assert tiled.flops == whole.flops
+    largest = 65536 if isinstance(tile, str) else tile
+    assert max(parameters(tiled).values()) <= largest
+    for op in ("linear_backward_weight", "adam_update", "moment", "parameter"):
+        sums = [
+            (sum(node.flops for node in graph.nodes if node.op == op),
+             sum(node.output_bytes for node in graph.nodes if node.op == op))
+            for graph in (whole, tiled)
+        ]  # fmt: skip
+        assert sums[0] == sums[1]
+    tiles = [name for name in parameters(tiled) if name.startswith("fc1.weight.")]
+    nodes = {node.name: node for node in tiled.nodes}
+    assert len(tiles) > 1
+    assert set(tiles) <= set(nodes["fc1"].inputs)
+    for number, name in enumerate(tiles):
+        gradient = f"fc1.grad_weight.{number}"
+        assert nodes[f"{name}.update"].inputs[:2] == (gradient, name)
+
+
+def test_tiles_of_a_table_add_its_rows_once() -> None:
+    """Looked-up rows are added to a table's gradient; its tiles do that between them."""
+    added = []
+    for tile in (None, "1MB"):
+        graph = made("transformer", state="sgd", tile=tile)
+        nodes = [node for node in graph.nodes if "token.grad_weight" in node.name]
+        sizes = {tensor.name: tensor.bytes for tensor in graph.tensors}
+        added.append(
+            sum(
+                (node.bytes_moved or 0)
+                - node.output_bytes
+                - sum(sizes[name] for name in node.inputs)
+                for node in nodes
+            )
+        )
+        assert (len(nodes) > 1) == (tile is not None)
+    assert added == [2 * 8 * 768 * 4] * 2
+
+
+def test_tiles_of_norms_share_their_sums() -> None:
+    """Tiles of a norm's weight come from its one backward node, with no more work."""
+    whole, tiled = made("resnet8", state="sgd"), made("resnet8", state="sgd", tile=64)
+    assert whole.flops == tiled.flops
+    node = tiled.nodes[tiled.node_index["block3.bn1.backward"]]
+    assert [tensor.bytes for tensor in node.outputs[1:]] == [64] * 8
+
+
+def test_a_channel_that_is_larger_than_a_tile_is_a_tile() -> None:
+    """A row of 784 weights has 3136 B; tiles of 1 kB are single rows."""
+    held = parameters(zoo.mlp(state="sgd", tile="1kB"))
+    assert [size for name, size in held.items() if name.startswith("fc1.weight")] == [3136] * 300
+
+
+def backward(graph: Graph) -> list[str]:
+    """Return the nodes of the backward pass."""
+    return [node.name for node in graph.nodes if node.phase == "backward"]
+
+
+def test_frozen_step_is_the_forward_pass_and_the_loss() -> None:
+    """Nothing is trained, so there is no gradient; batch norms use their running statistics."""
+    graph = tiny(state="frozen")
+    assert not backward(graph)
+    assert graph.nodes[-1].name == "loss"
+    norm = graph.nodes[graph.node_index["bn"]]
+    assert norm.inputs == ("fc1", "bn.weight", "bn.bias", "bn.running_mean", "bn.running_variance")
+    assert [tensor.name for tensor in norm.outputs] == ["bn"]
+
+
+@pytest.mark.parametrize("train", ["last-1", "fc2", "fc2.*"])
+def test_last_layers_need_no_backward_below(train: str) -> None:
+    """Training the last layer computes no gradient of what comes before."""
+    assert backward(tiny(state="sgd", train=train)) == [
+        "loss.grad_input",
+        "fc2.grad_weight",
+        "fc2.grad_bias",
+    ]
+
+
+def test_norm_belongs_to_the_layer_before_it() -> None:
+    """The last two layers of conv, norm, conv, norm, linear are the last conv and the linear."""
+    trained = replaced_by(made("resnet18-cifar", state="sgd", train="last-2"))
+    assert set(trained) == {
+        f"layer4.1.{name}"
+        for name in ("conv2.weight", "bn2.weight", "bn2.bias", "bn2.running_mean",
+                     "bn2.running_variance")
+    } | {"fc.weight", "fc.bias"}  # fmt: skip
+
+
+def test_biases_alone_keep_no_inputs_of_layers() -> None:
+    """With biases trained alone, no convolution's or norm's input is read by the backward pass."""
+    graph = made("resnet18-cifar", state="sgd", train="biases")
+    layers = {
+        graph.nodes[k].name
+        for i, tensor in enumerate(graph.tensors)
+        if graph.nodes[graph.node_of[i]].op == "conv2d"
+        for k in graph.users_of[graph.tensor_index[tensor.name]]
+        if graph.nodes[k].phase == "backward"
+    }
+    assert not layers
+    assert not any(name.endswith("grad_weight") for name in backward(graph))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"state": "lamb"}, "state: expected one of sgd, momentum, adam, frozen, got 'lamb'"),
+        ({"state": "sgd", "optimizer": "sgd"}, "optimizer: 'sgd' ends a step whose weights"),
+        ({"tile": "32KiB"}, "tile: '32KiB' is for a step with state in its graph"),
+        ({"train": "all"}, "train: 'all' is for a step with state in its graph"),
+        ({"state": "frozen", "train": "all"}, "train: 'all' trains, and state 'frozen' does not"),
+        ({"state": "sgd", "train": "last-9"}, "train: expected last-1 to last-2, got 'last-9'"),
+        ({"state": "sgd", "train": "last-0"}, "train: expected last-1 to last-2, got 'last-0'"),
+        ({"state": "sgd", "train": "conv*"}, r"such as 'fc2\*', got 'conv\*', which matches"),
+        (
+            {"state": "sgd", "train": 3},
+            "train: expected all, biases, last-N, or a pattern .* got 3",
+        ),
+        (
+            {"state": "sgd", "train": ""},
+            "train: expected all, biases, last-N, or a pattern .* got ''",
+        ),
+        ({"state": "sgd", "tile": 0}, "tile: expected a size above 0 bytes"),
+        ({"state": "sgd", "tile": "big"}, "tile"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], message: str) -> None:
+    """Each is refused in a sentence that says what would be accepted."""
+    with pytest.raises(InputError, match=message):
+        tiny(**options)

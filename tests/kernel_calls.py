@@ -1,0 +1,276 @@
+"""Kernels of the exported C, built for this machine in double and called on numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import math
+import pkgutil
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+import torch
+from torch import fx
+from torch.utils._pytree import tree_map_only
+
+import poetmodel.export
+from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, LearningRate, Ref
+from poetmodel.torch import lowering
+from poetmodel.torch.lowering.registry import Look, Lowering, data_type, lowering_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+SOURCES: Final = Path(poetmodel.export.__file__).parent / "c"
+KERNELS: Final = SOURCES / "kernels"
+WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wdouble-promotion")
+COMPILER: Final = shutil.which("cc") or ""
+TOLERANCE: Final = 1e-12
+
+_NUMPY: Final = {DataType.REAL: np.float64, DataType.INT32: np.int32, DataType.UINT8: np.uint8}
+_POISON: Final = {DataType.REAL: np.nan, DataType.INT32: -(2**31), DataType.UINT8: 0xFF}
+_GUARD: Final = 64
+"""Elements before and after each buffer that a kernel may neither read nor write."""
+
+_TYPES: Final = {"pm_real": ctypes.c_double, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32}
+_DEFINITION: Final = re.compile(r"^void (pm_\w+)\(([^)]*)\)\n\{", re.MULTILINE)
+
+
+def parameters(kernel: str) -> tuple[str, ...]:
+    """Return the parameters of a kernel as its source has them."""
+    source = (KERNELS / f"{kernel}.c").read_text(encoding="utf-8")
+    found = dict(_DEFINITION.findall(source))
+    assert list(found) == [kernel], "a file has one external function, of the same name"
+    return tuple(" ".join(part.split()) for part in found[kernel].split(","))
+
+
+@cache
+def built(kernel: str) -> Callable[..., None]:
+    """Return a kernel, built in double; what C leaves undefined ends the process."""
+    if not COMPILER:
+        pytest.skip("no cc on PATH")
+    library = Path(tempfile.mkdtemp(prefix="pm_kernel_")) / f"{kernel}.so"
+    options = ("-std=c11", "-O1", "-g", "-ffp-contract=off", "-fPIC", "-shared", "-DPM_REAL=double")
+    checks = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
+    # What generated code defines: the number of the step, which random numbers depend on.
+    step = library.with_name("step.c")
+    step.write_text("#include <stdint.h>\nuint32_t pm_random_step;\n", encoding="utf-8")
+    paths = (f"-I{SOURCES}", f"-I{KERNELS}", str(KERNELS / f"{kernel}.c"), str(step))
+    subprocess.run(
+        [COMPILER, *options, *WARNINGS, *checks, *paths, "-o", str(library), "-lm"],
+        check=True,
+    )
+    loaded = ctypes.CDLL(str(library))
+    function = getattr(loaded, kernel)
+    function.random_step = ctypes.c_uint32.in_dll(loaded, "pm_random_step")
+    function.restype = None
+    function.argtypes = [
+        ctypes.c_void_p if "*" in parameter else _TYPES[parameter.split()[0]]
+        for parameter in parameters(kernel)
+    ]
+    shutil.rmtree(library.parent)
+    return function  # type: ignore[no-any-return]
+
+
+class Memory:
+    """Buffers of a step, each between guards; what nobody wrote is poisoned."""
+
+    def __init__(self, buffers: Mapping[str, Buffer], *, learning_rate: float = 0.0) -> None:
+        self.buffers = dict(buffers)
+        self.learning_rate = learning_rate
+        self._arrays = {
+            name: np.full(b.elements + 2 * _GUARD, _POISON[b.type], _NUMPY[b.type])
+            for name, b in self.buffers.items()
+        }
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return the elements of a buffer, which may be written."""
+        return self._arrays[name][_GUARD:-_GUARD]
+
+    def execute(self, calls: Iterable[Call], *, workspace_bytes: int = 0) -> None:
+        """Execute calls; their workspace has so many bytes in the build for the device."""
+        size = math.ceil(workspace_bytes / DataType.REAL.itemsize)
+        self.buffers[WORKSPACE] = Buffer(elements=size, type=DataType.REAL)
+        self._arrays[WORKSPACE] = np.full(size + 2 * _GUARD, np.nan)
+        for call in calls:
+            kept: list[Any] = []
+            arguments = [self._argument(a, kept) for a in call.arguments]
+            function = built(call.kernel)
+            assert len(arguments) == len(function.argtypes), call  # type: ignore[attr-defined]
+            function(*arguments)
+        self._check_guards()
+
+    def _argument(self, argument: Any, kept: list[Any]) -> Any:
+        if isinstance(argument, Ref):
+            array = self._arrays[argument.buffer]
+            assert 0 <= argument.offset <= len(array) - 2 * _GUARD, argument
+            return array.ctypes.data + (_GUARD + argument.offset) * array.itemsize
+        if isinstance(argument, tuple):
+            kept.append(np.asarray(argument, np.int32))
+            return kept[-1].ctypes.data
+        if isinstance(argument, LearningRate):
+            return argument.factor * self.learning_rate
+        # A pointer that is not there is the number 0.
+        return argument
+
+    def _check_guards(self) -> None:
+        for name, array in self._arrays.items():
+            poison = np.asarray(_POISON[self.buffers[name].type], array.dtype)
+            for side in (array[:_GUARD], array[-_GUARD:]):
+                assert np.array_equal(side, np.broadcast_to(poison, side.shape), equal_nan=True), (
+                    f"buffer {name}: a kernel wrote beside it"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """An operation on tensors that was lowered, and what it needs to be executed."""
+
+    operation: Lowering
+    tensors: Mapping[str, torch.Tensor]
+    """For each buffer of an operand a tensor that lies in it."""
+    looks: tuple[Look, ...]
+    """Of the operands."""
+    outputs: Mapping[int, Look]
+
+    def execute(
+        self, calls: Sequence[Call] | None = None, *, learning_rate: float = 0.0
+    ) -> dict[int, torch.Tensor]:
+        """Return the outputs; other calls may stand for those that it was lowered to."""
+        found = [*self.looks, *self.outputs.values()]
+        sizes: dict[str, int] = {}
+        for look in found:
+            sizes[look.buffer] = max(sizes.get(look.buffer, 0), _extent(look))
+        types = {look.buffer: look.type for look in found}
+        memory = Memory(
+            {name: Buffer(elements=size, type=types[name]) for name, size in sizes.items()},
+            learning_rate=learning_rate,
+        )
+        for look, tensor in zip(self.looks, self.tensors.values(), strict=True):
+            _seen(memory, look)[...] = tensor.detach().numpy()
+        memory.execute(
+            self.operation.calls if calls is None else calls,
+            workspace_bytes=self.operation.workspace_bytes,
+        )
+        return {p: torch.from_numpy(_seen(memory, o).copy()) for p, o in self.outputs.items()}
+
+
+def lowered(
+    operator: Any,
+    *args: Any,
+    strides: Mapping[int, tuple[int, ...]] | None = None,
+    in_place_of: int | None = None,
+    **kwargs: Any,
+) -> Lowered:
+    """Lower one operation on tensors, in which float64 stands for ``pm_real``.
+
+    `strides` are those of outputs where they are not PyTorch's; with `in_place_of` the output 0
+    lies where the operand of that number lies.
+    """
+    for module in pkgutil.iter_modules(lowering.__path__):
+        importlib.import_module(f"{lowering.__name__}.{module.name}")
+    tensors: dict[str, torch.Tensor] = {}
+    looks: dict[fx.Node, Look] = {}
+    graph = fx.Graph()
+
+    def placeholder(tensor: torch.Tensor) -> fx.Node:
+        node = graph.placeholder(f"operand_{len(tensors)}")
+        tensors[node.name] = tensor
+        pointers = {t.untyped_storage().data_ptr(): n for n, t in reversed(tensors.items())}
+        buffer = pointers[tensor.untyped_storage().data_ptr()]
+        looks[node] = _look(tensor, buffer, tensor.storage_offset())
+        node.meta["val"] = tensor
+        return node
+
+    with_nodes = partial(tree_map_only, torch.Tensor, placeholder)
+    node = graph.call_function(operator, *with_nodes((args, kwargs)))
+    node.meta["val"] = results = operator(*args, **kwargs)
+    several = results if isinstance(results, tuple | list) else (results,)
+    outputs = {
+        position: _look(result, f"output_{position}", 0, (strides or {}).get(position))
+        for position, result in enumerate(several)
+        if isinstance(result, torch.Tensor) and result.numel()
+    }
+    if in_place_of is not None:
+        outputs[0] = tuple(looks.values())[in_place_of]
+    lower = lowering_of(operator)
+    assert lower is not None, f"nothing lowers {operator}"
+    operation = Lowering(node, looks.__getitem__, outputs)
+    lower(operation)
+    return Lowered(
+        operation=operation, tensors=tensors, looks=tuple(looks.values()), outputs=outputs
+    )
+
+
+def check(
+    operator: Any,
+    *args: Any,
+    tolerance: float = TOLERANCE,
+    strides: Mapping[int, tuple[int, ...]] | None = None,
+    **kwargs: Any,
+) -> Lowering:
+    """Hold an operation, lowered and executed, to what PyTorch returns.
+
+    One that is elementwise is also executed in place of each operand that lies like its output.
+    """
+    ours = lowered(operator, *args, strides=strides, **kwargs)
+    results = operator(*args, **kwargs)
+    expected = results if isinstance(results, tuple | list) else (results,)
+    _compare(ours.execute(), expected, tolerance)
+    if ours.operation.elementwise:
+        own = ours.outputs[0]
+        for number, look in enumerate(ours.looks):
+            if look.lies_like(own) and look.type is own.type:
+                again = lowered(operator, *args, strides=strides, in_place_of=number, **kwargs)
+                _compare(again.execute(), expected, tolerance)
+    return ours.operation
+
+
+def _compare(
+    found: Mapping[int, torch.Tensor], expected: Sequence[torch.Tensor], tolerance: float
+) -> None:
+    for position, tensor in found.items():
+        want = expected[position]
+        assert tensor.shape == want.shape
+        if not want.is_floating_point():
+            assert torch.equal(tensor.to(want.dtype), want), f"output {position}"
+            continue
+        scale = max(1.0, float(want[want.isfinite()].abs().max()) if want.isfinite().any() else 1.0)
+        torch.testing.assert_close(
+            tensor, want, rtol=tolerance, atol=tolerance * scale, equal_nan=True
+        )
+
+
+def _look(
+    tensor: torch.Tensor, buffer: str, offset: int, strides: tuple[int, ...] | None = None
+) -> Look:
+    kind = DataType.REAL if tensor.dtype is torch.float64 else data_type(tensor.dtype)
+    assert kind is not None, f"{tensor.dtype} is not exported"
+    return Look(
+        buffer=buffer,
+        offset=offset,
+        shape=tuple(tensor.shape),
+        strides=tuple(tensor.stride()) if strides is None else strides,
+        type=kind,
+    )
+
+
+def _extent(look: Look) -> int:
+    """Return how many elements a buffer needs for a look."""
+    ends = ((size - 1) * step for size, step in zip(look.shape, look.strides, strict=True))
+    return look.offset + sum(ends) + 1 if look.elements else look.offset
+
+
+def _seen(memory: Memory, look: Look) -> np.ndarray:
+    array = memory[look.buffer][look.offset :]
+    return np.lib.stride_tricks.as_strided(
+        array, look.shape, tuple(step * array.itemsize for step in look.strides)
+    )

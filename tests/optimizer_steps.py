@@ -1,0 +1,122 @@
+"""Whole training steps, with the updates of an optimizer, and the same as PyTorch does them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eager_steps import eager_step
+from poetmodel.device import StorageMode
+from poetmodel.plan import Instruction, Op, Plan
+from poetmodel.plan.derivation import with_waits_and_frees
+from poetmodel.plan.homes import PlanHomes
+from poetmodel.torch import trace
+from poetmodel.torch.runtime import Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from poetmodel.graph import Graph
+    from poetmodel.torch import Trace
+
+    Make = Callable[[Any], torch.optim.Optimizer]
+
+SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": lambda p: SGD(p, lr=0.1),
+    "weight decay": lambda p: SGD(p, lr=0.1, weight_decay=0.02),
+    "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9),
+    "dampening": lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.1),
+    "nesterov": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.02),
+    "maximize": lambda p: SGD(p, lr=0.1, momentum=0.9, maximize=True),
+    "foreach": lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.02, foreach=True),
+    "adam": lambda p: ADAM(p, lr=0.01),
+    "adam, weight decay": lambda p: ADAM(p, lr=0.01, weight_decay=0.1, maximize=True),
+    "adamw": lambda p: ADAMW(p, lr=0.01),
+    "amsgrad": lambda p: ADAMW(p, lr=0.01, amsgrad=True, betas=(0.8, 0.9), eps=1e-6),
+    "adam, foreach": lambda p: ADAM(p, lr=0.01, weight_decay=0.1, foreach=True),
+}
+"""Optimizers by name; each update must be eager's bit by bit."""
+
+
+def in_order(graph: Graph, computed: Iterable[int] | None = None) -> Plan:
+    """Return a plan that computes nodes in order and frees each tensor after its last use."""
+    nodes = range(len(graph.nodes)) if computed is None else computed
+    steps = [Instruction(Op.COMPUTE, k) for k in nodes]
+    mode = StorageMode.BLOCKING
+    plan = Plan(program=(), mode=mode, resident=graph.state_tensors)
+    return replace(plan, program=with_waits_and_frees(PlanHomes.of(graph, plan), steps, mode))
+
+
+def runner(traced: Trace, plan: Plan | None = None) -> Runner:
+    """Return what runs a traced step, in order if there is no plan."""
+    graph = traced.graph
+    return Runner(traced, plan or in_order(graph), range(len(graph.tensors)))
+
+
+class Twins:
+    """A model and its optimizer, and a copy of both that eager PyTorch trains."""
+
+    def __init__(self, step: Any, make: Make, *, clip: float | None = None) -> None:
+        self.model, self.loss_fn, self.inputs = step
+        self.clip = clip
+        self.twin = copy.deepcopy(self.model)
+        self.optimizers = (make(self.model.parameters()), make(self.twin.parameters()))
+
+    def trace(self, **options: Any) -> Trace:
+        """Trace the step of the model with its optimizer."""
+        return trace(
+            self.model, self.loss_fn, self.inputs,
+            optimizer=self.optimizers[0], clip_grad_norm=self.clip, **options,
+        )  # fmt: skip
+
+    def eager(self) -> torch.Tensor:
+        """Run a step of the copy."""
+        optimizer = self.optimizers[1]
+        optimizer.zero_grad()
+        loss = eager_step(self.twin, self.loss_fn, copy.deepcopy(self.inputs))
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.twin.parameters(), self.clip)
+        optimizer.step()
+        return loss
+
+    def differing(self, traced: Trace, run: Runner, steps: int = 3) -> list[str]:
+        """Run steps of both, with other learning rates each; return what is not equal."""
+        found: list[str] = []
+        for step in range(steps):
+            state = torch.get_rng_state()
+            loss = run(traced.joint.flat_inputs(self.inputs))
+            after = torch.get_rng_state()
+            torch.set_rng_state(state)
+            pairs = [("loss", loss, self.eager()), ("random", after, torch.get_rng_state())]
+            pairs += self._state()
+            found += [f"{step}: {name}" for name, *both in pairs if not torch.equal(*both)]
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] *= 0.7
+        return found
+
+    def _state(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Return what both hold now, by name."""
+        ours, theirs = self.model.state_dict(), self.twin.state_dict()
+        pairs = [(name, ours[name], theirs[name]) for name in theirs]
+        mine, its = (optimizer.state_dict()["state"] for optimizer in self.optimizers)
+        assert mine.keys() == its.keys()
+        for number, moments in its.items():
+            kept = {key: value for key, value in moments.items() if value is not None}
+            assert mine[number].keys() == kept.keys()
+            pairs += [(f"{number}.{key}", mine[number][key], kept[key]) for key in kept]
+        return pairs
+
+
+def grouped(parameters: Iterable[torch.Tensor]) -> Sequence[dict[str, Any]]:
+    """Return parameters in two groups with settings of their own."""
+    everything = list(parameters)
+    return [
+        {"params": everything[:1], "lr": 0.5, "momentum": 0.0},
+        {"params": everything[1:], "lr": 0.05, "weight_decay": 0.1, "nesterov": True},
+    ]

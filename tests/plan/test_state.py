@@ -1,0 +1,344 @@
+"""Plans of graphs with state and operators in place: figures by hand, rules, a second walk."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from instances import bench_device, seeded
+from plan_words import altered, plan
+from poetmodel.device import Costs, StorageMode
+from poetmodel.plan import Moment, Op, Plan, check_plan
+from state_plans import KEPT, PAGED, random_state_plan, step
+
+if TYPE_CHECKING:
+    from poetmodel.device import Device
+    from poetmodel.graph import Graph
+
+
+X, W, Y, V, G, NEW = range(6)
+
+BESIDE = "c0 c1 w1 c2 f0 f1 c3 i1 w3 w1 c4 f2 f3 c5 f4 o5 w5 f5"
+"""`PAGED` for dma."""
+
+
+def costs_of(graph: Graph, device: Device | None = None) -> Costs:
+    """Return costs in whole numbers: node k takes 1 + k seconds, page-ins 100, page-outs 1000."""
+    compute = [0 if node.is_state else 1 + k for k, node in enumerate(graph.nodes)]
+    return Costs.from_arrays(
+        graph,
+        compute_time_s=compute,
+        compute_energy_j=compute,
+        page_in=[(100, 10)] * len(graph.tensors),
+        page_out=[(1000, 20)] * len(graph.tensors),
+        device=device,
+    )
+
+
+def mapped_device() -> Device:
+    """Return one whose storage the core reads like RAM."""
+    device = bench_device()
+    assert device.storage is not None
+    return replace(device, storage=replace(device.storage, memory_mapped=True))
+
+
+def with_homes(text: str, mode: str = "blocking", *, resident: tuple[int, ...] = ()) -> Plan:
+    """Return a plan that states homes."""
+    return plan(text, mode, resident=resident)
+
+
+def test_state_on_storage_is_read_by_its_node_and_written_back() -> None:
+    """100 s for each of w, w again and v, 1000 s for w+; 22 s of computations."""
+    graph = step()
+    check = check_plan(graph, costs_of(graph), with_homes(PAGED))
+    assert check.violations == ()
+    assert (check.compute_s, check.transfer_s, check.makespan_s) == (15.0, 1300.0, 1315.0)
+    assert check.energy_j == 15 + 3 * 10 + 20
+    assert check.moments[1] == Moment(1.0, 1.0, 101.0, 18, 18)
+    # y takes over 6 of the 10 B of x, and the other 4 go with it; w+ lies where w lay.
+    assert [moment.high_bytes for moment in check.moments] == [
+        *(10, 18, 18, 18, 14, 14),
+        *(17, 26, 26, 20, 17, 17, 8, 8),
+    ]
+    assert [moment.ram_bytes for moment in check.moments] == [
+        *(10, 18, 18, 14, 6, 14),
+        *(17, 26, 20, 17, 17, 8, 8, 0),
+    ]
+    assert (check.aux_used_bytes, check.written_bytes, check.read_bytes) == (11, 8, 19)
+
+
+def test_the_first_read_goes_over_the_bus() -> None:
+    """With DMA the core waits for it at its reader: v waits behind the second read of w."""
+    graph = step()
+    check = check_plan(graph, costs_of(graph), with_homes(BESIDE, "dma"))
+    assert check.violations == ()
+    assert check.moments[1] == Moment(1.0, 1.0, 101.0, 18, 18)
+    assert check.moments[6][:3] == (104.0, 104.0, 204.0)
+    assert check.moments[7][:3] == (104.0, 204.0, 304.0)
+    # c4 ends at 309, c5 at 315; the page-out follows.
+    assert (check.makespan_s, check.stall_s) == (1315.0, 100.0 + 200.0 + 1000.0)
+
+
+def test_a_first_read_may_come_early_or_late() -> None:
+    """It computes nothing, so it need not keep the order of the graph."""
+    graph = step()
+    early = check_plan(graph, costs_of(graph), with_homes(f"c3 {BESIDE.replace('c3 ', '')}", "dma"))
+    assert early.violations == ()
+    assert early.moments[0] == Moment(0.0, 0.0, 100.0, 3, 3)
+    late = "c0 c1 w1 c2 f0 f1 i1 w1 c4 f2 f3 c5 f4 o5 w5 f5"
+    fault = "node 'g' needs tensor 'v' in RAM"
+    assert any(fault in each for each in check_plan(graph, None, with_homes(late)).violations)
+
+
+def test_resident_state_takes_ram_throughout_and_costs_nothing() -> None:
+    """11 B of state from the first instruction to the last."""
+    graph = step()
+    check = check_plan(graph, costs_of(graph), with_homes(KEPT, resident=(W, V)))
+    assert check.violations == ()
+    assert [moment.high_bytes for moment in check.moments] == [21, 21, 21, 21, 17, 26, 26, 20, 20]
+    assert check.moments[1] == Moment(1.0, 1.0, 1.0, 21, 21)
+    assert (check.transfer_s, check.aux_used_bytes, check.written_bytes) == (0.0, 0, 0)
+    assert check.moments[-1].ram_bytes == 11
+
+
+def test_memory_mapped_state_is_read_where_it_lies() -> None:
+    """No RAM and no page-in; the page-out of w+ costs what it costs."""
+    graph = step()
+    made = replace(with_homes(f"{KEPT} o5 f5"), memory_mapped=True)
+    check = check_plan(graph, costs_of(graph, mapped_device()), made)
+    assert check.violations == ()
+    assert check.peak_ram_bytes == 15
+    assert (check.transfer_s, check.aux_used_bytes, check.read_bytes) == (1000.0, 11, 0)
+    for device, words in (
+        (bench_device(), "where it lies, and the storage of bench is not memory-mapped"),
+        (mapped_device(), "into RAM, and the storage of bench is memory-mapped"),
+    ):
+        other = made if "not" in words else with_homes(PAGED)
+        (fault,) = check_plan(graph, costs_of(graph, device), other).violations
+        assert words in fault
+
+
+@pytest.mark.parametrize(
+    ("text", "high_bytes"),
+    [
+        pytest.param("c0 c1 c2 f0 f1", 18, id="freed right after"),
+        pytest.param("c0 c1 c2 f1 f0", 18, id="freed as the second"),
+        pytest.param("c0 c1 c2 c3 f0", 24, id="freed after something else"),
+        pytest.param("c0 c1 o0 c2 w0 f0", 24, id="under way"),
+        pytest.param("c0 c1 o0 w0 c2 f0", 18, id="at rest again"),
+        pytest.param("c0 c1 c2 w1 f0", 24, id="a wait between"),
+    ],
+)
+def test_an_input_is_taken_over_where_it_is_freed_next(text: str, high_bytes: int) -> None:
+    """Only an input at rest whose free directly follows gives its memory to the output."""
+    check = check_plan(step(), None, with_homes(text, "dma"))
+    place = plan(text).program.index((Op.COMPUTE, 2))
+    assert check.moments[place].high_bytes == high_bytes
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({"text": PAGED.replace("c1 c2", "c2 c1")}, "node 'y' needs tensor 'w' in RAM"),
+        ({"text": PAGED.replace("i1 ", "")}, "node 'g' needs tensor 'w' in RAM"),
+        ({"text": PAGED.replace("i1 ", "c1 ")}, "node 'w' must not be computed again"),
+        ({"text": PAGED.replace("c1 ", "i1 ", 1)}, "the compute of its node reads for the first"),
+        ({"text": PAGED.replace("f1 i1", "o1 f1 i1")}, "page_out 1: tensor 'w' is state, which is"),
+        ({"text": PAGED.replace("o5 f5", "f5")}, "must be paged out before it goes"),
+        (
+            {"text": PAGED.replace("o5 f5", "")},
+            "tensor 'w+' is never paged out: it replaces",
+        ),
+        ({"text": PAGED.replace("o5", "o5 o5")}, "replaces tensor 'w' and was paged out already"),
+        ({"text": f"{PAGED} i5"}, "page_in 5: tensor 'w+' replaces tensor 'w', and nothing reads"),
+        ({"text": f"{PAGED} i1"}, "page_in 1: tensor 'w' is state which 'u' has replaced"),
+        ({"text": PAGED.replace("c5", "c5 f1")}, "free 1: tensor 'w' is state which 'u' has"),
+        (
+            {"text": PAGED.replace("o5", "c4 o5")},
+            "node 'g' reads tensor 'w', which 'u'",
+        ),
+        ({"text": PAGED.replace("c3 ", "").replace(" f3", "")}, "node 'v' is never computed"),
+        ({"text": PAGED.replace("f3 ", "")}, "tensor 'v' is still in RAM at the end"),
+        ({"text": f"{KEPT} i1", "resident": (W, V)}, "page_in 1: tensor 'w' is resident state"),
+        ({"text": f"{KEPT} f3", "resident": (W, V)}, "free 3: tensor 'v' is resident state"),
+        (
+            {"text": f"{KEPT} o5", "resident": (W, V)},
+            "page_out 5: tensor 'w+' replaces tensor",
+        ),
+        ({"text": f"{KEPT} c4", "resident": (W, V)}, "node 'g' reads tensor 'w', which 'u' has"),
+        ({"text": KEPT.replace("c1 c2", "c2 c1"), "resident": (W, V)}, "is first computed after"),
+        ({"text": f"{KEPT} o5 i3", "memory_mapped": True}, "'v' is state on memory-mapped storage"),
+        ({"text": f"{KEPT}", "memory_mapped": True}, "tensor 'w+' is never paged out"),
+        ({"text": KEPT, "resident": (W, V, X)}, "resident[0]: tensor 'x' is no state tensor"),
+        ({"text": KEPT, "resident": (W, V, 9)}, "resident[9]: the graph has no such tensor"),
+        ({"text": BESIDE.replace("w1 c2", "c2"), "mode": "dma"}, "before its page_in is done"),
+        ({"text": BESIDE.replace("w3 ", ""), "mode": "dma"}, "before its page_in is done"),
+        ({"text": BESIDE.replace("w5 ", ""), "mode": "dma"}, "still under way: its page_out"),
+    ],
+)
+def test_each_broken_rule_of_state_is_told(made: dict[str, Any], words: str) -> None:
+    """A program that breaks one rule is rejected, in words that name place and tensor."""
+    keys = {"resident": (), **made}
+    case = plan(keys.pop("text"), keys.pop("mode", "blocking"), **keys)
+    check = check_plan(step(), None, case)
+    assert any(words in violation for violation in check.violations), check.violations
+
+
+def test_homes_count_as_storage_used() -> None:
+    """11 B of state, and what is paged out beside it; the replacement takes no room of its own."""
+    graph = step()
+    assert check_plan(graph, None, with_homes(PAGED), aux_bytes=11).valid
+    (fault,) = check_plan(graph, None, with_homes(PAGED), aux_bytes=10).violations
+    assert fault == "storage used 11 B is above the limit of 10 B"
+    more = check_plan(graph, None, with_homes(PAGED.replace("c2", "o0 c2")))
+    assert (more.violations, more.aux_used_bytes, more.written_bytes) == ((), 21, 18)
+
+
+def test_state_needs_storage_or_ram() -> None:
+    """Costs without pages reject the first read and the page-out."""
+    graph = step()
+    costs = Costs.from_arrays(graph, compute_time_s=[0] * 6, compute_energy_j=[0] * 6)
+    faults = check_plan(graph, costs, with_homes(PAGED)).violations
+    assert sum("no auxiliary storage" in fault for fault in faults) == 4
+    assert check_plan(graph, costs, with_homes(KEPT, resident=(W, V))).valid
+
+
+# -- a second walk -----------------------------------------------------------------------------
+
+
+def walked(  # noqa: C901, PLR0915 - one rule after the other
+    graph: Graph, costs: Costs, made: Plan
+) -> tuple[float, float, int, int]:
+    """Walk a plan rule by rule: makespan, stall, peak and storage.
+
+    A rule that it breaks is an `AssertionError`. What lies in RAM is added up at every instruction.
+    """
+    table, dma = costs.table(graph), made.mode == StorageMode.DMA
+    names = [tensor.name for tensor in graph.tensors]
+    size = [tensor.bytes for tensor in graph.tensors]
+    maker = [k for k, node in enumerate(graph.nodes) for _ in node.outputs]
+    is_state = [graph.nodes[k].phase == "state" for k in maker]
+    home = {i for i in made.resident or () if is_state[i]}
+    there = {i for i, held in enumerate(is_state) if held and i not in home}
+    lies = home | (there if made.memory_mapped else set())
+    old = {i: names.index(t.replaces) for i, t in enumerate(graph.tensors) if t.replaces}
+    weight = [0 if made.memory_mapped and old.get(i) in there else b for i, b in enumerate(size)]
+    stored = there | {i for i, k in enumerate(maker) if graph.nodes[k].on_aux}
+    free_room = set(stored)
+    core = bus = stall = 0.0
+    ram: set[int] = set()
+    flying: dict[int, str] = {}
+    done: dict[int, float] = {}
+    gone: set[int] = set()
+    written: set[int] = set()
+    seen: list[int] = []
+    peak = 0
+
+    def held() -> int:
+        return sum(size[i] for i in home) + sum(weight[i] for i in ram)
+
+    def moved(i: int, time: float, word: str) -> None:
+        nonlocal core, bus
+        bus = done[i] = max(core, bus) + time
+        if dma:
+            flying[i] = word
+        else:
+            core = bus
+
+    for place, (op, x) in enumerate(made.program):
+        if op == Op.COMPUTE:
+            node = graph.nodes[x]
+            reads = {names.index(name) for name in node.inputs}
+            makes = {i for i, k in enumerate(maker) if k == x}
+            assert x not in seen or node.recomputable
+            if node.phase == "state":
+                (w,) = makes
+                if w in there and not made.memory_mapped:
+                    assert w not in gone
+                    ram.add(w)
+                    moved(w, table.page_in_time_s[w], "in")
+                seen.append(x)
+                peak = max(peak, held())
+                continue
+            assert not reads & gone
+            assert all(i in ram and flying.get(i) != "in" for i in reads - lies)
+            assert not makes & flying.keys()
+            follow = set()
+            for other, i in made.program[place + 1 :]:
+                if other != Op.FREE:
+                    break
+                follow.add(i)
+            saved = sum(
+                min(weight[names.index(a)], weight[names.index(b)])
+                for a, b in dict(node.in_place).items()
+                if names.index(b) in follow & ram - flying.keys()
+            )
+            plain = [i for i in makes if i not in old]
+            peak = max(peak, held() + sum(size[i] for i in plain) + node.workspace_bytes - saved)
+            ram |= set(plain)
+            for i in makes & old.keys():
+                gone.add(old[i])
+                if old[i] in there:
+                    ram.discard(old[i])
+                    ram.add(i)
+            seen.append(x)
+            core += table.compute_time_s[x]
+            continue
+        assert x not in lies | gone
+        assert old.get(x) not in home
+        if op == Op.PAGE_IN:
+            assert x in stored - ram - old.keys()
+            assert not is_state[x] or maker[x] in seen
+            ram.add(x)
+            moved(x, table.page_in_time_s[x], "in")
+            peak = max(peak, held())
+        elif op == Op.PAGE_OUT:
+            assert x in ram - written - flying.keys()
+            assert not is_state[x]
+            stored.add(x)
+            written |= {x} & old.keys()
+            moved(x, table.page_out_time_s[x], "out")
+        elif op == Op.WAIT:
+            assert x in done
+            stall += max(0.0, done[x] - core)
+            core = max(core, done[x])
+            flying.pop(x, None)
+        else:
+            assert x in ram - flying.keys()
+            assert x in written or x not in old
+            ram.remove(x)
+    anywhere = {maker[i] for i in there - lies}
+    first = [k for k in dict.fromkeys(seen) if k not in anywhere]
+    assert first == sorted(first)
+    assert set(seen) == set(range(len(graph.nodes)))
+    assert not any(names[i] in node.inputs for i in ram for node in graph.nodes)
+    assert all(i in written for i in old if old[i] in there)
+    storage = sum(size[i] for i in there) + sum(size[i] for i in stored - free_room - old.keys())
+    return max(core, bus), stall, peak, storage
+
+
+@pytest.mark.parametrize("mode", ["blocking", "dma"])
+def test_agrees_with_a_second_walk(mode: str) -> None:
+    """Plans, and plans with one instruction altered, have the figures of a second walk."""
+    verdicts = {True: 0, False: 0}
+    for seed in range(120):
+        rng = seeded(f"walk/state/{mode}/{seed}")
+        graph, costs, made = random_state_plan(rng, mode)
+        for number, case in enumerate((made, *(altered(rng, graph, made) for _ in range(8)))):
+            check = check_plan(graph, costs, case, aux_bytes=2**53)
+            found = None
+            with suppress(AssertionError):
+                found = walked(graph, costs, case)
+            assert check.valid == (found is not None), (seed, case.program, check.violations)
+            assert check.valid or number
+            verdicts[check.valid] += 1
+            if found is not None:
+                makespan_s, stall_s, peak_bytes, storage_bytes = found
+                assert check.makespan_s == pytest.approx(makespan_s, rel=1e-12)
+                assert check.stall_s == pytest.approx(stall_s, rel=1e-12)
+                assert check.peak_ram_bytes == peak_bytes
+                assert check.aux_used_bytes == storage_bytes
+    assert min(verdicts.values()) > 150

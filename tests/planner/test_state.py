@@ -1,0 +1,242 @@
+"""Plans of schedules with state and operators in place: the figures of the schedule, and DMA."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from instances import bench_device, seeded
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, operation
+from poetmodel.plan import Op, check_plan
+from poetmodel.plan.derivation import explicit_steps
+from poetmodel.plan.homes import PlanHomes
+from poetmodel.planner import make_plan
+from poetmodel.schedule import Schedule, checkpoint_all, simulate
+from state_plans import random_state_case
+from state_steps import state, update
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.plan import Plan, PlanCheck
+
+CASES = 150
+SAME = (
+    "energy_j",
+    "makespan_s",
+    "compute_s",
+    "transfer_s",
+    "aux_used_bytes",
+    "written_bytes",
+    "read_bytes",
+)
+"""The figures that a blocking plan shares with its schedule, beside the peak."""
+
+
+class Case(NamedTuple):
+    """A schedule with state, and a budget that it keeps."""
+
+    graph: Graph
+    costs: Costs
+    schedule: Schedule
+    budget: int
+
+    def plan(self, mode: str) -> Plan:
+        """Make the plan."""
+        graph, costs, schedule, budget = self
+        return make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=budget)
+
+    def check(self, mode: str) -> PlanCheck:
+        """Make the plan and check it."""
+        check = check_plan(self.graph, self.costs, self.plan(mode), aux_bytes=2**53)
+        assert check.violations == ()
+        return check
+
+
+def cases(count: int = CASES) -> Iterator[Case]:
+    """Yield random steps, a quarter of them memory-mapped, with tight and loose budgets."""
+    for number in range(count):
+        rng = seeded(f"planning/state/{number}")
+        graph, costs, schedule = random_state_case(rng, mapped=number % 4 == 0)
+        peak = simulate(graph, costs, schedule).peak_ram_bytes
+        yield Case(graph, costs, schedule, peak + rng.choice((0, 0, 3, 20)))
+
+
+def thrifty(graph: Graph, schedule: Schedule) -> Schedule:
+    """Return a schedule that lets go at once what the next stage makes no use of."""
+    kept = set(schedule.S_RAM)
+    for t, i in sorted(kept, reverse=True):
+        used = any((t, k) in schedule.R for k in graph.users_of[i])
+        if not used and (t + 1, i) not in kept and (t, i) not in schedule.M_out:
+            kept.discard((t, i))
+    return replace(schedule, S_RAM=tuple(kept))
+
+
+def test_blocking_plans_have_the_figures_of_the_schedule() -> None:
+    """Times, energy and bytes, exactly; the peak too, unless tensors are kept for nothing."""
+    wasted = 0
+    for case in cases():
+        found, check = simulate(case.graph, case.costs, case.schedule), case.check("blocking")
+        assert all(getattr(check, key) == getattr(found, key) for key in SAME if key != "energy_j")
+        assert check.peak_ram_bytes <= found.peak_ram_bytes
+        wasted += check.peak_ram_bytes < found.peak_ram_bytes
+        graph, schedule = case.graph, thrifty(case.graph, case.schedule)
+        found = simulate(graph, case.costs, schedule, deadline_counts="serial")
+        assert found.violations == ()
+        check = check_plan(
+            graph, case.costs, make_plan(graph, case.costs, schedule, mode="blocking")
+        )
+        assert all(getattr(check, key) == getattr(found, key) for key in (*SAME, "peak_ram_bytes"))
+    assert wasted < CASES // 10
+
+
+def test_dma_plans_are_valid_keep_the_budget_and_are_no_slower() -> None:
+    """They take no longer than blocking storage, and no less than core or bus alone."""
+    quicker = 0
+    for case in cases():
+        if case.costs.device is not None and case.costs.device.is_memory_mapped:
+            continue
+        check, blocking = case.check("dma"), case.check("blocking")
+        assert check.peak_ram_bytes <= case.budget
+        assert check.makespan_s is not None
+        assert blocking.makespan_s is not None
+        assert max(check.compute_s or 0, check.transfer_s or 0) <= check.makespan_s
+        assert check.makespan_s <= blocking.makespan_s
+        quicker += check.makespan_s < blocking.makespan_s
+        plan = case.plan("dma")
+        homes = PlanHomes.of(case.graph, plan)
+        assert explicit_steps(homes, plan.program, plan.mode) is not None
+    assert quicker > CASES // 2
+
+
+def test_plans_say_where_state_is() -> None:
+    """Homes are those of the schedule; version 1 graphs have none."""
+    for case in cases(20):
+        plan = case.plan("blocking")
+        assert plan.resident == case.schedule.resident
+        device = case.costs.device
+        assert device is not None
+        assert plan.memory_mapped == device.is_memory_mapped
+    graph = Graph(name="one", nodes=(operation("a", output_bytes=1),))
+    costs = Costs.from_arrays(graph, compute_time_s=[1], compute_energy_j=[1])
+    assert make_plan(graph, costs, checkpoint_all(graph), mode="dma").resident is None
+
+
+def layers() -> tuple[Graph, Costs, Schedule]:
+    """Return three layers y = f(y, w), w+ = u(w, y), each with all of its state on storage.
+
+    f takes 4 s, u 1 s, a page-in 3 s and a page-out 2 s; w has 10 B and y 1 B. In a stage its w is
+    read, used and written back. Nodes: x, then w, f, u of each layer.
+    """
+    nodes = [operation("x", output_bytes=1)]
+    for layer, before in enumerate(("x", "y0", "y1")):
+        nodes += [
+            state(f"w{layer}", 10),
+            operation(f"y{layer}", output_bytes=1, inputs=(before, f"w{layer}")),
+            update(f"u{layer}", f"y{layer}", **{f"w{layer}": 10}),
+        ]
+    graph = Graph(name="layers", nodes=tuple(nodes))
+    times = [0.0, *([0.0, 4.0, 1.0] * 3)]
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=times,
+        compute_energy_j=times,
+        page_in=[(3.0, 1.0)] * 10,
+        page_out=[(2.0, 1.0)] * 10,
+        device=bench_device(mode="dma"),
+    )
+    # Tensors are numbered as their nodes.
+    kept = []
+    for first in (1, 4, 7):
+        before = first - 2 if first > 1 else 0
+        kept += [(first, before), (first + 1, before)]
+        kept += [(first + 1, first), (first + 2, first), (first + 2, first + 1)]
+        kept += [(first + 3, first + 1)] if first < 7 else []
+    schedule = Schedule(
+        R=tuple((t, t) for t in range(10)),
+        S_RAM=tuple(kept),
+        S_AUX=tuple((t, first) for first in (1, 4, 7) for t in (first + 1, first + 2)),
+        M_out=((3, 3), (6, 6), (9, 9)),
+    )
+    return graph, costs, schedule
+
+
+@pytest.mark.parametrize(
+    ("budget", "makespan_s"),
+    [
+        # Room for one w: 3 layers of 3 + 4 + 1 + 2 s, one after the other.
+        pytest.param(12, 30.0, id="one"),
+        # Room for two: w1 is read beside f0, and w0 goes beside f1; w2 has to wait for that.
+        pytest.param(22, 3 + 3 * 5 + 2 + 2.0, id="two"),
+        # Room for all three: everything but the first read and the last write is hidden.
+        pytest.param(32, 3 + 3 * 5 + 2.0, id="three"),
+    ],
+)
+def test_state_is_read_ahead_and_written_back_behind(budget: int, makespan_s: float) -> None:
+    """Each w comes during the layer before and goes during the layer after, where RAM allows it."""
+    graph, costs, schedule = layers()
+    simulation = simulate(graph, costs, schedule)
+    assert (simulation.violations, simulation.peak_ram_bytes) == ((), 12)
+    plan = make_plan(graph, costs, schedule, mode="dma", ram_budget_bytes=budget)
+    check = check_plan(graph, costs, plan)
+    assert check.violations == ()
+    assert check.peak_ram_bytes <= budget
+    assert check.makespan_s == pytest.approx(makespan_s)
+
+
+def test_the_room_of_a_replacement_is_held_until_it_is_written_back() -> None:
+    """Right after the update the RAM is that of w; it falls with the free, after the wait."""
+    graph, costs, schedule = layers()
+    plan = make_plan(graph, costs, schedule, mode="dma", ram_budget_bytes=22)
+    check = check_plan(graph, costs, plan)
+    program = plan.program
+    update_place = program.index((Op.COMPUTE, 3))
+    out, wait, free = (program.index((op, 3)) for op in (Op.PAGE_OUT, Op.WAIT, Op.FREE))
+    assert update_place < out < wait < free
+    assert program.index((Op.COMPUTE, 5), out) < wait  # y1 is computed meanwhile
+    assert check.moments[free].high_bytes - check.moments[free].ram_bytes == 10
+
+
+def in_place_chain() -> tuple[Graph, Costs, Schedule]:
+    """Return a, b in place of a, c = f(b), d = g(c, a) with a paged out; 10 B and 2 s each."""
+    graph = Graph(
+        name="chain",
+        nodes=(
+            operation("a", output_bytes=10),
+            operation("b", output_bytes=10, inputs=("a",), in_place={"b": "a"}),
+            operation("c", output_bytes=1, inputs=("b",)),
+            operation("d", output_bytes=1, inputs=("c", "a")),
+        ),
+    )
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[2.0] * 4,
+        compute_energy_j=[1.0] * 4,
+        page_in=[(1.0, 1.0)] * 4,
+        page_out=[(3.0, 1.0)] * 4,
+        device=bench_device(mode="dma"),
+    )
+    schedule = Schedule(
+        R=tuple((t, t) for t in range(4)),
+        S_RAM=((1, 0), (2, 1), (3, 2)),
+        S_AUX=((1, 0), (2, 0), (3, 0)),
+        M_in=((3, 0),),
+        M_out=((0, 0),),
+    )
+    return graph, costs, schedule
+
+
+def test_an_input_that_is_paged_out_is_written_over_when_that_is_done() -> None:
+    """In 12 B the core waits 3 s for the page-out before b; in 21 B b has memory of its own."""
+    graph, costs, schedule = in_place_chain()
+    assert simulate(graph, costs, schedule).peak_ram_bytes == 12
+    tight, loose = (
+        check_plan(graph, costs, make_plan(graph, costs, schedule, mode="dma", ram_budget_bytes=b))
+        for b in (12, 21)
+    )
+    assert (tight.violations, tight.peak_ram_bytes, tight.makespan_s) == ((), 12, 12.0)
+    assert (loose.violations, loose.makespan_s) == ((), 9.0)
+    assert loose.peak_ram_bytes > 12

@@ -1,0 +1,31 @@
+"""The masks of dropout in exported code, computed another way: ``pm_random.h`` says how."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def words(step: int, site: int, count: int, *, seed: int = 0) -> np.ndarray:
+    """Return so many words of Philox 4x32-10 at a site of a step."""
+    blocks = np.arange(-(-count // 4), dtype=np.uint64)
+    zeros = np.zeros_like(blocks)
+    counter = [blocks, zeros + np.uint64(site), zeros, zeros]
+    keys = [step, seed]
+    for _ in range(10):
+        low, high = (
+            counter[place] * np.uint64(factor)
+            for place, factor in ((0, 0xD2511F53), (2, 0xCD9E8D57))
+        )
+        counter = [
+            (high >> np.uint64(32)) ^ counter[1] ^ np.uint64(keys[0]),
+            high & np.uint64(0xFFFFFFFF),
+            (low >> np.uint64(32)) ^ counter[3] ^ np.uint64(keys[1]),
+            low & np.uint64(0xFFFFFFFF),
+        ]
+        keys = [(keys[0] + 0x9E3779B9) % 2**32, (keys[1] + 0xBB67AE85) % 2**32]
+    return np.stack(counter, axis=1).reshape(-1)[:count].astype(np.uint32)
+
+
+def kept(step: int, site: int, count: int, dropped_ratio: float) -> np.ndarray:
+    """Return which of so many elements are kept."""
+    return (words(step, site, count) >> 8) >= round(dropped_ratio * 2**24)

@@ -1,0 +1,132 @@
+"""Schedules whose addresses fit: solved again with less RAM until the block fits the budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from instances import random_instance, seeded
+from poetmodel.errors import PlanError
+from poetmodel.placement import place
+from poetmodel.plan import check_arena, check_plan
+from poetmodel.result import Status, Termination
+from poetmodel.schedule import verify
+from poetmodel.solver import Fitted, fit_arena, solve
+from worked import skip_problem
+
+if TYPE_CHECKING:
+    from poetmodel.problem import Problem
+    from poetmodel.result import SolveResult
+
+
+def checked(problem: Problem, found: Fitted) -> Fitted:
+    """Return what fits once schedule, plan and addresses have been checked."""
+    assert found.plan is not None
+    assert found.arena is not None
+    schedule = found.result.require_schedule()
+    assert verify(problem, schedule).valid
+    plan, usable = found.plan, problem.usable_ram_bytes
+    assert plan.ram_budget_bytes == usable
+    assert check_plan(problem.graph, problem.costs, plan).violations == ()
+    assert check_arena(problem.graph, plan, found.arena).violations == ()
+    assert found.arena.bytes <= usable
+    return found
+
+
+def test_a_block_that_fits_is_that_of_the_first_solve() -> None:
+    """Nothing is solved again: the result is that of `solve`."""
+    problem = skip_problem(ram=13)
+    found = checked(problem, fit_arena(problem, mode="blocking", alignment=1))
+    assert found.result.energy_j == solve(problem).energy_j == 11.0
+    assert found.result.status == Status.OPTIMAL
+
+
+def test_the_excess_is_taken_off() -> None:
+    """Keep-all takes 15 B, 4 + 8 + 8 = 20 B in blocks of 4; a must go for 1 J, which is a gap."""
+    problem = skip_problem(ram=16)
+    assert solve(problem).energy_j == 10.0
+    found = checked(problem, fit_arena(problem, mode="blocking", alignment=4))
+    assert found.arena is not None
+    assert (found.result.energy_j, found.arena.bytes) == (11.0, 16)
+    assert found.result.problem is problem
+    assert (found.result.status, found.result.bound_j) == (Status.FEASIBLE, 10.0)
+    assert found.result.termination == Termination.STALLED
+    assert found.result.objective_gap == 1.0
+
+
+def test_that_no_addresses_fit_is_proved() -> None:
+    """Neither b nor c can go, and each takes 8 B in blocks of 4, which is more than 13."""
+    problem = skip_problem(ram=13)
+    found = fit_arena(problem, mode="blocking", alignment=4)
+    assert (found.plan, found.arena, found.result.schedule) == (None, None, None)
+    assert found.result.status == Status.INFEASIBLE
+    assert found.result.reason.startswith("no addresses fit the 13 B that tensors may use: ")
+
+
+def test_without_a_schedule_there_is_nothing_to_place() -> None:
+    """The result is that of the solve."""
+    problem = skip_problem(ram=11)
+    found = fit_arena(problem, mode="dma")
+    assert (found.plan, found.arena) == (None, None)
+    assert found.result.status == Status.INFEASIBLE
+    assert "minimum" in found.result.reason or "11" in found.result.reason
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_problems_fit_or_are_refused(seed: int) -> None:
+    """What is returned is valid; what is called infeasible has no blocking plan that fits."""
+    problem = random_instance(seeded(f"fit/{seed}"), (3, 5))
+    mode = "dma" if problem.is_overlapping else "blocking"
+    found = fit_arena(problem, mode=mode, alignment=4)
+    if found.arena is not None:
+        checked(problem, found)
+    else:
+        assert found.result.schedule is None
+        assert found.result.reason
+
+
+def test_plans_that_need_not_begin_transfers_early_wait() -> None:
+    """With DMA, a plan is made again with less RAM before anything is solved again."""
+    problem = skip_problem(ram=17, recompute=False)
+    calls: list[Problem] = []
+
+    def counted(given: Problem, **options: Any) -> SolveResult:
+        calls.append(given)
+        return solve(given, **options)
+
+    found = checked(problem, fit_arena(problem, mode="dma", alignment=1, solve=counted))
+    assert len(calls) == 1
+    assert found.plan is not None
+    assert place(problem.graph, found.plan, alignment=1).bytes <= 17
+
+
+def test_it_ends_where_nothing_fits() -> None:
+    """After `most_solves` the smallest block found is told, and what to do."""
+    problem = skip_problem(ram=16)
+    found = fit_arena(problem, mode="blocking", alignment=4, most_solves=1)
+    assert found.result.status == Status.UNKNOWN
+    assert found.result.reason == (
+        "no schedule was found whose addresses fit the 16 B that tensors may use: the smallest "
+        "block found takes 4 B more; add as much to ram"
+    )
+
+
+def test_the_bound_is_that_of_the_problem_as_stated() -> None:
+    """Options reach every solve; a start with less RAM is not one of the problem."""
+    limits: list[float] = []
+
+    def seen(given: Problem, *, time_limit: float) -> SolveResult:
+        limits.append(time_limit)
+        return solve(given, time_limit=time_limit)
+
+    problem = replace(skip_problem(), ram=16)
+    fit_arena(problem, mode="blocking", alignment=4, solve=seen, time_limit=7.0)
+    assert limits == [7.0, 7.0]
+
+
+def test_alignment_is_checked_before_anything_is_solved() -> None:
+    """A mistake costs no time."""
+    with pytest.raises(PlanError, match="power of two"):
+        fit_arena(skip_problem(), mode="blocking", alignment=3, solve=lambda: None)  # type: ignore[arg-type]

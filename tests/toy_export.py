@@ -1,0 +1,109 @@
+"""A hand-written step in the place of an exported one: the runtime around it, built and run."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from poetmodel.export import toolchain
+from poetmodel.export.emulator import Run, run
+from poetmodel.export.toolchain import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SOURCES = Path(toolchain.__file__).with_name("c")
+TOY = Path(__file__).with_name("export") / "toy"
+GENERATED = {"pm_state.c", "pm_state.h", "weights.S", "kernels"}
+"""What a toy does without."""
+LEARNING_RATE = 0.05
+BATCHES = 3
+
+
+def needs(target: Target) -> None:
+    """Skip the test where this machine cannot build for a target, and run that."""
+    missing = toolchain.missing_programs(target)
+    if missing:
+        pytest.skip(f"no {' and no '.join(missing)} on PATH")
+
+
+class Toys:
+    """Programs of the toy, each built once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._built: dict[tuple[Target, tuple[str, ...]], Path] = {}
+
+    def program(self, target: Target, *settings: str) -> Path:
+        """Return the program for a target, built with some settings."""
+        needs(target)
+        key = (target, settings)
+        if key not in self._built:
+            folder = self.folder / str(len(list(self.folder.iterdir())))
+            hidden = shutil.ignore_patterns(*GENERATED)
+            shutil.copytree(SOURCES, folder, ignore=hidden)
+            shutil.copytree(TOY, folder, dirs_exist_ok=True)
+            self._built[key] = toolchain.build(folder, target, settings=settings)
+        return self._built[key]
+
+    def run(
+        self,
+        target: Target,
+        settings: Sequence[str],
+        folder: Path,
+        *,
+        steps: int,
+        words: Sequence[str] = (),
+    ) -> Run:
+        """Run the toy on its batches, in a folder."""
+        return run(
+            self.program(target, *settings),
+            target,
+            folder,
+            inputs=batches(target),
+            steps=steps,
+            learning_rate=LEARNING_RATE,
+            words=words,
+            time_limit_s=120.0,
+        )
+
+
+@cache
+def samples() -> tuple[tuple[np.ndarray, int], ...]:
+    """Return the toy's inputs: five numbers, and a factor."""
+    random = np.random.default_rng(7)
+    return tuple((random.random(5, np.float32), 1 + k % 2) for k in range(BATCHES))
+
+
+def batches(target: Target) -> bytes:
+    """Return the file of inputs."""
+    kind = "<f8" if target is Target.HOST_DOUBLE else "<f4"
+    return b"".join(x.astype(kind).tobytes() + np.int32(k).tobytes() for x, k in samples())
+
+
+def expected(steps: int) -> tuple[list[float], np.ndarray, float]:
+    """Return losses and the parameters after some steps of the toy, in double precision."""
+    w, b, losses = 0.125 * np.arange(5.0), 0.5, []
+    for step in range(steps):
+        x, k = samples()[step % BATCHES]
+        rest = k * (w @ x + b) - 1
+        losses.append(rest * rest)
+        w, b = w - LEARNING_RATE * 2 * rest * k * x, b - LEARNING_RATE * 2 * rest * k
+    return losses, w, b
+
+
+def library(folder: Path, *sources: str, flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """Build a library of some C files of the runtime, and load it."""
+    needs(Target.HOST)
+    path = folder / f"{Path(sources[0]).stem}{len(list(folder.iterdir()))}.so"
+    options = ["-std=c11", "-O2", "-shared", "-fPIC", f"-I{SOURCES}", f"-I{TOY}", *flags]
+    files = [TOY / each if (TOY / each).is_file() else SOURCES / each for each in sources]
+    subprocess.run(["cc", *options, "-o", path, *files, "-lm"], check=True)
+    return ctypes.CDLL(str(path))
