@@ -87,7 +87,7 @@ def test_decisions_are_on_the_page_without_scripts() -> None:
     one, other = subject(skip_problem()), subject(skip_problem(recompute=False), label="B")
     text = report_page([one, other])
     assert text.count("<tr data-choice=") == 8
-    assert '<tr data-choice="paged"><td>B</td><td>a</td>' in text
+    assert '<tr data-choice="paged" data-tensor="0"><td>B</td><td>a</td>' in text
 
 
 def test_names_are_only_text() -> None:

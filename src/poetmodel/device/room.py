@@ -71,18 +71,19 @@ def ram_use(
     sizes = graph.tensor_bytes
     of_kind = {"state": 0, "activation": 0, "gradient": 0}
     for i in copies:
-        of_kind[_kind(graph, i)] += 0 if i in graph.state_of else sizes[i]
+        of_kind[kind_of(graph, i)] += 0 if i in graph.state_of else sizes[i]
     if step is not None:
         for y, x in graph.in_place_of[step]:
             if x in dying:
-                of_kind[_kind(graph, y)] -= graph.shared_bytes_of[step].get(x, 0)
+                of_kind[kind_of(graph, y)] -= graph.shared_bytes_of[step].get(x, 0)
     return RamUse(
         **{f"{kind}_bytes": used for kind, used in of_kind.items()},
         workspace_bytes=0 if step is None else graph.nodes[step].workspace_bytes,
     )
 
 
-def _kind(graph: Graph, i: int) -> str:
+def kind_of(graph: Graph, i: int) -> str:
+    """Return what a tensor is: ``state``, ``activation`` or ``gradient``."""
     phase = graph.nodes[graph.node_of[i]].phase
     return {Phase.STATE: "state", Phase.BACKWARD: "gradient"}.get(Phase(phase), "activation")
 

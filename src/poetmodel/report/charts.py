@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.device.room import kind_of
 from poetmodel.report.pictures import (
     COLOURS,
     Kind,
@@ -59,6 +60,21 @@ def kinds() -> list[dict[str, str]]:
         {"name": str(kind), "light": COLOURS[kind], "dark": DARK[kind], "key": kind.name.lower()}
         for kind in KINDS
     ]
+
+
+def graph_chart(graph: Graph) -> dict[str, Any]:
+    """Return what the charts of a page know of the graph.
+
+    ``nodes``: their names. ``tensors``: name, bytes, index of the node that makes it, and kind:
+    state, activation or gradient.
+    """
+    return {
+        "nodes": [escaped(node.name) for node in graph.nodes],
+        "tensors": [
+            [escaped(tensor.name), graph.tensor_bytes[i], graph.node_of[i], kind_of(graph, i)]
+            for i, tensor in enumerate(graph.tensors)
+        ],
+    }
 
 
 def stage_chart(subject: Subject) -> dict[str, Any]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.data import write_bytes
 from poetmodel.device.room import PARTS, RamUse
 from poetmodel.report.charts import (
-    KINDS,
     address_chart,
     front_chart,
-    kinds,
+    graph_chart,
     ram_chart,
     stage_chart,
 )
@@ -29,9 +25,8 @@ from poetmodel.report.figures import (
     measured_rows,
     step_figures,
 )
-from poetmodel.report.pictures import Kind
+from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.wording import answers, step_answers
-from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +36,6 @@ if TYPE_CHECKING:
 
     Rows = Sequence[Mapping[str, Any]]
 
-LIBRARIES: Final = ("jinja2", "plotly")
 MOST_TENSORS: Final = 12
 """Tensors at the peak that the page names; JSON has all of them."""
 
@@ -72,25 +66,15 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
     The page holds everything it needs, and its own policy forbids it to load more. The schedules
     stand side by side in the order given.
     """
-    import jinja2
-    from plotly.offline import get_plotlyjs
-
-    library = gzip.compress(get_plotlyjs().encode("utf-8"), compresslevel=9, mtime=0)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("poetmodel.report", "assets"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        bytes=format_bytes, joules=format_joules, seconds=format_seconds, plain=json.dumps
-    )
     found = report_facts(subjects, cells=cells, front=front)
     parts = figures(found["schedules"])
     fronts = list(_fronts(subjects, cells, front))
-    text: str = environment.get_template("report.html.jinja").render(
+    return render(
+        "report.html.jinja",
+        chart_scripts=("map", "time", "addresses", "front"),
+        charts={"graph": graph_chart(subjects[0].graph), "charts": _charts(subjects, fronts)},
         title=_title(subjects),
+        several=len(subjects) > 1,
         graph=found["graph"],
         schedules=found["schedules"],
         answers=[answers(entry) for entry in found["schedules"]],
@@ -114,12 +98,8 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
         has_plan=[subject.plan is not None for subject in subjects],
         places=[subject.places for subject in subjects],
         fronts=fronts,
-        kinds=kinds(),
         most_tensors=MOST_TENSORS,
-        charts=_charts(subjects, fronts),
-        plotly=base64.b64encode(library).decode("ascii"),
     )
-    return text
 
 
 def write_report(
@@ -153,9 +133,9 @@ def _title(subjects: Sequence[Subject]) -> str:
     return f"{name} {where} {', '.join(places)}" if places else name
 
 
-def _charts(subjects: Sequence[Subject], fronts: Rows) -> dict[str, Any]:
-    """Return the charts by their ids on the page."""
-    charts = [
+def _charts(subjects: Sequence[Subject], fronts: Rows) -> list[dict[str, Any]]:
+    """Return the charts, each with its id on the page."""
+    return [
         *({"type": "time", "id": f"time-{s.label}", **ram_chart(s)} for s in subjects),
         *(
             {"type": "addresses", "id": f"addresses-{s.label}", **chart}
@@ -165,12 +145,6 @@ def _charts(subjects: Sequence[Subject], fronts: Rows) -> dict[str, Any]:
         *({"type": "map", "id": f"map-{s.label}", **stage_chart(s)} for s in subjects),
         *({"type": "front", **front} for front in fronts),
     ]
-    return {
-        "kinds": kinds(),
-        "stall": KINDS.index(Kind.STALL),
-        "marked": KINDS.index(Kind.PAGED_OUT),
-        "charts": charts,
-    }
 
 
 def _fronts(subjects: Sequence[Subject], cells: Rows, front: Rows) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,190 @@
+"use strict";
+// What all pages share: colours, plotly, the selected tensor, and the life of a chart.
+//
+// A chart is defined by `page.define(type, (chart, data) => view)`, a function of its data. The view
+// has draw(), which returns plotly's promise, and, where they make sense, hover(event), click(event),
+// key(name) -> whether it was of use, and light(tensor), which shows the selected tensor (its number,
+// or null). `page.replace(id, data)` gives a chart new data; what was drawn changes into them.
+const page = (() => {
+  const data = JSON.parse(document.getElementById("charts").textContent);
+  const root = document.documentElement;
+  const $ = (id) => document.getElementById(id);
+  const SKINS = {
+    light: { ground: "#ffffff", ink: "#16202a", faint: "#566370", line: "#e2e6ea", curve: "#3d4a55", limit: "#a11226", colour: "light" },
+    dark: { ground: "#12171c", ink: "#e6ebef", faint: "#9fadb9", line: "#2a343d", curve: "#b4c0ca", limit: "#ff8b8b", colour: "dark" },
+  };
+  const PAPER_PIXELS = 680;
+  const coarse = window.matchMedia("(pointer: coarse)").matches;
+  const narrow = () => window.innerWidth < 736;
+  const escaped = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;");
+  const plain = (text) => String(text).replace(/&lt;/g, "<").replace(/&amp;/g, "&");
+  let skin = SKINS.light;
+  let onPaper = false;
+
+  // -- theme: as the system says, until one is chosen ------------------------------------------
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const button = $("theme");
+  const wear = (name) => {
+    root.dataset.theme = name;
+    skin = SKINS[name];
+    button.textContent = name === "dark" ? "Light" : "Dark";
+    button.setAttribute("aria-label", `Change to ${name === "dark" ? "light" : "dark"} colours`);
+  };
+  let chosen = null;
+  wear(dark.matches ? "dark" : "light");
+  button.hidden = false;
+  const change = (name) => { wear(name); drawAll(); };
+  button.addEventListener("click", () => { chosen = root.dataset.theme === "dark" ? "light" : "dark"; change(chosen); });
+  dark.addEventListener("change", () => { if (!chosen) change(dark.matches ? "dark" : "light"); });
+
+  // -- the graph: names of nodes and tensors, by number ----------------------------------------
+  let graph = data.graph;
+  let numbers = new Map();
+  const know = (found) => {
+    graph = found;
+    numbers = new Map(found ? found.tensors.map((tensor, i) => [tensor[0], i]) : []);
+  };
+  know(data.graph);
+
+  // -- the selected tensor, lit in all charts and tables, and part of the address --------------
+  let selected = null;
+  const listeners = [];
+  const fromHash = () => {
+    const found = /^#tensor=(.+)$/.exec(window.location.hash);
+    if (!found) return null;
+    try { return numbers.get(decodeURIComponent(found[1])) ?? null; } catch { return null; }
+  };
+  const show = () => {
+    root.dataset.selected = selected === null ? "" : graph.tensors[selected][0];
+    for (const listen of listeners) listen(selected);
+    for (const chart of charts.values()) if (chart.drawn && chart.view.light) chart.view.light(selected);
+  };
+  const select = (tensor) => {
+    if (tensor === selected) return;
+    selected = tensor;
+    const { pathname, search } = window.location;
+    const hash = tensor === null ? "" : `#tensor=${encodeURIComponent(graph.tensors[tensor][0])}`;
+    if (tensor !== null || window.location.hash.startsWith("#tensor=")) window.history.replaceState(null, "", pathname + search + hash);
+    show();
+  };
+  window.addEventListener("hashchange", () => { const found = fromHash(); if (found !== null && found !== selected) { selected = found; show(); } });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") select(null); });
+
+  // -- what all charts share -------------------------------------------------------------------
+  const config = () => ({
+    displaylogo: false, responsive: true, displayModeBar: true,
+    modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]],
+  });
+  const axis = (extra) => ({
+    gridcolor: skin.line, linecolor: skin.line, zerolinecolor: skin.line, automargin: true,
+    tickfont: { size: narrow() ? 10 : 11 }, ...extra,
+  });
+  const layout = (extra) => ({
+    paper_bgcolor: skin.ground, plot_bgcolor: skin.ground,
+    font: { color: skin.ink, size: 12, family: "system-ui, 'DejaVu Sans', sans-serif" },
+    margin: { l: narrow() ? 44 : 64, r: 12, t: 34, b: 44 }, hovermode: "closest",
+    hoverlabel: { align: "left", font: { size: 12 } }, showlegend: false,
+    dragmode: coarse ? false : "zoom", autosize: !onPaper, width: onPaper ? PAPER_PIXELS : undefined,
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: skin.faint, activecolor: skin.ink }, ...extra,
+  });
+  const colour = (kind) => data.kinds[kind][skin.colour];
+  const pointed = (event) => plain(event.points[0].hovertext || event.points[0].text || "");
+  const zoom = (div, factor) => {
+    const change = {};
+    for (const name of div.dataset.axes.split(" ")) {
+      const [low, high] = div.layout[name].range;
+      const half = ((high - low) / 2) * factor;
+      change[`${name}.range`] = [(low + high) / 2 - half, (low + high) / 2 + half];
+    }
+    return window.Plotly.relayout(div, change);
+  };
+  const reset = (div) => {
+    const change = {};
+    for (const name of div.dataset.axes.split(" ")) {
+      if (div.whole) change[`${name}.range`] = div.whole[name];
+      else change[`${name}.autorange`] = true;
+    }
+    return window.Plotly.relayout(div, change);
+  };
+
+  // -- the life of a chart: drawn when it comes near the window, then kept up to date -----------
+  const makers = {};
+  const charts = new Map();
+  const define = (type, make) => { makers[type] = make; };
+  const listen = (chart) => {
+    const { div } = chart;
+    if (div.dataset.ready) return;
+    div.dataset.ready = "yes";
+    if (!div.on) return;
+    div.on("plotly_hover", (event) => chart.view.hover && chart.view.hover(event));
+    div.on("plotly_click", (event) => (chart.view.click || chart.view.hover || (() => {}))(event));
+    div.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.key === "+" || event.key === "=") zoom(div, 0.5);
+      else if (event.key === "-") zoom(div, 2);
+      else if (event.key === "0") reset(div);
+      else if (!chart.view.key || !chart.view.key(event.key)) return;
+      event.preventDefault();
+    });
+  };
+  const draw = async (chart) => {
+    await chart.view.draw();
+    listen(chart);
+    if (selected !== null && chart.view.light) chart.view.light(selected);
+  };
+  const drawAll = async () => { for (const chart of charts.values()) if (chart.drawn) await draw(chart); };
+  const near = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) {
+      const chart = charts.get(entry.target.id);
+      near.unobserve(entry.target);
+      if (!chart.drawn) { chart.drawn = true; draw(chart); }
+    }
+  }, { rootMargin: "400px" });
+  const mount = (id, type, found) => {
+    const chart = { id, type, div: $(id), drawn: false };
+    chart.say = (text) => { $(`${id}-readout`).textContent = text; };
+    chart.view = makers[type](chart, found);
+    charts.set(id, chart);
+    near.observe(chart.div);
+  };
+  const replace = (id, found) => {
+    const chart = charts.get(id);
+    chart.view = makers[chart.type](chart, found);
+    return chart.drawn ? draw(chart) : undefined;
+  };
+
+  // -- plotly is packed: it is unpacked when the page stands ------------------------------------
+  const unpack = async () => {
+    const packed = atob($("plotly").textContent.trim());
+    const bytes = new Uint8Array(packed.length);
+    for (let at = 0; at < packed.length; at += 1) bytes[at] = packed.charCodeAt(at);
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  };
+  const start = async () => {
+    try {
+      await unpack();
+      for (const chart of data.charts) mount(chart.id, chart.type, chart);
+      selected = fromHash();
+      if (selected !== null) show();
+      root.dataset.ready = String(Math.round(performance.now()));
+    } catch (error) {
+      document.querySelectorAll(".chart").forEach((div) => { div.textContent = "The charts need a browser of 2023 or later; all figures are in the tables."; });
+      throw error;
+    }
+  };
+  window.addEventListener("beforeprint", () => { skin = SKINS.light; onPaper = true; charts.forEach((chart) => { chart.drawn = true; }); drawAll(); });
+  window.addEventListener("afterprint", () => { onPaper = false; skin = SKINS[root.dataset.theme]; drawAll(); });
+  const soon = window.requestIdleCallback || ((job) => setTimeout(job, 200));
+  window.addEventListener("load", () => soon(start, { timeout: 1500 }));
+
+  return {
+    $, data, define, mount, replace, know, select, escaped, plain, pointed, narrow, coarse, config, axis, layout, colour,
+    onSelect: (heard) => listeners.push(heard),
+    get graph() { return graph; },
+    get selected() { return selected; },
+    get skin() { return skin; },
+  };
+})();

@@ -1,0 +1,81 @@
+"""What all pages are made from: jinja2's templates, and plotly's script, packed into the page."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.report.charts import KINDS, kinds
+from poetmodel.report.pictures import Kind
+from poetmodel.units import format_bytes, format_joules, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LIBRARIES: Final = ("jinja2", "plotly")
+"""What a page needs."""
+
+
+def render(
+    template: str, *, chart_scripts: Sequence[str], charts: Mapping[str, Any], **values: Any
+) -> str:
+    """Return a page as text; the same values give the same text.
+
+    Parameters
+    ----------
+    template : str
+        A template that extends ``base.html.jinja``.
+    chart_scripts : sequence of str
+        The types of its charts, each a file in ``assets/scripts``.
+    charts : mapping
+        What the scripts read: ``graph`` (see `poetmodel.report.charts.graph_chart`) and ``charts``,
+        each with ``type`` and ``id``.
+    **values
+        What the template reads.
+    """
+    text: str = (
+        _environment()
+        .get_template(template)
+        .render(
+            chart_scripts=chart_scripts,
+            kinds=kinds(),
+            charts={
+                "kinds": kinds(),
+                "stall": KINDS.index(Kind.STALL),
+                "marked": KINDS.index(Kind.PAGED_OUT),
+                **charts,
+            },
+            plotly=packed_plotly(),
+            **values,
+        )
+    )
+    return text
+
+
+@cache
+def packed_plotly() -> str:
+    """Return plotly's script, compressed and in base64."""
+    from plotly.offline import get_plotlyjs
+
+    library = gzip.compress(get_plotlyjs().encode("utf-8"), compresslevel=9, mtime=0)
+    return base64.b64encode(library).decode("ascii")
+
+
+@cache
+def _environment() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("poetmodel.report", "assets"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        bytes=format_bytes, joules=format_joules, seconds=format_seconds, plain=json.dumps
+    )
+    return environment
