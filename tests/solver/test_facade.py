@@ -606,6 +606,24 @@ def test_progress_is_reported(formulation: str) -> None:
     assert all(p.gap is None or 0 <= p.gap <= 1 for p in seen)
 
 
+def test_progress_brings_the_best_schedule() -> None:
+    """With each incumbent of `lazy` comes a valid schedule of that value, to the answer itself."""
+    seen: list[SolveProgress] = []
+
+    def note(progress: SolveProgress) -> None:
+        seen.append(progress)
+
+    problem = hard_problem()
+    result = solve(problem, gap=0.05, on_progress=note)
+    for progress in seen:
+        assert progress.schedule is not None
+        verdict = verify(problem, progress.schedule)
+        assert verdict.valid
+        assert verdict.simulation.overhead_j == pytest.approx(progress.incumbent)
+    assert len({progress.incumbent for progress in seen}) > 1
+    assert seen[-1].schedule == result.schedule
+
+
 @pytest.mark.parametrize("formulation", EXACT)
 @pytest.mark.parametrize("calls", [1, 2, 4])
 def test_a_callback_stops_the_solve(formulation: str, calls: int) -> None:

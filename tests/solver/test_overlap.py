@@ -256,6 +256,18 @@ def test_progress_tells_only_what_holds_for_the_makespan() -> None:
         assert progress.incumbent is None or progress.incumbent >= result.overhead_j - CLOSE
 
 
+@pytest.mark.parametrize("deadline", [10, None])
+def test_progress_brings_schedules_whose_plans_keep_the_deadline(deadline: float | None) -> None:
+    """None of a surrogate that misses it is told as the best one."""
+    problem = slow_storage(deadline=deadline)
+    reported: list[SolveProgress] = []
+    solve(problem, on_progress=lambda p: reported.append(p) or True)
+    assert any(progress.schedule is not None for progress in reported)
+    for progress in reported:
+        assert (progress.schedule is None) == (progress.incumbent is None)
+        assert progress.schedule is None or verify(problem, progress.schedule).valid
+
+
 def test_callback_can_stop_the_search() -> None:
     """False ends it; what was found so far is returned, or that nothing was."""
     result = solve(slow_storage(deadline=10), on_progress=lambda _: False)

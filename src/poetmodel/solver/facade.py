@@ -299,7 +299,7 @@ class _Task:
         least = problem.objective.least
         if is_tight(problem, best.value, least):
             return Outcome(termination=Termination.PROVED, candidate=best, bound=best.value)
-        if request.report(best.value, least) is False:
+        if request.report(best.value, least, best.schedule) is False:
             return Outcome(termination=Termination.INTERRUPTED)
         return None
 
@@ -435,9 +435,10 @@ def _never_behind(request: Request, found: Candidate, bound: float) -> Request:
 
     def report_best(progress: SolveProgress) -> bool | None:
         value, least = progress.incumbent, progress.bound
-        best = found.value if value is None else min(value, found.value)
         least = bound if least is None else max(least, bound)
-        return request.report(best, min(least, found.value))
+        if value is not None and value < found.value:
+            return request.report(value, least, progress.schedule)
+        return request.report(found.value, min(least, found.value), found.schedule)
 
     return replace(request, on_progress=report_best)
 

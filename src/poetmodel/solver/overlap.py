@@ -203,8 +203,11 @@ class _ShareSearch:
             bound = self.bound
             if share == 0 and progress.bound is not None:
                 bound = max(bound, progress.bound)
-            incumbent = None if self.best is None else self.best.value
-            return self.request.report(incumbent if self._timed else progress.incumbent, bound)
+            if not self._timed:
+                return self.request.report(progress.incumbent, bound, progress.schedule)
+            best = self.best
+            value, schedule = (None, None) if best is None else (best.value, best.schedule)
+            return self.request.report(value, bound, schedule)
 
         return report
 

@@ -13,6 +13,8 @@ from poetmodel.result import relative_gap
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from poetmodel.schedule import Schedule
+
     OnProgress = Callable[["SolveProgress"], bool | None]
 
 GRACE_S: Final = 1.0
@@ -33,6 +35,8 @@ class SolveProgress:
     """Best value found so far; None before the first."""
     bound: float | None
     """Best proven lower bound so far; None before the first."""
+    schedule: Schedule | None = None
+    """The verified schedule of the incumbent; None where a solver told the value alone."""
 
     @property
     def gap(self) -> float | None:
@@ -72,12 +76,16 @@ class Request:
         if faults:
             raise InputError(faults)
 
-    def report(self, incumbent: float | None, bound: float | None) -> bool | None:
+    def report(
+        self, incumbent: float | None, bound: float | None, schedule: Schedule | None = None
+    ) -> bool | None:
         """Report where the solve stands; return what the watcher answers, False to stop."""
         if self.on_progress is None:
             return None
         return self.on_progress(
-            SolveProgress(seconds=self.elapsed_s(), incumbent=incumbent, bound=bound)
+            SolveProgress(
+                seconds=self.elapsed_s(), incumbent=incumbent, bound=bound, schedule=schedule
+            )
         )
 
     def elapsed_s(self) -> float:

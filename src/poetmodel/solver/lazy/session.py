@@ -120,8 +120,8 @@ class Session:
         """Report where the solve stands to whoever watches; stop if told to."""
         with self.telling:
             best = self.bounds.incumbent
-            value = None if best is None else best.value
-            if self.request.report(value, self.bounds.lower) is False:
+            value, schedule = (None, None) if best is None else (best.value, best.schedule)
+            if self.request.report(value, self.bounds.lower, schedule) is False:
                 self.stopped = self.stopped or Termination.INTERRUPTED
 
     # -- models and solver ---------------------------------------------------------------------
