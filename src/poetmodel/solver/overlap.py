@@ -184,6 +184,8 @@ class _ShareSearch:
         # A start without the model's own objective says nothing of it.
         if self.best is None or (own and not self.best.own) or candidate.is_better(self.best):
             self.best = candidate
+            if self._timed:  # one who wants it to stop says so again, during the next solve
+                self.request.report(candidate.value, self.bound, schedule)
         return True
 
     def _done(self) -> bool:
@@ -206,8 +208,9 @@ class _ShareSearch:
             if not self._timed:
                 return self.request.report(progress.incumbent, bound, progress.schedule)
             best = self.best
-            value, schedule = (None, None) if best is None else (best.value, best.schedule)
-            return self.request.report(value, bound, schedule)
+            if best is None:
+                return self.request.report(None, bound)
+            return self.request.report(best.value, bound, best.schedule)
 
         return report
 
