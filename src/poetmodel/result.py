@@ -12,6 +12,7 @@ from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.problem.totals import in_words
 from poetmodel.schedule.relations import (
     FORMAT,
+    HISTORY,
     STATED,
     VERSION,
     WEAR,
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.schedule import Schedule, Simulation
+
+    Moment = tuple[float, float | None, float | None]
 
 
 class Status(StrEnum):
@@ -123,6 +126,9 @@ class SolveResult:
     """The part of `solve_s` in which the simulator verified the schedule [s]."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of poetmodel, the solver and its wrapper."""
+    history: tuple[Moment, ...] = field(default=(), repr=False)
+    """How incumbent and bound met: seconds since the solve began, the best value found by then and
+    the best bound (None before the first). Values count beyond what every schedule pays."""
     statistics: Mapping[str, Any] = field(default_factory=dict)
     """Size of what was solved: columns, rows, nodes, rounds, ..."""
     log: str = field(default="", repr=False)
@@ -303,6 +309,7 @@ class SolveResult:
             **({"reduction": self.reduction} if self.reduction else {}),
             "objective": self._objective(),
             **self._figures(),
+            **({HISTORY: [_rounded(each) for each in self.history]} if self.history else {}),
             "nodes": list(identity.nodes),
             "tensors": list(identity.tensors),
             **({} if schedule is None else schedule.entries(has_state=has_state)),
@@ -362,6 +369,10 @@ class SolveResult:
             "build_s": self.build_s,
             "solve_s": self.solve_s,
         }
+
+
+def _rounded(moment: Moment) -> list[float | None]:
+    return [None if value is None else float(f"{value:.10g}") for value in moment]
 
 
 def relative_gap(value: float, bound: float) -> float:

@@ -198,6 +198,12 @@ def test_schedule_without_a_graph_is_not_saved(tmp_path: Path) -> None:
             "objective.minimize",
         ),
         ({"objective": {"minimize": "ram", "bound": 1, "gap": 0}}, "objective.value: missing"),
+        (
+            {"history": [[0.1, None, 2.0], [0.2, 3.0]]},
+            "history[1]: expected [seconds, value, bound]",
+        ),
+        ({"history": [[None, 3.0, 2.0]]}, "history[0]: expected [seconds, value, bound]"),
+        ({"history": [[0.1, "3", 2.0]]}, "history[0]: expected [seconds, value, bound]"),
     ],
 )
 def test_each_fault_is_named(full: dict[str, Any], change: dict[str, Any], fault: str) -> None:

@@ -27,7 +27,7 @@ from poetmodel.problem import Problem
 from poetmodel.report.presenter import state_figures
 from poetmodel.result import Termination
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
-from poetmodel.schedule.relations import RESIDENT
+from poetmodel.schedule.relations import HISTORY, RESIDENT
 
 if TYPE_CHECKING:
     from poetmodel.result import SolveResult
@@ -129,7 +129,7 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
 def solve_facts(result: SolveResult) -> Record:
     """Return what a record says of a solve, with the content of a schedule file, or None, apart."""
     document = result.to_dict()
-    apart = ("nodes", "tensors", *RELATIONS, RESIDENT)
+    apart = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
     schedule, simulation = result.schedule, result.simulation
     counts = simulation and {
         "recomputed": sum(simulation.recomputations.values()),

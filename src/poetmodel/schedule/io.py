@@ -46,6 +46,20 @@ def _is_finite(value: object) -> object:
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Number = Annotated[Any, BeforeValidator(_is_finite)]
 """A number whose whole values stay integers, which are exact."""
+
+
+def _is_moment(value: object) -> object:
+    """Refuse what is not seconds, a value and a bound, where the latter may be unknown."""
+    known = isinstance(value, list) and len(value) == 3  # noqa: PLR2004 - seconds, value, bound
+    if not known or not is_number(value[0]) or value[0] < 0:
+        raise PydanticCustomError("moment", "expected [seconds, value, bound]")
+    if not all(each is None or is_number(each) for each in value[1:]):
+        raise PydanticCustomError("moment", "expected [seconds, value, bound]")
+    return tuple(value)
+
+
+Moment = Annotated[Any, BeforeValidator(_is_moment)]
+"""Seconds, incumbent and bound of a solve's history."""
 Index = Annotated[int, Field(ge=0)]
 Pair = Annotated[list[Index], Field(min_length=2, max_length=2)]
 Pairs = list[Pair]
@@ -212,6 +226,7 @@ class _ScheduleFile(GraphFile):
     makespan_s: Finite | None = None
     build_s: Finite | None = None
     solve_s: Finite | None = None
+    history: list[Moment] = []
     R: Pairs | None = None
     S_RAM: Pairs | None = None
     S_AUX: Pairs | None = None
@@ -236,6 +251,8 @@ class ScheduleDocument:
     objective: ObjectiveEntry | None = None
     room: dict[str, float | None] = field(default_factory=dict)
     """What the file says of the device's RAM and the life of its storage, by key."""
+    history: tuple[tuple[float, float | None, float | None], ...] = ()
+    """How incumbent and bound met, where the file says so; see `SolveResult.history`."""
 
     @property
     def claims(self) -> dict[str, float | None]:
@@ -273,6 +290,7 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
         stated={key: getattr(document, key) for key in STATED},
         objective=document.objective,
         room=_of_device(document),
+        history=tuple(document.history),
     )
 
 

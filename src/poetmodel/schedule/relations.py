@@ -49,6 +49,8 @@ STATED: Final = (
 )
 """The figures of a schedule file."""
 
+HISTORY: Final = "history"
+"""Key of a schedule file for how incumbent and bound met."""
 WEAR: Final = ("written_bytes", "steps_until_worn")
 """The figures of a schedule file about storage that wears."""
 

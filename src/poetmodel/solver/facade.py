@@ -14,6 +14,7 @@ from poetmodel.problem import Problem, Surrogate
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import OwnObjective, SolveResult, Termination
 from poetmodel.schedule import Schedule, check_identity
+from poetmodel.solver.history import History
 from poetmodel.solver.outcome import (
     Candidate,
     Outcome,
@@ -138,13 +139,14 @@ def solve(
     """
     from poetmodel.backends.registry import backend as find_backend
 
+    history = History(on_progress=on_progress)
     request = Request(
         backend=backend,
         time_limit_s=time_limit,
         gap=gap,
         threads=threads,
         seed=seed,
-        on_progress=on_progress,
+        on_progress=history.watch,
     )
     find_backend(backend).versions()
     with rare_collections():
@@ -161,7 +163,7 @@ def solve(
         else:
             outcome = task.solve(problem, request, start)
         result = finish(problem, request, outcome, formulation=task.formulation)
-        return replace(result, reduction=task.reduction())
+        return replace(result, reduction=task.reduction(), history=history.of(result))
 
 
 @dataclass(frozen=True, kw_only=True)
