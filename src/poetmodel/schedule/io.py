@@ -50,12 +50,11 @@ Number = Annotated[Any, BeforeValidator(_is_finite)]
 
 def _is_moment(value: object) -> object:
     """Refuse what is not seconds, a value and a bound, where the latter may be unknown."""
-    known = isinstance(value, list) and len(value) == 3  # noqa: PLR2004 - seconds, value, bound
-    if not known or not is_number(value[0]) or value[0] < 0:
-        raise PydanticCustomError("moment", "expected [seconds, value, bound]")
-    if not all(each is None or is_number(each) for each in value[1:]):
-        raise PydanticCustomError("moment", "expected [seconds, value, bound]")
-    return tuple(value)
+    if isinstance(value, list) and len(value) == 3 and is_number(value[0]):  # noqa: PLR2004
+        seconds, *pair = value
+        if seconds >= 0 and all(each is None or is_number(each) for each in pair):
+            return tuple(value)
+    raise PydanticCustomError("moment", "expected [seconds, value, bound]")
 
 
 Moment = Annotated[Any, BeforeValidator(_is_moment)]
