@@ -30,6 +30,12 @@ _CODE: Final = re.compile(r"`[^`\n]+`")
 _LINK: Final = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]+)?\)")
 
 
+def on_config(config: Any) -> Any:
+    """Leave out the page for addresses that a server does not know: the site has no server."""
+    config.theme.static_templates.discard("404.html")
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages whose text is outside ``docs/``."""
     new = import_module("mkdocs.structure.files").File.generated

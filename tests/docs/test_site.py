@@ -1,19 +1,26 @@
-"""The site: it builds without a warning, and its pages load nothing from elsewhere."""
+"""The site: it builds without a warning, and opens from a folder without a network."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
 from site_pages import PAGES, site_links, site_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADING = {
@@ -95,8 +102,6 @@ def test_styles_load_nothing_from_elsewhere(site: Path) -> None:
 def test_links_lead_somewhere(site: Path, pages: dict[Path, Loads]) -> None:
     """Every link within the site names a page of it, and an anchor that the page has."""
     for page, loads in pages.items():
-        if page.name == "404.html":
-            continue
         for link in loads.links:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
@@ -171,3 +176,74 @@ def test_docstrings_come_out_as_the_signature_has_them(site: Path) -> None:
 def test_pages_from_outside_docs_exist() -> None:
     """Every file that the site takes from elsewhere in the repository is there."""
     assert [source for source in PAGES if not (ROOT / source).is_file()] == []
+
+
+# -- in a browser ----------------------------------------------------------------------------------
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+PATIENCE_MS = 60_000
+"""How long a page may take on a busy machine; no promise of speed."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Start the browser that the system has."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+def faults_of(page: Page) -> list[str]:
+    """Return a list that gets what a page complains of, and what it asks for from elsewhere."""
+    found: list[str] = []
+    page.on("console", lambda said: found.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: found.append(str(error)))
+    page.on(
+        "requestfailed",
+        lambda request: (
+            None
+            if request.failure == "net::ERR_ABORTED"  # the page was left
+            else found.append(f"failed: {request.url}")
+        ),
+    )
+    page.on(
+        "request",
+        lambda request: (
+            None
+            if urlsplit(request.url).scheme in ("file", "data", "blob", "about")
+            else found.append(f"elsewhere: {request.url}")
+        ),
+    )
+    return found
+
+
+@pytest.mark.browser
+def test_pages_open_from_a_folder_without_a_complaint(
+    site: Path, pages: dict[Path, Loads], browser: Browser
+) -> None:
+    """No page opened as a file has an error, a failed request or one that leaves the folder."""
+    page = browser.new_page()
+    faults = faults_of(page)
+    for path in pages:
+        page.goto(path.as_uri(), timeout=PATIENCE_MS)
+        assert faults == [], path.relative_to(site)
+    page.close()
+
+
+@pytest.mark.browser
+def test_search_finds_pages_from_a_folder(site: Path, browser: Browser) -> None:
+    """What is typed into the search is found, and the result leads to its page."""
+    page = browser.new_page()
+    faults = faults_of(page)
+    page.goto((site / "index.html").as_uri())
+    page.locator("input.md-search__input").click()
+    page.keyboard.type("deadline")
+    page.locator('.md-search-result__item a[href*="h=deadline"]').first.click(timeout=PATIENCE_MS)
+    page.wait_for_url(lambda url: "h=deadline" in url, timeout=PATIENCE_MS)
+    assert "deadline" in page.locator("article").inner_text().lower()
+    assert faults == []
+    page.close()
