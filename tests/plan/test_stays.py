@@ -1,0 +1,113 @@
+"""What is in RAM when: stays by hand, and their sum against the simulator of plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from instances import seeded
+from plan_words import PAGED as PAGED_SKIP
+from plan_words import plan, random_plan
+from poetmodel.errors import PlanError
+from poetmodel.plan import check_plan
+from poetmodel.plan.arena import BEFORE, Content
+from poetmodel.plan.stays import Origin, Stay, ram_in_use, stays
+from poetmodel.schedule import GraphIdentity
+from state_plans import KEPT, PAGED, random_state_plan, step
+from worked import skip_graph
+
+if TYPE_CHECKING:
+    from poetmodel.graph import Graph
+    from poetmodel.plan import Plan
+
+X, W, Y, V, G, NEW = range(6)
+
+
+def check_sum(graph: Graph, made: Plan) -> tuple[Stay, ...]:
+    """Compare the sum of all stays with the plan checker's RAM, during and after everything."""
+    check = check_plan(graph, None, made)
+    assert check.violations == ()
+    found = stays(graph, made)
+    assert ram_in_use(found, len(made.program)) == tuple(
+        (moment.high_bytes, moment.ram_bytes) for moment in check.moments
+    )
+    return found
+
+
+def short(found: tuple[Stay, ...]) -> list[tuple[int, str, int, int]]:
+    """Return tensor, origin, begin and end of each copy."""
+    return [(s.index, s.origin, s.begin, s.end) for s in found if s.content == Content.OUTPUT]
+
+
+def test_copies_of_a_plan_that_pages() -> None:
+    """Tensor a is there twice, and between the two on storage; b has a workspace."""
+    found = check_sum(skip_graph(workspace=True), plan(PAGED_SKIP))
+    assert short(found) == [
+        (0, Origin.COMPUTED, 0, 4),
+        (1, Origin.COMPUTED, 2, 6),
+        (2, Origin.COMPUTED, 5, 11),
+        (0, Origin.PAGED_IN, 7, 10),
+        (3, Origin.COMPUTED, 9, 12),
+    ]
+    first, _, workspace, *_, again, _ = found
+    assert (first.reads, first.paged_out, again.reads, again.paged_out) == ((2,), True, (9,), False)
+    assert workspace == Stay(
+        content=Content.WORKSPACE, index=1, origin=Origin.COMPUTED, bytes=1, begin=2, end=2
+    )
+
+
+def test_an_old_copy_is_beside_the_new_one() -> None:
+    """The first copy of a ends with the computation of the second."""
+    found = check_sum(skip_graph(), plan("c0 c0 c1 c2 f1 c3 f0 f2 f3"))
+    assert short(found)[:2] == [(0, Origin.COMPUTED, 0, 1), (0, Origin.RECOMPUTED, 1, 6)]
+
+
+def test_outputs_in_place_and_replacements_take_no_byte_twice() -> None:
+    """y takes 6 of the 10 B of x; w+ lies where w lay, until it is paged out and freed."""
+    found = check_sum(step(), plan(PAGED, "blocking", resident=()))
+    by_begin = {(s.index, s.begin): s for s in found}
+    assert (by_begin[X, 0].given_at, by_begin[X, 0].given_bytes, by_begin[X, 0].end) == (2, 6, 3)
+    again = by_begin[W, 5]
+    assert (again.origin, again.replaced_by, again.paged_out, again.end) == (
+        Origin.PAGED_IN,
+        NEW,
+        True,
+        13,
+    )
+    assert not any(s.index == NEW for s in found)
+
+
+def test_resident_state_is_there_from_before_to_after() -> None:
+    """It has no instruction of its own; what is memory-mapped is not in RAM at all."""
+    found = check_sum(step(), plan(KEPT, "blocking", resident=(W, V)))
+    assert [(s.index, s.origin, s.begin, s.end) for s in found[:2]] == [
+        (W, Origin.RESIDENT, BEFORE, 9),
+        (V, Origin.RESIDENT, BEFORE, 9),
+    ]
+    mapped = plan(f"{KEPT} o5 f5", "blocking", resident=(), memory_mapped=True)
+    assert {s.index for s in check_sum(step(), mapped)} == {X, Y, G}
+
+
+@pytest.mark.parametrize("mode", ["blocking", "dma"])
+@pytest.mark.parametrize("with_state", [False, True], ids=["no state", "state"])
+def test_the_sum_is_the_ram_of_the_plan_checker(mode: str, *, with_state: bool) -> None:
+    """During and after every instruction of random plans, some memory-mapped, some in place."""
+    shared = mapped = again = 0
+    for seed in range(120):
+        rng = seeded(f"stays/{mode}/{with_state}/{seed}")
+        graph, _, made = random_state_plan(rng, mode) if with_state else random_plan(rng, mode)
+        found = check_sum(graph, made)
+        shared += any(s.given_bytes for s in found)
+        mapped += made.memory_mapped
+        again += any(s.origin == Origin.RECOMPUTED for s in found)
+    assert again > 10
+    assert not with_state or min(shared, mapped) > 10
+
+
+def test_a_plan_of_another_graph_is_refused() -> None:
+    """Its numbers would mean something else."""
+    other = replace(plan(PAGED_SKIP), identity=GraphIdentity.of(step()))
+    with pytest.raises(PlanError, match="sha256"):
+        stays(skip_graph(), other)
