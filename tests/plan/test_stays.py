@@ -65,7 +65,7 @@ def test_an_old_copy_is_beside_the_new_one() -> None:
 
 
 def test_outputs_in_place_and_replacements_take_no_byte_twice() -> None:
-    """y takes 6 of the 10 B of x; w+ lies where w lay, until it is paged out and freed."""
+    """Of x, 10 B, y takes 6 B; w+ lies where w lay, until it is paged out and freed."""
     found = check_sum(step(), plan(PAGED, "blocking", resident=()))
     by_begin = {(s.index, s.begin): s for s in found}
     assert (by_begin[X, 0].given_at, by_begin[X, 0].given_bytes, by_begin[X, 0].end) == (2, 6, 3)

@@ -1,4 +1,4 @@
-"""What is in RAM when: each copy of a tensor and each workspace of a plan, and how it came there."""
+"""What is in RAM when: each copy of a tensor and each workspace of a plan, and how it came."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ class Stay:
     begin: int
     """The instruction that makes it; `BEFORE` for resident state."""
     end: int
-    """The instruction that ends it: a free, the computation of its next copy, or for a workspace the
-    one that needs it; the length of the program where none does."""
+    """The instruction that ends it, the length of the program where none does.
+
+    It is a free, the computation of the next copy, or of a workspace the one that needs it.
+    """
     reads: tuple[int, ...] = ()
     """The computations that read it, in order."""
     paged_out: bool = False
@@ -135,21 +137,22 @@ class _Walk:
             elif op == Op.PAGE_IN:
                 self._page_in(position, index)
             elif op == Op.PAGE_OUT:
-                self.under_way.add(index)
-                if self._where(index) in self.live:
-                    self.live[self._where(index)].paged_out = True
+                self._page_out(index)
             elif op == Op.WAIT:
                 self.under_way.discard(index)
-            elif op == Op.FREE:
-                self._end(position, self._where(index))
+            else:
+                self._end(position, self.lies_at.get(index, index))
         for i in list(self.live):
             self._end(len(program), i)
 
-    def _where(self, i: int) -> int:
-        return self.lies_at.get(i, i)
-
     def _page_in(self, position: int, i: int) -> None:
         self.live.setdefault(i, _Copy(Origin.PAGED_IN, position, []))
+        self.under_way.add(i)
+
+    def _page_out(self, i: int) -> None:
+        where = self.lies_at.get(i, i)
+        if where in self.live:
+            self.live[where].paged_out = True
         self.under_way.add(i)
 
     def _compute(self, position: int, k: int) -> None:

@@ -109,7 +109,7 @@ def plan_timeline(graph: Graph, plan: Plan, check: PlanCheck) -> Timeline:
     There is a lane for the core, with its stalls, one for the bus, and the RAM curve. In a blocking
     plan the core is busy while the bus is.
     """
-    factor, unit = _unit(check.makespan_s or 0.0, _TIMES)
+    factor, unit = time_unit(check.makespan_s or 0.0)
     scale, unit_name = size_unit(max(check.peak_ram_bytes, plan.ram_budget_bytes or 0))
     bars: defaultdict[str, list[Bar]] = defaultdict(list, core=[])
     for lane, bar in _bars(graph, plan, check, factor):
@@ -130,6 +130,11 @@ def plan_timeline(graph: Graph, plan: Plan, check: PlanCheck) -> Timeline:
         limit=None if budget is None else budget / scale,
         limit_name="" if budget is None else f"budget {format_bytes(budget)}",
     )
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """Return the unit that suits times up to this one: its seconds and its name."""
+    return _unit(longest_s, _TIMES)
 
 
 def size_unit(largest_bytes: float) -> tuple[float, str]:
@@ -228,7 +233,7 @@ def address_map(graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck) 
     Each box is a copy of a tensor from the instruction that makes it to the one that frees it, or a
     workspace.
     """
-    factor, unit = _unit(check.makespan_s or 0.0, _TIMES)
+    factor, unit = time_unit(check.makespan_s or 0.0)
     scale, unit_name = size_unit(places.bytes)
     ends = [moment.issued_s for moment in check.moments] + [check.makespan_s or 0.0]
     boxes = []

@@ -1,0 +1,188 @@
+"""The timeline of a plan as plain values: what is in RAM when, core, bus, budget and keep-all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.device import Costs, StorageMode
+from poetmodel.graph import checkpoint_all_profile
+from poetmodel.plan import Op
+from poetmodel.plan.arena import Content
+from poetmodel.plan.simulation import check_plan
+from poetmodel.plan.stays import Origin, stays
+from poetmodel.report.pictures import size_unit, time_unit
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetmodel.graph import Graph
+    from poetmodel.plan import Plan, PlanCheck
+    from poetmodel.plan.stays import Stay
+    from poetmodel.report.subject import Subject
+
+DIGITS: Final = 8
+"""Digits of times."""
+AGAIN: Final = "a"
+"""A computation of a node that was computed before."""
+FIRST_READ: Final = "r"
+"""The first read of state."""
+STEP: Final = "s"
+"""A step of a schedule that has no plan."""
+LETTERS: Final = {
+    Op.COMPUTE: "c",
+    Op.PAGE_IN: "i",
+    Op.PAGE_OUT: "o",
+    Op.WAIT: "w",
+    Op.FREE: "f",
+}
+"""What an instruction does; a computation again and a first read have letters of their own."""
+ORIGINS: Final = tuple(Origin)
+
+
+def timeline_chart(subject: Subject) -> dict[str, Any]:
+    """Return the timeline of a schedule, as `plan_chart` does for its plan.
+
+    Where only costs are missing it goes instruction by instruction. Of a schedule that cannot run
+    there is the RAM at each step, which the simulator found, without what it consists of.
+    """
+    if subject.plan is not None and subject.check is not None:
+        return plan_chart(subject.graph, subject.plan, subject.check)
+    if subject.simulation.valid:
+        return _without_times(subject)
+    return _by_step(subject)
+
+
+def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
+    """Return what the timeline of a plan shows.
+
+    ``ops``, ``of``: the instructions, a letter and the index of a node or tensor each. ``issued``:
+    when each comes up, and the end of the plan; None where there are no times. ``work``: position,
+    start and end of what takes time. ``during``, ``after``: RAM at each instruction, as
+    `check_plan` found it [B]. ``stays``: what is in RAM: a tensor or, below 0, the workspace of
+    node -1 - k; bytes, begin and end, an index of `ORIGINS`, whether it was copied to storage,
+    where and how much an output took over in place, and the computations that read it. ``ghost``:
+    the instructions that first compute each node, and the RAM of keep-all there.
+    """
+    factor, unit = time_unit(check.makespan_s or 0.0)
+    moments = check.moments
+    issued = [moment.issued_s for moment in moments] + [check.makespan_s or 0.0]
+    ops = "".join(_letters(graph, plan))
+    read = plan.first_reads(graph)
+    of = [
+        read[index] if letter == FIRST_READ else index
+        for letter, (_, index) in zip(ops, plan.program, strict=True)
+    ]
+    return {
+        "ops": ops,
+        "of": of,
+        "issued": [_short(time / factor) for time in issued] if check.makespan_s else None,
+        "work": [
+            [position, _short(moment.start_s / factor), _short(moment.end_s / factor)]
+            for position, moment in enumerate(moments)
+            if moment.end_s > moment.start_s
+        ],
+        "unit": unit,
+        "during": [moment.high_bytes for moment in moments],
+        "after": [moment.ram_bytes for moment in moments],
+        "stays": [_values(one) for one in stays(graph, plan)],
+        "peak": check.peak_position or 0,
+        **_ghost(graph, ops, of),
+        **_budget(plan.ram_budget_bytes, check.peak_ram_bytes),
+    }
+
+
+def _letters(graph: Graph, plan: Plan) -> Iterator[str]:
+    """Yield what each instruction does."""
+    computed: set[int] = set()
+    first_reads = plan.first_reads(graph)
+    for op, index in plan.program:
+        if op != Op.COMPUTE:
+            yield LETTERS[op]
+        elif index in first_reads:
+            yield FIRST_READ
+        else:
+            yield AGAIN if index in computed else LETTERS[op]
+            computed.add(index)
+
+
+def _values(one: Stay) -> list[int]:
+    return [
+        one.index if one.content == Content.OUTPUT else -1 - one.index,
+        one.bytes,
+        one.begin,
+        one.end,
+        ORIGINS.index(one.origin),
+        int(one.paged_out),
+        -1 if one.given_at is None else one.given_at,
+        one.given_bytes,
+        *one.reads,
+    ]
+
+
+def _ghost(graph: Graph, ops: str, of: list[int]) -> dict[str, Any]:
+    """Return the RAM of keep-all at the instructions that first compute each node."""
+    profile = checkpoint_all_profile(graph)
+    first = [position for position, letter in enumerate(ops) if letter == LETTERS[Op.COMPUTE]]
+    kept = [position for position in first if not graph.nodes[of[position]].is_state]
+    return {"ghost": [kept, [profile[of[position]] for position in kept]]}
+
+
+def _budget(budget: int | None, peak_bytes: int) -> dict[str, Any]:
+    scale, unit = size_unit(max(peak_bytes, budget or 0))
+    return {
+        "budget": budget,
+        "budget_name": "" if budget is None else f"budget {format_bytes(budget)}",
+        "size": unit,
+        "scale": scale,
+    }
+
+
+def _without_times(subject: Subject) -> dict[str, Any]:
+    """Return the timeline of a schedule whose costs are not known."""
+    from poetmodel.planner import make_plan
+
+    graph = subject.graph
+    free = (0.0, 0.0)
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[0.0] * len(graph.nodes),
+        compute_energy_j=[0.0] * len(graph.nodes),
+        page_in=[free] * len(graph.tensors),
+        page_out=[free] * len(graph.tensors),
+    )
+    budget = subject.budget_bytes
+    plan = make_plan(
+        graph,
+        costs,
+        subject.schedule,
+        mode=StorageMode.BLOCKING,
+        ram_budget_bytes=budget if budget is None or budget > 0 else None,
+    )
+    return plan_chart(graph, plan, check_plan(graph, None, plan))
+
+
+def _by_step(subject: Subject) -> dict[str, Any]:
+    """Return the RAM of a schedule that cannot run, step by step."""
+    graph, simulation = subject.graph, subject.simulation
+    curve = simulation.curve
+    ram = [point.ram_bytes for point in curve]
+    profile = checkpoint_all_profile(graph)
+    own = [at for at, point in enumerate(curve) if point.stage == point.node]
+    return {
+        "ops": STEP * len(curve),
+        "of": [point.node for point in curve],
+        "issued": None,
+        "work": [],
+        "unit": "",
+        "during": ram,
+        "after": ram,
+        "stays": [],
+        "peak": curve.index(simulation.peak) if simulation.peak in curve else 0,
+        "ghost": [own, [profile[curve[at].node] for at in own]],
+        **_budget(subject.budget_bytes, simulation.peak_ram_bytes),
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
