@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -214,11 +215,14 @@ def test_map_answers_to_keys(report: Report, subjects: list[Subject]) -> None:
 
 
 def test_timeline_answers_to_keys(report: Report, subjects: list[Subject]) -> None:
-    """The first bar is the first computation."""
+    """The first instruction is the first computation."""
     report.draw("time-B")
     report.page.locator("#time-B").focus()
     report.page.keyboard.press("ArrowRight")
-    assert f"computed {subjects[1].graph.nodes[0].name}" in report.readout("time-B")
+    first = subjects[1].graph.nodes[0].name
+    assert re.search(rf"instruction 1 of \d+: compute {first}", report.readout("time-B"))
+    report.page.keyboard.press("End")
+    assert re.search(r"instruction (\d+) of \1: free", report.readout("time-B"))
     report.draw("front-1")
     report.page.locator("#front-1").focus()
     report.page.keyboard.press("ArrowRight")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from poetmodel.problem import Problem
-from poetmodel.report.charts import KINDS, address_chart, front_chart, ram_chart, stage_chart
+from poetmodel.report.charts import KINDS, address_chart, front_chart, stage_chart
 from poetmodel.report.pictures import Kind, stage_map
 from poetmodel.schedule import Schedule
 from report_subjects import subject, training_problem
@@ -53,19 +53,6 @@ def test_labels_count_the_bytes_of_what_happens() -> None:
     assert found[1, 0] == found[2, 0] == (Kind.KEPT, False, "kept in RAM 4 B")
 
 
-def test_ram_over_the_time_of_the_plan() -> None:
-    """Bars, curve, budget and the peak step, which reaches the peak that the verifier found."""
-    one = subject(skip_problem(recompute=False))
-    chart = ram_chart(one)
-    assert chart["lanes"] == ["core", "bus"]
-    kinds = {KINDS[bar[1]] for bar in chart["bars"]}
-    assert kinds == {Kind.COMPUTED, Kind.PAGED_IN, Kind.PAGED_OUT}
-    assert max(chart["y"]) == chart["peak"]["y"] == one.simulation.peak_ram_bytes
-    assert (chart["limit"], chart["limit_name"]) == (13, "budget 13 B")
-    assert max(chart["x"]) == one.simulation.makespan_s
-    assert "compute" in chart["peak"]["text"]
-
-
 def test_addresses_of_the_plan() -> None:
     """A box for each copy with its words; none of a schedule without a plan."""
     one = subject(skip_problem(recompute=False))
@@ -79,48 +66,6 @@ def test_addresses_of_the_plan() -> None:
     assert chart["limit"] == max(box[3] + 16 for box in chart["boxes"])
     assert chart["end"] == one.simulation.makespan_s
     assert address_chart(replace(one, places=None)) is None
-
-
-def test_curve_keeps_its_corners() -> None:
-    """What is left out of the curve changes its value at no time."""
-    one = subject(skip_problem(recompute=False))
-    from poetmodel.report.pictures import plan_timeline
-
-    assert one.plan is not None
-    assert one.check is not None
-    full = plan_timeline(one.graph, one.plan, one.check).points
-    chart = ram_chart(one)
-    short = dict(zip(chart["x"], chart["y"], strict=True))
-    held = 0.0
-    for x, y in dict(full).items():
-        held = short.get(x, held)
-        assert held == y
-
-
-def test_ram_by_steps_where_there_is_no_plan() -> None:
-    """A schedule that cannot run is still drawn, as far as it names what is there."""
-    problem = skip_problem()
-    broken = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 3), (9, 9)), S_RAM=((1, 0), (2, 1)))
-    one = subject(problem, broken)
-    assert one.plan is None
-    assert (9, 9) not in one.schedule.R
-    chart = ram_chart(one)
-    assert (chart["lanes"], chart["bars"]) == ([], [])
-    assert len(chart["x"]) == len(chart["texts"]) == len(one.simulation.curve)
-    assert stage_chart(one)["runs"]
-
-
-@pytest.mark.parametrize("planned", [True, False])
-def test_resident_state_is_a_band_below_the_curve(*, planned: bool) -> None:
-    """The curve never falls below it, and without state there is none."""
-    one = subject(training_problem(900))
-    if not planned:
-        one = replace(one, plan=None, check=None)
-    chart = ram_chart(one)
-    assert (chart["band"], chart["band_name"]) == (300, "resident state 300 B")
-    assert min(chart["y"]) >= 300
-    assert max(chart["y"]) == one.simulation.peak_ram_bytes
-    assert ram_chart(subject(skip_problem()))["band"] is None
 
 
 def test_first_reads_of_state_are_page_ins_of_the_map() -> None:

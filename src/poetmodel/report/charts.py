@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import kind_of
+from poetmodel.device.room import PARTS, kind_of
 from poetmodel.report.pictures import (
     COLOURS,
+    PART_COLOURS,
     Kind,
     address_map,
     colour_of,
-    plan_timeline,
     size_unit,
     stage_actions,
 )
@@ -19,10 +18,9 @@ from poetmodel.report.presenter import escaped
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.plan import Plan, PlanCheck
     from poetmodel.report.subject import Subject
 
 
@@ -50,8 +48,6 @@ DIGITS: Final = 8
 """Digits of times and sizes in a chart."""
 DECADES: Final = 30
 """Values whose largest is so many times the least are drawn to a logarithmic scale."""
-LATE: Final = 0.6
-"""From this share of the time axis on a note stands to the left of what it is about."""
 
 
 def kinds() -> list[dict[str, str]]:
@@ -59,6 +55,14 @@ def kinds() -> list[dict[str, str]]:
     return [
         {"name": str(kind), "light": COLOURS[kind], "dark": DARK[kind], "key": kind.name.lower()}
         for kind in KINDS
+    ]
+
+
+def parts() -> list[dict[str, str]]:
+    """Return the kinds of what is in RAM with their colours, from the bottom of a stack."""
+    return [
+        {"name": name, "key": name, "light": light, "dark": dark}
+        for name, (light, dark) in zip(PARTS, PART_COLOURS, strict=True)
     ]
 
 
@@ -108,13 +112,6 @@ def stage_chart(subject: Subject) -> dict[str, Any]:
         "labels": [list(label) for label in labels],
         "runs": runs,
     }
-
-
-def ram_chart(subject: Subject) -> dict[str, Any]:
-    """Return core, bus and RAM over the time of the plan; without a plan, RAM step by step."""
-    if subject.plan is None or subject.check is None:
-        return _by_step(subject)
-    return _by_time(subject.graph, subject.plan, subject.check)
 
 
 def address_chart(subject: Subject) -> dict[str, Any] | None:
@@ -179,112 +176,6 @@ def front_chart(
         "log": bool(shares) and min(shares) > 0 and max(shares) > DECADES * min(shares),
         "colours": [{"light": light, "dark": dark} for light, dark in LINES],
     }
-
-
-def _by_time(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
-    picture = plan_timeline(graph, plan, check)
-    bars: list[list[Any]] = []
-    for place, lane in enumerate(picture.lanes.values()):
-        for bar in lane:
-            start, length = _short(bar.start), _short(bar.end - bar.start)
-            bars.append([place, KINDS.index(bar.kind), start, length, escaped(bar.details)])
-    points = _corners(picture.points)
-    position = check.peak_position or 0
-    moment = check.moments[position]
-    step = plan.program[position]
-    known = graph.nodes if step.op == "compute" else graph.tensors
-    last = points[-1][0] or 1.0
-    factor = last / (check.makespan_s or 1.0)
-    scale, unit = size_unit(max(check.peak_ram_bytes, plan.ram_budget_bytes or 0))
-    name = escaped(known[step.index].name)
-    reads = step.op == "compute" and step.index in plan.first_reads(graph)
-    words = f"{position}: {'read' if reads else step.op.replace('_', ' ')} {name}"
-    return {
-        "lanes": list(picture.lanes),
-        "bars": bars,
-        "time": picture.time_name.partition("[")[2].rstrip("]"),
-        "x_name": picture.time_name,
-        "texts": None,
-        **_curve(points, picture.limit, picture.limit_name, unit),
-        **_band(graph, plan.resident or (), scale),
-        "peak": {
-            "x": _short(moment.issued_s * factor),
-            "y": _short(check.peak_ram_bytes / scale),
-            "name": name,
-            "text": f"peak step {words}, {format_bytes(check.peak_ram_bytes)}",
-            "late": moment.issued_s * factor > LATE * last,
-        },
-    }
-
-
-def _by_step(subject: Subject) -> dict[str, Any]:
-    graph, simulation = subject.graph, subject.simulation
-    curve, budget = simulation.curve, subject.budget_bytes
-    scale, unit = size_unit(max(simulation.peak_ram_bytes, budget or 0))
-    texts = [
-        f"step {x}: {escaped(graph.nodes[point.node].name)} in stage {point.stage}, "
-        f"{format_bytes(point.ram_bytes)}"
-        for x, point in enumerate(curve)
-    ]
-    x = curve.index(simulation.peak) if simulation.peak in curve else 0
-    points = [(float(at), point.ram_bytes / scale) for at, point in enumerate(curve)]
-    name = escaped(graph.nodes[simulation.peak.node].name)
-    return {
-        "lanes": [],
-        "bars": [],
-        "time": "steps",
-        "x_name": "step of the schedule",
-        "texts": texts,
-        **_curve(
-            points or [(0.0, 0.0)],
-            None if budget is None else budget / scale,
-            "" if budget is None else f"budget {format_bytes(budget)}",
-            unit,
-        ),
-        **_band(graph, subject.schedule.resident, scale),
-        "peak": {
-            "x": x,
-            "y": _short(simulation.peak_ram_bytes / scale),
-            "name": name,
-            "text": f"peak at {texts[x]}" if texts else "",
-            "late": x > LATE * len(curve),
-        },
-    }
-
-
-def _curve(
-    points: Sequence[tuple[float, float]], limit: float | None, limit_name: str, unit: str
-) -> dict[str, Any]:
-    highest = max([y for _, y in points] + [limit or 0.0])
-    return {
-        "x": [_short(x) for x, _ in points],
-        "y": [_short(y) for _, y in points],
-        "limit": None if limit is None else _short(limit),
-        "limit_name": limit_name,
-        "size": unit,
-        "top": _short(1.1 * highest) or 1,
-    }
-
-
-def _band(graph: Graph, resident: Iterable[int], scale: float) -> dict[str, Any]:
-    """Return the height of what resident state takes all the time, the floor of the curve."""
-    band = sum(graph.tensor_bytes[i] for i in resident if i in graph.state_tensors)
-    if not band:
-        return {"band": None, "band_name": ""}
-    return {"band": _short(band / scale), "band_name": f"resident state {format_bytes(band)}"}
-
-
-def _corners(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Leave out points of a step curve that nobody sees: of no change, or inside a jump."""
-    kept: list[tuple[float, float]] = []
-    for point, following in pairwise(points):
-        if kept and kept[-1][1] == point[1] and following[0] > point[0]:
-            continue
-        inside = kept and kept[-1][0] == point[0] == following[0]
-        if inside and min(kept[-1][1], following[1]) <= point[1] <= max(kept[-1][1], following[1]):
-            continue
-        kept.append(point)
-    return [*kept, *points[-1:]]
 
 
 def _method(row: Mapping[str, Any]) -> str:

@@ -11,7 +11,6 @@ from poetmodel.report.charts import (
     address_chart,
     front_chart,
     graph_chart,
-    ram_chart,
     stage_chart,
 )
 from poetmodel.report.drawing import check_installed
@@ -26,6 +25,7 @@ from poetmodel.report.figures import (
     step_figures,
 )
 from poetmodel.report.template import LIBRARIES, render
+from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers, step_answers
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
     fronts = list(_fronts(subjects, cells, front))
     return render(
         "report.html.jinja",
-        chart_scripts=("map", "time", "addresses", "front"),
+        chart_scripts=("map", "timeline", "addresses", "front"),
         charts={"graph": graph_chart(subjects[0].graph), "charts": _charts(subjects, fronts)},
         title=_title(subjects),
         several=len(subjects) > 1,
@@ -136,7 +136,7 @@ def _title(subjects: Sequence[Subject]) -> str:
 def _charts(subjects: Sequence[Subject], fronts: Rows) -> list[dict[str, Any]]:
     """Return the charts, each with its id on the page."""
     return [
-        *({"type": "time", "id": f"time-{s.label}", **ram_chart(s)} for s in subjects),
+        *({"type": "timeline", "id": f"time-{s.label}", **timeline_chart(s)} for s in subjects),
         *(
             {"type": "addresses", "id": f"addresses-{s.label}", **chart}
             for s in subjects

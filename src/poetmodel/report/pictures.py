@@ -49,6 +49,13 @@ COLOURS: Final[Mapping[Kind, str]] = {
     Kind.WORKSPACE: "#999999",
 }
 """One colour each, after Okabe and Ito, whose colours the colour-blind can tell apart."""
+PART_COLOURS: Final = (
+    ("#3F5B7C", "#5B7C9E"),
+    ("#86BDE3", "#3C7FB1"),
+    ("#B79BD6", "#8A6DB5"),
+    ("#C4CAD0", "#78828B"),
+)
+"""Colours of state, activations, gradients and workspace, on a light and on a dark ground."""
 CURVE_COLOUR: Final = "#555555"
 LIMIT_COLOUR: Final = "#B00020"
 

@@ -8,7 +8,7 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.report.charts import KINDS, kinds
+from poetmodel.report.charts import KINDS, kinds, parts
 from poetmodel.report.pictures import Kind
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -42,8 +42,10 @@ def render(
         .render(
             chart_scripts=chart_scripts,
             kinds=kinds(),
+            parts_of_ram=parts(),
             charts={
                 "kinds": kinds(),
+                "parts": parts(),
                 "stall": KINDS.index(Kind.STALL),
                 "marked": KINDS.index(Kind.PAGED_OUT),
                 **charts,

@@ -1,0 +1,374 @@
+// RAM over time, band by band: each copy of a tensor and each workspace, as long as it is there; core
+// and bus above; the budget; behind it what keep-all would take. Values: poetmodel.report.timeline.
+page.define("timeline", (chart, line) => {
+  const { div } = chart;
+  const panel = page.$(`${div.id}-alive`);
+  const n = line.ops.length;
+  const WORDS = { c: "compute", a: "recompute", r: "read", i: "page in", o: "page out", w: "wait for", f: "free", s: "step" };
+  const LANES = { c: ["core", "computed"], a: ["core", "recomputed"], w: ["core", "stall"], r: ["bus", "paged_in"], i: ["bus", "paged_in"], o: ["bus", "paged_out"] };
+  const RECOMPUTED = 1, PAGED_IN = 2, RESIDENT = 3;
+  const MOST = 60;  // rows of the list while one only points
+
+  // -- levels: RAM during an instruction (2 p) and after it (2 p + 1); only some take time -------
+  const timed = line.issued !== null && !chart.counted;
+  const starts = new Float64Array(2 * n + 1);
+  for (let p = 0; p < n; p += 1) starts[2 * p] = starts[2 * p + 1] = timed ? line.issued[p] : p;
+  if (timed) for (const [p, , end] of line.work) if ("ca".includes(line.ops[p])) starts[2 * p + 1] = end;
+  if (!timed) for (let p = 0; p < n; p += 1) starts[2 * p + 1] = p + 1;
+  const last = timed ? line.issued[n] : n;
+  starts[2 * n] = last;
+  const levels = [];  // those that take time
+  const first = new Int32Array(2 * n + 2);  // the first of them from a level on
+  for (let l = 0; l < 2 * n; l += 1) {
+    first[l] = levels.length;
+    if (starts[l + 1] > starts[l]) levels.push(l);
+  }
+  first[2 * n] = first[2 * n + 1] = levels.length;
+  const edges = [...levels.map((l) => starts[l]), last];
+  const bytesAt = (l) => (l % 2 ? line.after : line.during)[l >> 1] || 0;
+
+  // -- bands: stacked by part, then in the order in which they come ------------------------------
+  const parts = page.data.parts;
+  const partOf = (what) => (what < 0 ? 3 : ["state", "activation", "gradient"].indexOf(page.graph.tensors[what][3]));
+  const bands = line.stays.map(([what, bytes, begin, end, origin, stored, givenAt, given, ...reads]) => ({
+    what, bytes, begin, end, origin, stored, given, givenAt, reads, part: partOf(what),
+    from: 2 * Math.max(begin, 0), to: Math.min(2 * end + 1, 2 * n), runs: [],
+  }));
+  bands.sort((a, b) => a.part - b.part || a.from - b.from || b.to - a.to || a.what - b.what);
+  const base = new Float64Array(levels.length);
+  const heightAt = (band, l) => band.bytes - (band.givenAt >= 0 && l >= 2 * band.givenAt ? band.given : 0);
+  for (const band of bands) {
+    for (let v = first[band.from]; v < first[band.to]; v += 1) {
+      const low = base[v], high = low + heightAt(band, levels[v]);
+      const run = band.runs[band.runs.length - 1];
+      if (run && run[2] === low && run[3] === high) run[1] = v + 1;
+      else band.runs.push([v, v + 1, low, high]);
+      base[v] = high;
+    }
+  }
+  const alive = (l) => bands.filter((band) => band.from <= l && l < band.to && heightAt(band, l) > 0);
+  const height = Math.max(1, ...line.during, ...line.ghost[1]);
+  const above = line.budget !== null && line.budget > 2.2 * height;  // a budget that far off is only named
+  const top = 1.12 * Math.max(height, above ? 0 : line.budget || 0);
+
+  // -- words -----------------------------------------------------------------------------------
+  const size = (bytes) => {
+    for (const [unit, factor] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) if (bytes >= factor) return `${(bytes / factor).toFixed(2)} ${unit}`;
+    return `${bytes} B`;
+  };
+  const node = (k) => page.graph.nodes[k];
+  const nameOf = (what) => (what < 0 ? `${node(-1 - what)}` : page.graph.tensors[what][0]);
+  const subject = (p) => ("cas".includes(line.ops[p]) ? node(line.of[p]) : page.graph.tensors[line.of[p]][0]);
+  const clock = (x) => (line.issued === null ? `step ${x}` : `${Number(x.toPrecision(4))} ${line.unit}`);
+  const when = (p) => (line.issued === null || p >= n ? `#${p}` : clock(line.issued[Math.max(p, 0)]));
+  const why = (band, p) => {
+    if (band.what < 0) return "workspace of this step";
+    const came = [`computed at ${when(band.begin)}`, `recomputed at ${when(band.begin)}`, `paged in at ${when(band.begin)}`, "resident"][band.origin];
+    if (band.reads.includes(p) && "ca".includes(line.ops[p])) return `${came}, read now`;
+    const next = band.reads.find((read) => read > p);
+    if (next !== undefined) return `${came}, kept for ${node(line.of[next])} at ${when(next)}`;
+    return `${came}${band.reads.length ? ", read for the last time" : ""}`;
+  };
+  const goes = (band) => {
+    if (band.what < 0) return "goes with it";
+    if (band.end >= n) return "stays to the end";
+    return `${band.stored ? "paged out, goes" : "goes"} at ${when(band.end)}`;
+  };
+  const headline = (l) => {
+    const p = l >> 1;
+    if (!n) return "";
+    const words = `${l % 2 ? "after " : ""}${WORDS[line.ops[p]]} ${subject(p)}`;
+    const time = line.issued === null ? "" : `${clock(starts[l] > last || !timed ? line.issued[p] : starts[l])}, `;
+    return `${time}${line.ops[p] === "s" ? "step" : "instruction"} ${p + 1} of ${n}: ${words}`;
+  };
+  const ghostAt = (p) => {
+    let found = null;
+    for (let k = 0; k < line.ghost[0].length && line.ghost[0][k] <= p; k += 1) found = line.ghost[1][k];
+    return found;
+  };
+
+  // -- the panel: what is alive at a level -------------------------------------------------------
+  const colourOf = (band) => parts[band.part][page.skin.colour];
+  const kindColour = (key) => page.data.kinds.find((kind) => kind.key === key)[page.skin.colour];
+  const stripe = (band) => ({ [RECOMPUTED]: kindColour("recomputed"), [PAGED_IN]: kindColour("paged_in") }[band.origin]);
+  const swatch = (band) => {
+    const over = stripe(band), under = colourOf(band);
+    return over ? `repeating-linear-gradient(135deg, ${under} 0 3px, ${over} 3px 6px)` : under;
+  };
+  const element = (tag, words, style) => {
+    const made = document.createElement(tag);
+    if (words !== undefined) made.textContent = words;
+    if (style) made.className = style;
+    return made;
+  };
+  const entry = (band, l) => {
+    const item = element("li");
+    const button = element(band.what < 0 ? "div" : "button");
+    if (band.what >= 0) {
+      button.type = "button";
+      button.addEventListener("click", () => page.select(page.selected === band.what ? null : band.what));
+      button.setAttribute("aria-pressed", String(page.selected === band.what));
+    }
+    const mark = element("i");
+    mark.style.background = swatch(band);
+    const bytes = heightAt(band, l);
+    item.dataset.what = band.what;
+    item.dataset.bytes = bytes;
+    button.append(mark, element("b", nameOf(band.what)), element("span", size(bytes), "n"), element("small", `${why(band, l >> 1)}; ${goes(band)}`));
+    item.append(button);
+    return item;
+  };
+  const fill = (l) => {
+    chart.say(headline(l));
+    if (!panel) return;
+    const bytes = bytesAt(l), there = alive(l).sort((a, b) => heightAt(b, l) - heightAt(a, l));
+    const kept = ghostAt(l >> 1);
+    panel.dataset.level = l;
+    panel.dataset.bytes = bytes;
+    const share = line.budget ? `, ${(100 * bytes / line.budget).toPrecision(3)} % of the budget` : "";
+    const total = element("p", undefined, "total");
+    total.append(element("b", size(bytes)), `${share}${kept === null ? "" : `; keep-all ${size(kept)} here`}`);
+    const keys = element("ul", undefined, "keys");
+    parts.forEach((part, k) => {
+      const sum = there.reduce((found, band) => found + (band.part === k ? heightAt(band, l) : 0), 0);
+      if (!bands.some((band) => band.part === k)) return;
+      const key = element("li"), mark = element("i");
+      mark.style.background = part[page.skin.colour];
+      key.append(mark, `${part.name} `, element("b", size(sum)));
+      keys.append(key);
+    });
+    const list = element("ul", undefined, "stays");
+    const shown = chart.pinned ? there : there.slice(0, MOST);
+    list.append(...shown.map((band) => entry(band, l)));
+    if (shown.length < there.length) {
+      const rest = there.slice(MOST).reduce((sum, band) => sum + heightAt(band, l), 0);
+      const more = element("li", `and ${there.length - MOST} smaller ones, ${size(rest)}; click to see all`, "more");
+      more.dataset.bytes = rest;
+      list.append(more);
+    }
+    const hint = chart.pinned ? "pinned: click there again or press Escape" : page.coarse ? "tap the chart to pin" : "click the chart to pin";
+    panel.querySelector(".more-of-it").replaceChildren(total, keys, list, element("p", hint, "hint"));
+    panel.classList.toggle("pinned", Boolean(chart.pinned));
+  };
+
+  // -- overlay: names on bands, what is lit, and the cursor --------------------------------------
+  const place = () => {
+    const { xaxis, yaxis } = div._fullLayout;
+    return {
+      left: xaxis._offset, width: xaxis._length, low: yaxis._offset, height: yaxis._length, top: 34,
+      x: (value) => xaxis._offset + xaxis.l2p(value), y: (bytes) => yaxis._offset + yaxis.l2p(bytes / line.scale),
+    };
+  };
+  const outline = (band, at) => {
+    const up = [], down = [];
+    for (const [v0, v1, low, high] of band.runs) {
+      const x0 = at.x(edges[v0]).toFixed(1), x1 = at.x(edges[v1]).toFixed(1);
+      up.push(`${x0} ${at.y(high).toFixed(1)}`, `${x1} ${at.y(high).toFixed(1)}`);
+      down.unshift(`${x1} ${at.y(low).toFixed(1)}`, `${x0} ${at.y(low).toFixed(1)}`);
+    }
+    return up.length ? `M${up.join("L")}L${down.join("L")}Z` : "";
+  };
+  const names = (at) => bands.map((band) => {
+    let best = null;
+    for (const [v0, v1, low, high] of band.runs) {
+      const x0 = Math.max(at.x(edges[v0]), at.left), x1 = Math.min(at.x(edges[v1]), at.left + at.width);
+      if (!best || x1 - x0 > best.width) best = { width: x1 - x0, x: (x0 + x1) / 2, y: (at.y(low) + at.y(high)) / 2, height: at.y(low) - at.y(high) };
+    }
+    const name = nameOf(band.what);
+    if (!best || best.height < 12 || best.width < 6.2 * name.length + 8) return "";
+    return `<text x="${best.x.toFixed(1)}" y="${(best.y + 3.5).toFixed(1)}" class="on-${parts[band.part].key}">${page.escaped(name)}</text>`;
+  }).join("");
+  const cursor = (at, l) => {
+    if (l === null || !n) return "";
+    const x = Math.min(Math.max(at.x(starts[l]), at.left), at.left + at.width).toFixed(1);
+    const end = Math.min(at.x(starts[l + 1]), at.left + at.width);
+    const wide = end - x > 1 ? `<rect class="now" x="${x}" y="${at.top}" width="${(end - x).toFixed(1)}" height="${at.low + at.height - at.top}"/>` : "";
+    return `${wide}<path class="cursor${chart.pinned ? " pinned" : ""}" d="M${x} ${at.top}V${at.low + at.height}"/><circle cx="${x}" cy="${at.y(bytesAt(l)).toFixed(1)}" r="4"/>`;
+  };
+  const paint = (what) => {
+    const svg = div.querySelector(":scope > svg.over");
+    if (!svg || !div._fullLayout) return;
+    const at = place();
+    const set = (name, content) => { svg.querySelector(`.${name}`).innerHTML = content; };
+    if (what !== "cursor") {
+      svg.setAttribute("width", div.clientWidth);
+      svg.setAttribute("height", div.clientHeight);
+      svg.querySelector("clipPath").innerHTML = `<rect x="${at.left}" y="${at.top}" width="${at.width}" height="${at.low + at.height - at.top}"/>`;
+      set("names", names(at));
+      const own = page.selected === null ? [] : bands.filter((band) => band.what === page.selected);
+      const paths = own.map((band) => outline(band, at)).join("");
+      set("lit", page.selected === null ? "" : `<path class="dim" fill-rule="evenodd" d="M${at.left} ${at.low}h${at.width}v${at.height}h${-at.width}Z${paths}"/><path class="rim" d="${paths}"/>`);
+    }
+    set("hand", cursor(at, chart.level ?? null));
+  };
+  const over = () => {
+    if (!div.querySelector(":scope > svg.over")) {
+      const clip = `${div.id}-clip`;
+      div.insertAdjacentHTML("beforeend", `<svg class="over" aria-hidden="true"><clipPath id="${clip}"></clipPath><g clip-path="url(#${clip})"><g class="names"></g><g class="lit"></g><g class="hand"></g></g></svg>`);
+    }
+  };
+
+  // -- where one points --------------------------------------------------------------------------
+  const peak = 2 * line.peak;
+  const show = (l) => {
+    if (!n) return;
+    chart.level = Math.min(Math.max(l, 0), 2 * n - 1);
+    fill(chart.level);
+    paint("cursor");
+  };
+  const levelAt = (x) => {  // the last level that takes time and begins at or before x
+    let low = 0, high = levels.length - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (edges[middle] <= x) low = middle; else high = middle - 1;
+    }
+    return levels.length ? levels[low] : peak;
+  };
+  const pointed = (event) => {
+    if (!div._fullLayout) return null;
+    const box = div.getBoundingClientRect(), at = place();
+    const x = event.clientX - box.left, y = event.clientY - box.top;
+    if (x < at.left - 2 || x > at.left + at.width + 2 || y < at.top || y > at.low + at.height) return null;
+    const { xaxis, yaxis } = div._fullLayout;
+    return { level: levelAt(xaxis.p2l(x - at.left)), time: xaxis.p2l(x - at.left), bytes: y < at.low ? null : yaxis.p2l(y - at.low) * line.scale, y };
+  };
+  const bandAt = (spot) => {
+    const v = first[spot.level];
+    return spot.bytes === null ? undefined : bands.find((band) => band.runs.some(([v0, v1, low, high]) => v0 <= v && v < v1 && low <= spot.bytes && spot.bytes < high));
+  };
+  const laneAt = (spot) => {  // a transfer that one points at, in the lanes
+    if (spot.bytes !== null || !timed) return undefined;
+    const { yaxis2 } = div._fullLayout;
+    const lane = lanes[Math.round(yaxis2.p2l(spot.y - yaxis2._offset))];
+    return line.work.find(([p, start, end]) => LANES[line.ops[p]][0] === lane && start <= spot.time && spot.time <= end);
+  };
+  const leave = () => { if (!chart.pinned) show(chart.rest ?? peak); };
+  const move = (event) => {
+    if (chart.pinned || event.buttons) return;
+    const spot = pointed(event);
+    if (spot) show(spot.level); else leave();
+  };
+  const press = (event) => {
+    const spot = pointed(event);
+    if (!spot) return;
+    const again = chart.pinned && spot.level === chart.level;
+    chart.pinned = !again;
+    chart.rest = spot.level;
+    show(spot.level);
+    const band = bandAt(spot), work = laneAt(spot);
+    if (again) return;
+    if (band && band.what >= 0) page.select(band.what);
+    else if (work && !"caw".includes(line.ops[work[0]])) page.select(line.of[work[0]]);
+  };
+  const free = () => { chart.pinned = false; chart.rest = undefined; show(peak); };
+  const key = (name) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -n, End: n, PageUp: -10, PageDown: 10 }[name];
+    if (name === "Enter" || name === " ") { chart.pinned = !chart.pinned; show(chart.level ?? peak); return true; }
+    if (name === "ArrowUp" || name === "ArrowDown") {
+      const there = alive(chart.level ?? peak).filter((band) => band.what >= 0);
+      if (!there.length) return true;
+      const now = there.findIndex((band) => band.what === page.selected);
+      page.select(there[(now + (name === "ArrowUp" ? 1 : now < 0 ? 0 : -1) + there.length) % there.length].what);
+      return true;
+    }
+    if (!step || !n) return false;
+    const before = chart.rest === undefined ? -1 : chart.rest >> 1;
+    chart.rest = 2 * Math.min(n - 1, Math.max(0, before + step));
+    show(chart.rest);
+    return true;
+  };
+  const listen = () => {
+    div.timeline = { move, press, leave, free, paint };
+    if (div.dataset.timeline) return;
+    div.dataset.timeline = "yes";
+    let down = null;
+    div.addEventListener("pointermove", (event) => div.timeline.move(event));
+    div.addEventListener("pointerleave", () => div.timeline.leave());
+    div.addEventListener("pointerdown", (event) => { down = event.button ? null : event; });
+    window.addEventListener("pointerup", (event) => {
+      if (down && Math.hypot(event.clientX - down.clientX, event.clientY - down.clientY) < 5 && !down.target.closest(".modebar")) div.timeline.press(event);
+      down = null;
+    });
+    document.addEventListener("keydown", (event) => { if (event.key === "Escape") div.timeline.free(); });
+    div.on("plotly_afterplot", () => div.timeline.paint());
+  };
+
+  // -- the chart -------------------------------------------------------------------------------
+  const lanes = timed ? ["core", "bus"].filter((lane) => line.work.some(([p]) => LANES[line.ops[p]][0] === lane)) : [];
+  const bars = () => {
+    const least = 0.0015 * (last || 1);
+    return page.data.kinds.flatMap((kind, number) => {
+      const found = line.work.filter(([p]) => LANES[line.ops[p]][1] === kind.key);
+      if (!timed || !found.length) return [];
+      const own = page.colour(number), stall = kind.key === "stall";
+      return [{
+        type: "bar", orientation: "h", yaxis: "y2", hoverinfo: "skip", name: kind.name,
+        base: found.map(([, start]) => start), x: found.map(([, start, end]) => end - start), y: found.map(([p]) => LANES[line.ops[p]][0]),
+        marker: { color: own, line: { width: 0.5, color: found.map(([, start, end]) => (end - start < least ? own : page.skin.ground)) }, pattern: stall ? { shape: "/", fillmode: "overlay", fgcolor: page.skin.ground, fgopacity: 0.6, size: 6, solidity: 0.25 } : undefined },
+      }];
+    });
+  };
+  const areas = () => {  // one trace for all bands of a part and an origin, small ones without a rim
+    const groups = new Map();
+    for (const band of bands) {
+      if (!band.runs.length) continue;
+      const tall = band.runs.some((run) => run[3] - run[2] > 0.008 * top);
+      const striped = stripe(band) ? band.origin : 0;
+      const id = `${band.part} ${striped} ${tall}`;
+      if (!groups.has(id)) groups.set(id, { band, tall, x: [], y: [] });
+      const { x, y } = groups.get(id);
+      for (const [v0, v1, , high] of band.runs) { x.push(edges[v0], edges[v1]); y.push(high / line.scale, high / line.scale); }
+      for (let k = band.runs.length - 1; k >= 0; k -= 1) {
+        const [v0, v1, low] = band.runs[k];
+        x.push(edges[v1], edges[v0]);
+        y.push(low / line.scale, low / line.scale);
+      }
+      x.push(edges[band.runs[0][0]], null);
+      y.push(band.runs[0][3] / line.scale, null);
+    }
+    return [...groups.values()].map(({ band, tall, x, y }) => ({
+      type: "scatter", mode: "lines", x, y, fill: "toself", hoverinfo: "skip", fillcolor: colourOf(band),
+      line: { width: tall ? 0.8 : 0, color: page.skin.ground },
+      fillpattern: stripe(band) ? { shape: "/", fillmode: "replace", bgcolor: colourOf(band), fgcolor: stripe(band), size: 7, solidity: 0.42 } : undefined,
+    }));
+  };
+  const ghost = () => {
+    const x = [0, ...line.ghost[0].map((p) => starts[2 * p]), last];
+    const y = [line.ghost[1][0] || 0, ...line.ghost[1], line.ghost[1][line.ghost[1].length - 1] || 0].map((bytes) => bytes / line.scale);
+    return { type: "scatter", mode: "lines", x, y, hoverinfo: "skip", line: { shape: "hv", color: page.skin.faint, width: 1.2, dash: "dot" }, fill: "tozeroy", fillcolor: page.skin.colour === "dark" ? "rgba(159,173,185,.13)" : "rgba(86,99,112,.09)" };
+  };
+  const total = () => ({
+    type: "scatter", mode: "lines", hoverinfo: "skip", x: edges, y: [...levels.map(bytesAt), levels.length ? bytesAt(levels[levels.length - 1]) : 0].map((bytes) => bytes / line.scale),
+    line: { shape: "hv", color: page.skin.curve, width: bands.length ? 1 : 1.2 }, ...(bands.length ? {} : { fill: "tozeroy", fillcolor: page.skin.colour === "dark" ? "rgba(180,192,202,.18)" : "rgba(61,74,85,.16)" }),
+  });
+  const notes = () => {
+    const found = [];
+    const text = (extra) => found.push({ showarrow: false, font: { size: 11, color: page.skin.faint }, ...extra });
+    const most = Math.max(0, ...line.ghost[1]), p = line.ghost[0][line.ghost[1].indexOf(most)] || 0;
+    const x = starts[2 * p], share = last ? x / last : 0;
+    if (most) text({ x, y: most / line.scale, text: `keep-all ${size(most)}`, yanchor: "bottom", xanchor: share > 0.75 ? "right" : share < 0.25 ? "left" : "center" });
+    const side = share > 0.6 ? { x: 0, xanchor: "left" } : { x: 1, xanchor: "right" };
+    if (line.budget !== null) text({ ...side, xref: "paper", yref: above ? "y domain" : "y", y: above ? 1 : line.budget / line.scale, yanchor: above ? "top" : "bottom", text: `${above ? "\u2191 " : ""}${line.budget_name}`, font: { size: 11, color: page.skin.limit } });
+    return found;
+  };
+  const draw = async () => {
+    const traces = [ghost(), ...areas(), total(), ...bars()];
+    if (line.budget !== null && !above) traces.push({ type: "scatter", mode: "lines", x: [0, last], y: [line.budget, line.budget].map((bytes) => bytes / line.scale), line: { color: page.skin.limit, dash: "dash", width: 1.5 }, hoverinfo: "skip" });
+    if (n) traces.push({ type: "scatter", mode: "markers", x: [starts[peak]], y: [bytesAt(peak) / line.scale], hoverinfo: "skip", marker: { size: 9, symbol: "diamond-open", color: page.skin.limit, line: { width: 2 } } });
+    div.dataset.axes = "xaxis";
+    div.whole = { xaxis: [0, last || 1] };
+    await window.Plotly.react(div, traces, page.layout({
+      barmode: "overlay", bargap: 0.14, annotations: notes(), uirevision: timed ? "time" : "count", hovermode: false,
+      xaxis: page.axis({ title: { text: timed ? `time [${line.unit}]` : line.ops[0] === "s" ? "step of the schedule" : "instruction", standoff: 4 }, range: div.whole.xaxis, minallowed: 0, maxallowed: last || 1, showgrid: false, zeroline: false }),
+      yaxis: page.axis({ title: { text: `RAM [${line.size}]`, standoff: 4 }, range: [0, top / line.scale], domain: lanes.length ? [0, 0.8] : [0, 1], fixedrange: true, zeroline: false }),
+      ...(lanes.length ? { yaxis2: page.axis({ type: "category", categoryorder: "array", categoryarray: lanes, autorange: "reversed", domain: [0.84, 1], fixedrange: true, showgrid: false, zeroline: false }) } : {}),
+    }), page.config());
+    over();
+    listen();
+    if (chart.level === undefined || chart.level >= 2 * n || !chart.pinned) chart.level = chart.rest = chart.rest === undefined ? undefined : Math.min(chart.rest, 2 * n - 1);
+    show(chart.level ?? peak);
+    paint();
+  };
+  const light = () => { paint(); if (chart.level !== undefined) fill(chart.level); };
+  return { draw, key, light };
+});
