@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from poetmodel.graph import Graph
 from poetmodel.plan import Arena, Plan, check_arena, check_plan, decode
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.solver import solve
+from trace_events import check_trace
 from worked import skip_problem
 
 if TYPE_CHECKING:
@@ -102,7 +104,48 @@ def test_binary_is_the_same_plan(schedule_file: Path, chain_file: Path, tmp_path
     data = coded.read_bytes()
     assert decode(Graph.load(chain_file), data) == Plan.load(out)
     assert f"binary size    {len(data)} B" in done.out
-    assert plan(schedule_file, chain_file, "--format", "binary").status == 2
+
+
+def test_trace_goes_to_the_file_or_to_stdout(
+    schedule_file: Path, chain_file: Path, tmp_path: Path
+) -> None:
+    """The same trace events either way, with the figures of the plan."""
+    out = tmp_path / "chain.trace.json"
+    assert plan(schedule_file, chain_file, "--format", "trace", "--out", out).status == 0
+    done = plan(schedule_file, chain_file, "--format", "trace")
+    assert done.status == 0
+    assert done.out == out.read_text()
+    events = check_trace(json.loads(done.out))
+    stated = plan(schedule_file, chain_file, "--json").json
+    ram = [event["args"]["bytes"] for event in events if event["name"] == "RAM"]
+    assert max(ram) == stated["peak_ram_bytes"]
+    assert any(event.get("cat") == "page_out" for event in events)
+
+
+def test_snapshot_has_the_addresses_of_the_plan(
+    schedule_file: Path, chain_file: Path, tmp_path: Path
+) -> None:
+    """With ``--arena`` those of the plan file, as aligned; without, as `place` has them."""
+    out, found = tmp_path / "chain.pickle", tmp_path / "chain.plan.json"
+    command = (schedule_file, chain_file, "--arena", "--alignment", 1)
+    assert plan(*command, "--out", found).status == 0
+    assert plan(*command, "--format", "memory-viz", "--out", out).status == 0
+    (trace,) = pickle.loads(out.read_bytes())["device_traces"]  # noqa: S301 - our own bytes
+    placed = sorted(one.offset for one in Arena.load(found).offsets)
+    assert sorted(entry["addr"] for entry in trace if entry["action"] == "alloc") == placed
+    command = (schedule_file, chain_file, "--format", "memory-viz")
+    assert plan(*command, "--out", out).status == 0
+    (trace,) = pickle.loads(out.read_bytes())["device_traces"]  # noqa: S301 - our own bytes
+    assert len([entry for entry in trace if entry["action"] == "alloc"]) == len(placed)
+    assert all(entry["addr"] % 16 == 0 for entry in trace)
+
+
+@pytest.mark.parametrize("form", ["binary", "memory-viz"])
+def test_bytes_need_a_file(schedule_file: Path, chain_file: Path, form: str) -> None:
+    """They are not for a terminal; the message says what to give."""
+    done = plan(schedule_file, chain_file, "--format", form)
+    assert done.status == 2
+    assert f"--format {form}: give --out FILE for the bytes" in done.err
 
 
 def test_default_mode_is_the_devices(schedule_file: Path, chain_file: Path, tmp_path: Path) -> None:

@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 
 
 class PlanFormat(StrEnum):
-    """What ``--format`` names: a plan file, a listing for people, or code for a device."""
+    """What ``--format`` names: a plan file, a listing, code for a device, or another's format."""
 
     JSON = "json"
     TEXT = "text"
     BINARY = "binary"
+    TRACE = "trace"
+    MEMORY_VIZ = "memory-viz"
 
 
 @options.group
@@ -72,7 +74,8 @@ class PlanOptions:
     form: PlanFormat = options.output(
         PlanFormat.JSON,
         "--format",
-        "json is a plan file, text a listing for people, binary a few hundred bytes for a device.",
+        "json is a plan file, text a listing for people, binary a few hundred bytes for a device, "
+        "trace Chrome trace events for Perfetto, memory-viz a snapshot for PyTorch's memory_viz.",
     )
     plot: Path | None = options.output(
         None, "--plot FILE", "Draw core, bus and RAM over time: *.png, *.svg or *.html."
@@ -83,8 +86,8 @@ class PlanOptions:
 
     def check(self) -> None:
         """Raise where options are given that say nothing together."""
-        if self.form == PlanFormat.BINARY and self.out is None:
-            raise InputError("--format binary: give --out FILE for the bytes")
+        if self.form in {PlanFormat.BINARY, PlanFormat.MEMORY_VIZ} and self.out is None:
+            raise InputError(f"--format {self.form}: give --out FILE for the bytes")
         if self.form == PlanFormat.BINARY and self.arena:
             raise InputError("--format binary: has no addresses; give --format json with --arena")
         for name, value in (("--alignment", self.alignment), ("--plot-arena", self.plot_arena)):
@@ -180,8 +183,8 @@ def _deliver(made: Planned, wanted: PlanOptions, *, json: bool) -> None:
         print_written(wanted.plot_arena)
     if json:
         print_json(made.plan.to_dict(made.check, made.arena))
-    elif wanted.form == PlanFormat.TEXT and wanted.out is None:
-        print_text(*made.listing())
+    elif wanted.form in {PlanFormat.TEXT, PlanFormat.TRACE} and wanted.out is None:
+        print_text(*made.text(wanted.form))
     else:
         facts = (*_facts(made), *room_facts(made.room))
         show(figures(f"Plan for {made.graph.name}", facts))
@@ -313,6 +316,14 @@ class Planned:
         arena = place(self.graph, self.plan)
         return replace(self, arena=arena, places=check_arena(self.graph, self.plan, arena))
 
+    def snapshot(self) -> bytes:
+        """Return a snapshot for PyTorch's page; addresses are placed where there are none."""
+        from poetmodel.placement import place
+        from poetmodel.plan.snapshot import encode_snapshot, memory_snapshot
+
+        arena = self.arena or place(self.graph, self.plan)
+        return encode_snapshot(memory_snapshot(self.graph, self.plan, self.check, arena))
+
     @property
     def violations(self) -> tuple[str, ...]:
         """Whatever is wrong with the plan, or with its addresses and what to do then."""
@@ -332,10 +343,13 @@ class Planned:
         """What the plan takes of the device's RAM, where there is a device."""
         return DeviceRoom.of(self.device, self.graph, self.check.peak_ram_bytes)
 
-    def listing(self) -> list[str]:
-        """Return the lines of the listing for people."""
+    def text(self, form: PlanFormat) -> list[str]:
+        """Return the lines of a listing for people, or of trace events."""
         from poetmodel.plan.listing import plan_listing
+        from poetmodel.plan.trace import trace_events, trace_text
 
+        if form == PlanFormat.TRACE:
+            return trace_text(trace_events(self.graph, self.plan, self.check)).splitlines()
         return plan_listing(self.graph, self.plan, self.check, self.arena).splitlines()
 
     def save(self, path: Path, form: PlanFormat) -> None:
@@ -345,8 +359,10 @@ class Planned:
 
         if form == PlanFormat.BINARY:
             write_bytes(path, encode(self.graph, self.plan))
-        elif form == PlanFormat.TEXT:
-            write_text(path, "".join(f"{escaped(line)}\n" for line in self.listing()))
+        elif form == PlanFormat.MEMORY_VIZ:
+            write_bytes(path, self.snapshot())
+        elif form in {PlanFormat.TEXT, PlanFormat.TRACE}:
+            write_text(path, "".join(f"{escaped(line)}\n" for line in self.text(form)))
         else:
             self.plan.save(path, self.check, self.arena)
 

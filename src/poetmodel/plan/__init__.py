@@ -4,6 +4,8 @@ from poetmodel.plan.arena import Arena, ArenaCheck, check_arena
 from poetmodel.plan.binary import decode, encode
 from poetmodel.plan.program import Instruction, Op, Plan, Program
 from poetmodel.plan.simulation import Moment, PlanCheck, check_plan
+from poetmodel.plan.snapshot import memory_snapshot
+from poetmodel.plan.trace import trace_events
 
 __all__ = [
     "Arena",
@@ -18,4 +20,6 @@ __all__ = [
     "check_plan",
     "decode",
     "encode",
+    "memory_snapshot",
+    "trace_events",
 ]

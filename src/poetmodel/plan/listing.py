@@ -89,7 +89,7 @@ def homes_in_words(graph: Graph, plan: Plan) -> str:
 def _lines(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None) -> Iterator[str]:
     factor, unit = _unit(check.makespan_s or 0.0)
     head = f"time [{unit}]"
-    words = _Words(graph, plan)
+    words = Words(graph, plan)
     names = [words.name(step) for step in plan.program]
     width = max((len(name) for name in names if len(name) <= LONGEST_NAME), default=0)
     times = [f"{moment.issued_s / factor:,.3f}" for moment in check.moments]
@@ -136,7 +136,7 @@ class _Places:
         )
 
 
-class _Words:
+class Words:
     """What the instructions of a plan do, in words."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
