@@ -27,7 +27,7 @@ def sums(chart: dict[str, Any]) -> tuple[list[int], list[int]]:
     """Add the bands of a chart up as a reader of the values would: during and after each one."""
     n = len(chart["ops"])
     during, after = [0] * n, [0] * n
-    for _, size, begin, end, _, _, given_at, given, *_ in chart["stays"]:
+    for _, size, begin, end, _, _, given_at, given, _, *_ in chart["stays"]:
         for p in range(max(begin, 0), min(end + 1, n)):
             held = size - (given if 0 <= given_at <= p else 0)
             during[p] += held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from poetmodel.data import write_bytes
 from poetmodel.device.room import PARTS, RamUse
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import Subject
 
     Rows = Sequence[Mapping[str, Any]]
-
-MOST_TENSORS: Final = 12
-"""Tensors at the peak that the page names; JSON has all of them."""
 
 
 def check_report(path: str | Path) -> None:
@@ -98,7 +95,6 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
         has_plan=[subject.plan is not None for subject in subjects],
         places=[subject.places for subject in subjects],
         fronts=fronts,
-        most_tensors=MOST_TENSORS,
     )
 
 

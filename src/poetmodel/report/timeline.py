@@ -61,7 +61,8 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     start and end of what takes time. ``during``, ``after``: RAM at each instruction, as
     `check_plan` found it [B]. ``stays``: what is in RAM: a tensor or, below 0, the workspace of
     node -1 - k; bytes, begin and end, an index of `ORIGINS`, whether it was copied to storage,
-    where and how much an output took over in place, and the computations that read it. ``ghost``:
+    where and how much an output took over in place, what replaced it, and the computations that
+    read it; -1 where there is none. ``ghost``:
     the instructions that first compute each node, and the RAM of keep-all there.
     """
     factor, unit = time_unit(check.makespan_s or 0.0)
@@ -116,6 +117,7 @@ def _values(one: Stay) -> list[int]:
         int(one.paged_out),
         -1 if one.given_at is None else one.given_at,
         one.given_bytes,
+        -1 if one.replaced_by is None else one.replaced_by,
         *one.reads,
     ]
 

@@ -30,8 +30,8 @@ page.define("timeline", (chart, line) => {
   // -- bands: stacked by part, then in the order in which they come ------------------------------
   const parts = page.data.parts;
   const partOf = (what) => (what < 0 ? 3 : ["state", "activation", "gradient"].indexOf(page.graph.tensors[what][3]));
-  const bands = line.stays.map(([what, bytes, begin, end, origin, stored, givenAt, given, ...reads]) => ({
-    what, bytes, begin, end, origin, stored, given, givenAt, reads, part: partOf(what),
+  const bands = line.stays.map(([what, bytes, begin, end, origin, stored, givenAt, given, replaced, ...reads]) => ({
+    what, bytes, begin, end, origin, stored, given, givenAt, replaced, reads, part: partOf(what),
     from: 2 * Math.max(begin, 0), to: Math.min(2 * end + 1, 2 * n), runs: [],
   }));
   bands.sort((a, b) => a.part - b.part || a.from - b.from || b.to - a.to || a.what - b.what);
@@ -59,11 +59,16 @@ page.define("timeline", (chart, line) => {
   const node = (k) => page.graph.nodes[k];
   const nameOf = (what) => (what < 0 ? `${node(-1 - what)}` : page.graph.tensors[what][0]);
   const subject = (p) => ("cas".includes(line.ops[p]) ? node(line.of[p]) : page.graph.tensors[line.of[p]][0]);
-  const clock = (x) => (line.issued === null ? `step ${x}` : `${Number(x.toPrecision(4))} ${line.unit}`);
+  const clock = (x) => {
+    const seconds = x * { s: 1, ms: 1e-3, us: 1e-6 }[line.unit];
+    const [unit, factor] = [["s", 1], ["ms", 1e-3], ["us", 1e-6]].find((found) => seconds >= found[1]) || ["us", 1e-6];
+    return `${Number((seconds / factor).toPrecision(4))}\u00a0${unit}`;
+  };
   const when = (p) => (line.issued === null || p >= n ? `#${p}` : clock(line.issued[Math.max(p, 0)]));
+  const arrival = (band) => [`computed at ${when(band.begin)}`, `recomputed at ${when(band.begin)}`, `paged in at ${when(band.begin)}`, "resident"][band.origin];
   const why = (band, p) => {
     if (band.what < 0) return "workspace of this step";
-    const came = [`computed at ${when(band.begin)}`, `recomputed at ${when(band.begin)}`, `paged in at ${when(band.begin)}`, "resident"][band.origin];
+    const came = arrival(band);
     if (band.reads.includes(p) && "ca".includes(line.ops[p])) return `${came}, read now`;
     const next = band.reads.find((read) => read > p);
     if (next !== undefined) return `${came}, kept for ${node(line.of[next])} at ${when(next)}`;
@@ -71,8 +76,14 @@ page.define("timeline", (chart, line) => {
   };
   const goes = (band) => {
     if (band.what < 0) return "goes with it";
-    if (band.end >= n) return "stays to the end";
+    if (band.end >= n) return band.replaced >= 0 ? "updated in place, stays" : "stays to the end";
+    if (band.givenAt >= 0) return `${node(line.of[band.givenAt])} writes over it at ${when(band.givenAt)}`;
     return `${band.stored ? "paged out, goes" : "goes"} at ${when(band.end)}`;
+  };
+  const told = (band) => {  // a copy from its begin to its end
+    const { reads } = band, last = reads[reads.length - 1];
+    const read = reads.length > 1 ? `, read ${reads.length} times until ${node(line.of[last])}` : reads.length ? `, read by ${node(line.of[last])}` : "";
+    return `${arrival(band)}${read}${reads.length ? ` at ${when(last)}` : ""}; ${goes(band)}`;
   };
   const headline = (l) => {
     const p = l >> 1;
@@ -118,6 +129,28 @@ page.define("timeline", (chart, line) => {
     item.append(button);
     return item;
   };
+  const isSelected = (band) => page.selected !== null && (band.what === page.selected || band.replaced === page.selected);
+  const story = (l) => {  // the copies of the selected tensor, one after the other
+    const own = bands.filter(isSelected), item = element("div", undefined, "chosen");
+    const [name, bytes] = page.graph.tensors[page.selected];
+    const head = element("p");
+    head.append(element("b", name), element("span", size(bytes), "n"));
+    const clear = element("button", "\u00d7");
+    clear.type = "button";
+    clear.setAttribute("aria-label", `Light ${name} no longer`);
+    clear.addEventListener("click", () => page.select(null));
+    head.append(clear);
+    const list = element("ol");
+    own.forEach((band, k) => {
+      const now = band.from <= l && l < band.to;
+      const line = element("li", told(band), now ? "now-here" : "");
+      if (k && own[k - 1].stored) list.append(element("li", "on storage in between", "away"));
+      list.append(line);
+    });
+    if (!own.length) list.append(element("li", "never takes RAM of its own", "away"));
+    item.append(head, list);
+    return item;
+  };
   const fill = (l) => {
     chart.say(headline(l));
     if (!panel) return;
@@ -131,7 +164,7 @@ page.define("timeline", (chart, line) => {
     const keys = element("ul", undefined, "keys");
     parts.forEach((part, k) => {
       const sum = there.reduce((found, band) => found + (band.part === k ? heightAt(band, l) : 0), 0);
-      if (!bands.some((band) => band.part === k)) return;
+      if (!sum) return;
       const key = element("li"), mark = element("i");
       mark.style.background = part[page.skin.colour];
       key.append(mark, `${part.name} `, element("b", size(sum)));
@@ -146,8 +179,15 @@ page.define("timeline", (chart, line) => {
       more.dataset.bytes = rest;
       list.append(more);
     }
-    const hint = chart.pinned ? "pinned: click there again or press Escape" : page.coarse ? "tap the chart to pin" : "click the chart to pin";
-    panel.querySelector(".more-of-it").replaceChildren(total, keys, list, element("p", hint, "hint"));
+    const hint = element("p", chart.pinned ? "Pinned: click there again or press Escape. " : `${page.coarse ? "Tap" : "Click"} the chart to pin. `, "hint");
+    if (line.issued !== null) {
+      const turn = element("button", timed ? "Show by instruction" : "Show by time");
+      turn.type = "button";
+      turn.addEventListener("click", () => { chart.counted = timed; page.replace(chart.id, line); });
+      hint.append(turn);
+    }
+    const chosen = page.selected === null ? [] : [story(l)];
+    panel.querySelector(".more-of-it").replaceChildren(total, keys, ...chosen, list, hint);
     panel.classList.toggle("pinned", Boolean(chart.pinned));
   };
 
@@ -195,9 +235,9 @@ page.define("timeline", (chart, line) => {
       svg.setAttribute("height", div.clientHeight);
       svg.querySelector("clipPath").innerHTML = `<rect x="${at.left}" y="${at.top}" width="${at.width}" height="${at.low + at.height - at.top}"/>`;
       set("names", names(at));
-      const own = page.selected === null ? [] : bands.filter((band) => band.what === page.selected);
-      const paths = own.map((band) => outline(band, at)).join("");
-      set("lit", page.selected === null ? "" : `<path class="dim" fill-rule="evenodd" d="M${at.left} ${at.low}h${at.width}v${at.height}h${-at.width}Z${paths}"/><path class="rim" d="${paths}"/>`);
+      const paths = bands.filter(isSelected).map((band) => outline(band, at)).join("");
+      const whole = page.selected === null ? "" : outline({ runs: levels.map((l, v) => [v, v + 1, 0, bytesAt(l)]) }, at);
+      set("lit", whole && `<path class="dim" fill-rule="evenodd" d="${whole}${paths}"/><path class="rim" d="${paths}"/>`);
     }
     set("hand", cursor(at, chart.level ?? null));
   };
@@ -312,7 +352,7 @@ page.define("timeline", (chart, line) => {
     const groups = new Map();
     for (const band of bands) {
       if (!band.runs.length) continue;
-      const tall = band.runs.some((run) => run[3] - run[2] > 0.008 * top);
+      const tall = band.runs.some((run) => run[3] - run[2] > 0.012 * top);
       const striped = stripe(band) ? band.origin : 0;
       const id = `${band.part} ${striped} ${tall}`;
       if (!groups.has(id)) groups.set(id, { band, tall, x: [], y: [] });
@@ -328,7 +368,7 @@ page.define("timeline", (chart, line) => {
     }
     return [...groups.values()].map(({ band, tall, x, y }) => ({
       type: "scatter", mode: "lines", x, y, fill: "toself", hoverinfo: "skip", fillcolor: colourOf(band),
-      line: { width: tall ? 0.8 : 0, color: page.skin.ground },
+      line: { width: tall ? 0.7 : 0, color: page.skin.colour === "dark" ? "rgba(18,23,28,.7)" : "rgba(255,255,255,.85)" },
       fillpattern: stripe(band) ? { shape: "/", fillmode: "replace", bgcolor: colourOf(band), fgcolor: stripe(band), size: 7, solidity: 0.42 } : undefined,
     }));
   };
@@ -365,9 +405,18 @@ page.define("timeline", (chart, line) => {
     }), page.config());
     over();
     listen();
+    keys();
     if (chart.level === undefined || chart.level >= 2 * n || !chart.pinned) chart.level = chart.rest = chart.rest === undefined ? undefined : Math.min(chart.rest, 2 * n - 1);
     show(chart.level ?? peak);
     paint();
+  };
+  const keys = () => {  // the legend names what there is
+    const there = new Set(["keep_all"]);
+    for (const band of bands) { there.add(parts[band.part].key); if (stripe(band)) there.add(["", "again", "back"][band.origin]); }
+    if (timed) for (const [p] of line.work) there.add(LANES[line.ops[p]][1]);
+    if (line.budget !== null) there.add("budget");
+    const legend = page.$(`${div.id}-keys`);
+    if (legend) for (const key of legend.children) key.hidden = !there.has(key.dataset.key);
   };
   const light = () => { paint(); if (chart.level !== undefined) fill(chart.level); };
   return { draw, key, light };
