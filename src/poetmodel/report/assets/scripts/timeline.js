@@ -416,7 +416,7 @@ page.define("timeline", (chart, line) => {
     if (timed) for (const [p] of line.work) there.add(LANES[line.ops[p]][1]);
     if (line.budget !== null) there.add("budget");
     const legend = page.$(`${div.id}-keys`);
-    if (legend) for (const key of legend.children) key.hidden = !there.has(key.dataset.key);
+    if (legend) for (const key of legend.children) key.hidden = !there.has(key.dataset.about);
   };
   const light = () => { paint(); if (chart.level !== undefined) fill(chart.level); };
   return { draw, key, light };
