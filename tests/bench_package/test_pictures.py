@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from figure_rows import row, without
-from poetmodel.bench.pictures import Map, Panel, digest, draw, panels
+from poetmodel.bench.pictures import TICKS, Map, Panel, digest, draw, panels, round_ticks
 from poetmodel.graph.catalogue import load_model
 from poetmodel.report.pictures import Kind, stage_map
 from poetmodel.schedule import checkpoint_all
@@ -93,3 +95,23 @@ def test_picture_is_reproducible_and_says_what_it_shows(tmp_path: Path) -> None:
     for path in (one, three):
         assert f"data {digest(shown)}".encode() in path.read_bytes()
     assert digest(shown) != digest(shown[:1])
+
+
+def test_axes_of_overheads_are_in_percent(tmp_path: Path) -> None:
+    """Small overheads are written out, with their unit, and no powers of ten are left."""
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "one.svg"
+    draw(path, [_panel("overhead", 0.06, 0.45)])
+    text = path.read_text()
+    assert ">0.1 %<" in text
+    assert "mathdefault" not in text
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1, 1e6))
+def test_ticks_are_few_round_and_cover_what_is_shown(least: float, ratio: float) -> None:
+    """Ticks ascend, are at most `TICKS`, have one digit, and leave little outside."""
+    ticks = round_ticks(least, least * ratio)
+    assert 1 <= len(ticks) <= TICKS
+    assert ticks == sorted(set(ticks))
+    assert all(f"{tick:.0e}" == f"{tick:.9e}".replace(".000000000", "") for tick in ticks)
+    assert ticks[0] <= least * (1 + 1e-9)
