@@ -1,0 +1,205 @@
+"""What a page shows of a point: charts, decisions and words, by the report's own functions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.device import StorageMode
+from poetmodel.errors import PlanError, VerificationError
+from poetmodel.explore.frames import Frame, unpack_schedule
+from poetmodel.explore.tasks import gzipped, read_choice, read_problem
+from poetmodel.graph import Phase
+from poetmodel.planner import make_plan, verify
+from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.problem.infeasibility import obstacles
+from poetmodel.report.charts import address_chart, stage_chart
+from poetmodel.report.facts import decision_rows, facts
+from poetmodel.report.subject import Sources, Subject
+from poetmodel.report.timeline import timeline_chart
+from poetmodel.report.wording import answers
+from poetmodel.result import SolveResult, Status, Termination
+from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry, ScheduleDocument
+from poetmodel.schedule.relations import STATED
+
+if TYPE_CHECKING:
+    from poetmodel.explore.choice import Catalogue
+    from poetmodel.explore.tasks import Known, Talk
+
+LABEL: Final = "A"
+"""The label of the one schedule."""
+
+
+def draw(job: dict[str, Any], talk: Talk) -> Frame:
+    """Draw the schedule that came along; reply with the answer, gzipped JSON."""
+    subject = subject_of(job, talk)
+    found = facts(subject)
+    charts = {
+        "timeline": timeline_chart(subject),
+        "map": stage_chart(subject),
+        "gauge": found["device_ram"],
+    }
+    if job["proof"]["final"]:
+        charts["addresses"] = address_chart(subject)
+    drawn = {
+        "charts": {name: chart for name, chart in charts.items() if chart is not None},
+        "decisions": list(decision_rows(subject.problem, subject.schedule)),
+        "answers": [asdict(answer) for answer in answers(found)],
+        "facts": found,
+        "command": found["commands"],
+    }
+    return Frame(body=gzipped(drawn))
+
+
+def result_of(job: dict[str, Any], talk: Talk) -> SolveResult:
+    """Return the result of a point: the schedule that came along, with its figures and proof."""
+    problem, proof, search = read_problem(job, talk), job["proof"], job["search"]
+    schedule = unpack_schedule(talk.body)
+    verdict = verify(problem, schedule)
+    if not verdict.valid:  # nothing unverified is shown
+        raise VerificationError(verdict.violations)
+    objective = problem.objective
+    bound = min(proof["bound"], objective.overhead(verdict.simulation))
+    return SolveResult(
+        problem=problem,
+        status=Status(proof["status"]),
+        termination=Termination(proof["termination"]),
+        schedule=schedule,
+        simulation=verdict.simulation,
+        objective_bound=min(objective.baseline + bound, objective.measured(verdict.simulation)),
+        overhead_bound_j=bound if problem.minimize == Quantity.ENERGY else 0.0,
+        formulation="lazy",
+        backend=search["backend"],
+        time_limit_s=search["time_limit"],
+        requested_gap=search["gap"],
+        build_s=proof["build_s"],
+        solve_s=proof["solve_s"],
+        versions=proof["versions"],
+        history=tuple(tuple(moment) for moment in proof["history"]),
+    )
+
+
+def subject_of(job: dict[str, Any], talk: Talk) -> Subject:
+    """Return what the report's functions take: the schedule with its plan and its addresses."""
+    from poetmodel.placement import place
+    from poetmodel.plan import check_arena, check_plan
+
+    result = result_of(job, talk)
+    problem, schedule = result.problem, result.require_schedule()
+    graph, costs = problem.graph, problem.costs
+    known = read_choice(talk.catalogue, json.dumps(job["choice"]))
+    notes, plan, check, places = [], None, None, None
+    try:
+        plan = make_plan(
+            graph, costs, schedule, mode=_mode(problem), ram_budget_bytes=problem.usable_ram_bytes
+        )
+        check = check_plan(graph, costs, plan, aux_bytes=problem.aux_limit_bytes)
+        if job["proof"]["final"] and not check.violations:
+            places = check_arena(graph, plan, place(graph, plan))
+    except PlanError as error:
+        notes.append(f"there is no plan: {error}")
+    return Subject(
+        document=document_of(result),
+        schedule=schedule,
+        problem=problem,
+        costs=costs,
+        verdict=verify(problem, schedule),
+        notes=tuple(notes),
+        label=LABEL,
+        sources=sources_of(known, talk.catalogue),
+        plan=plan,
+        check=check,
+        places=places,
+    )
+
+
+def sources_of(known: Known, catalogue: Catalogue) -> Sources:
+    """Return how a command line names what a choice consists of."""
+    device, profile = catalogue.cost_options(known.choice)
+    return Sources(
+        schedule=f"{file_stem(known.source.graph.name)}.schedule.json",
+        graph=known.source.name,
+        shape=known.source.shape,
+        device=device,
+        profile=profile,
+    )
+
+
+def file_stem(name: str) -> str:
+    """Return a name as that of a file: letters, digits, dots and dashes alone."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in ".-_") else "-" for c in name)
+
+
+def document_of(result: SolveResult) -> ScheduleDocument:
+    """Return a result as its schedule file would be read."""
+    stated = result.to_dict()
+    return ScheduleDocument(
+        schedule=result.require_schedule(),
+        device=stated["device"],
+        problem=ProblemEntry.model_validate(stated["problem"]),
+        status=stated["status"],
+        stated={key: stated[key] for key in STATED},
+        objective=ObjectiveEntry.model_validate(stated["objective"]),
+        history=result.history,
+    )
+
+
+def _mode(problem: Problem) -> StorageMode:
+    """Return how the device transfers, else what the deadline implies."""
+    storage = None if problem.costs.device is None else problem.costs.device.storage
+    if storage is not None:
+        return storage.mode
+    overlaps = problem.deadline_counts == DeadlineCounts.OVERLAP
+    return StorageMode.DMA if overlaps else StorageMode.BLOCKING
+
+
+# -- why not less ------------------------------------------------------------------------------
+
+
+def why(job: dict[str, Any], talk: Talk) -> Frame:
+    """Say which limits of a point no schedule can keep, and what the minimum RAM consists of."""
+    problem = read_problem(job, talk)
+    graph, least = problem.graph, problem.floor
+    node = graph.nodes[least.node]
+    apart = set(graph.state_of)
+    resident = 0 if problem.can_page else graph.state_bytes
+    if resident or problem.reads_in_place:
+        apart.update(graph.state_tensors)
+    used = dict.fromkeys((*graph.inputs_of[least.node], *graph.outputs_of[least.node]))
+    held = [
+        {
+            "tensor": graph.tensors[i].name,
+            "index": i,
+            "bytes": graph.tensor_bytes[i],
+            "role": "output" if graph.node_of[i] == least.node else "input",
+        }
+        for i in used
+        if i not in apart
+    ]
+    needs = least.bytes + problem.resident_bytes
+    reasons = list(obstacles(problem))
+    return Frame(
+        values={
+            "text": "; ".join(reasons) or _open(problem, needs),
+            "reasons": reasons,
+            "node": node.name,
+            "phase": str(Phase(node.phase)),
+            "least_bytes": needs,
+            "missing_bytes": max(0, needs - problem.ram_budget_bytes),
+            "held": sorted(held, key=lambda one: -one["bytes"]),
+            "workspace_bytes": node.workspace_bytes,
+            "state_bytes": resident,
+            "shared_bytes": graph.shared_bytes(least.node, graph.inputs_of[least.node]),
+            "resident_bytes": problem.resident_bytes,
+            "single_pass_s": problem.pass_time_s,
+        }
+    )
+
+
+def _open(problem: Problem, needs: int) -> str:
+    node = problem.graph.nodes[problem.floor.node].name
+    return (
+        f"nothing forbids a schedule at once: step {node!r} needs {needs:,} B, the minimum RAM; "
+        "what the limits rule out together only a solve can tell"
+    )

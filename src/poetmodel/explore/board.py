@@ -1,0 +1,474 @@
+"""What all sessions share: problems, points, who wants which, and what the workers do about it.
+
+A session wants one point at a time. A point that somebody wants and that is not over is solved, the
+newest wish first; one that nobody wants any more is not. Everything here runs in the event loop of
+the server, and nothing takes long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.explore.crew import Crew, RefusedError, WorkerError
+from poetmodel.explore.points import FIGURES, Point, known_bound, neighbour, point_id
+from poetmodel.result import relative_gap
+
+if TYPE_CHECKING:
+    from poetmodel.explore.choice import Choice
+    from poetmodel.explore.frames import Frame
+    from poetmodel.explore.store import Store
+
+KEPT_PROBLEMS: Final = 64
+"""Problems that are kept beside those that somebody looks at."""
+KEPT_SESSIONS: Final = 500
+LINGER_S: Final = 10.0
+"""How long a wish stays after nobody listens to its session any more, for a reload [s]."""
+SAVE_EVERY_S: Final = 1.0
+"""How often a bound alone is written to the store [s]."""
+NO_PROOF: Final = {"termination": "interrupted", "build_s": 0.0, "solve_s": 0.0, "versions": {}}
+
+
+class GoneError(Exception):
+    """Something that was asked for by a name that is not known, or not any more."""
+
+
+@dataclass(slots=True)
+class Opened:
+    """A problem that somebody looks at."""
+
+    name: str
+    facts: dict[str, Any]
+    """What the worker said of it."""
+    drawn: str
+    """The same for the page with the graph, as JSON, but for the last brace."""
+    points: dict[str, Point] = field(default_factory=dict)
+
+    def told(self, point: Point) -> dict[str, Any]:
+        """Return a point as the page gets it."""
+        objective = self.facts["objective"]
+        return point.to_dict(objective["baseline"], minimize=objective["minimize"])
+
+
+class Listener:
+    """One stream of events to a browser: only the newest state of each point is sent."""
+
+    def __init__(self) -> None:
+        self._news: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._signal = asyncio.Event()
+        self.over = False
+
+    def hear(self, kind: str, point: str) -> None:
+        """Take note that there is something new about a point."""
+        self._news[kind, point] = None
+        self._signal.set()
+
+    def end(self) -> None:
+        """End the stream: the server stops."""
+        self.over = True
+        self._signal.set()
+
+    async def next(self, most_s: float) -> list[tuple[str, str]]:
+        """Return what is new, kind and point; nothing after a while without news."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._signal.wait(), most_s)
+        self._signal.clear()
+        news, self._news = list(self._news), OrderedDict()
+        return news
+
+
+@dataclass(slots=True)
+class Session:
+    """A page in a browser, and the point that it wants."""
+
+    name: str
+    wants: str | None = None
+    problem: str | None = None
+    listeners: list[Listener] = field(default_factory=list)
+    alone_s: float = field(default_factory=time.monotonic)
+    """Since when nobody listens, on the monotonic clock [s]."""
+
+
+class Board:
+    """Problems, points, sessions and workers of one server."""
+
+    def __init__(
+        self, store: Store, *, solvers: Crew, drawers: Crew, search: dict[str, Any]
+    ) -> None:
+        self.store = store
+        self.solvers = solvers
+        self.drawers = drawers
+        self.search = search
+        self.drawn_by = ""
+        self.opened: OrderedDict[str, Opened] = OrderedDict()
+        self.sessions: OrderedDict[str, Session] = OrderedDict()
+        self._reading: dict[Choice, asyncio.Task[Opened]] = {}
+        self._choices: OrderedDict[Choice, str] = OrderedDict()
+        self._solves: dict[str, asyncio.Task[None]] = {}
+        self._drawings: dict[str, asyncio.Task[bytes]] = {}
+        self._schedules: dict[str, bytes] = {}
+        self._background: set[asyncio.Task[Any]] = set()
+
+    async def start(self) -> None:
+        """Start the workers."""
+        await asyncio.gather(self.solvers.start(), self.drawers.start())
+        self._go(self._tidy())
+
+    async def stop(self) -> None:
+        """End everything; what was found is in the store."""
+        tasks = [*self._solves.values(), *self._drawings.values(), *self._background]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(self.solvers.stop(), self.drawers.stop())
+
+    # -- problems --------------------------------------------------------------------------------
+
+    async def open(self, choice: Choice) -> Opened:
+        """Return the problem of a choice with all its points."""
+        name = self._choices.get(choice)
+        found = None if name is None else self.opened.get(name)
+        if found is None:
+            task = self._reading.get(choice)
+            if task is None:
+                task = self._reading[choice] = asyncio.create_task(self._read(choice))
+                task.add_done_callback(lambda _: self._reading.pop(choice, None))
+            found = await asyncio.shield(task)
+        self.opened.move_to_end(found.name)
+        return found
+
+    async def _read(self, choice: Choice) -> Opened:
+        reply = await self.drawers.do({"task": "prepare", "choice": choice.model_dump()})
+        name = reply.values["problem"]
+        found = self.opened.get(name)
+        if found is None:
+            points = await self.store.call(self.store.points, name)
+            found = Opened(name, reply.values, reply.body.decode().removesuffix("}"))
+            found.points = {point.id: _left(point) for point in points}
+            self.opened[name] = found
+        self._choices[choice] = name
+        return found
+
+    def problem(self, name: str) -> Opened:
+        """Return an open problem."""
+        found = self.opened.get(name)
+        if found is None:
+            msg = "this problem is not open here: choose model and device again"
+            raise GoneError(msg)
+        return found
+
+    def find(self, name: str) -> tuple[Opened, Point]:
+        """Return a point of an open problem."""
+        for opened in reversed(self.opened.values()):
+            if name in opened.points:
+                return opened, opened.points[name]
+        msg = "this point is not known here: choose model and device again"
+        raise GoneError(msg)
+
+    # -- wishes ----------------------------------------------------------------------------------
+
+    def session(self, name: str) -> Session:
+        """Return a session, a new one if it is not known."""
+        found = self.sessions.setdefault(name, Session(name))
+        self.sessions.move_to_end(name)
+        return found
+
+    async def want(
+        self,
+        session: str,
+        problem: str,
+        ram_bytes: int,
+        deadline_s: float | None,
+        *,
+        more: bool = False,
+    ) -> dict[str, Any]:
+        """Let a session want a point; return what is known of it, at once."""
+        opened, name = self.problem(problem), point_id(problem, ram_bytes, deadline_s)
+        point = opened.points.get(name)
+        if point is None or not point.is_over:
+            stored = await self.store.call(self.store.point, name)
+            point = opened.points.get(name)  # it may have come meanwhile
+            if stored is not None and (point is None or _is_ahead(stored, point)):
+                point = opened.points[name] = _left(stored)
+        if point is None:
+            point = Point(id=name, problem=problem, ram_bytes=ram_bytes, deadline_s=deadline_s)
+            opened.points[name] = point
+        asking = self.session(session)
+        before, asking.wants, asking.problem = asking.wants, name, problem
+        if before is not None and before != name:
+            self._drop(before)
+        again = more and not point.is_proved
+        if name not in self._solves and (again or not point.is_over):
+            if not point.is_over:
+                await self._lend(opened, point)
+            if name not in self._solves and asking.wants == name and not point.is_proved:
+                point.state = "waiting"
+                task = self._solves[name] = asyncio.create_task(self._solve(opened, point))
+                task.add_done_callback(lambda _: self._solves.pop(name, None))
+        return opened.told(point)
+
+    def _drop(self, name: str) -> None:
+        """Cancel the solve of a point that nobody wants."""
+        if any(session.wants == name for session in self.sessions.values()):
+            return
+        task = self._solves.get(name)
+        if task is not None:
+            task.cancel()
+
+    async def _lend(self, opened: Opened, point: Point) -> None:
+        """Let a point begin with the best schedule and bound of its neighbours."""
+        others = [other for other in opened.points.values() if other is not point]
+        point.bound = max(point.bound, known_bound(point, others))
+        near = neighbour(point, others)
+        if near is None or (point.value is not None and point.value <= (near.value or 0.0)):
+            return
+        schedule = await self._schedule(near)
+        if not schedule or near.value is None:
+            return
+        found = {name: getattr(near, name) for name in FIGURES}
+        point.provisional, point.neighbour_bytes = True, near.ram_bytes
+        point.bound = min(point.bound, near.value)
+        point.proof = {**NO_PROOF, **near.proof, "termination": "interrupted"}
+        if relative_gap(near.value, point.bound) <= self.search["gap"]:  # what is known proves it
+            point.state, point.status, point.provisional = "done", "optimal", False
+            point.proof["termination"] = "proved"
+        point.take(found, schedule)
+        point.note()
+        await self._save(point, schedule)
+
+    async def _schedule(self, point: Point) -> bytes:
+        """Return the packed schedule of a point."""
+        found = self._schedules.get(point.id)
+        return await self.store.call(self.store.schedule, point.id) if found is None else found
+
+    # -- solves ----------------------------------------------------------------------------------
+
+    async def _solve(self, opened: Opened, point: Point) -> None:
+        first: asyncio.Task[None] | None = None
+        if point.value is None:
+            first = asyncio.create_task(self._begin(opened, point))
+        try:
+            await self._run(opened, point)
+        except RefusedError as error:
+            self._fail(opened, point, str(error))
+        except WorkerError as error:
+            self._fail(opened, point, f"{error}; move the slider to try again")
+        except asyncio.CancelledError:
+            if not point.is_over:
+                point.state = "cancelled"
+            self._tell(opened, point)
+        finally:
+            if first is not None:
+                first.cancel()
+            await self._save(point, self._schedules.pop(point.id, None))
+
+    async def _begin(self, opened: Opened, point: Point) -> None:
+        """Show something before the solve has anything."""
+        with contextlib.suppress(WorkerError, RefusedError):  # the solve meets them, too
+            reply = await self.drawers.do(self._job("begin", opened, point))
+            if point.value is None and "found" in reply.values:
+                self._take(opened, point, reply.values["found"], reply.body)
+
+    async def _run(self, opened: Opened, point: Point) -> None:
+        before_s, saved_s = point.seconds, time.monotonic()
+        start = await self._schedule(point)
+
+        def told(frame: Frame) -> None:
+            nonlocal saved_s
+            values = frame.values
+            point.state = "solving"
+            point.seconds = before_s + values["seconds"]
+            point.bound = max(point.bound, values["bound"])
+            if "found" in values:
+                self._take(opened, point, values["found"], frame.body)
+            else:
+                point.note()
+                self._tell(opened, point)
+                if time.monotonic() - saved_s > SAVE_EVERY_S:
+                    saved_s = time.monotonic()
+                    self._go(self._save(point, None))
+
+        job = {**self._job("solve", opened, point), "search": self.search, "bound": point.bound}
+        reply = await self.solvers.do(job, start, told)
+        ended = reply.values
+        point.seconds = before_s + ended["build_s"] + ended["solve_s"]
+        point.bound = max(point.bound, ended["bound"])
+        point.proof = {key: ended[key] for key in NO_PROOF}
+        point.proof["solve_s"] += before_s
+        found, schedule = ended.get("found"), reply.body
+        if found is None or (point.value is not None and found["value"] > point.value):
+            found, schedule = None, await self._schedule(point)
+        point.state, point.provisional = "done", False
+        point.reason = "" if schedule else ended["reason"]
+        if found is not None or not schedule or ended["status"] == "optimal":
+            point.status = ended["status"]
+        if found is not None:
+            point.figures(found)
+        if point.value is not None:
+            point.bound = min(point.bound, point.value)
+        point.revise(schedule)
+        point.note()
+        if schedule:
+            self._schedules[point.id] = schedule
+        self._tell(opened, point, front=True)
+
+    def _take(self, opened: Opened, point: Point, found: dict[str, Any], schedule: bytes) -> None:
+        """Take over a schedule that a worker found, if it is better than what is known."""
+        better = point.value is None or found["value"] < point.value
+        if better:
+            point.provisional = False
+            point.take(found, schedule)
+            point.proof = point.proof or dict(NO_PROOF)
+            self._schedules[point.id] = schedule
+            self._go(self._save(point, schedule))
+        elif point.provisional and found["value"] == point.value:
+            point.provisional = False
+        point.note()
+        self._tell(opened, point, front=better)
+
+    def _fail(self, opened: Opened, point: Point, reason: str) -> None:
+        point.state, point.reason = "failed", reason
+        self._tell(opened, point)
+
+    def _job(self, task: str, opened: Opened, point: Point) -> dict[str, Any]:
+        return {
+            "task": task,
+            "choice": opened.facts["choice"],
+            "ram_bytes": point.ram_bytes,
+            "deadline_s": point.deadline_s,
+        }
+
+    async def _save(self, point: Point, schedule: bytes | None) -> None:
+        await self.store.call(
+            self.store.save, replace(point, history=list(point.history)), schedule
+        )
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    async def answer(self, name: str, revision: int | None) -> bytes:
+        """Return what is drawn of a point, gzipped JSON."""
+        opened, point = self.find(name)
+        if point.value is None:
+            msg = "there is no schedule yet" if not point.is_over else point.reason
+            raise GoneError(msg)
+        if revision is not None and revision != point.revision:
+            msg = f"revision {revision} is over: the newest one is {point.revision}"
+            raise GoneError(msg)
+        digest = point.digest
+        task = self._drawings.get(digest)
+        if task is None:
+            task = self._drawings[digest] = asyncio.create_task(self._draw(opened, point))
+            task.add_done_callback(lambda _: self._drawings.pop(digest, None))
+        return await asyncio.shield(task)
+
+    async def _draw(self, opened: Opened, point: Point) -> bytes:
+        digest = point.digest
+        known = await self.store.call(self.store.answer, point.id, digest, self.drawn_by)
+        if known is not None:
+            return known
+        job, schedule = self._proved(opened, point), await self._schedule(point)
+        reply = await self.drawers.do({**job, "task": "draw"}, schedule)
+        await self.store.call(self.store.save_answer, point.id, digest, self.drawn_by, reply.body)
+        return reply.body
+
+    def _proved(self, opened: Opened, point: Point) -> dict[str, Any]:
+        """Return a job about the schedule of a point with its certificate."""
+        proof = {
+            **NO_PROOF,
+            **point.proof,
+            "status": point.status or "feasible",
+            "bound": point.bound,
+            "final": point.is_over,
+            "history": point.history,
+        }
+        return {**self._job("", opened, point), "proof": proof, "search": self.search}
+
+    async def export(self, name: str, kind: str) -> Frame:
+        """Return a file about a point."""
+        opened, point = self.find(name)
+        if point.value is None and kind != "c":
+            msg = "there is no schedule yet to export"
+            raise RefusedError(msg)
+        job = {**self._proved(opened, point), "task": "export", "kind": kind}
+        crew = self.solvers if kind == "c" else self.drawers
+        return await crew.do(job, await self._schedule(point))
+
+    async def why(self, problem: str, ram_bytes: int, deadline_s: float | None) -> dict[str, Any]:
+        """Return what binds at a RAM and a deadline."""
+        opened = self.problem(problem)
+        point = Point(id="", problem=problem, ram_bytes=ram_bytes, deadline_s=deadline_s)
+        reply = await self.drawers.do(self._job("why", opened, point))
+        return reply.values
+
+    # -- news ------------------------------------------------------------------------------------
+
+    def listen(self, name: str) -> Listener:
+        """Begin to listen for a session; what it wants is told first."""
+        session, listener = self.session(name), Listener()
+        session.listeners.append(listener)
+        if session.wants is not None:
+            listener.hear("point", session.wants)
+        return listener
+
+    def silence(self) -> None:
+        """End all streams of events."""
+        for session in self.sessions.values():
+            for listener in session.listeners:
+                listener.end()
+
+    def leave(self, name: str, listener: Listener) -> None:
+        """Stop listening."""
+        session = self.sessions.get(name)
+        if session is not None and listener in session.listeners:
+            session.listeners.remove(listener)
+            session.alone_s = time.monotonic()
+
+    def _tell(self, opened: Opened, point: Point, *, front: bool = False) -> None:
+        for session in self.sessions.values():
+            for listener in session.listeners:
+                if session.wants == point.id:
+                    listener.hear("point", point.id)
+                if front and session.problem == opened.name:
+                    listener.hear("front", point.id)
+
+    def _go(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _tidy(self) -> None:
+        """Let wishes of closed pages lapse, and forget problems that nobody looks at."""
+        while True:
+            await asyncio.sleep(1)
+            now_s = time.monotonic()
+            for session in list(self.sessions.values()):
+                if session.listeners or now_s - session.alone_s < LINGER_S:
+                    continue
+                wanted, session.wants = session.wants, None
+                if wanted is not None:
+                    self._drop(wanted)
+                if len(self.sessions) > KEPT_SESSIONS:
+                    del self.sessions[session.name]
+            used = {session.problem for session in self.sessions.values()}
+            for name in [name for name in self.opened if name not in used]:
+                busy = any(point in self._solves for point in self.opened[name].points)
+                if len(self.opened) > KEPT_PROBLEMS and not busy:
+                    del self.opened[name]
+
+
+def _left(point: Point) -> Point:
+    """Return a stored point: a solve that another server began, or left behind, is none here."""
+    if not point.is_over:
+        point.state = "cancelled"
+    return point
+
+
+def _is_ahead(stored: Point, point: Point) -> bool:
+    """Return whether another server knows more of a point."""
+    if stored.is_over:
+        return True
+    return stored.value is not None and (point.value is None or stored.value < point.value)

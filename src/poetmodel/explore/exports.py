@@ -1,0 +1,99 @@
+"""What is taken away of a point: schedule, plan, report, command, and C."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poetmodel.errors import InputError, PlanError
+from poetmodel.explore.answers import file_stem, result_of, subject_of
+from poetmodel.explore.frames import Frame
+from poetmodel.explore.tasks import read_choice
+from poetmodel.schedule.relations import dump
+
+if TYPE_CHECKING:
+    from poetmodel.explore.tasks import Talk
+
+
+def export(job: dict[str, Any], talk: Talk) -> Frame:
+    """Reply with a file, its name and its type; `InputError` where there is none."""
+    return _KINDS[job["kind"]](job, talk)
+
+
+def _file(name: str, media: str, body: bytes) -> Frame:
+    return Frame(values={"name": name, "media": media}, body=body)
+
+
+def _schedule(job: dict[str, Any], talk: Talk) -> Frame:
+    result = result_of(job, talk)
+    name = f"{file_stem(result.problem.graph.name)}.schedule.json"
+    return _file(name, "application/json", dump(result.to_dict()).encode())
+
+
+def _plan(job: dict[str, Any], talk: Talk) -> Frame:
+    subject = subject_of(job, talk)
+    if subject.plan is None or subject.check is None:
+        raise PlanError("; ".join(subject.notes) or "this schedule has no plan")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{file_stem(subject.graph.name)}.plan.json"
+        subject.plan.save(path, subject.check, None)
+        return _file(path.name, "application/json", path.read_bytes())
+
+
+def _report(job: dict[str, Any], talk: Talk) -> Frame:
+    from poetmodel.report.page import report_page
+
+    subject = subject_of(job, talk)
+    page = report_page([subject]).encode("utf-8", "replace")
+    return _file(f"{file_stem(subject.graph.name)}.html", "text/html; charset=utf-8", page)
+
+
+def _command(job: dict[str, Any], talk: Talk) -> Frame:
+    from poetmodel.report.facts import commands
+
+    lines = "\n".join(commands(subject_of(job, talk)))
+    return _file("command.sh", "text/x-shellscript; charset=utf-8", f"{lines}\n".encode())
+
+
+def _c(job: dict[str, Any], talk: Talk) -> Frame:
+    """Solve the captured step again, as ``poetmodel export`` does, and pack the folder."""
+    from poetmodel.export.exporting import export_step
+
+    known = read_choice(talk.catalogue, json.dumps(job["choice"]))
+    step, choice = known.source.step, known.choice
+    if step is None:
+        raise InputError(
+            "C is made of a captured step: start the explorer with a step file, which 'poetmodel "
+            "export --target step' writes"
+        )
+    device, profile = talk.catalogue.cost_options(choice)
+    if device is None:
+        raise InputError("C is made for a device: give --device beside --profile")
+    name = file_stem(step.graph.name)
+    with tempfile.TemporaryDirectory() as folder:
+        export_step(
+            step,
+            Path(folder),
+            ram=job["ram_bytes"],
+            device=device,
+            profile=profile,
+            paging=choice.paging,
+            recompute=choice.recompute,
+            minimize=choice.minimize,
+            deadline=job["deadline_s"],
+            time_limit=job["search"]["time_limit"],
+            gap=max(0.01, job["search"]["gap"]),
+        )
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(Path(folder).rglob("*")):
+                if path.is_file():
+                    archive.write(path, f"{name}/{path.relative_to(folder)}")
+    return _file(f"{name}.zip", "application/zip", packed.getvalue())
+
+
+_KINDS = {"schedule": _schedule, "plan": _plan, "report": _report, "command": _command, "c": _c}

@@ -1,0 +1,151 @@
+"""A point: a problem at one RAM and one deadline, what is known of it, and how far its solve is."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.result import relative_gap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MOST_HISTORY: Final = 400
+"""Entries of a history; of more every second one goes."""
+FIGURES: Final = (
+    "value",
+    "energy_j",
+    "overhead_j",
+    "peak_ram_bytes",
+    "needs_bytes",
+    "makespan_s",
+    "time_s",
+)
+"""What a worker says of a schedule."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Point:
+    """What is known at one RAM and one deadline."""
+
+    id: str
+    problem: str
+    ram_bytes: int
+    deadline_s: float | None
+    state: str = "waiting"
+    """``waiting``, ``solving``, ``done``, ``cancelled`` or ``failed``."""
+    status: str | None = None
+    """What is claimed, as of a `SolveResult`; None while there is no schedule."""
+    reason: str = ""
+    """Why there is no schedule, or why the solve failed."""
+    provisional: bool = False
+    """Whether the schedule is one of another point, and the solve has not told any yet."""
+    neighbour_bytes: int | None = None
+    """The RAM of that point [B]."""
+    value: float | None = None
+    """What is minimized, beyond what every schedule pays."""
+    bound: float = 0.0
+    """What is proved of it."""
+    energy_j: float | None = None
+    overhead_j: float | None = None
+    peak_ram_bytes: int | None = None
+    needs_bytes: int | None = None
+    """The least RAM budget that the schedule keeps [B]."""
+    makespan_s: float | None = None
+    time_s: float | None = None
+    """The time that the deadline limits [s]."""
+    seconds: float = 0.0
+    """Time of all solves so far [s]."""
+    revision: int = 0
+    """Grows with each new schedule, and when the solve ends."""
+    digest: str = ""
+    """Names what is drawn at this revision."""
+    history: list[tuple[float, float | None, float]] = field(default_factory=list)
+    """Seconds, value and bound, whenever one of them changed."""
+    proof: dict[str, Any] = field(default_factory=dict)
+    """What the certificate of the schedule says beside these."""
+
+    @property
+    def gap(self) -> float | None:
+        """Gap of what can be decided; None without a schedule."""
+        return None if self.value is None else relative_gap(self.value, self.bound)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.state == "done"
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether a further solve could not tell more."""
+        return self.is_over and self.status in ("optimal", "infeasible")
+
+    def take(self, found: dict[str, Any], schedule: bytes) -> None:
+        """Take over a schedule with its figures."""
+        self.figures(found)
+        if self.status is None or self.status in ("unknown", "infeasible"):
+            self.status = "feasible"
+        self.revise(schedule)
+
+    def figures(self, found: dict[str, Any]) -> None:
+        """Take over the figures of a schedule."""
+        for name in FIGURES:
+            setattr(self, name, found[name])
+
+    def revise(self, schedule: bytes) -> None:
+        """Begin a revision: something new is to be drawn."""
+        self.revision += 1
+        stated = f"{self.id} {self.revision} {self.status} {self.bound!r} {self.state}"
+        self.digest = hashlib.sha256(stated.encode() + schedule).hexdigest()[:16]
+
+    def note(self) -> None:
+        """Put value and bound into the history where one of them changed."""
+        entry = (round(self.seconds, 3), self.value, self.bound)
+        if not self.history or self.history[-1][1:] != entry[1:]:
+            self.history.append(entry)
+        if len(self.history) > MOST_HISTORY:
+            self.history = [*self.history[:-1:2], self.history[-1]]
+
+    def to_dict(self, baseline: float, *, minimize: str) -> dict[str, Any]:
+        """Return it as the page gets it."""
+        shown = asdict(self)
+        for name in ("digest", "proof"):
+            del shown[name]
+        known = self.value is not None
+        bound_j = baseline + self.bound if known and minimize == "energy" else None
+        return shown | {"bound_j": bound_j, "gap": self.gap}
+
+
+def point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str:
+    """Return the id of a point: what its problem, its RAM and its deadline come to."""
+    stated = f"{problem} {ram_bytes} {deadline_s!r}"
+    return hashlib.sha256(stated.encode()).hexdigest()[:20]
+
+
+def neighbour(point: Point, others: Iterable[Point]) -> Point | None:
+    """Return the point whose schedule is the best one that keeps the limits of another point."""
+    limit_s = math.inf if point.deadline_s is None else point.deadline_s
+    fitting = [
+        other
+        for other in others
+        if other.value is not None
+        and (other.needs_bytes or 0) <= point.ram_bytes
+        and (other.time_s or 0.0) <= limit_s
+    ]
+    return min(fitting, key=lambda other: (other.value, -other.ram_bytes), default=None)
+
+
+def known_bound(point: Point, others: Iterable[Point]) -> float:
+    """Return the best bound that is proved where there is as much RAM and time, or more."""
+    limit_s = math.inf if point.deadline_s is None else point.deadline_s
+    return max(
+        (
+            other.bound
+            for other in others
+            if other.ram_bytes >= point.ram_bytes
+            and (math.inf if other.deadline_s is None else other.deadline_s) >= limit_s
+        ),
+        default=0.0,
+    )

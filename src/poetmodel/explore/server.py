@@ -1,0 +1,230 @@
+"""The explorer's HTTP API.
+
+A visit of the printed address, ``/?token=T``, sets a cookie; nothing else is answered without it
+(see `poetmodel.explore.guard`). Errors are ``{"detail": "a sentence"}``. All values are plain JSON
+in SI units; bodies of requests are JSON.
+
+``GET /``
+    The page.
+``GET /api/choices``
+    ``{models: [{name, group}], devices: [{name, ram_bytes}], initial, version}``: what may be
+    chosen, and what the command line asked for: a CHOICE, perhaps with ``ram_bytes`` and
+    ``deadline_s``.
+``POST /api/problems`` CHOICE
+    Opens a problem: ``{problem, title, choice, graph, floor_bytes, keep_all_bytes, resident_bytes,
+    device_ram_bytes, baseline_energy_j, objective: {minimize, baseline}, deadline: {least_s,
+    default, single_pass_s, most_s, counts}, exports, points}``. ``graph`` is what charts know of
+    the graph, ``points`` all points that the store has. CHOICE has the fields of
+    `poetmodel.explore.choice.Choice`.
+``POST /api/points`` ``{problem, ram_bytes, deadline_s, session, more}``
+    Lets a session want a point, in place of the one that it wanted before, and returns the POINT at
+    once. What is not over is solved; with ``more`` also what ended with a gap.
+``GET /api/points/ID``
+    The POINT as it is now.
+``GET /api/events?session=S``
+    Server-sent events: ``point``, a POINT, whenever what the session wants has changed, and once
+    at the beginning; ``front``, a POINT of the same problem with a new schedule. A page that comes
+    back states its wish anew: a wish lapses ten seconds after its page has gone.
+``GET /api/points/ID/answer?revision=N``
+    What is drawn of a point: ``{charts: {TYPE: data}, decisions, answers, facts, command}``. It
+    waits until it is drawn. It never changes for a revision; 410 with the newest one where N is
+    over.
+``GET /api/problems/ID/why?ram_bytes=N&deadline_s=S``
+    Which limits no schedule can keep, and what the minimum RAM consists of: ``{text, reasons, node,
+    phase, least_bytes, missing_bytes, held: [{tensor, index, bytes, role}], workspace_bytes,
+    state_bytes, shared_bytes, resident_bytes, single_pass_s}``.
+``GET /api/points/ID/export/KIND``
+    A file: ``schedule``, ``plan``, ``report``, ``command``, or ``c``, a zip of C, which solves the
+    captured step anew as ``poetmodel export`` does.
+
+A POINT has the fields of `poetmodel.explore.points.Point`, without ``digest`` and ``proof``, and
+``gap`` and ``bound_j``, the bound on the energy of a step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator  # noqa: TC003 - FastAPI reads it
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from poetmodel.data import installed
+from poetmodel.errors import PoetModelError
+from poetmodel.explore.board import Board, GoneError
+from poetmodel.explore.choice import Choice  # noqa: TC001 - FastAPI reads it
+from poetmodel.explore.crew import WorkerError
+from poetmodel.explore.guard import Guard
+from poetmodel.units import MAX_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from poetmodel.explore.choice import Catalogue
+
+KEEP_ALIVE_S: Final = 10.0
+"""How often a silent stream of events says that it is alive [s]."""
+LEAST_PAUSE_S: Final = 0.05
+"""Least time between two batches of events of a session [s]."""
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Session = Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Ram = Annotated[int, Field(ge=1, le=MAX_BYTES, strict=True)]
+Seconds = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+Kind = Literal["schedule", "plan", "report", "command", "c"]
+
+
+class Wish(BaseModel):
+    """The point that a session wants."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    problem: Name
+    ram_bytes: Ram
+    deadline_s: Seconds | None = None
+    session: Name
+    more: bool = False
+
+
+def application(  # noqa: C901 - the routes, each a few lines
+    board: Board,
+    catalogue: Catalogue,
+    *,
+    page: Callable[[], str],
+    initial: Mapping[str, Any],
+    token: str,
+    port: int,
+) -> Guard:
+    """Return the explorer as an ASGI application."""
+
+    @asynccontextmanager
+    async def living(_: FastAPI) -> AsyncIterator[None]:
+        await board.start()
+        yield
+        await board.stop()
+
+    app = FastAPI(lifespan=living, docs_url=None, redoc_url=None, openapi_url=None)
+    _sentences(app)
+
+    @app.get("/", response_class=HTMLResponse)
+    def home() -> HTMLResponse:
+        return HTMLResponse(page())
+
+    @app.get("/api/choices")
+    def choices() -> dict[str, Any]:
+        return {
+            "models": catalogue.models(),
+            "devices": catalogue.device_list(),
+            "initial": dict(initial),
+            "version": installed("poetmodel") or "",
+        }
+
+    @app.post("/api/problems")
+    async def open_problem(choice: Choice) -> Response:
+        found = await board.open(choice)
+        points = [found.told(point) for point in found.points.values() if point.value is not None]
+        added = json.dumps({"points": points}, allow_nan=False)
+        # The graph is JSON already, an object without its last brace.
+        return Response(f"{found.drawn}, {added[1:]}", media_type="application/json")
+
+    @app.post("/api/points")
+    async def want(wish: Wish) -> dict[str, Any]:
+        return await board.want(
+            wish.session, wish.problem, wish.ram_bytes, wish.deadline_s, more=wish.more
+        )
+
+    @app.get("/api/points/{point}")
+    async def read_point(point: Name) -> dict[str, Any]:
+        opened, found = board.find(point)
+        return opened.told(found)
+
+    @app.get("/api/points/{point}/answer")
+    async def answer(point: Name, revision: int | None = None) -> Response:
+        body = await board.answer(point, revision)
+        kept = "no-store" if revision is None else "private, max-age=31536000, immutable"
+        headers = {"Content-Encoding": "gzip", "Cache-Control": kept}
+        return Response(body, media_type="application/json", headers=headers)
+
+    @app.get("/api/points/{point}/export/{kind}")
+    async def export(point: Name, kind: Kind) -> Response:
+        made = await board.export(point, kind)
+        headers = {"Content-Disposition": f'attachment; filename="{made.values["name"]}"'}
+        return Response(made.body, media_type=made.values["media"], headers=headers)
+
+    @app.get("/api/problems/{problem}/why")
+    async def why(
+        problem: Name,
+        ram_bytes: Annotated[int, Query(ge=1, le=MAX_BYTES)],
+        deadline_s: Annotated[float | None, Query(gt=0, le=1e12)] = None,
+    ) -> dict[str, Any]:
+        return await board.why(problem, ram_bytes, deadline_s)
+
+    @app.get("/api/events", response_class=EventSourceResponse)
+    async def events(session: Session) -> AsyncIterator[ServerSentEvent]:
+        async for event in _events(board, session):
+            yield event
+
+    return Guard(app, token=token, port=port)
+
+
+async def _events(board: Board, session: str) -> AsyncIterator[ServerSentEvent]:
+    import asyncio
+
+    listener = board.listen(session)
+    try:
+        yield ServerSentEvent(comment="listening", retry=500)
+        while True:
+            news = await listener.next(KEEP_ALIVE_S)
+            if listener.over:
+                return
+            if not news:
+                yield ServerSentEvent(comment="alive")
+            for kind, name in news:
+                try:
+                    opened, point = board.find(name)
+                except GoneError:
+                    continue
+                yield ServerSentEvent(event=kind, data=opened.told(point))
+            await asyncio.sleep(LEAST_PAUSE_S)
+    finally:
+        board.leave(session, listener)
+
+
+def _sentences(app: FastAPI) -> None:
+    """Let every error be a sentence."""
+
+    def say(status: int, text: str) -> JSONResponse:
+        return JSONResponse({"detail": text}, status)
+
+    @app.exception_handler(RequestValidationError)
+    def _unusable(_: Request, error: RequestValidationError) -> JSONResponse:
+        faults = [
+            f"{'.'.join(map(str, fault['loc'][1:])) or 'request'}: {fault['msg']}"
+            for fault in error.errors()[:5]
+        ]
+        return say(422, "; ".join(faults))
+
+    @app.exception_handler(HTTPException)
+    def _http(_: Request, error: HTTPException) -> JSONResponse:
+        return say(error.status_code, f"{error.detail}: there is nothing at this address")
+
+    @app.exception_handler(GoneError)
+    def _gone(_: Request, error: GoneError) -> JSONResponse:
+        return say(410, str(error))
+
+    @app.exception_handler(PoetModelError)
+    def _refused(_: Request, error: PoetModelError) -> JSONResponse:
+        return say(409, str(error))
+
+    @app.exception_handler(WorkerError)
+    def _broken(_: Request, error: WorkerError) -> JSONResponse:
+        return say(500, str(error))
+
+    @app.exception_handler(Exception)
+    def _failed(_: Request, error: Exception) -> JSONResponse:
+        return say(500, f"the explorer failed ({type(error).__name__}); the terminal says more")

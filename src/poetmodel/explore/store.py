@@ -1,0 +1,165 @@
+"""The store: every point that was ever solved, in one SQLite file that several servers may share.
+
+All calls go through one thread of a server, in order. SQLite's write-ahead log keeps what was
+committed, however the server ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from poetmodel.errors import InputError
+from poetmodel.explore.points import Point
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    _Result = TypeVar("_Result")
+else:
+    _Result = TypeVar("_Result")
+
+FORMAT: Final = 1
+"""The version of the tables."""
+BUSY_S: Final = 10.0
+"""How long to wait for another server's write [s]."""
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS points (
+    id TEXT PRIMARY KEY, problem TEXT NOT NULL, ram_bytes INTEGER NOT NULL, deadline_s REAL,
+    state TEXT NOT NULL, rank INTEGER NOT NULL, value REAL, bound REAL NOT NULL,
+    digest TEXT NOT NULL, facts TEXT NOT NULL, schedule BLOB, changed_s REAL NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS points_of_problem ON points (problem);
+CREATE TABLE IF NOT EXISTS answers (
+    point TEXT NOT NULL, digest TEXT NOT NULL, drawn_by TEXT NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (point, digest)
+) STRICT;
+"""
+_RANKS: Final = {"done": 2}
+"""How much a state tells; a point never falls behind."""
+
+
+class Store:
+    """Points and answers in one file; it holds the token of its server, too."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._connection = self._thread.submit(self._open).result()
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # the token is inside
+            connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.executescript(_TABLES)
+        except (OSError, sqlite3.Error) as error:
+            raise InputError(
+                f"--store {self.path}: is no store of the explorer, or cannot be written ({error})"
+            ) from error
+        return connection
+
+    async def call(self, function: Callable[..., _Result], *given: Any) -> _Result:
+        """Run one of the methods below in the store's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *given)
+
+    def now(self, function: Callable[..., _Result], *given: Any) -> _Result:
+        """Run one of the methods below, and wait for it."""
+        return self._thread.submit(function, *given).result()
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._thread.submit(self._connection.close).result()
+        self._thread.shutdown()
+
+    # -- run in the store's thread ---------------------------------------------------------------
+
+    def secret(self) -> str:
+        """Return the token of this store, made when it is asked for first."""
+        with self._connection as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO meta VALUES ('token', ?), ('format', ?)",
+                (secrets.token_urlsafe(24), str(FORMAT)),
+            )
+        found = dict(connection.execute("SELECT key, value FROM meta"))
+        if found["format"] != str(FORMAT):
+            raise InputError(
+                f"--store {self.path}: was written by another version of poetmodel (format "
+                f"{found['format']}, expected {FORMAT}); give another file"
+            )
+        return str(found["token"])
+
+    def points(self, problem: str) -> list[Point]:
+        """Return all points of a problem."""
+        query = "SELECT facts FROM points WHERE problem = ?"
+        return [_point(row) for row in self._connection.execute(query, (problem,))]
+
+    def point(self, name: str) -> Point | None:
+        """Return a point by its id."""
+        query = "SELECT facts FROM points WHERE id = ?"
+        row = self._connection.execute(query, (name,)).fetchone()
+        return None if row is None else _point(row)
+
+    def schedule(self, name: str) -> bytes:
+        """Return the packed schedule of a point; empty where it has none."""
+        query = "SELECT schedule FROM points WHERE id = ?"
+        row = self._connection.execute(query, (name,)).fetchone()
+        return b"" if row is None or row[0] is None else row[0]
+
+    def save(self, point: Point, schedule: bytes | None) -> None:
+        """Write a point unless what is there is better; without a schedule the old one stays."""
+        facts = json.dumps(asdict(point), allow_nan=False)
+        rank = _RANKS.get(point.state, 1)
+        values = (
+            *(point.id, point.problem, point.ram_bytes, point.deadline_s, point.state, rank),
+            *(point.value, point.bound, point.digest, facts, schedule, time.time()),
+        )
+        with self._connection as connection:
+            connection.execute(
+                "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO"
+                " UPDATE SET state = excluded.state, rank = excluded.rank, value = excluded.value,"
+                " bound = excluded.bound, digest = excluded.digest, facts = excluded.facts,"
+                " schedule = coalesce(excluded.schedule, schedule), changed_s = excluded.changed_s"
+                " WHERE excluded.value < value OR (value IS NULL AND excluded.value IS NOT NULL) OR"
+                " (excluded.value IS value AND excluded.bound >= bound AND excluded.rank >= rank)",
+                values,
+            )
+            connection.execute(
+                "DELETE FROM answers WHERE point = ?1 AND digest <> "
+                "(SELECT digest FROM points WHERE id = ?1)",
+                (point.id,),
+            )
+
+    def answer(self, name: str, digest: str, drawn_by: str) -> bytes | None:
+        """Return the answer on a point as it was drawn by this version."""
+        query = "SELECT body FROM answers WHERE point = ? AND digest = ? AND drawn_by = ?"
+        row = self._connection.execute(query, (name, digest, drawn_by)).fetchone()
+        return None if row is None else row[0]
+
+    def save_answer(self, name: str, digest: str, drawn_by: str, body: bytes) -> None:
+        """Write the answer on a point."""
+        with self._connection as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", (name, digest, drawn_by, body)
+            )
+
+    def check(self) -> str:
+        """Return ``ok``, or what SQLite finds wrong with the file."""
+        with closing(self._connection.execute("PRAGMA integrity_check")) as found:
+            return str(found.fetchone()[0])
+
+
+def _point(row: tuple[str]) -> Point:
+    return Point(**json.loads(row[0]))
