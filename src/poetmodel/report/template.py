@@ -17,10 +17,17 @@ if TYPE_CHECKING:
 
 LIBRARIES: Final = ("jinja2", "plotly")
 """What a page needs."""
+OWN: Final = "poetmodel.report"
+"""The package whose assets all pages share."""
 
 
 def render(
-    template: str, *, chart_scripts: Sequence[str], charts: Mapping[str, Any], **values: Any
+    template: str,
+    *,
+    chart_scripts: Sequence[str],
+    charts: Mapping[str, Any],
+    package: str = OWN,
+    **values: Any,
 ) -> str:
     """Return a page as text; the same values give the same text.
 
@@ -33,11 +40,13 @@ def render(
     charts : mapping
         What the scripts read: ``graph`` (see `poetmodel.report.charts.graph_chart`) and ``charts``,
         each with ``type`` and ``id``.
+    package : str
+        The package whose ``assets`` have the template.
     **values
         What the template reads.
     """
     text: str = (
-        _environment()
+        _environment(package)
         .get_template(template)
         .render(
             chart_scripts=chart_scripts,
@@ -67,11 +76,12 @@ def packed_plotly() -> str:
 
 
 @cache
-def _environment() -> Any:
+def _environment(package: str) -> Any:
     import jinja2
 
+    found = [jinja2.PackageLoader(name, "assets") for name in dict.fromkeys((package, OWN))]
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("poetmodel.report", "assets"),
+        loader=jinja2.ChoiceLoader(found),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

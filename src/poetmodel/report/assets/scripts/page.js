@@ -43,8 +43,8 @@ const page = (() => {
   const know = (found) => {
     graph = found;
     numbers = new Map(found ? found.tensors.map((tensor, i) => [tensor[0], i]) : []);
+    selected = fromHash();
   };
-  know(data.graph);
 
   // -- the selected tensor, lit in all charts and tables, and part of the address --------------
   let selected = null;
@@ -54,6 +54,7 @@ const page = (() => {
     if (!found) return null;
     try { return numbers.get(decodeURIComponent(found[1])) ?? null; } catch { return null; }
   };
+  know(data.graph);
   const show = () => {
     root.dataset.selected = selected === null ? "" : graph.tensors[selected][0];
     for (const listen of listeners) listen(selected);
@@ -163,12 +164,15 @@ const page = (() => {
     script.textContent = await new Response(stream).text();
     document.head.append(script);
   };
+  let stand;
+  const ready = new Promise((resolve) => { stand = resolve; });
   const start = async () => {
     try {
       await unpack();
       for (const chart of data.charts) mount(chart.id, chart.type, chart);
       selected = fromHash();
       if (selected !== null) show();
+      stand();
       root.dataset.ready = String(Math.round(performance.now()));
     } catch (error) {
       document.querySelectorAll(".chart").forEach((div) => { div.textContent = "The charts need a browser of 2023 or later; all figures are in the tables."; });
@@ -181,7 +185,7 @@ const page = (() => {
   window.addEventListener("load", () => soon(start, { timeout: 1500 }));
 
   return {
-    $, data, define, mount, replace, know, select, escaped, plain, pointed, narrow, coarse, config, axis, layout, colour,
+    $, data, ready, define, mount, replace, know, select, escaped, plain, pointed, narrow, coarse, config, axis, layout, colour,
     onSelect: (heard) => listeners.push(heard),
     get graph() { return graph; },
     get selected() { return selected; },

@@ -1,0 +1,440 @@
+// The explorer: what is wished for, what the server knows of it, and how both reach the page.
+//
+// A wish is a problem, a RAM budget and a deadline. The server answers with a point, at once and
+// again whenever it learns more; `heard` takes them all, and only the wished one is shown. The charts
+// of a point are fetched by its id and revision, and drawn unless something newer is wished by then.
+(() => {
+  const { $ } = page;
+  const root = document.documentElement;
+  const PACE_MS = 80;
+  const CALM_MS = 250;
+  const RETRY_MS = 1000;
+  const KEPT = 80;
+  const CHARTS = JSON.parse($("answer").dataset.charts);
+  const PLAIN = {
+    batch: null, image: null, sequence: null, state: null, train: null, tile: null, in_place: false, paging: true, recompute: true,
+    minimize: "energy", deadline_counts: null, aux_bytes: null, count_parameters: false,
+  };
+  const NUMBERS = ["batch", "image", "sequence", "aux_bytes"];
+  const FIELDS = ["model", "device", ...Object.keys(PLAIN)];
+  const coded = (id) => encodeURIComponent(id);
+
+  let choice = null;
+  let problem = null;
+  let wished = { ram_bytes: null, deadline_s: null };
+  const points = new Map();
+
+  // -- the session: a reload keeps it, another tab has its own ---------------------------------
+  const [visit] = performance.getEntriesByType("navigation");
+  const before = visit && visit.type === "reload" ? window.sessionStorage.getItem("session") : null;
+  const session = before || Array.from(window.crypto.getRandomValues(new Uint32Array(3)), (part) => part.toString(36)).join("");
+  window.sessionStorage.setItem("session", session);
+
+  // -- asking the server -----------------------------------------------------------------------
+  class Refused extends Error {}
+  const ask = async (path, { body, signal } = {}) => {
+    const how = body ? { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) } : {};
+    let reply;
+    try {
+      reply = await fetch(path, { ...how, signal, credentials: "same-origin" });
+    } catch (error) {
+      if (error.name !== "AbortError") lose();
+      throw error;
+    }
+    if (reply.status === 410 && problem) { enter(); throw new DOMException("opened again", "AbortError"); }
+    if (reply.status === 403) { shut(); throw new Refused("the address of this page is no longer valid"); }
+    if (!reply.ok) throw new Refused(await sentence(reply));
+    return reply;
+  };
+  const sentence = async (reply) => {
+    try { return String((await reply.json()).detail); } catch { return `the server answered ${reply.status}`; }
+  };
+  // What was refused is said; a lost connection and an older wish are dealt with elsewhere.
+  const told = (error, where) => { if (error instanceof Refused) $(where).textContent = capital(error.message); };
+  const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.?!]$/.test(text) ? "" : ".");
+
+  // -- events, and a connection that comes back -------------------------------------------------
+  let events = null;
+  let lost = false;
+  let over = false;
+  const listen = () => {
+    events = new EventSource(`/api/events?session=${coded(session)}`);
+    events.addEventListener("error", lose);
+    for (const name of ["point", "front"]) events.addEventListener(name, (event) => heard(JSON.parse(event.data)));
+  };
+  const lose = () => {
+    if (lost || over) return;
+    lost = true;
+    events?.close();
+    root.dataset.connection = "lost";
+    $("connection").textContent = "Reconnecting …";
+    setTimeout(again, RETRY_MS);
+  };
+  const again = async () => {
+    lost = false;
+    try { await ask("/api/choices"); } catch { return; }
+    root.dataset.connection = "up";
+    $("connection").textContent = "";
+    listen();
+    if (choice) enter();
+  };
+  const shut = () => {
+    over = true;
+    events?.close();
+    root.dataset.connection = "over";
+    $("connection").textContent = "This address is no longer valid: open the one that poetmodel explore printed.";
+  };
+
+  // -- the address: a link or a reload shows the same view -------------------------------------
+  const sizeText = (bytes) => (bytes % 1024 ? String(bytes) : `${bytes / 1024}KiB`);
+  const writeAddress = () => {
+    const query = new URLSearchParams();
+    for (const name of FIELDS) if (name in PLAIN ? choice[name] !== PLAIN[name] : choice[name]) query.set(name, typeof choice[name] === "boolean" ? Number(choice[name]) : choice[name]);
+    if (wished.ram_bytes !== null) query.set("ram", sizeText(wished.ram_bytes));
+    if (wished.deadline_s !== null) query.set("deadline", `${wished.deadline_s}s`);
+    const found = `?${query}`;
+    if (found !== window.location.search) window.history.replaceState(null, "", window.location.pathname + found + window.location.hash);
+  };
+  const readAddress = (initial) => {
+    const query = new URLSearchParams(window.location.search);
+    const found = { ...PLAIN, ...(query.has("model") ? { model: initial.model, device: initial.device } : initial) };
+    for (const name of FIELDS) {
+      if (!query.has(name)) continue;
+      const text = query.get(name);
+      found[name] = typeof PLAIN[name] === "boolean" ? text !== "0" : NUMBERS.includes(name) ? Number(text) || null : text;
+    }
+    choice = Object.fromEntries(FIELDS.map((name) => [name, found[name]]));
+    const ram = query.has("ram") ? units.readBytes(query.get("ram"), 0) : null;
+    const deadline = query.has("deadline") ? units.readSeconds(query.get("deadline"), 0) : null;
+    wished = { ram_bytes: ram ?? initial.ram_bytes ?? null, deadline_s: deadline ?? initial.deadline_s ?? null };
+  };
+
+  // -- the problem: its controls, and what the server says of it -------------------------------
+  const fillChoices = ({ models, devices }) => {
+    const groups = new Map();
+    for (const { name, group } of models) groups.set(group, [...(groups.get(group) || []), name]);
+    $("model").replaceChildren(...Array.from(groups, ([group, names]) => {
+      const found = document.createElement("optgroup");
+      found.label = group;
+      found.append(...names.map((name) => new Option(name)));
+      return found;
+    }));
+    $("device").replaceChildren(...devices.map(({ name, ram_bytes }) => new Option(`${name} (${units.bytes(ram_bytes)})`, name)));
+  };
+  const showChoice = () => {
+    for (const name of FIELDS) {
+      const field = $(name);
+      if (!field) continue;
+      if (field.type === "checkbox") field.checked = choice[name];
+      else field.value = choice[name] ?? "";
+    }
+    for (const name of ["train", "tile"]) $(name).parentElement.hidden = !choice.state;
+    const words = [choice.model, choice.device, choice.batch && `batch ${choice.batch}`, choice.state, choice.train && `train ${choice.train}`, choice.tile && `tiles of ${choice.tile}`, choice.in_place && "in place", !choice.paging && "no paging", !choice.recompute && "no recomputation", choice.minimize !== "energy" && `least ${choice.minimize}`];
+    $("problem-words").textContent = words.filter(Boolean).join(" · ");
+  };
+  const readChoice = (event) => {
+    const field = event.target;
+    if (!FIELDS.includes(field.name)) return;
+    const value = field.type === "checkbox" ? field.checked : field.type === "number" ? Number(field.value) || null : field.value || null;
+    choice = { ...choice, [field.name]: value };
+    if (!choice.state) choice = { ...choice, train: null, tile: null };
+    showChoice();
+    enter();
+  };
+  let entering = 0;
+  const enter = async () => {
+    entering += 1;
+    const turn = entering;
+    $("problem").setAttribute("aria-busy", "true");
+    let found;
+    try {
+      found = await (await ask("/api/problems", { body: choice })).json();
+    } catch (error) {
+      if (turn === entering) { $("problem").removeAttribute("aria-busy"); told(error, "problem-error"); }
+      return;
+    }
+    if (turn !== entering) return;
+    $("problem").removeAttribute("aria-busy");
+    $("problem-error").textContent = "";
+    const other = !problem || problem.problem !== found.problem;
+    problem = found;
+    if (other) { points.clear(); page.know(found.graph); drawn = null; }
+    for (const point of found.points) keep(point);
+    document.title = `${found.title}: poetmodel explore`;
+    $("title").textContent = found.title;
+    setLimits();
+    await page.ready;
+    drawPoints();
+    want();
+  };
+  const setLimits = () => {
+    const { floor_bytes, keep_all_bytes, device_ram_bytes, deadline } = problem;
+    const near = device_ram_bytes && device_ram_bytes > floor_bytes && device_ram_bytes < 1.6 * keep_all_bytes;
+    const high = 1.03 * Math.max(keep_all_bytes, near ? device_ram_bytes : 0, 1.1 * floor_bytes);
+    const marks = [{ name: "minimum", value: floor_bytes }, { name: "keep-all", value: keep_all_bytes }, ...(device_ram_bytes ? [{ name: "device", value: device_ram_bytes }] : [])];
+    const inside = (bytes) => bytes !== null && bytes >= floor_bytes / 2 && bytes <= high;
+    const start = near && device_ram_bytes < keep_all_bytes ? device_ram_bytes : Math.round((floor_bytes + keep_all_bytes) / 2048) * 1024 || keep_all_bytes;
+    wished = { ...wished, ram_bytes: inside(wished.ram_bytes) ? wished.ram_bytes : start };
+    ram.set({ marks, low: floor_bytes, high, log: high > 5 * floor_bytes }, wished.ram_bytes);
+    const { least_s, single_pass_s, most_s } = deadline;
+    if (wished.deadline_s !== null && (wished.deadline_s > 2 * most_s || wished.deadline_s < least_s / 2)) wished = { ...wished, deadline_s: null };
+    const times = [...(least_s < 0.999 * single_pass_s ? [{ name: "least", value: least_s }] : []), { name: "single pass", value: single_pass_s }, { name: "none", value: null }];
+    late.set({ marks: times, low: least_s, high: Math.max(most_s, 1.05 * least_s), log: most_s > 5 * least_s, none: true }, wished.deadline_s);
+  };
+
+  // -- the wish: the newest wins ---------------------------------------------------------------
+  let timer = null;
+  let asking = null;
+  const isWished = (point) => problem && point.problem === problem.problem && point.ram_bytes === wished.ram_bytes && point.deadline_s === wished.deadline_s;
+  const below = () => wished.ram_bytes < problem.floor_bytes;
+  const want = () => {
+    const known = Array.from(points.values()).find(isWished);
+    if (known) show(known);
+    else if (below()) say("waiting", `${units.bytes(wished.ram_bytes)} is below the minimum`);
+    else say("waiting", `Asking for ${units.bytes(wished.ram_bytes)}`);
+    if (!known) $("answer").dataset.stale = "yes";
+    if (timer === null) timer = setTimeout(() => send(), PACE_MS);
+    drawPointsSoon();
+  };
+  const send = async ({ more = false } = {}) => {
+    timer = null;
+    writeAddress();
+    asking?.abort();
+    asking = new AbortController();
+    const { signal } = asking;
+    try {
+      if (below()) { await explain(signal); return; }
+      heard(await (await ask("/api/points", { body: { problem: problem.problem, ...wished, session, more }, signal })).json());
+    } catch (error) {
+      if (error instanceof Refused) fail(error.message);
+    }
+  };
+  const choose = (change) => { wished = { ...wished, ...change }; want(); };
+  const go = (ram_bytes, deadline_s) => {
+    wished = { ram_bytes, deadline_s };
+    ram.move(ram_bytes);
+    late.move(deadline_s);
+    want();
+  };
+
+  // -- points: kept by id, older news is dropped -----------------------------------------------
+  const keep = (point) => {
+    const old = points.get(point.id);
+    if (old && (point.revision < old.revision || (point.revision === old.revision && point.seconds < old.seconds && old.state !== "cancelled"))) return false;
+    points.set(point.id, point);
+    return true;
+  };
+  const heard = (point) => {
+    if (!problem || point.problem !== problem.problem || !keep(point)) return;
+    drawPointsSoon();
+    if (isWished(point)) show(point);
+  };
+
+  // -- the answer in figures -------------------------------------------------------------------
+  const say = (state, text) => { root.dataset.state = state; $("say").textContent = text; };
+  const put = (id, value, text, more = "") => {
+    const field = $(id);
+    field.textContent = text;
+    if (value === null) delete field.dataset.value;
+    else field.dataset.value = value;
+    $(`${id}-more`).textContent = more;
+  };
+  const figures = (point) => {
+    const base_j = point.energy_j - point.overhead_j;
+    const share = base_j ? point.overhead_j / base_j : 0;
+    put("energy", point.energy_j, units.joules(point.energy_j), `${units.joules(point.overhead_j)} beyond a single pass`);
+    put("overhead", share, `+${units.share(share)}`, "energy of a single pass");
+    const proven = point.status === "optimal" && !point.provisional;
+    const gap = point.gap === null ? "" : `gap ${units.share(point.gap)}`;
+    const bound = point.bound_j === null ? "" : `no schedule below ${units.joules(point.bound_j)}`;
+    put("proof", point.gap, proven ? "Optimal" : gap || "Open", [proven && gap, bound].filter(Boolean).join(", "));
+    put("time", point.makespan_s, units.seconds(point.makespan_s), point.deadline_s === null ? "no deadline" : `deadline ${units.seconds(point.deadline_s)}`);
+    put("peak", point.peak_ram_bytes, units.bytes(point.peak_ram_bytes), `${units.share((point.needs_bytes ?? point.peak_ram_bytes) / wished.ram_bytes)} of the budget`);
+  };
+  const nothing = () => { for (const id of ["energy", "overhead", "proof", "time", "peak"]) put(id, null, "–"); };
+  const WORDS = { waiting: "Waiting for a free core", solving: "Solving", cancelled: "Stopped", failed: "Failed" };
+  const standing = (point) => {
+    const known = point.energy_j !== null;
+    if (point.state === "failed") return "The solve failed";
+    if (point.status === "infeasible") return "No schedule keeps these limits";
+    if (point.state === "done") return known ? (point.status === "optimal" ? "Proven optimal" : `Not proven within ${units.seconds(point.seconds)}`) : "No schedule was found in time";
+    if (point.provisional && known) return `${WORDS[point.state]}: best known so far, ${point.neighbour_bytes ? `from ${units.bytes(point.neighbour_bytes)}` : `with a peak of ${units.bytes(point.peak_ram_bytes)}`}`;
+    return known ? `${WORDS[point.state]}: this is the best so far` : WORDS[point.state];
+  };
+  const show = (point) => {
+    const known = point.energy_j !== null;
+    root.dataset.point = point.id;
+    root.dataset.provisional = point.provisional ? "yes" : "";
+    say(point.state, standing(point));
+    put("solve", point.seconds, units.seconds(point.seconds), point.state === "done" ? (point.status === "feasible" ? "then out of time" : "") : "so far");
+    $("more").hidden = point.state !== "done" || point.status !== "feasible";
+    if (known) figures(point); else nothing();
+    const settled = point.state === "done" || point.state === "failed";
+    if (point.state === "failed") fail(point.reason || "the solve failed");
+    else if (point.status === "infeasible") panel("No schedule keeps these limits", point.reason || "the limits contradict each other", "");
+    else $("why").hidden = true;
+    if (settled) announce(point);
+    offer(known && !point.provisional ? point : null);
+    if (known) fetchAnswer(point);
+    else { $("answer").dataset.stale = "yes"; delete root.dataset.answer; }
+  };
+  let announced = "";
+  let announcing = null;
+  const announce = (point) => {
+    clearTimeout(announcing);
+    announcing = setTimeout(() => {
+      const key = `${point.id}:${point.revision}:${point.state}`;
+      if (key === announced || !isWished(point)) return;
+      announced = key;
+      $("announce").textContent = `${units.bytes(point.ram_bytes)}: ${standing(point)}${point.energy_j === null ? "" : `, ${$("energy").textContent}, overhead ${$("overhead").textContent}`}.`;
+    }, 2 * CALM_MS);
+  };
+
+  // -- below the minimum, infeasible, failed ---------------------------------------------------
+  let leave = null;
+  const panel = (head, text, button, then = null) => {
+    $("why").hidden = false;
+    $("why-head").textContent = head;
+    $("why-text").textContent = capital(text);
+    $("why-go").hidden = !then;
+    $("why-go").textContent = button;
+    leave = then;
+  };
+  const fail = (text) => { say("failed", "The solve failed"); panel("That did not work", text, "Try again", () => send()); };
+  const explain = async (signal) => {
+    const limits = new URLSearchParams({ ram_bytes: wished.ram_bytes });
+    if (wished.deadline_s !== null) limits.set("deadline_s", wished.deadline_s);
+    const why = await (await ask(`/api/problems/${coded(problem.problem)}/why?${limits}`, { signal })).json();
+    nothing();
+    offer(null);
+    $("more").hidden = true;
+    put("solve", null, "–");
+    delete root.dataset.answer;
+    const least = why.least_bytes ?? problem.floor_bytes;
+    panel("Why not less?", why.text, `Go to ${units.bytes(least)}`, () => ram.choose(least));
+    say("below", `No schedule needs less than ${units.bytes(least)}`);
+    $("announce").textContent = $("say").textContent;
+  };
+
+  // -- the answer in charts --------------------------------------------------------------------
+  const answers = new Map();
+  const mounted = new Set();
+  let drawn = null;
+  let fetching = null;
+  let calm = null;
+  const keyOf = (point) => `${point.id}:${point.revision}`;
+  const fetchAnswer = async (point) => {
+    const key = keyOf(point);
+    if (drawn === key) { fresh(key); return; }
+    if (answers.has(key)) { drawAnswer(point, answers.get(key)); return; }
+    if (fetching && fetching.id === point.id) return;
+    fetching?.stop.abort();
+    const mine = { id: point.id, stop: new AbortController() };
+    fetching = mine;
+    try {
+      const path = `/api/points/${coded(point.id)}/answer?revision=${point.revision}`;
+      const answer = await (await ask(path, { signal: mine.stop.signal })).json();
+      answers.set(key, answer);
+      if (answers.size > KEPT) answers.delete(answers.keys().next().value);
+      if (isWished(point)) await drawAnswer(point, answer);
+    } catch (error) {
+      if (error instanceof Refused) told(error, "take-error");
+    } finally {
+      if (fetching === mine) fetching = null;
+    }
+    const newest = points.get(point.id);
+    if (isWished(newest) && newest.revision > point.revision) fetchAnswer(newest);
+  };
+  const fresh = (key) => { $("answer").dataset.stale = ""; root.dataset.answer = key; };
+  const drawChart = (type, data) => {
+    const part = $(type);
+    part.hidden = !data;
+    if (!data) return undefined;
+    const id = `${type}-A`;
+    if (mounted.has(id)) return page.replace(id, data);
+    mounted.add(id);
+    return page.mount(id, type, data);
+  };
+  // The first chart changes at once, the others when the slider has come to rest.
+  const drawAnswer = async (point, answer) => {
+    await page.ready;
+    const key = keyOf(point);
+    drawn = key;
+    const [first, ...others] = CHARTS;
+    await drawChart(first, answer.charts[first]);
+    if (drawn !== key) return;
+    $("command").textContent = answer.command.join("\n");
+    $("copy").disabled = false;
+    clearTimeout(calm);
+    calm = setTimeout(() => { if (drawn === key) for (const type of others) drawChart(type, answer.charts[type]); }, answers.size > 1 ? CALM_MS : 0);
+    fresh(key);
+  };
+  let pointing = null;
+  const drawPoints = () => {
+    const scale = ram.scale;
+    const here = Array.from(points.values()).find(isWished);
+    drawChart("points", { points: Array.from(points.values()), scale, budget_bytes: wished.ram_bytes, here: here && here.id, go });
+  };
+  const drawPointsSoon = () => { pointing ??= setTimeout(() => { pointing = null; drawPoints(); }, CALM_MS); };
+
+  // -- taking it away ---------------------------------------------------------------------------
+  let offered = null;
+  const offer = (point) => {
+    offered = point;
+    document.querySelectorAll("[data-export]").forEach((button) => {
+      button.hidden = !problem.exports.includes(button.dataset.export);
+      button.disabled = !point;
+    });
+    if (!point) { $("copy").disabled = true; $("command").textContent = ""; }
+  };
+  const take = async (what) => {
+    $("take-error").textContent = "";
+    try {
+      const reply = await ask(`/api/points/${coded(offered.id)}/export/${what}`);
+      const name = /filename="?([^";]+)"?/.exec(reply.headers.get("Content-Disposition") || "");
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(await reply.blob());
+      link.download = name ? name[1] : what;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    } catch (error) {
+      told(error, "take-error");
+    }
+  };
+  const copy = async () => {
+    await navigator.clipboard.writeText($("command").textContent);
+    $("copy").textContent = "Copied";
+    setTimeout(() => { $("copy").textContent = "Copy"; }, 1500);
+  };
+
+  // -- it begins -------------------------------------------------------------------------------
+  const power = (n) => 2 ** Math.max(0, Math.floor(Math.log2(n)));
+  const ram = makeLimit("ram", {
+    format: units.bytes, grain: power, wrong: "A size such as 256KiB, 1.5MB or 50%.",
+    read: (text) => units.readBytes(text, problem.keep_all_bytes) || undefined,
+    describe: (value) => `${units.bytes(value)}, ${units.share(value / problem.keep_all_bytes)} of the keep-all peak`,
+    changed: (value) => choose({ ram_bytes: value }),
+  });
+  const late = makeLimit("deadline", {
+    format: (value) => (value === null ? "none" : units.seconds(value)), grain: (n) => 10 ** Math.floor(Math.log10(n)), wrong: "A time such as 20ms, 1.5s or 110%, or none.",
+    read: (text) => (/^\s*(none)?\s*$/i.test(text) ? null : units.readSeconds(text, problem.deadline.single_pass_s) || undefined),
+    describe: (value) => (value === null ? "no deadline" : units.seconds(value)),
+    changed: (value) => choose({ deadline_s: value }),
+  });
+  $("problem").addEventListener("change", readChoice);
+  $("why-go").addEventListener("click", () => leave());
+  $("more").addEventListener("click", () => { $("more").hidden = true; $("ram").focus(); send({ more: true }); });
+  $("copy").addEventListener("click", copy);
+  document.querySelectorAll("[data-export]").forEach((button) => button.addEventListener("click", () => take(button.dataset.export)));
+  if (page.narrow()) $("problem").open = false;
+  const begin = async () => {
+    let offers;
+    try { offers = await (await ask("/api/choices")).json(); } catch { setTimeout(begin, RETRY_MS); return; }
+    fillChoices(offers);
+    readAddress(offers.initial);
+    showChoice();
+    listen();
+    enter();
+  };
+  begin();
+})();

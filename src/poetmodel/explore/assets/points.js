@@ -1,0 +1,71 @@
+// All answers to a problem: overhead against peak RAM, coloured by time. A click or Enter goes there.
+page.define("points", (chart, { points, scale, budget_bytes, here, go }) => {
+  const { div } = chart;
+  const TIMES = [["#0b3c5d", "#e69f00"], ["#79bdf0", "#f0b93a"]];
+  const held = points.filter((point) => point.energy_j !== null && !point.provisional).sort((a, b) => a.peak_ram_bytes - b.peak_ram_bytes);
+  const overhead = (point) => (100 * point.overhead_j) / (point.energy_j - point.overhead_j);
+  const proven = (point) => point.status === "optimal";
+  const words = (point) => [
+    `${units.bytes(point.peak_ram_bytes)} of ${units.bytes(point.ram_bytes)}`, `overhead ${units.share(overhead(point) / 100)}`, units.seconds(point.makespan_s),
+    ...(point.deadline_s === null ? [] : [`deadline ${units.seconds(point.deadline_s)}`]), proven(point) ? "proven optimal" : "not proven",
+  ].join(", ");
+  const x = held.map((point) => point.peak_ram_bytes);
+  const y = held.map(overhead);
+  const seconds = held.map((point) => point.makespan_s);
+  const edge = [];
+  held.forEach((point, at) => { if (!edge.length || y[at] < edge[edge.length - 1][1]) edge.push([x[at], y[at]]); });
+  let cursor = held.findIndex((point) => point.id === here);
+
+  // Round sizes as marks of the axis, as many as there is room for.
+  const ticks = () => {
+    const wanted = page.narrow() ? 4 : 8;
+    const found = [];
+    for (let power = 1; power < 2 ** 50; power *= 2) for (const size of [power, 1.25 * power, 1.5 * power, 1.75 * power]) if (size >= scale.low && size <= scale.high) found.push(size);
+    for (const keep of [(size) => Number.isInteger(Math.log2(size / 1.5)) || Number.isInteger(Math.log2(size)), (size) => Number.isInteger(Math.log2(size))]) {
+      if (found.length <= wanted) break;
+      const fewer = found.filter(keep);
+      if (fewer.length > 1) found.splice(0, found.length, ...fewer);
+    }
+    return found;
+  };
+  const draw = () => {
+    const dark = page.skin.colour === "dark" ? 1 : 0;
+    const spread = Math.max(...seconds) > 1.001 * Math.min(...seconds);
+    const mark = held.findIndex((point) => point.id === here);
+    const traces = [
+      { type: "scatter", mode: "lines", x: edge.map((one) => one[0]), y: edge.map((one) => one[1]), line: { shape: "hv", color: page.skin.faint, width: 1, dash: "dot" }, hoverinfo: "skip" },
+      {
+        type: "scatter", mode: "markers", x, y, hovertext: held.map(words), hoverinfo: "text",
+        marker: {
+          size: 10, symbol: held.map((point) => (proven(point) ? "circle" : "circle-open")), color: spread ? seconds : TIMES[dark][0],
+          ...(spread ? { colorscale: TIMES[dark].map((colour, end) => [end, colour]), showscale: true, colorbar: { title: { text: "time [s]", side: "right", font: { size: 11 } }, thickness: 10, outlinewidth: 0, tickfont: { size: 10 }, nticks: 5 } } : {}),
+          line: { width: 1.5 },
+        },
+      },
+    ];
+    if (mark >= 0) traces.push({ type: "scatter", mode: "markers", x: [x[mark]], y: [y[mark]], hoverinfo: "skip", marker: { size: 18, symbol: "circle-open", color: page.skin.limit, line: { width: 2 } } });
+    const sizes = ticks();
+    const ends = [scale.low, scale.high].map((size) => (scale.log ? Math.log10(size) : size));
+    div.dataset.axes = "xaxis";
+    div.whole = { xaxis: ends };
+    return window.Plotly.react(div, traces, page.layout({
+      uirevision: "kept",
+      shapes: [{ type: "line", xref: "x", yref: "paper", x0: budget_bytes, x1: budget_bytes, y0: 0, y1: 1, line: { color: page.skin.limit, width: 1.5, dash: "dash" } }],
+      xaxis: page.axis({ title: { text: "peak RAM", standoff: 4 }, type: scale.log ? "log" : "linear", range: ends, tickvals: sizes, ticktext: sizes.map(units.bytes) }),
+      yaxis: page.axis({ title: { text: "energy overhead", standoff: 4 }, rangemode: "tozero", ticksuffix: " %", ...(Math.max(0, ...y) > 0 ? {} : { range: [-0.1, 1] }) }),
+    }), page.config());
+  };
+  const leave = (at) => { const point = held[at]; if (point) go(point.ram_bytes, point.deadline_s); };
+  const hover = (event) => { if (event.points[0].curveNumber === 1) chart.say(words(held[event.points[0].pointNumber])); };
+  const click = (event) => { if (event.points[0].curveNumber === 1) leave(event.points[0].pointNumber); };
+  const key = (name) => {
+    if (name === "Enter") { leave(cursor); return cursor >= 0; }
+    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -held.length, End: held.length }[name];
+    if (!step || !held.length) return false;
+    cursor = Math.min(held.length - 1, Math.max(0, cursor + step));
+    chart.say(words(held[cursor]));
+    window.Plotly.relayout(div, { annotations: [{ x: scale.log ? Math.log10(x[cursor]) : x[cursor], y: y[cursor], text: "", showarrow: true, ax: 0, ay: -30, arrowcolor: page.skin.limit, arrowwidth: 2 }] });
+    return true;
+  };
+  return { draw, hover, click, key };
+});
