@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poetmodel.bench.tables import Row
     from poetmodel.report.pictures import Grid
 
-FORMS: Final = dict.fromkeys((".png", ".svg", ".pdf"), "matplotlib")
+FORMS: Final = dict.fromkeys((".png", ".svg", ".pdf"), ("matplotlib",))
 """What draws a picture, by the ending of its file."""
 DOTS_PER_INCH: Final = 150
 PANEL_INCHES: Final = (2.5, 2.3)

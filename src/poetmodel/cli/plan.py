@@ -78,7 +78,7 @@ class PlanOptions:
         "trace Chrome trace events for Perfetto, memory-viz a snapshot for PyTorch's memory_viz.",
     )
     plot: Path | None = options.output(
-        None, "--plot FILE", "Draw core, bus and RAM over time: *.png, *.svg or *.html."
+        None, "--plot FILE", "Draw what is in RAM over time, core and bus: *.png, *.svg or *.html."
     )
     plot_arena: Path | None = options.output(
         None, "--plot-arena FILE", "With --arena: draw what lies where and when, likewise."
@@ -170,16 +170,14 @@ def _deliver(made: Planned, wanted: PlanOptions, *, json: bool) -> None:
         made.save(wanted.out, wanted.form)
         print_written(wanted.out)
     if wanted.plot is not None:
-        from poetmodel.report.drawing import draw
-        from poetmodel.report.pictures import plan_timeline
+        from poetmodel.report.drawing import draw_plan
 
-        draw(plan_timeline(made.graph, made.plan, made.check), wanted.plot)
+        draw_plan(made.graph, made.plan, made.check, wanted.plot)
         print_written(wanted.plot)
     if wanted.plot_arena is not None and made.places is not None:
-        from poetmodel.report.drawing import draw
-        from poetmodel.report.pictures import address_map
+        from poetmodel.report.drawing import draw_addresses
 
-        draw(address_map(made.graph, made.plan, made.check, made.places), wanted.plot_arena)
+        draw_addresses(made.graph, made.plan, made.check, made.places, wanted.plot_arena)
         print_written(wanted.plot_arena)
     if json:
         print_json(made.plan.to_dict(made.check, made.arena))
@@ -425,8 +423,7 @@ def save_beside(
         made.save(plan, PlanFormat.JSON)
         yield plan
     if plot is not None:
-        from poetmodel.report.drawing import draw
-        from poetmodel.report.pictures import stage_map
+        from poetmodel.report.drawing import draw_stages
 
-        draw(stage_map(problem.graph, result.schedule), plot)
+        draw_stages(problem.graph, result.schedule, plot)
         yield plot

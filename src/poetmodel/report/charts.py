@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from poetmodel.graph import Graph
+    from poetmodel.report.pictures import AddressMap
     from poetmodel.report.subject import Subject
+    from poetmodel.schedule import Schedule
 
 
 KINDS: Final = tuple(Kind)
@@ -82,16 +84,20 @@ def graph_chart(graph: Graph) -> dict[str, Any]:
 
 
 def stage_chart(subject: Subject) -> dict[str, Any]:
+    """Return the map of the schedule of a report; see `map_chart`."""
+    return map_chart(subject.graph, subject.schedule)
+
+
+def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
     """Return the map of a schedule, stages by nodes (POET, ICML 2022, figure 2).
 
     ``columns``: names of the nodes. ``labels``: what a cell may hold: its kind as an index of
     `KINDS`, whether it is marked as paged out, and words with bytes. ``runs``: column, first row,
     last row and label of cells below each other that say the same.
     """
-    graph = subject.graph
     labels: dict[tuple[int, bool, str], int] = {}
     cells: dict[int, list[tuple[int, int]]] = {}
-    for (t, k), actions in sorted(stage_actions(graph, subject.schedule).items()):
+    for (t, k), actions in sorted(stage_actions(graph, schedule).items()):
         words = "; ".join(
             f"{kind} {format_bytes(sum(graph.tensor_bytes[i] for i in actions[kind]))}"
             for kind in KINDS
@@ -115,13 +121,17 @@ def stage_chart(subject: Subject) -> dict[str, Any]:
 
 
 def address_chart(subject: Subject) -> dict[str, Any] | None:
-    """Return addresses against time; None without addresses.
+    """Return the addresses of the plan of a report; None without addresses."""
+    if subject.plan is None or subject.check is None or subject.places is None:
+        return None
+    return box_chart(address_map(subject.graph, subject.plan, subject.check, subject.places))
+
+
+def box_chart(picture: AddressMap) -> dict[str, Any]:
+    """Return addresses against time.
 
     ``boxes``: kind as an index of `KINDS`, start, length, lowest address, height and words.
     """
-    if subject.plan is None or subject.check is None or subject.places is None:
-        return None
-    picture = address_map(subject.graph, subject.plan, subject.check, subject.places)
     return {
         "boxes": [
             [

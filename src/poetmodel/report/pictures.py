@@ -1,4 +1,4 @@
-"""Pictures of plans over time and schedules by stage, in values that know no drawing library."""
+"""Pictures of addresses and of stages, in values that know no drawing library; their colours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.plan import Op
 from poetmodel.plan.arena import BEFORE, Content
-from poetmodel.units import format_bytes, format_seconds
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
@@ -60,83 +60,14 @@ CURVE_COLOUR: Final = "#555555"
 LIMIT_COLOUR: Final = "#B00020"
 
 
-def _in_order(kinds: Iterable[Kind | None]) -> tuple[Kind, ...]:
+def in_order(kinds: Iterable[Kind | None]) -> tuple[Kind, ...]:
     """Return the kinds that occur, in the order of `Kind`."""
     found = set(kinds)
     return tuple(kind for kind in Kind if kind in found)
 
 
-# -- a plan over time --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """A stretch of time on a lane, in the unit of the time axis."""
-
-    start: float
-    end: float
-    kind: Kind
-    name: str
-    """Stands on it where there is room."""
-    details: str
-    """Shown when one points at it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """Lanes of bars, from the top, above a curve that changes in steps, over one time axis."""
-
-    title: str
-    time_name: str
-    """Label of the time axis, unit included."""
-    lanes: Mapping[str, tuple[Bar, ...]]
-    """Their bars in order of time, by name."""
-    curve_name: str
-    """Label of the axis of the curve, unit included."""
-    points: tuple[tuple[float, float], ...]
-    """(time, value): the value holds from this time to the next."""
-    limit: float | None
-    """A limit of the curve to draw, if there is one."""
-    limit_name: str
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that occur."""
-        return _in_order(bar.kind for bars in self.lanes.values() for bar in bars)
-
-
 _TIMES: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _SIZES: Final = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
-_KINDS: Final = {Op.PAGE_IN: Kind.PAGED_IN, Op.PAGE_OUT: Kind.PAGED_OUT, Op.WAIT: Kind.STALL}
-
-
-def plan_timeline(graph: Graph, plan: Plan, check: PlanCheck) -> Timeline:
-    """Describe the picture of a plan, of which `check` knows the times.
-
-    There is a lane for the core, with its stalls, one for the bus, and the RAM curve. In a blocking
-    plan the core is busy while the bus is.
-    """
-    factor, unit = time_unit(check.makespan_s or 0.0)
-    scale, unit_name = size_unit(max(check.peak_ram_bytes, plan.ram_budget_bytes or 0))
-    bars: defaultdict[str, list[Bar]] = defaultdict(list, core=[])
-    for lane, bar in _bars(graph, plan, check, factor):
-        bars[lane].append(bar)
-    budget = plan.ram_budget_bytes
-    place = f" on {plan.device}" if plan.device else ""
-    stall = f", stall {format_seconds(check.stall_s)}" if check.stall_s else ""
-    return Timeline(
-        title=(
-            f"{graph.name}{place}, {plan.mode} transfers: "
-            f"{format_seconds(check.makespan_s or 0.0)}{stall}, peak RAM "
-            f"{format_bytes(check.peak_ram_bytes)}"
-        ),
-        time_name=f"time [{unit}]",
-        lanes={lane: tuple(bars[lane]) for lane in ("core", "bus") if lane in bars},
-        curve_name=f"RAM [{unit_name}]",
-        points=tuple((time / factor, size / scale) for time, size in _levels(graph, plan, check)),
-        limit=None if budget is None else budget / scale,
-        limit_name="" if budget is None else f"budget {format_bytes(budget)}",
-    )
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
@@ -147,45 +78,6 @@ def time_unit(longest_s: float) -> tuple[float, str]:
 def size_unit(largest_bytes: float) -> tuple[float, str]:
     """Return the unit that suits sizes up to this one: its bytes and its name."""
     return _unit(largest_bytes, _SIZES)
-
-
-def _bars(graph: Graph, plan: Plan, check: PlanCheck, factor: float) -> Iterator[tuple[str, Bar]]:
-    """Yield every bar that takes time, with the name of its lane."""
-    computed: set[int] = set()
-    first_reads = plan.first_reads(graph)
-    for position, (step, moment) in enumerate(zip(plan.program, check.moments, strict=True)):
-        op, index = step
-        if op == Op.COMPUTE and index in first_reads:  # a transfer like any page-in
-            op, index = Op.PAGE_IN, first_reads[index]
-        again = op == Op.COMPUTE and index in computed
-        if op == Op.COMPUTE:
-            computed.add(index)
-        if moment.end_s <= moment.start_s:
-            continue
-        kind = _KINDS.get(op, Kind.RECOMPUTED if again else Kind.COMPUTED)
-        known = graph.nodes if op == Op.COMPUTE else graph.tensors
-        is_known = 0 <= index < len(known)
-        name = known[index].name if is_known else f"number {index}"
-        parts = [f"{position}: {kind} {name}"]
-        parts.append(f"takes {format_seconds(moment.end_s - moment.start_s)}")
-        if op != Op.COMPUTE and is_known:
-            parts.append(format_bytes(graph.tensor_bytes[index]))
-        parts.append(f"RAM {format_bytes(moment.high_bytes)}")
-        start, end = moment.start_s / factor, moment.end_s / factor
-        bar = Bar(start=start, end=end, kind=kind, name=name, details=", ".join(parts))
-        yield "bus" if op in (Op.PAGE_IN, Op.PAGE_OUT) else "core", bar
-
-
-def _levels(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[tuple[float, int]]:
-    """Yield (time [s], RAM from then on [B])."""
-    yield 0.0, sum(graph.tensor_bytes[i] for i in plan.resident or ())
-    first_reads = plan.first_reads(graph)
-    for (op, index), moment in zip(plan.program, check.moments, strict=True):
-        yield moment.issued_s, moment.high_bytes
-        computes = op == Op.COMPUTE and index not in first_reads
-        yield (moment.end_s if computes else moment.issued_s), moment.ram_bytes
-    if check.moments:
-        yield check.makespan_s or 0.0, check.moments[-1].ram_bytes
 
 
 def _unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
@@ -231,7 +123,7 @@ class AddressMap:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds that occur."""
-        return _in_order(box.kind for box in self.boxes)
+        return in_order(box.kind for box in self.boxes)
 
 
 def address_map(graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck) -> AddressMap:
@@ -311,8 +203,6 @@ class GridCell:
     """Its colour."""
     mark: Kind | None
     """Drawn over half of it, where there is one."""
-    details: str
-    """Shown when one points at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,12 +223,12 @@ class Grid:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds that occur as colours."""
-        return _in_order(cell.kind for cell in self.cells)
+        return in_order(cell.kind for cell in self.cells)
 
     @property
     def marks(self) -> tuple[Kind, ...]:
         """The kinds that occur as marks."""
-        return _in_order(cell.mark for cell in self.cells)
+        return in_order(cell.mark for cell in self.cells)
 
 
 def stage_map(graph: Graph, schedule: Schedule) -> Grid:
@@ -351,9 +241,7 @@ def stage_map(graph: Graph, schedule: Schedule) -> Grid:
     cells = []
     for (t, k), kinds in sorted(stage_actions(graph, schedule).items()):
         mark = Kind.PAGED_OUT if Kind.PAGED_OUT in kinds else None
-        words = ", ".join(kind for kind in Kind if kind in kinds)
-        details = f"stage {t} ({names[t]}), {names[k]}: {words}"
-        cells.append(GridCell(row=t, column=k, kind=colour_of(kinds), mark=mark, details=details))
+        cells.append(GridCell(row=t, column=k, kind=colour_of(kinds), mark=mark))
     moved = (
         f"{sum(k < t for t, k in schedule.R)} recomputations, {len(schedule.M_out)} page-outs, "
         f"{len(schedule.M_in)} page-ins"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.device.room import PARTS
 from poetmodel.report.pictures import (
     COLOURS,
     CURVE_COLOUR,
     LIMIT_COLOUR,
+    PART_COLOURS,
     AddressMap,
     Grid,
     Kind,
@@ -17,20 +19,27 @@ from poetmodel.report.pictures import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from poetmodel.report.pictures import Bar, GridCell, Timeline
+    from poetmodel.report.bands import Band, Bar, Timeline
+    from poetmodel.report.pictures import GridCell
 
 DOTS_PER_INCH: Final = 150
-FONT: Final = 6.0
+WIDTH_INCHES: Final = 10.0
+"""Width of what is drawn, beside names of axes: a picture is about 1,600 pixels wide [in]."""
+FONT: Final = 7.5
 """Size of names [pt]."""
-NAME_INCHES: Final = 0.1
+NAME_INCHES: Final = 0.115
 """Room that a name takes across its reading direction [in]."""
-WIDTHS: Final = (9.0, 60.0)
-"""Least and most width and height of what is drawn [in]."""
+LETTER_INCHES: Final = 0.062
+"""Room that a letter of a name takes [in]."""
 SHORTENED: Final = 22
 """Most characters of a name that are shown; longer ones lose their middle."""
-LANE_INCHES: Final = 1.3
+LANE_INCHES: Final = 0.42
+STACK_INCHES: Final = 3.6
+"""Height of a lane, and of the stack below [in]."""
 ADDRESS_INCHES: Final = 5.0
 """Height of a map of addresses [in]."""
+RIM_SHARE: Final = 0.012
+"""Bands above this share of the axis have a rim."""
 PALE: Final = (Kind.KEPT, Kind.PAGED_OUT)
 """Colours on which names are black."""
 NARROW_INCHES: Final = 0.02
@@ -49,6 +58,7 @@ def image(picture: Timeline | Grid | AddressMap, form: str) -> bytes:
         "text.parse_math": False,
         "svg.hashsalt": "poetmodel",
         "svg.fonttype": "none",
+        "hatch.linewidth": 1.4,
     }
     with mpl.rc_context(settings):
         if isinstance(picture, AddressMap):
@@ -74,50 +84,108 @@ def _drawable(text: str) -> str:
     return "".join(c if c.isprintable() and c.isascii() else "?" for c in text)
 
 
-def _clamped(inches: float) -> float:
-    return min(max(inches, WIDTHS[0]), WIDTHS[1])
-
-
 # -- timelines ---------------------------------------------------------------------------------
 
 
 def _timeline(picture: Timeline) -> Any:
     from matplotlib.figure import Figure
 
-    end = max((time for time, _ in picture.points), default=0.0) or 1.0
-    most = max(map(len, picture.lanes.values()), default=0)
-    width = _clamped(most * NAME_INCHES)
-    heights = [LANE_INCHES * len(picture.lanes), 2.2]
-    figure = Figure(figsize=(width, sum(heights) + 0.6))
-    lanes, curve = figure.subplots(2, 1, sharex=True, height_ratios=heights)
-    figure.subplots_adjust(left=0, right=1, bottom=0, top=1, hspace=0.2)
+    end = picture.points[-1][0] or 1.0
+    lane_inches = LANE_INCHES * len(picture.lanes) if end else 0
+    heights = [lane_inches, STACK_INCHES]
+    figure = Figure(figsize=(WIDTH_INCHES, sum(heights) + 1.4))
+    lanes, stack = figure.subplots(2, 1, sharex=True, height_ratios=heights)
+    figure.subplots_adjust(left=0, right=1, bottom=0, top=1, hspace=0.62 / STACK_INCHES)
     for place, lane in enumerate(picture.lanes.values()):
-        _draw_lane(lanes, place, lane, room=end / width)
+        _draw_lane(lanes, place, lane, room=end / WIDTH_INCHES)
     lanes.set_yticks(range(len(picture.lanes)), list(picture.lanes))
     lanes.set_ylim(len(picture.lanes) - 0.5, -0.5)
     lanes.set_xlim(0, end)
-    lanes.set_title(_drawable(picture.title), loc="left", fontsize=FONT + 3)
-    times, values = zip(*picture.points, strict=True) if picture.points else ((), ())
-    curve.step(times, values, where="post", color=CURVE_COLOUR, linewidth=0.8)
-    curve.fill_between(times, values, step="post", color=CURVE_COLOUR, alpha=0.2, linewidth=0)
-    highest = max(values, default=0.0)
-    if picture.limit is not None:
-        highest = max(highest, picture.limit)
-        curve.axhline(
-            picture.limit,
-            color=LIMIT_COLOUR,
-            linestyle="--",
-            linewidth=1,
-            label=picture.limit_name,
-        )
-        curve.legend(
-            loc="lower right", bbox_to_anchor=(1, 1), fontsize=FONT + 1, frameon=False, borderpad=0
-        )
-    curve.set_ylim(0, 1.08 * highest or 1)
-    curve.set_ylabel(picture.curve_name)
-    curve.set_xlabel(picture.time_name)
-    _legend(lanes, picture.kinds)
+    lanes.tick_params(bottom=False, left=False)
+    _title(lanes, picture.title)
+    _legend(lanes, [_patch(COLOURS[kind], str(kind), kind) for kind in picture.kinds])
+    _draw_stack(stack, picture, end)
+    for axes in (lanes, stack):
+        axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _draw_stack(axes: Any, picture: Timeline, end: float) -> None:
+    """Draw the ghost of keep-all, the bands before it, and the budget."""
+    times, values = zip(*picture.points, strict=True)
+    highest = max(*values, picture.limit or 0.0, *(value for _, value in picture.ghost), 0.0)
+    top = 1.06 * highest or 1.0
+    handles = [
+        *(_patch(PART_COLOURS[part][0], PARTS[part]) for part in picture.parts),
+        *(_patch(PART_COLOURS[1][0], f"{kind} copy", kind) for kind in picture.copies),
+    ]
+    if picture.ghost:
+        x, y = zip(*picture.ghost, strict=True)
+        axes.fill_between(x, y, step="post", color=CURVE_COLOUR, alpha=0.09, linewidth=0, zorder=0)
+        (line,) = axes.step(
+            x, y, where="post", color=CURVE_COLOUR, linewidth=1, linestyle=":", zorder=0
+        )
+        line.set_label(picture.ghost_name)
+        handles.append(line)
+    _draw_bands(axes, picture.bands, top)
+    axes.step(times, values, where="post", color=CURVE_COLOUR, linewidth=0.7)
+    if picture.limit is not None:
+        line = axes.axhline(picture.limit, color=LIMIT_COLOUR, linestyle="--", linewidth=1.2)
+        line.set_label(picture.limit_name)
+        handles.append(line)
+    for band in picture.bands:
+        _name_band(axes, band, (end / WIDTH_INCHES, top / STACK_INCHES))
+    axes.set_ylim(0, top)
+    axes.set_ylabel(picture.curve_name)
+    axes.set_xlabel(picture.time_name)
+    _legend(axes, handles)
+
+
+def _draw_bands(axes: Any, bands: Sequence[Band], top: float) -> None:
+    """Draw the bands of a part and kind together; the copies of some kinds are hatched."""
+    from matplotlib.collections import PolyCollection
+
+    groups: dict[tuple[int, Kind | None, bool], list[Any]] = {}
+    for band in bands:
+        upper = [(x, run[3]) for run in band.runs for x in run[:2]]
+        lower = [(x, run[2]) for run in band.runs for x in run[:2]]
+        tall = max(run[3] - run[2] for run in band.runs) > RIM_SHARE * top
+        groups.setdefault((band.part, band.kind, tall), []).append([*upper, *reversed(lower)])
+    for (part, kind, tall), shapes in groups.items():
+        colour = PART_COLOURS[part][0]
+        axes.add_collection(
+            PolyCollection(
+                shapes,
+                facecolor=colour,
+                edgecolor=colour if kind is None else COLOURS[kind],
+                hatch=None if kind is None else "//////",
+                linewidth=0,
+            )
+        )
+        if tall:
+            axes.add_collection(
+                PolyCollection(shapes, facecolor="none", edgecolor="white", linewidth=0.5)
+            )
+
+
+def _name_band(axes: Any, band: Band, room: tuple[float, float]) -> None:
+    """Write the name on a band where it fits; `room` is what one inch shows of each axis."""
+    start, end, low, high = max(band.runs, key=lambda run: run[1] - run[0])
+    name = shortened(band.name)
+    if (end - start) / room[0] < LETTER_INCHES * (len(name) + 1):
+        return
+    if (high - low) / room[1] < NAME_INCHES:
+        return
+    axes.text(
+        (start + end) / 2,
+        (low + high) / 2,
+        name,
+        ha="center",
+        va="center_baseline",
+        fontsize=FONT,
+        color="white" if band.part == 0 else "black",
+        clip_on=True,
+    )
 
 
 def _draw_lane(axes: Any, place: int, lane: Sequence[Bar], *, room: float) -> None:
@@ -137,18 +205,19 @@ def _draw_lane(axes: Any, place: int, lane: Sequence[Bar], *, room: float) -> No
             zorder=2 if narrow else 1,
         )
     for bar in lane:
-        if bar.end - bar.start >= NAME_INCHES * room and bar.kind not in HATCHED:
-            axes.text(
-                (bar.start + bar.end) / 2,
-                place,
-                shortened(bar.name),
-                rotation=90,
-                ha="center",
-                va="center",
-                fontsize=FONT,
-                color="black" if bar.kind in PALE else "white",
-                clip_on=True,
-            )
+        name = shortened(bar.name)
+        if bar.end - bar.start < LETTER_INCHES * (len(name) + 1) * room or bar.kind in HATCHED:
+            continue
+        axes.text(
+            (bar.start + bar.end) / 2,
+            place,
+            name,
+            ha="center",
+            va="center_baseline",
+            fontsize=FONT,
+            color="black" if bar.kind in PALE else "white",
+            clip_on=True,
+        )
 
 
 # -- addresses ---------------------------------------------------------------------------------
@@ -159,8 +228,7 @@ def _addresses(picture: AddressMap) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-    width, height = _clamped(NAME_INCHES * len(picture.boxes) / 4), ADDRESS_INCHES
-    figure = Figure(figsize=(width, height))
+    figure = Figure(figsize=(WIDTH_INCHES, ADDRESS_INCHES))
     axes = figure.add_axes((0, 0, 1, 1))
     end, top = picture.end or 1.0, picture.limit or 1.0
     for kind in picture.kinds:
@@ -170,7 +238,7 @@ def _addresses(picture: AddressMap) -> Any:
             for box in boxes
         ]
         rims = [
-            COLOURS[kind] if (box.end - box.start) * width < NARROW_INCHES * end else "white"
+            COLOURS[kind] if box.end - box.start < NARROW_INCHES * end / WIDTH_INCHES else "white"
             for box in boxes
         ]
         axes.add_collection(
@@ -178,23 +246,25 @@ def _addresses(picture: AddressMap) -> Any:
         )
     for box in picture.boxes:
         name = shortened(box.name)
-        wide = (box.end - box.start) * width / end >= NAME_INCHES * (len(name) + 2) / 2
-        if wide and (box.high - box.low) * height / top >= NAME_INCHES:
+        wide = (box.end - box.start) * WIDTH_INCHES / end >= LETTER_INCHES * (len(name) + 1)
+        if wide and (box.high - box.low) * ADDRESS_INCHES / top >= NAME_INCHES:
             axes.text(
                 (box.start + box.end) / 2,
                 (box.low + box.high) / 2,
                 name,
                 ha="center",
-                va="center",
+                va="center_baseline",
                 fontsize=FONT,
                 color="black" if box.kind in PALE else "white",
                 clip_on=True,
             )
-    axes.axhline(picture.limit, color=LIMIT_COLOUR, linestyle="--", linewidth=1)
+    limit = axes.axhline(picture.limit, color=LIMIT_COLOUR, linestyle="--", linewidth=1.2)
+    limit.set_label(picture.limit_name)
     axes.set(xlim=(0, end), ylim=(0, 1.03 * top))
     axes.set(xlabel=picture.time_name, ylabel=picture.address_name)
-    axes.set_title(_drawable(picture.title), loc="left", fontsize=FONT + 3)
-    _legend(axes, picture.kinds)
+    axes.spines[["top", "right"]].set_visible(False)
+    _title(axes, picture.title)
+    _legend(axes, [*(_patch(COLOURS[kind], str(kind), kind) for kind in picture.kinds), limit])
     return figure
 
 
@@ -204,16 +274,18 @@ def _addresses(picture: AddressMap) -> Any:
 def _grid(picture: Grid) -> Any:
     from matplotlib.figure import Figure
 
-    size = [_clamped(NAME_INCHES * len(names)) for names in (picture.columns, picture.rows)]
-    figure = Figure(figsize=(size[0], size[1]))
+    height = WIDTH_INCHES * len(picture.rows) / max(1, len(picture.columns))
+    size = (WIDTH_INCHES, min(height, WIDTH_INCHES))
+    figure = Figure(figsize=size)
     axes = figure.add_axes((0, 0, 1, 1))
     draw_cells(axes, picture)
     axes.xaxis.set_ticks(*_ticks(picture.columns, size[0]), rotation=90)
     axes.yaxis.set_ticks(*_ticks(picture.rows, size[1]))
     axes.tick_params(labelsize=FONT, length=2, width=0.4)
     axes.grid(visible=True, linewidth=0.15, color="#BBBBBB")
-    axes.set_title(_drawable(picture.title), loc="left", fontsize=FONT + 3)
-    _legend(axes, (*picture.kinds, *picture.marks))
+    _title(axes, picture.title)
+    kinds = (*picture.kinds, *picture.marks)
+    _legend(axes, [_patch(COLOURS[kind], str(kind)) for kind in kinds])
     return figure
 
 
@@ -256,25 +328,35 @@ def _ticks(names: tuple[str, ...], inches: float) -> tuple[list[int], list[str]]
     return places, [shortened(names[place]) for place in places]
 
 
-def _legend(axes: Any, kinds: Iterable[Kind]) -> None:
+def _title(axes: Any, text: str) -> None:
+    axes.set_title(_drawable(text), loc="left", fontsize=FONT + 3, pad=24, fontweight="bold")
+
+
+def _patch(colour: str, name: str, kind: Kind | None = None) -> Any:
+    """Return an entry of a legend; stalls and copies that came back are hatched as they are."""
     from matplotlib.patches import Patch
 
-    handles = [
-        Patch(
-            facecolor=COLOURS[kind],
-            hatch=HATCHED.get(kind),
-            edgecolor="white",
-            label=str(kind),
+    if kind in HATCHED:
+        return Patch(facecolor=colour, hatch=HATCHED[kind], edgecolor="white", label=name)
+    if kind is not None and colour != COLOURS[kind]:
+        return Patch(
+            facecolor=colour, hatch="//////", edgecolor=COLOURS[kind], linewidth=0, label=name
         )
-        for kind in kinds
-    ]
+    return Patch(facecolor=colour, edgecolor="white", label=name)
+
+
+def _legend(axes: Any, handles: Sequence[Any]) -> None:
+    """Write a legend in one row between title and axes, where it covers nothing."""
     if handles:
         axes.legend(
             handles=handles,
-            loc="lower right",
-            bbox_to_anchor=(1, 1),
-            borderaxespad=3,  # above the title
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            borderaxespad=0.3,
+            borderpad=0,
             ncols=len(handles),
+            columnspacing=1.4,
+            handlelength=1.4,
             fontsize=FONT + 1,
             frameon=False,
         )

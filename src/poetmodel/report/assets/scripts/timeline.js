@@ -60,6 +60,7 @@ page.define("timeline", (chart, line) => {
   const nameOf = (what) => (what < 0 ? `${node(-1 - what)}` : page.graph.tensors[what][0]);
   const subject = (p) => ("cas".includes(line.ops[p]) ? node(line.of[p]) : page.graph.tensors[line.of[p]][0]);
   const clock = (x) => {
+    if (!x) return "0\u00a0s";
     const seconds = x * { s: 1, ms: 1e-3, us: 1e-6 }[line.unit];
     const [unit, factor] = [["s", 1], ["ms", 1e-3], ["us", 1e-6]].find((found) => seconds >= found[1]) || ["us", 1e-6];
     return `${Number((seconds / factor).toPrecision(4))}\u00a0${unit}`;
