@@ -1,13 +1,16 @@
 """What the site does beside building ``docs/``: a hook of mkdocs, named in ``mkdocs.yml``.
 
 Pages link to files by their place in the repository, so that links work there too. Some of these
-files are made pages of the site; links to the rest become plain text.
+files are made pages of the site; links to the rest become plain text. Notebooks become pages with
+what their cells print.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
+from base64 import b64encode
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -19,11 +22,12 @@ PAGES: Final = {
     "CONTRIBUTING.md": "project/contributing.md",
     "README.md": "index.md",
     "bench/protocol.md": "project/protocol.md",
+    "docs/tutorial.ipynb": "tutorial.md",
 }
-"""Files outside ``docs/`` by their place in the repository, and the page that each is."""
+"""Files that are no page of ``docs/``, by their place in the repository, and the page of each."""
 
 SOURCES: Final = {page: source for source, page in PAGES.items() if page != "index.md"}
-"""Pages whose text is outside ``docs/``, and where."""
+"""Pages whose text is elsewhere, and where."""
 
 _ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
 _CODE: Final = re.compile(r"`[^`\n]+`")
@@ -37,16 +41,47 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages whose text is outside ``docs/``."""
+    """Add the pages whose text is elsewhere."""
     new = import_module("mkdocs.structure.files").File.generated
     for page, source in SOURCES.items():
-        files.append(new(config, page, abs_src_path=str(ROOT / source)))
+        path = ROOT / source
+        if path.suffix == ".ipynb":
+            text = notebook_page(json.loads(path.read_text(encoding="utf-8")), path.name)
+            files.append(new(config, page, content=text))
+        else:
+            files.append(new(config, page, abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Make links and tables that hold in the repository hold in the site."""
     return site_tables(site_links(markdown, page.file.src_uri))
+
+
+def notebook_page(notebook: dict[str, Any], name: str) -> str:
+    """Return a notebook as Markdown: its cells, and below each what it prints or draws."""
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(_fenced("python", source))
+        for output in cell["outputs"]:
+            drawn = "".join(output.get("data", {}).get("image/svg+xml", ()))
+            if drawn:
+                coded = b64encode(drawn.encode()).decode("ascii")
+                parts.append(f"![What the cell draws](data:image/svg+xml;base64,{coded})")
+            else:
+                printed = output.get("text") or output["data"]["text/plain"]
+                parts.append(_fenced("text", "".join(printed)))
+    title, *rest = parts
+    download = f'<a href="{name}" download>This page as a notebook</a>'
+    return "\n\n".join([title, download, *rest]) + "\n"
+
+
+def _fenced(language: str, text: str) -> str:
+    return f"```{language}\n{text.rstrip()}\n```"
 
 
 def site_tables(markdown: str) -> str:
@@ -74,10 +109,10 @@ def site_links(markdown: str, page: str) -> str:
     def moved(link: re.Match[str]) -> str:
         words, target, anchor = link.groups(default="")
         place = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        if place.startswith("docs/"):
-            found = place.removeprefix("docs/")
-        elif place in PAGES:
+        if place in PAGES:
             found = PAGES[place]
+        elif place.startswith("docs/"):
+            found = place.removeprefix("docs/")
         else:
             return words
         there = posixpath.relpath(found, posixpath.dirname(page) or ".")

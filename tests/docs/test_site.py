@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from site_pages import PAGES, site_links, site_tables
+from site_pages import PAGES, notebook_page, site_links, site_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,6 +108,8 @@ def test_links_lead_somewhere(site: Path, pages: dict[Path, Loads]) -> None:
                 continue
             there = (page.parent / parts.path).resolve() if parts.path else page
             there = there / "index.html" if there.is_dir() else there
+            if there.suffix == ".ipynb" and there.is_file():
+                continue
             assert there in pages, f"{page.relative_to(site)} links to {link}"
             anchor = parts.fragment
             known = not anchor or anchor in pages[there].anchors or anchor.startswith("__")
@@ -147,6 +149,8 @@ def test_search_knows_the_pages(site: Path) -> None:
         ("project/protocol.md", "[x](cases.py)", "x"),
         ("index.md", "[w](https://example.org/a.md)", "[w](https://example.org/a.md)"),
         ("index.md", "[here](#part)", "[here](#part)"),
+        ("start-research.md", "[t](tutorial.ipynb#a)", "[t](tutorial.md#a)"),
+        ("tutorial.md", "[f](formats.md)", "[f](formats.md)"),
     ],
 )
 def test_links_of_the_repository_become_links_of_the_site(
@@ -154,6 +158,35 @@ def test_links_of_the_repository_become_links_of_the_site(
 ) -> None:
     """A link goes to where the site has its target; one to a file that it lacks becomes text."""
     assert site_links(text, page) == expected
+
+
+def test_notebooks_become_pages_with_what_their_cells_print() -> None:
+    """Text stays, code and what is printed are blocks, a picture is part of the page."""
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "\n", "Words."]},
+        {
+            "cell_type": "code",
+            "source": ["print(1)"],
+            "outputs": [
+                {"output_type": "stream", "name": "stdout", "text": ["1\n"]},
+                {"output_type": "execute_result", "data": {"image/svg+xml": ["<svg/>"]}},
+            ],
+        },
+    ]
+    assert notebook_page({"cells": cells}, "a.ipynb") == (
+        '# Title\n\nWords.\n\n<a href="a.ipynb" download>This page as a notebook</a>\n\n'
+        "```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
+        "![What the cell draws](data:image/svg+xml;base64,PHN2Zy8+)\n"
+    )
+
+
+def test_the_tutorial_is_a_page(site: Path) -> None:
+    """It shows code, what that prints and the picture, and the notebook can be taken along."""
+    text = (site / "tutorial.html").read_text(encoding="utf-8")
+    assert "checkpoint_all_peak_bytes" in text
+    assert "keep-all       1332.5 KiB" in text
+    assert 'src="data:image/svg+xml;base64,' in text
+    assert (site / "tutorial.ipynb").is_file()
 
 
 def test_bars_in_code_are_plain_in_tables_only() -> None:

@@ -1,0 +1,112 @@
+r"""Run the tutorial, ``docs/tutorial.ipynb``, and keep what its cells print.
+
+``--check`` writes nothing and fails where a cell prints something else than the file has. The step
+that the tutorial exports was captured from `digits`, with PyTorch, by::
+
+    poetmodel export scripts/make_tutorial.py:digits --optimizer sgd --target step --name digits \
+        --out docs/digits.step.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+TUTORIAL: Final = ROOT / "docs" / "tutorial.ipynb"
+MOST_SECONDS: Final = 120
+_COLOUR: Final = re.compile(r"\x1b\[[\d;]*m")
+
+
+def digits() -> Any:
+    """Return a small network for pictures of 12 x 12 pixels, its loss, and a batch."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(8 * 3 * 3, 4)),
+    )
+    return model, nn.functional.cross_entropy, (torch.randn(4, 1, 12, 12), torch.arange(4))
+
+
+def executed(path: Path = TUTORIAL) -> dict[str, Any]:
+    """Return a notebook with what its cells print when they run now, without times and colours."""
+    nbformat: Any = import_module("nbformat")
+    client_class: Any = import_module("nbclient").NotebookClient
+
+    beside = str(Path(sys.executable).parent)  # where the program is
+    os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", "")])
+    os.environ["COLUMNS"] = "100"
+    notebook = nbformat.read(path, as_version=4)
+    client = client_class(
+        notebook,
+        timeout=MOST_SECONDS,
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    client.execute()
+    found: dict[str, Any] = json.loads(nbformat.writes(notebook))
+    for output in (one for cell in found["cells"] for one in cell.get("outputs", ())):
+        if "text" in output:
+            plain = _COLOUR.sub("", "".join(output["text"]))
+            output["text"] = [f"{line.rstrip()}\n" for line in plain.splitlines()]
+    return found
+
+
+def text_of(notebook: dict[str, Any]) -> str:
+    """Return the text of a notebook file."""
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+def differences(stored: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """Return the cells that print something else, each in words.
+
+    Of pictures only their kind counts. A cell that names programs in ``needs`` counts where these
+    are.
+    """
+    return [
+        f"cell {old['id']}: the file has {_printed(old)}, running it gives {_printed(new)}"
+        for old, new in zip(stored["cells"], found["cells"], strict=True)
+        if all(shutil.which(name) for name in new["metadata"].get("needs", ()))
+        and _printed(old) != _printed(new)
+    ]
+
+
+def _printed(cell: dict[str, Any]) -> list[object]:
+    """Return what a cell printed: text as it is, pictures by their kind."""
+    found: list[object] = []
+    for output in cell.get("outputs", ()):
+        if "text" in output:
+            found.append((output["name"], "".join(output["text"])))
+        else:
+            found.append(sorted(output["data"]))
+    return found
+
+
+def main() -> int:
+    """Write the notebook, or check it; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where stale")
+    options = parser.parse_args()
+    found = executed()
+    if options.check:
+        stale = differences(json.loads(TUTORIAL.read_text(encoding="utf-8")), found)
+        print("\n".join([*stale, "run scripts/make_tutorial.py"] if stale else []))  # noqa: T201
+        return 1 if stale else 0
+    TUTORIAL.write_text(text_of(found), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

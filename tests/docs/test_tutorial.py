@@ -1,0 +1,69 @@
+"""The tutorial: it runs, what it claims holds, and what it shows is what running it gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from copy import deepcopy
+from typing import TYPE_CHECKING
+
+import pytest
+
+from commands import invoke
+from make_tutorial import ROOT, TUTORIAL, differences
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STORED = json.loads(TUTORIAL.read_text(encoding="utf-8"))
+CODE = [cell for cell in STORED["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.mark.slow
+def test_it_runs_and_its_outputs_are_current() -> None:
+    """No cell fails, not even an assertion, and each prints what the file has."""
+    for package in ("nbclient", "ipykernel", "matplotlib"):
+        pytest.importorskip(package)
+    command = [sys.executable, str(ROOT / "scripts" / "make_tutorial.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_its_claims_are_asserted_and_its_outputs_are_stored() -> None:
+    """Every part has an assertion; cells were run in order; there is a picture, and no error."""
+    source = "".join("".join(cell["source"]) for cell in CODE)
+    assert source.count("assert ") > 10
+    assert [cell["execution_count"] for cell in CODE] == list(range(1, len(CODE) + 1))
+    outputs = [output for cell in CODE for output in cell["outputs"]]
+    assert any("image/svg+xml" in output.get("data", {}) for output in outputs)
+    assert {output["output_type"] for output in outputs} <= {"stream", "execute_result"}
+    assert {output.get("name", "stdout") for output in outputs} == {"stdout"}
+
+
+def test_what_differs_is_told() -> None:
+    """Another text, and a picture that is missing; not the numbers within a picture."""
+    other = deepcopy(STORED)
+    printed, pictured = (
+        next(cell for cell in other["cells"] if key in str(cell.get("outputs")))
+        for key in ("'text'", "image/svg+xml")
+    )
+    printed["outputs"][0]["text"] = ["something else\n"]
+    pictured["outputs"][0]["data"]["image/svg+xml"] = ["<svg/>"]
+    (found,) = differences(STORED, other)
+    assert "something else" in found
+    pictured["outputs"] = []
+    assert len(differences(STORED, other)) == 2
+
+
+@pytest.mark.torch
+def test_its_step_is_what_pytorch_gives(tmp_path: Path) -> None:
+    """The file of the step that it exports is captured from the network that the script has."""
+    pytest.importorskip("torch")
+    out = tmp_path / "digits.step.json"
+    done = invoke(
+        *("export", f"{ROOT / 'scripts' / 'make_tutorial.py'}:digits", "--optimizer", "sgd"),
+        *("--target", "step", "--name", "digits", "--out", out),
+    )
+    assert done.status == 0, done.err
+    assert out.read_text() == (TUTORIAL.parent / "digits.step.json").read_text()
