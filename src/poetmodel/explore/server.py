@@ -27,8 +27,8 @@ in SI units; bodies of requests are JSON.
     back states its wish anew: a wish lapses ten seconds after its page has gone.
 ``GET /api/points/ID/answer?revision=N``
     What is drawn of a point: ``{charts: {TYPE: data}, decisions, answers, facts, command}``. It
-    waits until it is drawn. It never changes for a revision; 410 with the newest one where N is
-    over.
+    waits until it is drawn. It never changes for a revision; where N is over, it redirects to the
+    newest one.
 ``GET /api/problems/ID/why?ram_bytes=N&deadline_s=S``
     Which limits no schedule can keep, and what the minimum RAM consists of: ``{text, reasons, node,
     phase, least_bytes, missing_bytes, held: [{tensor, index, bytes, role}], workspace_bytes,
@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
@@ -145,6 +145,9 @@ def application(  # noqa: C901 - the routes, each a few lines
 
     @app.get("/api/points/{point}/answer")
     async def answer(point: Name, revision: int | None = None) -> Response:
+        _, found = board.find(point)
+        if revision is not None and found.value is not None and revision != found.revision:
+            return RedirectResponse(f"/api/points/{point}/answer?revision={found.revision}")
         body = await board.answer(point, revision)
         kept = "no-store" if revision is None else "private, max-age=31536000, immutable"
         headers = {"Content-Encoding": "gzip", "Cache-Control": kept}

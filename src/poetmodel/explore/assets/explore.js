@@ -41,7 +41,7 @@
       if (error.name !== "AbortError") lose();
       throw error;
     }
-    if (reply.status === 410 && problem) { enter(); throw new DOMException("opened again", "AbortError"); }
+    if (reply.status === 410 && body) { enter(); throw new DOMException("opened again", "AbortError"); }
     if (reply.status === 403) { shut(); throw new Refused("the address of this page is no longer valid"); }
     if (!reply.ok) throw new Refused(await sentence(reply));
     return reply;
@@ -189,10 +189,7 @@
   const below = () => wished.ram_bytes < problem.floor_bytes;
   const want = () => {
     const known = Array.from(points.values()).find(isWished);
-    if (known) show(known);
-    else if (below()) say("waiting", `${units.bytes(wished.ram_bytes)} is below the minimum`);
-    else say("waiting", `Asking for ${units.bytes(wished.ram_bytes)}`);
-    if (!known) $("answer").dataset.stale = "yes";
+    if (known) show(known); else lend();
     if (timer === null) timer = setTimeout(() => send(), PACE_MS);
     drawPointsSoon();
   };
@@ -208,6 +205,22 @@
     } catch (error) {
       if (error instanceof Refused) fail(error.message);
     }
+  };
+  // Until the server answers: the best schedule of another point that keeps these limits.
+  const lend = () => {
+    const late_s = wished.deadline_s ?? Infinity;
+    const found = Array.from(points.values())
+      .filter((point) => point.energy_j !== null && point.needs_bytes <= wished.ram_bytes && point.time_s <= late_s)
+      .reduce((best, point) => (best && best.value <= point.value ? best : point), null);
+    root.dataset.point = root.dataset.status = "";
+    root.dataset.provisional = found ? "yes" : "";
+    offer(null);
+    $("more").hidden = true;
+    if (!found) { picture(null); say("waiting", below() ? `${units.bytes(wished.ram_bytes)} is below the minimum` : `Asking for ${units.bytes(wished.ram_bytes)}`); return; }
+    say("waiting", `Best known so far, from ${units.bytes(found.ram_bytes)}`);
+    figures({ ...found, deadline_s: wished.deadline_s, provisional: true, gap: null, bound_j: null });
+    put("solve", null, "–");
+    picture(found);
   };
   const choose = (change) => { wished = { ...wished, ...change }; want(); };
   const go = (ram_bytes, deadline_s) => {
@@ -249,7 +262,7 @@
     const bound = point.bound_j === null ? "" : `no schedule below ${units.joules(point.bound_j)}`;
     put("proof", point.gap, proven ? "Optimal" : gap || "Open", [proven && gap, bound].filter(Boolean).join(", "));
     put("time", point.makespan_s, units.seconds(point.makespan_s), point.deadline_s === null ? "no deadline" : `deadline ${units.seconds(point.deadline_s)}`);
-    put("peak", point.peak_ram_bytes, units.bytes(point.peak_ram_bytes), `${units.share((point.needs_bytes ?? point.peak_ram_bytes) / wished.ram_bytes)} of the budget`);
+    put("peak", point.peak_ram_bytes, units.bytes(point.peak_ram_bytes), `${units.share(point.needs_bytes / wished.ram_bytes)} of the budget`);
   };
   const nothing = () => { for (const id of ["energy", "overhead", "proof", "time", "peak"]) put(id, null, "–"); };
   const WORDS = { waiting: "Waiting for a free core", solving: "Solving", cancelled: "Stopped", failed: "Failed" };
@@ -264,6 +277,7 @@
   const show = (point) => {
     const known = point.energy_j !== null;
     root.dataset.point = point.id;
+    root.dataset.status = point.status ?? "";
     root.dataset.provisional = point.provisional ? "yes" : "";
     say(point.state, standing(point));
     put("solve", point.seconds, units.seconds(point.seconds), point.state === "done" ? (point.status === "feasible" ? "then out of time" : "") : "so far");
@@ -271,12 +285,11 @@
     if (known) figures(point); else nothing();
     const settled = point.state === "done" || point.state === "failed";
     if (point.state === "failed") fail(point.reason || "the solve failed");
-    else if (point.status === "infeasible") panel("No schedule keeps these limits", point.reason || "the limits contradict each other", "");
+    else if (point.status === "infeasible") panel("No schedule keeps these limits", point.reason || "the limits contradict each other", "Without a deadline", point.deadline_s === null ? null : () => late.choose(null));
     else $("why").hidden = true;
     if (settled) announce(point);
     offer(known && !point.provisional ? point : null);
-    if (known) fetchAnswer(point);
-    else { $("answer").dataset.stale = "yes"; delete root.dataset.answer; }
+    picture(known ? point : null);
   };
   let announced = "";
   let announcing = null;
@@ -296,22 +309,44 @@
     $("why").hidden = false;
     $("why-head").textContent = head;
     $("why-text").textContent = capital(text);
+    $("why-held").replaceChildren();
     $("why-go").hidden = !then;
     $("why-go").textContent = button;
     leave = then;
   };
   const fail = (text) => { say("failed", "The solve failed"); panel("That did not work", text, "Try again", () => send()); };
+  // What the smallest possible step holds: tensors, which can be lit, and what has no name.
+  const partsOf = (why) => {
+    const item = (name, bytes, role) => {
+      const made = document.createElement("li");
+      const size = document.createElement("b");
+      size.textContent = units.bytes(bytes);
+      made.append(size, " ", name, role ? ` (${role})` : "");
+      return made;
+    };
+    const button = ({ tensor, index }) => {
+      const made = document.createElement("button");
+      made.type = "button";
+      made.textContent = tensor;
+      made.addEventListener("click", () => page.select(index));
+      return made;
+    };
+    const apart = [["workspace", why.workspace_bytes], ["state", why.state_bytes], ["resident bytes", why.resident_bytes]];
+    return [...why.held.map((one) => item(button(one), one.bytes, one.role)), ...apart.filter((one) => one[1]).map(([name, bytes]) => item(name, bytes, ""))];
+  };
   const explain = async (signal) => {
     const limits = new URLSearchParams({ ram_bytes: wished.ram_bytes });
     if (wished.deadline_s !== null) limits.set("deadline_s", wished.deadline_s);
     const why = await (await ask(`/api/problems/${coded(problem.problem)}/why?${limits}`, { signal })).json();
     nothing();
     offer(null);
+    picture(null);
     $("more").hidden = true;
     put("solve", null, "–");
-    delete root.dataset.answer;
+    root.dataset.status = root.dataset.point = "";
     const least = why.least_bytes ?? problem.floor_bytes;
     panel("Why not less?", why.text, `Go to ${units.bytes(least)}`, () => ram.choose(least));
+    $("why-held").append(...partsOf(why));
     say("below", `No schedule needs less than ${units.bytes(least)}`);
     $("announce").textContent = $("say").textContent;
   };
@@ -320,32 +355,41 @@
   const answers = new Map();
   const mounted = new Set();
   let drawn = null;
+  let pictured = null;
   let fetching = null;
   let calm = null;
   const keyOf = (point) => `${point.id}:${point.revision}`;
+  const fresh = (key) => { $("answer").dataset.stale = ""; root.dataset.answer = key; };
+  // Shows the charts of a point; until they are there, and without a point, the old ones are faint.
+  const picture = (point) => {
+    pictured = point;
+    const key = point && keyOf(point);
+    if (drawn === key && key) { fresh(key); return; }
+    if (!point || !drawn || !drawn.startsWith(`${point.id}:`)) { $("answer").dataset.stale = "yes"; delete root.dataset.answer; }
+    if (point && answers.has(key)) drawAnswer(point, answers.get(key));
+    else if (point && (!fetching || fetching.id !== point.id)) fetchAnswer(point);
+  };
+  const isPictured = (point) => pictured !== null && pictured.id === point.id;
   const fetchAnswer = async (point) => {
-    const key = keyOf(point);
-    if (drawn === key) { fresh(key); return; }
-    if (answers.has(key)) { drawAnswer(point, answers.get(key)); return; }
-    if (fetching && fetching.id === point.id) return;
     fetching?.stop.abort();
     const mine = { id: point.id, stop: new AbortController() };
+    let got = point;
     fetching = mine;
     try {
-      const path = `/api/points/${coded(point.id)}/answer?revision=${point.revision}`;
-      const answer = await (await ask(path, { signal: mine.stop.signal })).json();
-      answers.set(key, answer);
+      const reply = await ask(`/api/points/${coded(point.id)}/answer?revision=${point.revision}`, { signal: mine.stop.signal });
+      const answer = await reply.json();
+      got = { ...point, revision: Number(new URL(reply.url).searchParams.get("revision")) };  // perhaps a newer one
+      answers.set(keyOf(got), answer);
       if (answers.size > KEPT) answers.delete(answers.keys().next().value);
-      if (isWished(point)) await drawAnswer(point, answer);
+      if (isPictured(point)) await drawAnswer(got, answer);
     } catch (error) {
-      if (error instanceof Refused) told(error, "take-error");
+      told(error, "take-error");
+      return;
     } finally {
       if (fetching === mine) fetching = null;
     }
-    const newest = points.get(point.id);
-    if (isWished(newest) && newest.revision > point.revision) fetchAnswer(newest);
+    if (isPictured(point) && pictured.revision > got.revision) picture(pictured);
   };
-  const fresh = (key) => { $("answer").dataset.stale = ""; root.dataset.answer = key; };
   const drawChart = (type, data) => {
     const part = $(type);
     part.hidden = !data;
@@ -367,7 +411,7 @@
     $("copy").disabled = false;
     clearTimeout(calm);
     calm = setTimeout(() => { if (drawn === key) for (const type of others) drawChart(type, answer.charts[type]); }, answers.size > 1 ? CALM_MS : 0);
-    fresh(key);
+    if (isPictured(point)) fresh(key);
   };
   let pointing = null;
   const drawPoints = () => {

@@ -25,7 +25,7 @@ const makeLimit = (id, { format, read, wrong, grain, describe, changed }) => {
     const last = scale.none ? steps - 1 : steps;
     stops = Array.from({ length: last + 1 }, (_, i) => {
       const step = grain(Math.abs(at((i + 1) / last) - at(i / last)));
-      return Math.max(Math.round(at(i / last) / step) * step, step);
+      return Number(Math.max(Math.round(at(i / last) / step) * step, step).toPrecision(12));
     });
     for (const mark of scale.marks) if (mark.value >= scale.low && mark.value <= scale.high) stops[place(mark.value)] = mark.value;
     if (scale.none) stops.push(null);

@@ -1,16 +1,21 @@
-// All answers to a problem: overhead against peak RAM, coloured by time. A click or Enter goes there.
+// All answers to a problem: overhead against the RAM that it takes, coloured by time. A click or Enter goes there.
 page.define("points", (chart, { points, scale, budget_bytes, here, go }) => {
   const { div } = chart;
+  const DECADES = 30;
   const TIMES = [["#0b3c5d", "#e69f00"], ["#79bdf0", "#f0b93a"]];
-  const held = points.filter((point) => point.energy_j !== null && !point.provisional).sort((a, b) => a.peak_ram_bytes - b.peak_ram_bytes);
+  const held = points.filter((point) => point.energy_j !== null && !point.provisional).sort((a, b) => a.needs_bytes - b.needs_bytes);
   const overhead = (point) => (100 * point.overhead_j) / (point.energy_j - point.overhead_j);
   const proven = (point) => point.status === "optimal";
   const words = (point) => [
-    `${units.bytes(point.peak_ram_bytes)} of ${units.bytes(point.ram_bytes)}`, `overhead ${units.share(overhead(point) / 100)}`, units.seconds(point.makespan_s),
+    `${units.bytes(point.needs_bytes)} of ${units.bytes(point.ram_bytes)}`, `overhead ${units.share(overhead(point) / 100)}`, units.seconds(point.makespan_s),
     ...(point.deadline_s === null ? [] : [`deadline ${units.seconds(point.deadline_s)}`]), proven(point) ? "proven optimal" : "not proven",
   ].join(", ");
-  const x = held.map((point) => point.peak_ram_bytes);
-  const y = held.map(overhead);
+  const x = held.map((point) => point.needs_bytes);
+  const shares = held.map(overhead);
+  const above = shares.filter((share) => share > 1e-6);
+  const log = above.length > 1 && Math.max(...above) > DECADES * Math.min(...above);
+  const least = log ? 10 ** Math.floor(Math.log10(Math.min(...above))) : 0;  // where 0 % is drawn
+  const y = shares.map((share) => Math.max(share, least));
   const seconds = held.map((point) => point.makespan_s);
   const edge = [];
   held.forEach((point, at) => { if (!edge.length || y[at] < edge[edge.length - 1][1]) edge.push([x[at], y[at]]); });
@@ -27,6 +32,13 @@ page.define("points", (chart, { points, scale, budget_bytes, here, go }) => {
       if (fewer.length > 1) found.splice(0, found.length, ...fewer);
     }
     return found;
+  };
+  const decades = () => {
+    const top = Math.max(...y);
+    const values = [least];
+    for (let ten = least; ten <= 10 * top; ten *= 10) for (const value of [ten, 3 * ten]) if (value > 1.01 * least && value < 2 * top) values.push(Number(value.toPrecision(3)));
+    const zero = Math.min(...shares) < least;
+    return { type: "log", range: [Math.log10(least) - 0.1, Math.log10(top) + 0.15], tickvals: values, ticktext: values.map((value) => (zero && value === least ? "0 %" : `${value} %`)) };
   };
   const draw = () => {
     const dark = page.skin.colour === "dark" ? 1 : 0;
@@ -51,8 +63,8 @@ page.define("points", (chart, { points, scale, budget_bytes, here, go }) => {
     return window.Plotly.react(div, traces, page.layout({
       uirevision: "kept",
       shapes: [{ type: "line", xref: "x", yref: "paper", x0: budget_bytes, x1: budget_bytes, y0: 0, y1: 1, line: { color: page.skin.limit, width: 1.5, dash: "dash" } }],
-      xaxis: page.axis({ title: { text: "peak RAM", standoff: 4 }, type: scale.log ? "log" : "linear", range: ends, tickvals: sizes, ticktext: sizes.map(units.bytes) }),
-      yaxis: page.axis({ title: { text: "energy overhead", standoff: 4 }, rangemode: "tozero", ticksuffix: " %", ...(Math.max(0, ...y) > 0 ? {} : { range: [-0.1, 1] }) }),
+      xaxis: page.axis({ title: { text: "RAM that the schedule needs", standoff: 4 }, type: scale.log ? "log" : "linear", range: ends, tickvals: sizes, ticktext: sizes.map(units.bytes) }),
+      yaxis: page.axis({ title: { text: "energy overhead", standoff: 4 }, ...(log ? decades() : { ticksuffix: " %", rangemode: "tozero", ...(Math.max(0, ...y) > 0 ? {} : { range: [-0.1, 1] }) }) }),
     }), page.config());
   };
   const leave = (at) => { const point = held[at]; if (point) go(point.ram_bytes, point.deadline_s); };
@@ -64,7 +76,7 @@ page.define("points", (chart, { points, scale, budget_bytes, here, go }) => {
     if (!step || !held.length) return false;
     cursor = Math.min(held.length - 1, Math.max(0, cursor + step));
     chart.say(words(held[cursor]));
-    window.Plotly.relayout(div, { annotations: [{ x: scale.log ? Math.log10(x[cursor]) : x[cursor], y: y[cursor], text: "", showarrow: true, ax: 0, ay: -30, arrowcolor: page.skin.limit, arrowwidth: 2 }] });
+    window.Plotly.relayout(div, { annotations: [{ x: scale.log ? Math.log10(x[cursor]) : x[cursor], y: log ? Math.log10(y[cursor]) : y[cursor], text: "", showarrow: true, ax: 0, ay: -30, arrowcolor: page.skin.limit, arrowwidth: 2 }] });
     return true;
   };
   return { draw, hover, click, key };

@@ -34,6 +34,6 @@ const units = (() => {
   return {
     bytes, seconds, share, joules: (value) => engineering(value, "J"),
     readBytes: (text, whole) => { const found = read(text, SIZES, whole, 1); return found === null ? null : Math.floor(found); },
-    readSeconds: (text, whole) => read(text, TIMES, whole, null),
+    readSeconds: (text, whole) => { const found = read(text, TIMES, whole, null); return found === null ? null : Number(found.toPrecision(12)); },
   };
 })();
