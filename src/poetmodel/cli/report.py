@@ -36,6 +36,9 @@ class PageOptions:
         "step.report('step.json') of a compiled PyTorch step holds its own graph.",
     )
     out: Path = options.output(options.REQUIRED, "--out FILE", "The page, *.html.")
+    no_compare: bool = options.output(
+        False, "--no-compare", "Do not run earlier methods on the same problem (a few seconds)."
+    )
 
 
 @options.group
@@ -56,6 +59,7 @@ def report(
     output: options.OutputOptions,
 ) -> None:
     """Write one HTML page with verdict, charts and decisions of schedules; it needs no network."""
+    from poetmodel.report.comparison import compare
     from poetmodel.report.page import check_report, report_facts, write_report
 
     paths = page.schedules
@@ -68,9 +72,10 @@ def report(
     subjects = read_subjects(paths, source, costing)
     print_warnings(dict.fromkeys(note for subject in subjects for note in subject.notes))
     print_room_warnings(*(subject.room for subject in subjects))
-    size_bytes = write_report(page.out, subjects, cells=cells, front=front)
+    comparisons = () if page.no_compare else compare(subjects)
+    size_bytes = write_report(page.out, subjects, cells=cells, front=front, comparisons=comparisons)
     print_written(page.out)
-    found = report_facts(subjects, cells=cells, front=front)
+    found = report_facts(subjects, cells=cells, front=front, comparisons=comparisons)
     if output.json:
         print_json({"out": str(page.out), "size_bytes": size_bytes, **found})
         return

@@ -68,6 +68,11 @@ def parts() -> list[dict[str, str]]:
     ]
 
 
+def line_colours() -> list[dict[str, str]]:
+    """Return the colours of lines, by ground."""
+    return [{"light": light, "dark": dark} for light, dark in LINES]
+
+
 def graph_chart(graph: Graph) -> dict[str, Any]:
     """Return what the charts of a page know of the graph.
 
@@ -184,7 +189,7 @@ def front_chart(
         "size": unit,
         "scale": scale,
         "log": bool(shares) and min(shares) > 0 and max(shares) > DECADES * min(shares),
-        "colours": [{"light": light, "dark": dark} for light, dark in LINES],
+        "colours": line_colours(),
     }
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.data import write_bytes
-from poetmodel.device.room import PARTS, RamUse
+from poetmodel.device.room import gauge, gauge_words
+from poetmodel.report.bars import comparison_bars, overlay_bars
 from poetmodel.report.charts import (
     address_chart,
     front_chart,
     graph_chart,
     stage_chart,
 )
+from poetmodel.report.comparison import comparison_facts
 from poetmodel.report.drawing import check_installed
 from poetmodel.report.facts import choices_of, decision_rows, facts, graph_facts
 from poetmodel.report.figures import (
@@ -24,6 +25,8 @@ from poetmodel.report.figures import (
     measured_rows,
     step_figures,
 )
+from poetmodel.report.overlay import gauge_chart, overlay_chart
+from poetmodel.report.progress import progress_of
 from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers, step_answers
@@ -32,9 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from poetmodel.report.comparison import Comparison
     from poetmodel.report.subject import Subject
 
     Rows = Sequence[Mapping[str, Any]]
+
+
+SCRIPTS: Final = ("gauge", "timeline", "addresses", "overlay", "progress", "map", "front")
+"""The types of charts."""
 
 
 def check_report(path: str | Path) -> None:
@@ -43,35 +51,52 @@ def check_report(path: str | Path) -> None:
 
 
 def report_facts(
-    subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = ()
+    subjects: Sequence[Subject],
+    *,
+    cells: Rows = (),
+    front: Rows = (),
+    comparisons: Sequence[Comparison] = (),
 ) -> dict[str, Any]:
     """Return every figure of a report as plain values.
 
     The schedules are all of one graph; `cells` and `front` are the runs of a sweep and its Pareto
-    front, if there is one.
+    front, if there is one. `comparisons` are those of `poetmodel.report.comparison.compare`.
     """
     return {
         "graph": graph_facts(subjects[0].problem),
-        "schedules": [facts(subject) for subject in subjects],
+        "schedules": [
+            facts(subject) | {"comparison": comparison_facts(subject, comparisons)}
+            for subject in subjects
+        ],
         "sweep": {"cells": list(cells), "pareto": list(front)} if cells else None,
     }
 
 
-def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = ()) -> str:
+def report_page(
+    subjects: Sequence[Subject],
+    *,
+    cells: Rows = (),
+    front: Rows = (),
+    comparisons: Sequence[Comparison] = (),
+) -> str:
     """Return a report as the text of an HTML file; the same input gives the same text.
 
     The page holds everything it needs, and its own policy forbids it to load more. The schedules
     stand side by side in the order given.
     """
     found = report_facts(subjects, cells=cells, front=front)
+    several = len(subjects) > 1
     parts = figures(found["schedules"])
     fronts = list(_fronts(subjects, cells, front))
+    charts = _charts(subjects, fronts)
     return render(
         "report.html.jinja",
-        chart_scripts=("map", "timeline", "addresses", "front"),
-        charts={"graph": graph_chart(subjects[0].graph), "charts": _charts(subjects, fronts)},
+        chart_scripts=SCRIPTS,
+        charts={"graph": graph_chart(subjects[0].graph), "charts": charts},
+        drawn={chart["id"] for chart in charts},
+        proofs=any(chart["type"] == "progress" for chart in charts),
         title=_title(subjects),
-        several=len(subjects) > 1,
+        several=several,
         graph=found["graph"],
         schedules=found["schedules"],
         answers=[answers(entry) for entry in found["schedules"]],
@@ -88,10 +113,9 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
         ],
         choices=choices_of(subjects[0].graph),
         timed=any(subject.costs is not None for subject in subjects),
-        gauge_parts=[
-            {"key": each.name, "name": name}
-            for each, name in zip(fields(RamUse), PARTS, strict=True)
-        ],
+        gauges=list(_gauges(subjects)),
+        comparisons=[comparison_bars(each) for each in comparisons],
+        beside=overlay_bars(subjects) if several else None,
         has_plan=[subject.plan is not None for subject in subjects],
         places=[subject.places for subject in subjects],
         fronts=fronts,
@@ -99,11 +123,17 @@ def report_page(subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = 
 
 
 def write_report(
-    path: str | Path, subjects: Sequence[Subject], *, cells: Rows = (), front: Rows = ()
+    path: str | Path,
+    subjects: Sequence[Subject],
+    *,
+    cells: Rows = (),
+    front: Rows = (),
+    comparisons: Sequence[Comparison] = (),
 ) -> int:
     """Write a report, whole or not at all; return its size [B]."""
     check_report(path)
-    content = report_page(subjects, cells=cells, front=front).encode("utf-8", "replace")
+    page = report_page(subjects, cells=cells, front=front, comparisons=comparisons)
+    content = page.encode("utf-8", "replace")
     write_bytes(path, content)
     return len(content)
 
@@ -119,6 +149,16 @@ def _step(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gauges(subjects: Sequence[Subject]) -> Iterator[str]:
+    """Yield the gauge of each schedule in words, for who reads the page without its scripts."""
+    for subject in subjects:
+        found = gauge(subject.room)
+        if found is not None:
+            rest, parts = gauge_words(found)
+            verdict = "it trains there" if found["trains"] else "it does not train there"
+            yield f"{subject.label}: {rest}: {verdict}; {parts}"
+
+
 def _title(subjects: Sequence[Subject]) -> str:
     places = dict.fromkeys(
         device.name for subject in subjects if (device := subject.problem.costs.device) is not None
@@ -131,12 +171,19 @@ def _title(subjects: Sequence[Subject]) -> str:
 
 def _charts(subjects: Sequence[Subject], fronts: Rows) -> list[dict[str, Any]]:
     """Return the charts, each with its id on the page."""
+    shared = {"gauge": gauge_chart(subjects), "overlay": overlay_chart(subjects)}
     return [
+        *({"type": name, "id": name, **chart} for name, chart in shared.items() if chart),
         *({"type": "timeline", "id": f"time-{s.label}", **timeline_chart(s)} for s in subjects),
         *(
             {"type": "addresses", "id": f"addresses-{s.label}", **chart}
             for s in subjects
             if (chart := address_chart(s)) is not None
+        ),
+        *(
+            {"type": "progress", "id": f"progress-{s.label}", **chart}
+            for s in subjects
+            if (chart := progress_of(s)) is not None
         ),
         *({"type": "map", "id": f"map-{s.label}", **stage_chart(s)} for s in subjects),
         *({"type": "front", **front} for front in fronts),

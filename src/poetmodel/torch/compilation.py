@@ -362,11 +362,13 @@ def _write(path: str | Path, found: dict[str, Any]) -> None:
     if kind == ".json":
         write_text(path, json.dumps(found, allow_nan=False, ensure_ascii=False) + "\n")
         return
+    from poetmodel.report.comparison import compare
     from poetmodel.report.page import check_report, write_report
     from poetmodel.report.step_file import step_subject
 
     check_report(path)
-    write_report(path, [step_subject(found, source="compiled step")])
+    subjects = [step_subject(found, source="compiled step")]
+    write_report(path, subjects, comparisons=compare(subjects))
 
 
 def _as_call(options: Options) -> str:

@@ -3,6 +3,7 @@ page.define("front", (chart, front) => {
   const { div } = chart;
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "cross", "star", "pentagon"];
   const points = front.lines.flatMap((line) => line.texts.map((text, at) => [text, line.x[at], line.y[at]]));
+  const shares = points.map((point) => point[2]);
   let cursor = -1;
   const draw = () => {
     const traces = front.lines.map((line, at) => ({
@@ -15,7 +16,7 @@ page.define("front", (chart, front) => {
     div.dataset.axes = "xaxis yaxis";
     return window.Plotly.react(div, traces, page.layout({
       showlegend: true, legend: { orientation: "h", y: -0.22 }, uirevision: "kept",
-      xaxis: page.axis({ title: { text: `peak RAM [${front.size}]`, standoff: 4 } }), yaxis: page.axis({ title: { text: "energy overhead [% of the baseline]", standoff: 4 }, ...(front.log ? { type: "log" } : { rangemode: "tozero" }) }),
+      xaxis: page.axis({ title: { text: `peak RAM [${front.size}]`, standoff: 4 } }), yaxis: page.axis({ title: { text: "energy above a single pass [%]", standoff: 4 }, ...(front.log ? page.log(0.7 * Math.min(...shares), 1.5 * Math.max(...shares)) : { rangemode: "tozero" }) }),
     }), page.config());
   };
   const hover = (event) => chart.say(page.pointed(event));

@@ -3,8 +3,9 @@
 //
 // A chart is defined by `page.define(type, (chart, data) => view)`, a function of its data. The view
 // has draw(), which returns plotly's promise, and, where they make sense, hover(event), click(event),
-// key(name) -> whether it was of use, and light(tensor), which shows the selected tensor (its number,
-// or null). `page.replace(id, data)` gives a chart new data; what was drawn changes into them.
+// key(name) -> whether it was of use, light(tensor), which shows the selected tensor (its number,
+// or null), and read(x), which tells what is at a place of the x axis, wherever one points (null when
+// one leaves). `page.replace(id, data)` gives a chart new data; what was drawn changes into them.
 const page = (() => {
   const data = JSON.parse(document.getElementById("charts").textContent);
   const root = document.documentElement;
@@ -76,6 +77,18 @@ const page = (() => {
     displaylogo: false, responsive: true, displayModeBar: true,
     modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]],
   });
+  const number = (value) => (value !== 0 && Math.abs(value) < 1e-3 ? value.toPrecision(3) : String(Number(value.toPrecision(4))));
+  const size = (bytes) => {
+    for (const [unit, factor] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) if (bytes >= factor) return `${(bytes / factor).toFixed(2)} ${unit}`;
+    return `${bytes} B`;
+  };
+  // A logarithmic axis from low to high whose labels are plain numbers: 0.1, 0.2, 0.5, 1, ...
+  const log = (low, high) => {
+    const decades = Math.log10(high / low), steps = decades < 0.7 ? [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9] : decades < 3 ? [1, 2, 5] : [1];
+    const ticks = [];
+    for (let power = Math.floor(Math.log10(low)) - 1; power <= Math.ceil(Math.log10(high)); power += 1) for (const step of steps) ticks.push(Number(`${step}e${power}`));
+    return { type: "log", tickvals: ticks, ticktext: ticks.map(String), range: [Math.log10(low), Math.log10(high)] };
+  };
   const axis = (extra) => ({
     gridcolor: skin.line, linecolor: skin.line, zerolinecolor: skin.line, automargin: true,
     tickfont: { size: narrow() ? 10 : 11 }, ...extra,
@@ -117,6 +130,13 @@ const page = (() => {
     if (div.dataset.ready) return;
     div.dataset.ready = "yes";
     if (!div.on) return;
+    const at = (event) => {
+      const { xaxis } = div._fullLayout;
+      const x = event.clientX - div.getBoundingClientRect().left - xaxis._offset;
+      return x < 0 || x > xaxis._length ? null : xaxis.p2d(x);
+    };
+    for (const name of ["pointermove", "pointerdown"]) div.addEventListener(name, (event) => chart.view.read && chart.view.read(at(event)));
+    div.addEventListener("pointerleave", () => chart.view.read && chart.view.read(null));
     div.on("plotly_hover", (event) => chart.view.hover && chart.view.hover(event));
     div.on("plotly_click", (event) => (chart.view.click || chart.view.hover || (() => {}))(event));
     div.addEventListener("keydown", (event) => {
@@ -179,13 +199,14 @@ const page = (() => {
       throw error;
     }
   };
-  window.addEventListener("beforeprint", () => { skin = SKINS.light; onPaper = true; charts.forEach((chart) => { chart.drawn = true; }); drawAll(); });
-  window.addEventListener("afterprint", () => { onPaper = false; skin = SKINS[root.dataset.theme]; drawAll(); });
+  const opened = () => document.querySelectorAll("details[data-for-print]");
+  window.addEventListener("beforeprint", () => { document.querySelectorAll("details:not([open])").forEach((one) => { one.dataset.forPrint = ""; one.open = true; }); skin = SKINS.light; onPaper = true; charts.forEach((chart) => { chart.drawn = true; }); drawAll(); });
+  window.addEventListener("afterprint", () => { opened().forEach((one) => { one.open = false; delete one.dataset.forPrint; }); onPaper = false; skin = SKINS[root.dataset.theme]; drawAll(); });
   const soon = window.requestIdleCallback || ((job) => setTimeout(job, 200));
   window.addEventListener("load", () => soon(start, { timeout: 1500 }));
 
   return {
-    $, data, ready, define, mount, replace, know, select, escaped, plain, pointed, narrow, coarse, config, axis, layout, colour,
+    $, data, ready, define, mount, replace, know, select, escaped, plain, pointed, narrow, coarse, config, axis, log, layout, colour, number, size,
     onSelect: (heard) => listeners.push(heard),
     get graph() { return graph; },
     get selected() { return selected; },

@@ -1,0 +1,216 @@
+"""What earlier methods make of the problem of a schedule, simulated like it and shown beside it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.baselines import method
+from poetmodel.collection import rare_collections
+from poetmodel.errors import InputError, MethodNotApplicableError, PoetModelError, TimeLimitError
+from poetmodel.planner import verify
+from poetmodel.problem import Quantity, within
+from poetmodel.time_limit import time_limit
+from poetmodel.units import format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from poetmodel.baselines import Method
+    from poetmodel.problem import Problem
+    from poetmodel.report.subject import Subject
+    from poetmodel.schedule import Schedule, Simulation
+
+NAMES: Final = {
+    "checkpoint-all": "keep-all",
+    "chen-sqrt": "Chen √n",
+    "rotor": "rotor",
+    "dtr": "DTR",
+    "offload-all": "paging everything",
+}
+"""The methods of a comparison, and what a page calls them."""
+LARGER: Final = 6
+"""Budgets, in equal ratios up to what keep-all takes, and one beyond, that a method gets which
+needs more: one that frees late may need more than keep-all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareParams:
+    """How long a comparison may take."""
+
+    method_s: float = 2.0
+    """Each method [s]."""
+    whole_s: float = 6.0
+    """All methods for all schedules of a page [s]."""
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name}: expected seconds above 0, got {getattr(self, name)!r}"
+            for name in ("method_s", "whole_s")
+            if not getattr(self, name) > 0
+        ]
+        if faults:
+            raise InputError(faults)
+
+
+PARAMS: Final = CompareParams()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """What a method makes of a problem."""
+
+    method: str
+    """Its name for ``--method``."""
+    simulation: Simulation | None = None
+    """What its schedule does; None where it has none."""
+    broken: tuple[str, ...] = ()
+    """The limits that its schedule breaks: ``ram``, ``storage``, ``deadline``, ``energy``, or
+    ``other`` for a limit of one's own."""
+    larger: bool = False
+    """Whether it has no schedule within the RAM budget; then it was given as much as it needs."""
+    reason: str = ""
+    """Why it has no schedule."""
+
+    @property
+    def name(self) -> str:
+        """What a page calls it."""
+        return NAMES[self.method]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The methods for schedules that have the same limits."""
+
+    subjects: tuple[Subject, ...]
+    rivals: tuple[Rival, ...] = ()
+    reason: str = ""
+    """Why there is no comparison."""
+
+
+def compare(
+    subjects: Sequence[Subject], *, params: CompareParams = PARAMS
+) -> tuple[Comparison, ...]:
+    """Let earlier methods schedule the problems of schedules, each problem once.
+
+    Each schedule is simulated. A method that keeps no schedule within the RAM budget gets more,
+    so that it can be said how much it needs.
+    """
+    end_s = time.monotonic() + params.whole_s
+    groups: dict[str, list[Subject]] = {}
+    for subject in subjects:
+        groups.setdefault(_limits(subject), []).append(subject)
+    found = []
+    for group in groups.values():
+        reason = _obstacle(group[0])
+        rivals = () if reason else tuple(_rivals(group[0].problem, end_s, params))
+        found.append(Comparison(subjects=tuple(group), rivals=rivals, reason=reason))
+    return tuple(found)
+
+
+def comparison_facts(subject: Subject, comparisons: Sequence[Comparison]) -> dict[str, Any] | None:
+    """Return the comparison of a schedule as plain values; None where nothing was compared."""
+    for comparison in comparisons:
+        if any(each.label == subject.label for each in comparison.subjects):
+            rivals = [_facts(rival) for rival in comparison.rivals]
+            return {"reason": comparison.reason or None, "methods": rivals}
+    return None
+
+
+def _facts(rival: Rival) -> dict[str, Any]:
+    simulation = rival.simulation
+    keys = ("energy_j", "overhead_j", "peak_ram_bytes", "makespan_s", "written_bytes")
+    return {
+        "method": rival.method,
+        "keeps_limits": simulation is not None and not rival.broken,
+        "breaks": list(rival.broken),
+        "reason": rival.reason or None,
+        **{key: None if simulation is None else getattr(simulation, key) for key in keys},
+    }
+
+
+def _limits(subject: Subject) -> str:
+    """Return a key that schedules share which have the same limits on the same costs."""
+    stated = subject.document.problem
+    if stated is None or subject.costs is None:
+        return f"{subject.label} alone"
+    how = {"minimize", "weights", "method", "formulation", "backend", "time_limit_s", "gap"}
+    device = subject.costs.device
+    costs = (subject.costs.source, "" if device is None else device.key or device.name)
+    return f"{stated.model_dump(exclude=how)} {costs}"
+
+
+def _obstacle(subject: Subject) -> str:
+    """Return why a schedule cannot be compared; empty where it can."""
+    if subject.costs is None:
+        return "there are no costs; give --device or --profile"
+    if subject.document.problem is None:
+        return "the file states no problem"
+    return ""
+
+
+def _rivals(problem: Problem, end_s: float, params: CompareParams) -> Iterator[Rival]:
+    for name in NAMES:
+        limit_s = min(params.method_s, end_s - time.monotonic())
+        if limit_s <= 0:
+            reason = f"left out: the time of {format_seconds(params.whole_s)} for all was over"
+            yield Rival(method=name, reason=reason)
+            continue
+        try:
+            with time_limit(limit_s), rare_collections():
+                yield _rival(problem, method(name))
+        except TimeLimitError:
+            yield Rival(method=name, reason=f"not done within {format_seconds(limit_s)}")
+        except PoetModelError as error:
+            yield Rival(method=name, reason=str(error))
+
+
+def _rival(problem: Problem, entry: Method) -> Rival:
+    function = entry.function()
+    try:
+        schedule, larger = function(problem), False
+    except MethodNotApplicableError as error:
+        schedule, larger = _with_more_ram(problem, entry, error), True
+    verdict = verify(problem, schedule)
+    if verdict.simulation.violations:
+        return Rival(method=entry.name, reason="its schedule breaks a rule of execution")
+    broken = tuple(_broken(problem, verdict.simulation, len(verdict.violations)))
+    return Rival(method=entry.name, simulation=verdict.simulation, broken=broken, larger=larger)
+
+
+def _with_more_ram(problem: Problem, entry: Method, error: MethodNotApplicableError) -> Schedule:
+    """Return the schedule of a method within the least of some larger budgets that it can use.
+
+    Where none is enough, `error` is raised: it says why.
+    """
+    function, roomy = entry.function(), problem.without(Quantity.RAM)
+    least, most = problem.ram_budget_bytes, roomy.ram_budget_bytes
+    for place in range(1, LARGER + 2) if most > least else ():
+        ram = round(least * (most / least) ** (place / LARGER))
+        try:
+            found: Schedule = function(replace(problem.resolved(), ram=ram))
+        except MethodNotApplicableError:
+            continue
+        return found
+    raise error
+
+
+def _broken(problem: Problem, simulation: Simulation, violations: int) -> Iterator[str]:
+    """Yield the limits that a schedule breaks; the number of violations tells of the others."""
+    known = 0
+    limit = problem.aux_limit_bytes
+    if simulation.peak_ram_bytes > problem.usable_ram_bytes:
+        known += 1
+        yield "ram"
+    if limit is not None and simulation.aux_used_bytes > limit:
+        known += 1
+        yield "storage"
+    if not all(within(each, problem.deadline_s) for each in problem.limited_times_s(simulation)):
+        known += 1
+        yield "deadline"
+    if simulation.energy_j is not None and not within(simulation.energy_j, problem.energy_budget_j):
+        known += 1
+        yield "energy"
+    if violations > known:
+        yield "other"
