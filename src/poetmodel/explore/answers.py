@@ -26,6 +26,7 @@ from poetmodel.schedule.relations import STATED
 if TYPE_CHECKING:
     from poetmodel.explore.choice import Catalogue
     from poetmodel.explore.tasks import Known, Talk
+    from poetmodel.schedule import Verdict
 
 LABEL: Final = "A"
 """The label of the one schedule."""
@@ -52,8 +53,8 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
     return Frame(body=gzipped(drawn))
 
 
-def result_of(job: dict[str, Any], talk: Talk) -> SolveResult:
-    """Return the result of a point: the schedule that came along, with its figures and proof."""
+def result_of(job: dict[str, Any], talk: Talk) -> tuple[SolveResult, Verdict]:
+    """Return the result of a point, from the schedule that came along, and what verifies it."""
     problem, proof, search = read_problem(job, talk), job["proof"], job["search"]
     schedule = unpack_schedule(talk.body)
     verdict = verify(problem, schedule)
@@ -61,7 +62,7 @@ def result_of(job: dict[str, Any], talk: Talk) -> SolveResult:
         raise VerificationError(verdict.violations)
     objective = problem.objective
     bound = min(proof["bound"], objective.overhead(verdict.simulation))
-    return SolveResult(
+    result = SolveResult(
         problem=problem,
         status=Status(proof["status"]),
         termination=Termination(proof["termination"]),
@@ -78,6 +79,7 @@ def result_of(job: dict[str, Any], talk: Talk) -> SolveResult:
         versions=proof["versions"],
         history=tuple(tuple(moment) for moment in proof["history"]),
     )
+    return result, verdict
 
 
 def subject_of(job: dict[str, Any], talk: Talk) -> Subject:
@@ -85,7 +87,7 @@ def subject_of(job: dict[str, Any], talk: Talk) -> Subject:
     from poetmodel.placement import place
     from poetmodel.plan import check_arena, check_plan
 
-    result = result_of(job, talk)
+    result, verdict = result_of(job, talk)
     problem, schedule = result.problem, result.require_schedule()
     graph, costs = problem.graph, problem.costs
     known = read_choice(talk.catalogue, json.dumps(job["choice"]))
@@ -104,7 +106,7 @@ def subject_of(job: dict[str, Any], talk: Talk) -> Subject:
         schedule=schedule,
         problem=problem,
         costs=costs,
-        verdict=verify(problem, schedule),
+        verdict=verdict,
         notes=tuple(notes),
         label=LABEL,
         sources=sources_of(known, talk.catalogue),

@@ -19,6 +19,8 @@ from poetmodel.explore.points import FIGURES, Point, known_bound, neighbour, poi
 from poetmodel.result import relative_gap
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from poetmodel.explore.choice import Choice
     from poetmodel.explore.frames import Frame
     from poetmodel.explore.store import Store
@@ -111,6 +113,7 @@ class Board:
         self._solves: dict[str, asyncio.Task[None]] = {}
         self._drawings: dict[str, asyncio.Task[bytes]] = {}
         self._schedules: dict[str, bytes] = {}
+        self._unwanted: set[str] = set()
         self._background: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
@@ -120,7 +123,7 @@ class Board:
 
     async def stop(self) -> None:
         """End everything; what was found is in the store."""
-        tasks = [*self._solves.values(), *self._drawings.values(), *self._background]
+        tasks = [*self._drawings.values(), *self._background]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -205,19 +208,24 @@ class Board:
         if name not in self._solves and (again or not point.is_over):
             if not point.is_over:
                 await self._lend(opened, point)
-            if name not in self._solves and asking.wants == name and not point.is_proved:
+            wanted = asking.wants == name and (again or not point.is_over)
+            if wanted and name not in self._solves:  # nothing came meanwhile
                 point.state = "waiting"
-                task = self._solves[name] = asyncio.create_task(self._solve(opened, point))
-                task.add_done_callback(lambda _: self._solves.pop(name, None))
+                self._solves[name] = self._go(self._solve(opened, point))
         return opened.told(point)
 
     def _drop(self, name: str) -> None:
         """Cancel the solve of a point that nobody wants."""
         if any(session.wants == name for session in self.sessions.values()):
             return
-        task = self._solves.get(name)
+        task = self._solves.pop(name, None)
         if task is not None:
             task.cancel()
+        for opened in self.opened.values():
+            point = opened.points.get(name)
+            if point is not None and not point.is_over:
+                point.state = "cancelled"
+        self._unwanted.add(name)
 
     async def _lend(self, opened: Opened, point: Point) -> None:
         """Let a point begin with the best schedule and bound of its neighbours."""
@@ -257,14 +265,14 @@ class Board:
             self._fail(opened, point, str(error))
         except WorkerError as error:
             self._fail(opened, point, f"{error}; move the slider to try again")
-        except asyncio.CancelledError:
-            if not point.is_over:
-                point.state = "cancelled"
-            self._tell(opened, point)
         finally:
             if first is not None:
                 first.cancel()
-            await self._save(point, self._schedules.pop(point.id, None))
+            if self._solves.get(point.id) is asyncio.current_task():
+                del self._solves[point.id]
+            await self._save(point, self._schedules.get(point.id))
+            if point.id not in self._solves:
+                self._schedules.pop(point.id, None)
 
     async def _begin(self, opened: Opened, point: Point) -> None:
         """Show something before the solve has anything."""
@@ -359,6 +367,7 @@ class Board:
             msg = f"revision {revision} is over: the newest one is {point.revision}"
             raise GoneError(msg)
         digest = point.digest
+        self._unwanted.discard(name)
         task = self._drawings.get(digest)
         if task is None:
             task = self._drawings[digest] = asyncio.create_task(self._draw(opened, point))
@@ -371,7 +380,12 @@ class Board:
         if known is not None:
             return known
         job, schedule = self._proved(opened, point), await self._schedule(point)
-        reply = await self.drawers.do({**job, "task": "draw"}, schedule)
+        worker = await self.drawers.take()
+        if point.id in self._unwanted:  # somebody dragged on while this one waited
+            self.drawers.give_back(worker)
+            msg = "nobody wants this point any more"
+            raise GoneError(msg)
+        reply = await self.drawers.let(worker, {**job, "task": "draw"}, schedule)
         await self.store.call(self.store.save_answer, point.id, digest, self.drawn_by, reply.body)
         return reply.body
 
@@ -435,10 +449,12 @@ class Board:
                 if front and session.problem == opened.name:
                     listener.hear("front", point.id)
 
-    def _go(self, work: Any) -> None:
+    def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something beside everything else."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def _tidy(self) -> None:
         """Let wishes of closed pages lapse, and forget problems that nobody looks at."""

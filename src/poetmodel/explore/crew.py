@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-CANCEL_S: Final = 0.8
+CANCEL_S: Final = 1.0
 """How long a worker may take to end a job that nobody wants, before it is replaced [s]."""
 START_S: Final = 60.0
 """How long a worker may take to start [s]."""
@@ -138,16 +138,16 @@ class Crew:
     niceness: int
     catalogue: str
     free: list[Worker] = field(default_factory=list)
-    all: list[Worker] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
     waiting: list[asyncio.Future[Worker]] = field(default_factory=list)
     mending: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
         """Start all workers."""
-        self.all = [Worker(self.niceness, self.catalogue) for _ in range(self.size)]
-        await asyncio.gather(*(worker.start() for worker in self.all))
-        for worker in self.all:
-            self._free(worker)
+        self.workers = [Worker(self.niceness, self.catalogue) for _ in range(self.size)]
+        await asyncio.gather(*(worker.start() for worker in self.workers))
+        for worker in self.workers:
+            self.give_back(worker)
 
     async def stop(self) -> None:
         """End all workers."""
@@ -155,26 +155,35 @@ class Crew:
             task.cancel()
         for future in self.waiting:
             future.cancel()
-        await asyncio.gather(*(worker.stop() for worker in self.all))
+        await asyncio.gather(*(worker.stop() for worker in self.workers))
 
     async def do(self, job: dict[str, Any], body: bytes = b"", told: Told | None = None) -> Frame:
         """Return the reply to a job; `told` gets what is said before it.
 
         Raises `WorkerError` or `RefusedError`. Cancelled, it leaves the worker to end the job.
         """
-        worker = await self._next()
+        return await self.let(await self.take(), job, body, told)
+
+    async def let(
+        self, worker: Worker, job: dict[str, Any], body: bytes = b"", told: Told | None = None
+    ) -> Frame:
+        """Let a worker that was taken do a job, as `do`; then it is free."""
         try:
             return await worker.give(job, body, told)
         finally:
             reply = worker.reply
             if worker.alive and reply is not None and reply.done() and not reply.cancelled():
-                self._free(worker)
+                self.give_back(worker)
             else:
                 self._mend(worker)
 
-    async def _next(self) -> Worker:
-        if self.free:
-            return self.free.pop()
+    async def take(self) -> Worker:
+        """Return a free worker as soon as there is one; who asked last gets it first."""
+        while self.free:
+            worker = self.free.pop()
+            if worker.alive:
+                return worker
+            self._mend(worker)
         future: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         self.waiting.append(future)
         try:
@@ -183,10 +192,11 @@ class Crew:
             if future in self.waiting:
                 self.waiting.remove(future)
             elif future.done() and not future.cancelled():
-                self._free(future.result())
+                self.give_back(future.result())
             raise
 
-    def _free(self, worker: Worker) -> None:
+    def give_back(self, worker: Worker) -> None:
+        """Let others have a worker."""
         while self.waiting:
             future = self.waiting.pop()
             if not future.done():
@@ -207,7 +217,7 @@ class Crew:
             with contextlib.suppress(TimeoutError, WorkerError, RefusedError):
                 await asyncio.wait_for(ended, CANCEL_S)
         if worker.alive and not ended.cancelled():
-            self._free(worker)
+            self.give_back(worker)
             return
         await worker.stop()
         for _ in range(STARTS):
@@ -217,5 +227,5 @@ class Crew:
                 _LOG.warning("%s", error)
                 await asyncio.sleep(1)
             else:
-                self._free(worker)
+                self.give_back(worker)
                 return

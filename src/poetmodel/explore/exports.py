@@ -29,7 +29,7 @@ def _file(name: str, media: str, body: bytes) -> Frame:
 
 
 def _schedule(job: dict[str, Any], talk: Talk) -> Frame:
-    result = result_of(job, talk)
+    result, _ = result_of(job, talk)
     name = f"{file_stem(result.problem.graph.name)}.schedule.json"
     return _file(name, "application/json", dump(result.to_dict()).encode())
 

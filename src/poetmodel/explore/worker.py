@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import sys
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import PoetModelError
@@ -22,57 +24,83 @@ if TYPE_CHECKING:
 
     from poetmodel.explore.tasks import Talk
 
+    Tasks = Mapping[str, Callable[[dict[str, Any], Talk], Frame]]
+
 OUTPUT: Final = 1
 """The file descriptor of the standard output."""
+PATIENCE_S: Final = 0.2
+"""How long a job that nobody wants may take to hear of it, before it is interrupted [s]."""
 
 
-def serve(source: BinaryIO, target: BinaryIO, catalogue: Catalogue) -> None:
-    """Do jobs until the input ends."""
-    from poetmodel.explore.tasks import Talk
+@dataclass(slots=True)
+class Server:
+    """The server as a worker sees it: jobs come from it, and frames go to it."""
 
-    tasks = _tasks()
-    jobs: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-    dropped: set[int] = set()
-    lock = threading.Lock()
+    source: BinaryIO
+    target: BinaryIO
+    jobs: queue.SimpleQueue[Frame] = field(default_factory=queue.SimpleQueue)
+    outbox: queue.SimpleQueue[Frame] = field(default_factory=queue.SimpleQueue)
+    dropped: set[int] = field(default_factory=set)
+    """Jobs that nobody wants any more."""
+    doing: int | None = None
+    """The job that is being done."""
 
-    def send(frame: Frame) -> None:
-        with lock:
-            target.write(frame.encode())
-            target.flush()
-
-    def listen() -> None:
-        while (frame := read_frame(source)) is not None:
-            if "cancel" in frame.values:
-                dropped.add(frame.values["cancel"])
+    def listen(self) -> None:
+        """Take what comes until the server is gone; whatever is done then, nobody waits for it."""
+        while (frame := read_frame(self.source)) is not None:
+            number = frame.values.get("cancel")
+            if number is None:
+                self.jobs.put(frame)
             else:
-                jobs.put(frame)
-        os._exit(0)  # the server is gone: whatever is being done, nobody waits for it
+                self.dropped.add(number)
+                threading.Timer(PATIENCE_S, self.interrupt, (number,)).start()
+        os._exit(0)
 
-    threading.Thread(target=listen, daemon=True).start()
-    send(Frame(values={"ready": os.getpid()}))
-    while True:
-        frame = jobs.get()
-        number = frame.values["job"]
+    def speak(self) -> None:
+        """Write what is to be said: the main thread may be interrupted, this one is not."""
+        while True:
+            self.target.write(self.outbox.get().encode())
+            self.target.flush()
 
-        def tell(told: Frame, number: int = number) -> None:
-            send(Frame(values={"job": number, "told": told.values}, body=told.body))
+    def interrupt(self, number: int) -> None:
+        """Interrupt a job that goes on, as Ctrl-C would."""
+        main = threading.main_thread().ident
+        if self.doing == number and main is not None:
+            signal.pthread_kill(main, signal.SIGINT)
 
-        def cancelled(number: int = number) -> bool:
-            return number in dropped
+    def on_signal(self, *_: object) -> None:
+        """End the job if nobody wants it."""
+        if self.doing in self.dropped:
+            raise KeyboardInterrupt
 
-        talk = Talk(catalogue=catalogue, tell=tell, cancelled=cancelled, body=frame.body)
-        send(_reply(tasks, frame, talk))
-        dropped.discard(number)
+    def do(self, tasks: Tasks, frame: Frame, catalogue: Catalogue) -> Frame:
+        """Return the reply to a job."""
+        from poetmodel.explore.tasks import Talk
+
+        number = self.doing = frame.values["job"]
+
+        def tell(told: Frame) -> None:
+            self.outbox.put(Frame(values={"job": number, "told": told.values}, body=told.body))
+
+        def cancelled() -> bool:
+            return number in self.dropped
+
+        try:
+            talk = Talk(catalogue=catalogue, tell=tell, cancelled=cancelled, body=frame.body)
+            return _reply(tasks, frame, talk)
+        except KeyboardInterrupt:
+            return Frame(values={"job": number, "refused": "nobody wants it any more"})
+        finally:
+            self.doing = None
+            self.dropped.discard(number)
 
 
-def _reply(
-    tasks: Mapping[str, Callable[[dict[str, Any], Talk], Frame]], frame: Frame, talk: Talk
-) -> Frame:
+def _reply(tasks: Tasks, frame: Frame, talk: Talk) -> Frame:
     number = frame.values["job"]
     try:
         made = tasks[frame.values["task"]](frame.values, talk)
     except PoetModelError as error:
-        return Frame(values={"job": number, "refused": _sentence(error)})
+        return Frame(values={"job": number, "refused": "; ".join(str(error).splitlines())})
     except MemoryError:
         return Frame(values={"job": number, "failed": "there is not enough memory for it"})
     except Exception as error:  # noqa: BLE001 - the server says it, and goes on
@@ -84,11 +112,7 @@ def _reply(
     return Frame(values={"job": number, "reply": made.values}, body=made.body)
 
 
-def _sentence(error: PoetModelError) -> str:
-    return "; ".join(str(error).splitlines())
-
-
-def _tasks() -> dict[str, Callable[[dict[str, Any], Talk], Frame]]:
+def load_tasks() -> Tasks:
     """Import all that jobs need, once and before the first one."""
     import poetmodel.solver.lazy
     import poetmodel.solver.monolithic  # noqa: F401 - pyomo, which takes a second to load
@@ -105,14 +129,20 @@ def _tasks() -> dict[str, Callable[[dict[str, Any], Talk], Frame]]:
 
 
 def main() -> None:
-    """Serve the server that started this process."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
+    """Serve the server that started this process: its arguments are niceness and catalogue."""
     target = os.fdopen(os.dup(OUTPUT), "wb")
     os.dup2(2, OUTPUT)  # what solvers print is no frame
     os.nice(int(sys.argv[1]))
-    serve(sys.stdin.buffer, target, Catalogue.from_json(sys.argv[2]))
+    catalogue = Catalogue.from_json(sys.argv[2])
+    server = Server(sys.stdin.buffer, target)
+    signal.signal(signal.SIGINT, server.on_signal)
+    for loop in (server.listen, server.speak):
+        threading.Thread(target=loop, daemon=True).start()
+    tasks = load_tasks()
+    server.outbox.put(Frame(values={"ready": os.getpid()}))
+    while True:
+        frame = server.jobs.get()
+        server.outbox.put(server.do(tasks, frame, catalogue))
 
 
 if __name__ == "__main__":
