@@ -66,7 +66,6 @@ def explore(
     from poetmodel.explore.running import serve
 
     listening = _listen(serving.port)
-    port = listening.getsockname()[1]
 
     def ready(address: str) -> None:
         print_text(f"The explorer: {address}", "Ctrl-C ends it; every answer stays in the store.")
@@ -76,7 +75,6 @@ def explore(
     print_note(f"starting; answers are kept in {serving.store}")
     serve(
         listening,
-        port=port,
         store=serving.store,
         catalogue=catalogue,
         initial={**choice.model_dump(), **initial},

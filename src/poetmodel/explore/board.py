@@ -99,13 +99,19 @@ class Board:
     """Problems, points, sessions and workers of one server."""
 
     def __init__(
-        self, store: Store, *, solvers: Crew, drawers: Crew, search: dict[str, Any]
+        self,
+        store: Store,
+        *,
+        solvers: Crew,
+        drawers: Crew,
+        search: dict[str, Any],
+        drawn_by: str,
     ) -> None:
         self.store = store
         self.solvers = solvers
         self.drawers = drawers
         self.search = search
-        self.drawn_by = ""
+        self.drawn_by = drawn_by
         self.opened: OrderedDict[str, Opened] = OrderedDict()
         self.sessions: OrderedDict[str, Session] = OrderedDict()
         self._reading: dict[Choice, asyncio.Task[Opened]] = {}
@@ -282,11 +288,13 @@ class Board:
                 self._take(opened, point, reply.values["found"], reply.body)
 
     async def _run(self, opened: Opened, point: Point) -> None:
-        before_s, saved_s = point.seconds, time.monotonic()
+        mine, before_s, saved_s = asyncio.current_task(), point.seconds, time.monotonic()
         start = await self._schedule(point)
 
         def told(frame: Frame) -> None:
             nonlocal saved_s
+            if self._solves.get(point.id) is not mine:  # nobody wants it any more
+                return
             values = frame.values
             point.state = "solving"
             point.seconds = before_s + values["seconds"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ import uvicorn
 from poetmodel.data import installed
 from poetmodel.explore.board import Board
 from poetmodel.explore.crew import Crew
+from poetmodel.explore.page import explorer_page
 from poetmodel.explore.server import application
 from poetmodel.explore.store import Store
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.explore.choice import Catalogue
+    from poetmodel.explore.guard import Guard
 
 SOLVING: Final = 15
 DRAWING: Final = 5
@@ -33,7 +36,6 @@ STOP_S: Final = 1
 def serve(
     listening: socket.socket,
     *,
-    port: int,
     store: Path,
     catalogue: Catalogue,
     initial: Mapping[str, Any],
@@ -42,32 +44,64 @@ def serve(
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve until Ctrl-C; `ready` gets the address once it answers."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    kept = Store(store)
+    port = listening.getsockname()[1]
+    made = explorer(
+        port=port,
+        store=store,
+        catalogue=catalogue,
+        initial=initial,
+        search=search,
+        workers=workers,
+    )
+    config = uvicorn.Config(
+        made.app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_S,
+        lifespan="on",
+    )
+    address = f"http://127.0.0.1:{port}/?token={made.token}"
+    server = _Server(config, made.board, lambda: ready(address))
     try:
-        token, text = kept.now(kept.secret), catalogue.to_json()
-        board = Board(
-            kept,
-            solvers=Crew(workers or cores or 1, SOLVING, text),
-            drawers=Crew(max(1, (cores or 1) // 2), DRAWING, text),
-            search=search,
-        )
-        board.drawn_by = _version()
-        app = application(board, catalogue, page=_page, initial=initial, token=token, port=port)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=STOP_S,
-            lifespan="on",
-        )
         with suppress(KeyboardInterrupt):  # which is how the server ends
-            _Server(config, board, lambda: ready(f"http://127.0.0.1:{port}/?token={token}")).run(
-                [listening]
-            )
+            server.run([listening])
     finally:
-        kept.close()
+        made.store.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explorer:
+    """An explorer that is ready to be served."""
+
+    app: Guard
+    board: Board
+    store: Store
+    token: str
+
+
+def explorer(
+    *,
+    port: int,
+    store: Path,
+    catalogue: Catalogue,
+    initial: Mapping[str, Any],
+    search: dict[str, Any],
+    workers: int | None = None,
+) -> Explorer:
+    """Open a store, and return the explorer of it; its workers start with it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    kept, text = Store(store), catalogue.to_json()
+    board = Board(
+        kept,
+        solvers=Crew(workers or cores or 1, SOLVING, text),
+        drawers=Crew(max(1, (cores or 1) // 2), DRAWING, text),
+        search=search,
+        drawn_by=_version(),
+    )
+    token = kept.now(kept.secret)
+    app = application(board, catalogue, page=explorer_page, initial=initial, token=token, port=port)
+    return Explorer(app=app, board=board, store=kept, token=token)
 
 
 class _Server(uvicorn.Server):
@@ -98,10 +132,3 @@ def _version() -> str:
             if path.name.endswith(".py"):
                 found.update(path.read_bytes())
     return found.hexdigest()[:16]
-
-
-def _page() -> str:
-    from importlib import import_module
-
-    text: str = import_module("poetmodel.explore.page").explorer_page()
-    return text

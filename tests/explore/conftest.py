@@ -1,0 +1,50 @@
+"""An explorer inside this process, shared by the tests of one module."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from explorers import Browser
+
+if not all(map(find_spec, ("fastapi", "uvicorn", "httpx", "jinja2", "plotly"))):
+    collect_ignore_glob = ["*.py"]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Return a browser on an explorer with one process that solves and one that draws."""
+    import httpx
+    import uvicorn
+
+    from explorers import MLP, PATIENCE_S, Browser, until
+    from poetmodel.explore.choice import Catalogue
+    from poetmodel.explore.running import explorer
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    made = explorer(
+        port=port,
+        store=tmp_path_factory.mktemp("explore") / "store.sqlite",
+        catalogue=Catalogue(),
+        initial=MLP,
+        search={"backend": "highs", "time_limit": 20.0, "gap": 1e-4, "threads": 1},
+        workers=1,
+    )
+    server = uvicorn.Server(uvicorn.Config(made.app, log_level="warning", lifespan="on"))
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    until(lambda: server.started)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
+        client.get("/", params={"token": made.token})
+        yield Browser(client)
+    server.should_exit = True
+    thread.join()
+    made.store.close()

@@ -1,0 +1,279 @@
+"""What a page asks of the explorer, and what it gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from explorers import MLP
+from poetmodel.cli.application import app as command_line
+from poetmodel.device import Costs
+from poetmodel.device.io import load_device
+from poetmodel.graph.catalogue import load_model
+from poetmodel.problem import Problem
+from poetmodel.schedule.io import load_document
+from poetmodel.solver import solve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from explorers import Browser
+
+
+def solved(browser: Browser, share: float = 0.3, **more: Any) -> dict[str, Any]:
+    """Return a point of the small network once it is over."""
+    return browser.ended(browser.want(browser.open(MLP), share, **more)["id"])
+
+
+def test_choices_name_networks_and_devices(browser: Browser) -> None:
+    """All that is built in may be chosen, and the page begins with what the command line says."""
+    found = browser.client.get("/api/choices").json()
+    assert {"name": "mlp", "group": "network"} in found["models"]
+    assert {"name": "mkr1000", "ram_bytes": 32768} in found["devices"]
+    assert found["initial"] == MLP
+
+
+def test_page_is_served(browser: Browser) -> None:
+    """It is one HTML page, whose policy forbids to load anything from elsewhere."""
+    reply = browser.client.get("/")
+    assert reply.status_code == 200
+    assert "<html" in reply.text
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+
+
+def test_problem_has_the_marks_of_its_sliders(browser: Browser) -> None:
+    """Minimum RAM and keep-all peak are those of the problem; charts get the graph."""
+    found = browser.open(MLP)
+    assert (found["floor_bytes"], found["keep_all_bytes"]) == (4336, 6736)
+    assert found["deadline"]["least_s"] < found["deadline"]["most_s"]
+    assert len(found["graph"]["nodes"]) > 5
+    assert browser.open(MLP)["problem"] == found["problem"]
+    assert browser.open({**MLP, "batch": 2})["problem"] != found["problem"]
+
+
+def test_point_is_solved_to_the_optimum(browser: Browser) -> None:
+    """Its figures are those of `poetmodel.solve`, its gap is closed, its history ends with it."""
+    point = solved(browser)
+    assert (point["state"], point["status"]) == ("done", "optimal")
+    graph = load_model("mlp")
+    costs = Costs.estimate(graph, load_device("mkr1000"))
+    direct = solve(Problem(graph, costs, ram=point["ram_bytes"]))
+    assert point["energy_j"] == pytest.approx(direct.energy_j)
+    assert point["peak_ram_bytes"] <= point["ram_bytes"]
+    assert point["gap"] <= 1e-4
+    assert point["history"][-1][1] == point["value"]
+
+
+def test_known_point_is_answered_at_once(browser: Browser) -> None:
+    """Whoever wants it again gets it as it is."""
+    point = solved(browser)
+    again = browser.want(browser.open(MLP), 0.3)
+    assert again == browser.point(point["id"])
+    assert again["state"] == "done"
+
+
+def test_answer_has_charts_decisions_and_words(browser: Browser) -> None:
+    """The charts are those of the report, and an answer is the same for ever."""
+    point = solved(browser)
+    path = f"/api/points/{point['id']}/answer?revision={point['revision']}"
+    reply = browser.client.get(path)
+    found = reply.json()
+    assert {"timeline", "map"} <= found["charts"].keys()
+    assert found["facts"]["energy_j"] == pytest.approx(point["energy_j"])
+    assert found["facts"]["valid"]
+    assert len(found["answers"]) == 3
+    assert "immutable" in reply.headers["cache-control"]
+    assert browser.client.get(path).content == reply.content
+
+
+def test_revision_that_is_over_is_gone(browser: Browser) -> None:
+    """The sentence names the newest one."""
+    point = solved(browser)
+    reply = browser.client.get(f"/api/points/{point['id']}/answer?revision=99")
+    assert reply.status_code == 410
+    assert f"the newest one is {point['revision']}" in reply.json()["detail"]
+
+
+def test_neighbour_answers_at_once(browser: Browser) -> None:
+    """A schedule of less RAM is valid with more: it is there before anything was solved."""
+    problem = browser.open({**MLP, "batch": 3})
+    tight = browser.ended(browser.want(problem, 0.0)["id"])
+    begun = browser.want(problem, 0.01)
+    assert begun["revision"] == 1
+    assert begun["energy_j"] == pytest.approx(tight["energy_j"])
+    assert begun["neighbour_bytes"] == tight["ram_bytes"]
+    ended = browser.ended(begun["id"])
+    assert ended["value"] <= tight["value"]
+    assert not ended["provisional"]
+
+
+def test_bound_of_more_ram_holds_for_less(browser: Browser) -> None:
+    """Where it reaches a neighbour's schedule, nothing is left to solve."""
+    problem = browser.open({**MLP, "batch": 5})
+    low, high = (browser.ended(browser.want(problem, share)["id"]) for share in (0.5, 0.6))
+    between = browser.want(problem, 0.55)
+    assert low["value"] >= high["value"]
+    if low["value"] == high["value"]:
+        assert (between["state"], between["status"]) == ("done", "optimal")
+    assert between["bound"] >= high["bound"] * (1 - 1e-9)
+    assert browser.ended(between["id"])["status"] == "optimal"
+
+
+def test_less_than_the_minimum_is_infeasible_and_says_why(browser: Browser) -> None:
+    """The node of the largest working set and what it holds are named, and they add up."""
+    problem = browser.open(MLP)
+    point = browser.ended(browser.want(problem, -0.5)["id"])
+    assert (point["state"], point["status"], point["revision"] > 0) == ("done", "infeasible", True)
+    assert "the minimum RAM is 4,336 B" in point["reason"]
+    path = f"/api/problems/{problem['problem']}/why"
+    why = browser.client.get(path, params={"ram_bytes": point["ram_bytes"]}).json()
+    assert why["node"] == "fc1"
+    assert why["least_bytes"] == 4336
+    assert why["missing_bytes"] == 4336 - point["ram_bytes"]
+    held = sum(one["bytes"] for one in why["held"])
+    assert held + why["workspace_bytes"] - why["shared_bytes"] == why["least_bytes"]
+    late = browser.client.get(path, params={"ram_bytes": 9999, "deadline_s": 1e-6}).json()
+    assert "a single pass over all nodes" in late["text"]
+    assert browser.client.get(f"/api/points/{point['id']}/answer").status_code == 410
+
+
+def test_deadline_is_kept(browser: Browser) -> None:
+    """A tight one forces another schedule, and its time is within it."""
+    problem = browser.open(MLP)
+    loose = solved(browser)
+    deadline_s = (problem["deadline"]["least_s"] + loose["time_s"]) / 2
+    tight = browser.ended(browser.want(problem, 0.3, deadline_s=deadline_s)["id"])
+    assert tight["status"] in ("optimal", "infeasible")
+    if tight["value"] is not None:
+        assert tight["time_s"] <= deadline_s
+        assert tight["value"] >= loose["value"] * (1 - 1e-9)
+
+
+def test_exported_schedule_and_plan_are_valid_files(browser: Browser, tmp_path: Path) -> None:
+    """The verifier accepts the schedule under the problem that it states, and its figures."""
+    point = solved(browser)
+    path = f"/api/points/{point['id']}/export"
+    reply = browser.client.get(f"{path}/schedule")
+    assert 'filename="mlp.schedule.json"' in reply.headers["content-disposition"]
+    (tmp_path / "mlp.schedule.json").write_bytes(reply.content)
+    (tmp_path / "mlp.plan.json").write_bytes(browser.client.get(f"{path}/plan").content)
+    for name in ("mlp.schedule.json", "mlp.plan.json"):
+        assert run("verify", str(tmp_path / name), "--graph", "mlp", "--device", "mkr1000") == 0
+    document = load_document(tmp_path / "mlp.schedule.json")
+    assert document.stated["energy_j"] == point["energy_j"]
+    assert document.status == "optimal"
+
+
+def run(*words: str) -> int:
+    """Return the exit status of a command."""
+    with pytest.raises(SystemExit) as end:
+        command_line(list(words))
+    return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"minimize": "time"}, {"recompute": False, "in_place": True}, {"state": "sgd"}],
+    ids=["energy", "time", "no-recompute", "state"],
+)
+def test_command_reproduces_the_point(
+    browser: Browser, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines, run as they are, end with a schedule of the same value, proven."""
+    import shlex
+
+    problem = browser.open({**MLP, "batch": 2, **more})
+    pass_s = problem["deadline"]["single_pass_s"]
+    point = browser.ended(browser.want(problem, 0.4, deadline_s=1.5 * pass_s)["id"])
+    assert point["status"] == "optimal"
+    text = browser.client.get(f"/api/points/{point['id']}/export/command").text
+    monkeypatch.chdir(tmp_path)
+    for line in text.splitlines():
+        program, *words = shlex.split(line)
+        assert program == "poetmodel"
+        assert run(*words) == 0
+    document = load_document(next(tmp_path.glob("*.schedule.json")))
+    assert document.problem is not None
+    assert document.problem.ram_budget_bytes == point["ram_bytes"]
+    assert document.problem.deadline_s == point["deadline_s"]
+    assert document.stated["energy_j"] == pytest.approx(point["energy_j"], rel=1e-6)
+
+
+def test_report_is_a_whole_page(browser: Browser) -> None:
+    """It is the one that ``poetmodel report`` writes."""
+    point = solved(browser)
+    reply = browser.client.get(f"/api/points/{point['id']}/export/report")
+    assert reply.headers["content-type"].startswith("text/html")
+    assert "<title>mlp on " in reply.text
+
+
+def test_c_needs_a_step_file(browser: Browser) -> None:
+    """Of a built-in network there is no code, and a sentence says so."""
+    problem, point = browser.open(MLP), solved(browser)
+    assert "c" not in problem["exports"]
+    reply = browser.client.get(f"/api/points/{point['id']}/export/c")
+    assert reply.status_code == 409
+    assert "step file" in reply.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "sentence"),
+    [
+        ({"model": "/etc/passwd", "device": "mkr1000"}, "expected one of the list"),
+        ({"model": "mlp", "device": "../mkr1000.toml"}, "expected one of the list"),
+        ({"model": "mlp", "device": "mkr1000", "sequence": 64}, "takes --batch and --image alone"),
+        ({"model": "paper/linear", "device": "mkr1000", "batch": 2}, "fixed sizes"),
+    ],
+)
+def test_choice_that_cannot_be_is_a_sentence(
+    browser: Browser, choice: dict[str, Any], sentence: str
+) -> None:
+    """Only what the catalogue names is read, never a path from the browser."""
+    reply = browser.client.post("/api/problems", json=choice)
+    assert reply.status_code == 409
+    assert sentence in reply.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        ("/api/problems", {"model": "mlp"}),
+        ("/api/problems", {"model": "mlp", "device": "mkr1000", "batch": -1}),
+        ("/api/problems", {"model": "mlp", "device": "mkr1000", "other": 1}),
+        ("/api/problems", {"model": "x" * 500, "device": "mkr1000"}),
+        ("/api/points", {"problem": "p", "ram_bytes": 0, "session": "s"}),
+        ("/api/points", {"problem": "p", "ram_bytes": 1.5, "session": "s"}),
+        ("/api/points", {"problem": "p", "ram_bytes": 9, "session": "a b"}),
+        ("/api/points", {"problem": "p", "ram_bytes": 9, "session": "s", "deadline_s": -1}),
+    ],
+)
+def test_request_that_makes_no_sense_is_refused(
+    browser: Browser, path: str, given: dict[str, Any]
+) -> None:
+    """The sentence names the field."""
+    reply = browser.client.post(path, json=given)
+    assert reply.status_code == 422
+    assert isinstance(reply.json()["detail"], str)
+
+
+def test_what_is_not_known_is_gone(browser: Browser) -> None:
+    """A page that is older than its server is told to choose again."""
+    for reply in (
+        browser.client.get("/api/points/none"),
+        browser.client.get("/api/problems/none/why?ram_bytes=5"),
+        browser.client.post("/api/points", json={"problem": "no", "ram_bytes": 9, "session": "s"}),
+    ):
+        assert reply.status_code == 410
+        assert "choose model and device again" in reply.json()["detail"]
+    assert browser.client.get("/nowhere").status_code == 404
+
+
+@pytest.mark.parametrize("batch", [7, 9])
+def test_first_schedule_is_valid(browser: Browser, batch: int, tmp_path: Path) -> None:
+    """What is shown while nothing is proved keeps all limits, too."""
+    problem = browser.open({**MLP, "batch": batch})
+    point = browser.pictured(browser.want(problem, 0.2)["id"])
+    path = tmp_path / "first.schedule.json"
+    path.write_bytes(browser.client.get(f"/api/points/{point['id']}/export/schedule").content)
+    assert run("verify", str(path), "--graph", "mlp", "--batch", str(batch)) == 0

@@ -1,0 +1,164 @@
+"""Explorers to test: one inside this process, and real ones that can be killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+PATIENCE_S = 60.0
+"""How long a test waits for what must come [s]; no promise about speed."""
+MLP = {"model": "mlp", "device": "mkr1000"}
+LONG = {"model": "resnet50", "device": "rpi4b"}
+"""A problem whose solve goes on for as long as it may."""
+
+
+def until(found: Callable[[], Any]) -> Any:
+    """Return what a function finds, as soon as it is something."""
+    end_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end_s:
+        value = found()
+        if value:
+            return value
+        time.sleep(0.02)
+    msg = "it did not come"
+    raise AssertionError(msg)
+
+
+class Browser:
+    """What a page does: it opens problems, wants points and listens."""
+
+    def __init__(self, client: httpx.Client, session: str = "one") -> None:
+        self.client = client
+        self.session = session
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def open(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Open a problem."""
+        reply = self.client.post("/api/problems", json=choice)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def want(self, problem: dict[str, Any], share: float, **more: Any) -> dict[str, Any]:
+        """Want the point at a share of the way from the minimum RAM to the keep-all peak."""
+        floor, top = problem["floor_bytes"], problem["keep_all_bytes"]
+        ram_bytes = round(floor + share * (top - floor))
+        given = {"problem": problem["problem"], "ram_bytes": ram_bytes, "session": self.session}
+        reply = self.client.post("/api/points", json=given | more)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def point(self, name: str) -> dict[str, Any]:
+        """Return a point as it is now."""
+        reply = self.client.get(f"/api/points/{name}")
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def ended(self, name: str) -> dict[str, Any]:
+        """Return a point once it is over."""
+        return until(lambda: self._over(name))
+
+    def _over(self, name: str) -> dict[str, Any] | None:
+        found = self.point(name)
+        return None if found["state"] in ("waiting", "solving") else found
+
+    def pictured(self, name: str) -> dict[str, Any]:
+        """Return a point once it has a schedule."""
+        return until(lambda: found if (found := self.point(name))["revision"] else None)
+
+    def answer(self, name: str) -> dict[str, Any]:
+        """Return the newest answer on a point."""
+        while True:
+            reply = self.client.get(f"/api/points/{name}/answer")
+            if reply.status_code == 200:
+                return reply.json()
+            assert reply.status_code == 410, reply.text
+
+
+class Explorer:
+    """A real server in a process of its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.folder = folder
+        self.options = options
+        self.process: subprocess.Popen[str] | None = None
+        self.url = ""
+        self.stop = threading.Event()
+
+    def start(self) -> None:
+        """Start it, and wait for its address."""
+        given = ("--no-browser", "--port", str(self.port), "--store", str(self.store))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "poetmodel", "explore", *given, *self.options],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().split()[-1]
+
+    @property
+    def store(self) -> Path:
+        """Where it keeps its answers."""
+        return self.folder / "store.sqlite"
+
+    def end(self, how: int = signal.SIGINT) -> int:
+        """End it by a signal; return its exit status."""
+        assert self.process is not None
+        self.stop.set()
+        self.process.send_signal(how)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return self.process.wait(PATIENCE_S)
+
+    def browser(self, session: str = "one") -> Browser:
+        """Return a browser that has opened the printed address."""
+        client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE_S)
+        assert client.get(self.url).status_code == 303
+        return Browser(client, session)
+
+    def listen(self, browser: Browser) -> threading.Thread:
+        """Let a browser listen to its events, until this server ends or its page is closed."""
+        thread = threading.Thread(target=self._listen, args=(browser,), daemon=True)
+        thread.start()
+        return thread
+
+    def _listen(self, browser: Browser) -> None:
+        path = f"/api/events?session={browser.session}"
+        kind = ""
+        try:
+            with browser.client.stream("GET", path, timeout=PATIENCE_S) as stream:
+                for line in stream.iter_lines():
+                    if line.startswith("event:"):
+                        kind = line.removeprefix("event:").strip()
+                    elif line.startswith("data:"):
+                        browser.events.append((kind, json.loads(line.removeprefix("data:"))))
+        except (httpx.HTTPError, RuntimeError):  # the server was ended, or the page closed
+            return
+
+
+@contextmanager
+def running(folder: Path, *options: str) -> Iterator[Explorer]:
+    """Give a real server, which ends with the test."""
+    explorer = Explorer(folder, *options)
+    explorer.start()
+    try:
+        yield explorer
+    finally:
+        if explorer.process is not None and explorer.process.poll() is None:
+            explorer.end(signal.SIGKILL)
