@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, opened
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
@@ -23,52 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
     from poetmodel.report.subject import Subject
 
 pytestmark = pytest.mark.browser
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-DESKTOP = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
-PHONE = {
-    "viewport": {"width": 390, "height": 844},
-    "color_scheme": "dark",
-    "has_touch": True,
-    "is_mobile": True,
-}
-PATIENCE_MS = 120_000
-"""How long a page may take on a busy machine; no promise of speed."""
-
-
-@dataclass(slots=True)
-class Report:
-    """An open page, and all that it said and asked for."""
-
-    page: Page
-    messages: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def draw(self, chart: str) -> None:
-        """Scroll to a chart and wait until it is drawn."""
-        self.page.locator(f"#{chart}").scroll_into_view_if_needed()
-        self.page.wait_for_selector(f"#{chart}[data-ready]", timeout=PATIENCE_MS)
-
-    def readout(self, chart: str) -> str:
-        """Return what is read out above a chart."""
-        return self.page.locator(f"#{chart}-readout").inner_text()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Start the browser that the system has."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -100,17 +58,6 @@ def file(subjects: list[Subject], tmp_path_factory: pytest.TempPathFactory) -> P
     out = tmp_path_factory.mktemp("report") / "r.html"
     write_report(out, subjects, cells=cells, front=[{**cells[0], "proven": True}])
     return out
-
-
-def opened(browser: Browser, file: Path, how: dict[str, Any]) -> Report:
-    """Open a page and wait until plotly is unpacked."""
-    report = Report(browser.new_context(**how).new_page())
-    report.page.on("console", lambda message: report.messages.append(message.text))
-    report.page.on("pageerror", lambda error: report.messages.append(str(error)))
-    report.page.on("request", lambda request: report.requests.append(request.url))
-    report.page.goto(file.as_uri(), timeout=PATIENCE_MS)
-    report.page.wait_for_selector("html[data-ready]", state="attached", timeout=PATIENCE_MS)
-    return report
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ page.define("timeline", (chart, line) => {
   const WORDS = { c: "compute", a: "recompute", r: "read", i: "page in", o: "page out", w: "wait for", f: "free", s: "step" };
   const LANES = { c: ["core", "computed"], a: ["core", "recomputed"], w: ["core", "stall"], r: ["bus", "paged_in"], i: ["bus", "paged_in"], o: ["bus", "paged_out"] };
   const RECOMPUTED = 1, PAGED_IN = 2, RESIDENT = 3;
-  const MOST = 60;  // rows of the list while one only points
+  const MOST = 30;  // rows of the list while one only points
 
   // -- levels: RAM during an instruction (2 p) and after it (2 p + 1); only some take time -------
   const timed = line.issued !== null && !chart.counted;
@@ -322,9 +322,12 @@ page.define("timeline", (chart, line) => {
     div.timeline = { move, press, leave, free, paint };
     if (div.dataset.timeline) return;
     div.dataset.timeline = "yes";
-    let down = null;
-    div.addEventListener("pointermove", (event) => div.timeline.move(event));
-    div.addEventListener("pointerleave", () => div.timeline.leave());
+    let down = null, moved = null;
+    div.addEventListener("pointermove", (event) => {  // at most once a frame
+      if (!moved) window.requestAnimationFrame(() => { if (moved) div.timeline.move(moved); moved = null; });
+      moved = event;
+    });
+    div.addEventListener("pointerleave", () => { moved = null; div.timeline.leave(); });
     div.addEventListener("pointerdown", (event) => { down = event.button ? null : event; });
     window.addEventListener("pointerup", (event) => {
       if (down && Math.hypot(event.clientX - down.clientX, event.clientY - down.clientY) < 5 && !down.target.closest(".modebar")) div.timeline.press(event);
