@@ -25,6 +25,7 @@ from poetmodel.report.figures import (
     measured_rows,
     step_figures,
 )
+from poetmodel.report.folding import decision_table
 from poetmodel.report.overlay import gauge_chart, overlay_chart
 from poetmodel.report.progress import progress_of
 from poetmodel.report.template import LIBRARIES, render
@@ -107,12 +108,8 @@ def report_page(
         steps=[_step(entry) for entry in found["schedules"] if entry["step"] is not None],
         step_parts=step_figures(found["schedules"]),
         step_columns=COLUMNS,
-        decisions=[
-            (subject.label, list(decision_rows(subject.problem, subject.schedule)))
-            for subject in subjects
-        ],
+        decisions=_decisions(subjects),
         choices=choices_of(subjects[0].graph),
-        timed=any(subject.costs is not None for subject in subjects),
         gauges=list(_gauges(subjects)),
         comparisons=[comparison_bars(each) for each in comparisons],
         beside=overlay_bars(subjects) if several else None,
@@ -136,6 +133,18 @@ def write_report(
     content = page.encode("utf-8", "replace")
     write_bytes(path, content)
     return len(content)
+
+
+def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
+    """Return the table of decisions, with the rows of each schedule by its label."""
+    timed = any(subject.costs is not None for subject in subjects)
+    tables = {
+        s.label: decision_table(decision_rows(s.problem, s.schedule), timed=timed) for s in subjects
+    }
+    return {
+        "heads": tables[subjects[0].label]["heads"],
+        "rows": [(label, table["rows"]) for label, table in tables.items()],
+    }
 
 
 def _step(entry: Mapping[str, Any]) -> dict[str, Any]:
