@@ -16,6 +16,7 @@ from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import obstacles
 from poetmodel.report.charts import address_chart, stage_chart
 from poetmodel.report.facts import decision_rows, facts
+from poetmodel.report.folding import decision_table
 from poetmodel.report.subject import Sources, Subject
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers
@@ -39,13 +40,13 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
     charts = {
         "timeline": timeline_chart(subject),
         "map": stage_chart(subject),
+        "decisions": decision_table(decision_rows(subject.problem, subject.schedule)),
         "gauge": found["device_ram"],
     }
     if job["proof"]["final"]:
         charts["addresses"] = address_chart(subject)
     drawn = {
         "charts": {name: chart for name, chart in charts.items() if chart is not None},
-        "decisions": list(decision_rows(subject.problem, subject.schedule)),
         "answers": [asdict(answer) for answer in answers(found)],
         "facts": found,
         "command": found["commands"],

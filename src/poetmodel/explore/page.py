@@ -6,9 +6,11 @@ from typing import Final
 
 from poetmodel.data import installed
 from poetmodel.problem import Quantity
+from poetmodel.report.facts import CHOICES
+from poetmodel.report.folding import HEADS
 from poetmodel.report.template import render
 
-CHARTS: Final = ("timeline", "map")
+CHARTS: Final = ("timeline", "map", "decisions")
 """The types of the charts of an answer, in the order in which they are drawn."""
 STATES: Final = ("sgd", "momentum", "adam", "frozen")
 """The state that may be in the graph."""
@@ -23,5 +25,7 @@ def explorer_page() -> str:
         charts={"graph": None, "charts": []},
         quantities=[str(quantity) for quantity in Quantity],
         states=STATES,
+        decision_heads=HEADS,
+        choices=list(CHOICES.values()),
         version=installed("poetmodel") or "",
     )

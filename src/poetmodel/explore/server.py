@@ -26,7 +26,7 @@ in SI units; bodies of requests are JSON.
     at the beginning; ``front``, a POINT of the same problem with a new schedule. A page that comes
     back states its wish anew: a wish lapses ten seconds after its page has gone.
 ``GET /api/points/ID/answer?revision=N``
-    What is drawn of a point: ``{charts: {TYPE: data}, decisions, answers, facts, command}``. It
+    What is drawn of a point: ``{charts: {TYPE: data}, answers, facts, command}``. It
     waits until it is drawn. It never changes for a revision; where N is over, it redirects to the
     newest one.
 ``GET /api/problems/ID/why?ram_bytes=N&deadline_s=S``
