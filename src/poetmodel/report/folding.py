@@ -83,8 +83,8 @@ def _boxes(points: Sequence[Numbers]) -> Iterator[tuple[Numbers, ...]]:
     for first, *rest in points:
         rests.setdefault(first, []).append(tuple(rest))
     firsts: dict[frozenset[Numbers], list[str]] = {}
-    for first, rest in rests.items():
-        firsts.setdefault(frozenset(rest), []).append(first)
+    for first, found in rests.items():
+        firsts.setdefault(frozenset(found), []).append(first)
     for together in firsts.values():
         for box in _boxes(rests[together[0]]):
             yield tuple(together), *box
