@@ -7,10 +7,11 @@ grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``), 
 own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
 ``*-trains.jsonl`` and ``*-against.jsonl`` for
 ``docs/what-trains-where.md``, the last ``*-mcu.jsonl`` for ``docs/on-a-microcontroller.md`` and
-the README's table of boards, the last ``*-curve.jsonl`` for the picture
-``docs/training-curve.svg``, and the last other file for all else; the last ``*-ablation.jsonl``
-and each ``*-ablation-*.jsonl`` for a part of ``docs/lazy.md``; ``docs/paper-figures.md`` and the
-pictures beside it are made of ``bench/results/figures/``.
+the README's table of boards, the last ``*-curve.jsonl`` for the chart
+``docs/training-curve.svg``, and the last other file for all else; the last
+``*-ablation.jsonl`` and each ``*-ablation-*.jsonl`` for a part of ``docs/lazy.md``; charts lie
+beside their pages, that of ``docs/tested.md`` is of its own table; ``docs/paper-figures.md`` and
+the pictures beside it are made of ``bench/results/figures/``.
 ``--check`` writes nothing, needs no matplotlib, and exits 1 where something is not what the records
 say. Without a record there is no page.
 """
@@ -31,6 +32,7 @@ from harness import latest  # noqa: E402
 from result_pages import (  # noqa: E402
     ablation,
     addresses,
+    board_charts,
     boards,
     cases,
     constraints,
@@ -38,6 +40,7 @@ from result_pages import (  # noqa: E402
     figures,
     grid,
     plot,
+    tested,
     training,
     trains,
 )
@@ -45,14 +48,15 @@ from result_pages import (  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from result_pages.drawing import Chart
+
 RESULTS: Final = ROOT / "bench" / "results"
 PAGE: Final = ROOT / "docs" / "results.md"
 GRID_PAGE: Final = ROOT / "docs" / "results-grid.md"
-GRID_PLOT: Final = ROOT / "docs" / "results-scale.svg"
-CURVE: Final = ROOT / "docs" / "training-curve.svg"
 FIGURES_PAGE: Final = ROOT / "docs" / "paper-figures.md"
 TRAINS_PAGE: Final = ROOT / "docs" / "what-trains-where.md"
 BOARDS_PAGE: Final = ROOT / "docs" / "on-a-microcontroller.md"
+TESTED_PAGE: Final = ROOT / "docs" / "tested.md"
 LAZY_PAGE: Final = ROOT / "docs" / "lazy.md"
 PLANS_PAGE: Final = ROOT / "docs" / "plans.md"
 README: Final = ROOT / "README.md"
@@ -97,42 +101,49 @@ def due() -> dict[Path, str]:
     if solved:
         _, again = read_newest("*-grid-again.jsonl")
         registered = {goal: len(instances((goal,))) for goal in GOALS}
-        sections.append(
-            grid.section(
-                solved, grid_source, plot=GRID_PLOT.name, registered=registered, again=again
-            )
-        )
+        sections.append(grid.section(solved, grid_source, registered=registered, again=again))
         pages[GRID_PAGE] = grid.full_page(solved, grid_source)
     if constrained:
         sections.append(constraints.section(constrained, constrained_source))
     if trained:
         sections.append(training.section(trained, training_source))
-    pages[PAGE] = cases.page(records, source, *sections)
+    opening = cases.opening(solved, constrained, trained)
+    pages[PAGE] = cases.page(records, source, *sections, opening=opening)
     table = cases.readme_table(records, solved, constrained, trained)
     pages[README] = replace_block(readme, "results", table)
     return pages
 
 
-def update_plot(*, check: bool) -> int:
-    """Draw the plot if it is not what the records say, or only say so; return the exit status."""
+def charts() -> dict[Path, Chart]:
+    """Return the charts as they should be, each beside its page."""
     _, solved = read_newest("*-grid.jsonl")
-    if not plot.points(solved) or plot.current(GRID_PLOT, solved):
-        return 0
-    sys.stdout.write(f"{'stale' if check else 'wrote'} {GRID_PLOT}\n")
-    if not check:
-        plot.write_plot(GRID_PLOT, solved)
-    return int(check)
+    _, trained = read_newest("*-training.jsonl")
+    _, stepped = read_newest("*-trains.jsonl")
+    _, exported = read_newest("*-mcu.jsonl")
+    _, losses = read_newest("*-curve.jsonl")
+    found = {
+        PAGE.with_name(cases.TIMES_CHART): plot.times(solved),
+        PAGE.with_name(cases.STEPS_CHART): plot.steps(trained),
+        PAGE.with_name(grid.SCALE_CHART): plot.scale(solved),
+        GRID_PAGE.with_name(grid.OVERHEAD_CHART): plot.overheads(solved),
+        TRAINS_PAGE.with_name(trains.LEAST_CHART): board_charts.least_ram(stepped),
+        TRAINS_PAGE.with_name(trains.BOARDS_CHART): board_charts.on_boards(stepped),
+        BOARDS_PAGE.with_name(boards.CHART): board_charts.exported(exported),
+        PAGE.with_name("training-curve.svg"): curve.chart(losses),
+        TESTED_PAGE.with_name(tested.CHART): tested.chart(TESTED_PAGE.read_text(encoding="utf-8")),
+        FIGURES_PAGE.with_name("paper-overview.svg"): figures.overview(RESULTS / "figures"),
+    }
+    return {path: chart for path, chart in found.items() if chart.shown}
 
 
-def update_curve(*, check: bool) -> int:
-    """Draw the training curve if it is not the record's, or only say so; return the exit status."""
-    _, records = read_newest("*-curve.jsonl")
-    if not records or curve.current(CURVE, records[-1]):
-        return 0
-    sys.stdout.write(f"{'stale' if check else 'wrote'} {CURVE}\n")
-    if not check:
-        curve.write_picture(CURVE, records[-1])
-    return int(check)
+def update_charts(*, check: bool) -> int:
+    """Draw the charts that are not what the records say, or only say so; return the status."""
+    stale = {path: chart for path, chart in charts().items() if not chart.current(path)}
+    for path, chart in stale.items():
+        sys.stdout.write(f"{'stale' if check else 'wrote'} {path}\n")
+        if not check:
+            chart.write(path)
+    return int(check and bool(stale))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,8 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pages = due()
     status = max(
         update_pages(pages, check=options.check),
-        update_plot(check=options.check),
-        update_curve(check=options.check),
+        update_charts(check=options.check),
         figures.update_pictures(FIGURES_PAGE, RESULTS / "figures", check=options.check),
     )
     for path in (PAGE, GRID_PAGE, TRAINS_PAGE, BOARDS_PAGE):

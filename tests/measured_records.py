@@ -99,14 +99,15 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     names = ("figure2", "figure3", "figure4", "figure5", "table3", "solvers")
     blocks = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in names)
     (folder / "paper-figures.md").write_text(f"words\n{blocks}")
+    (folder / "tested.md").write_text("words\n")
     places = {
         "RESULTS": "",
         "README": "README.md",
         "PAGE": "results.md",
         "GRID_PAGE": "results-grid.md",
-        "GRID_PLOT": "results-scale.svg",
         "FIGURES_PAGE": "paper-figures.md",
         "TRAINS_PAGE": "what-trains-where.md",
+        "TESTED_PAGE": "tested.md",
         "BOARDS_PAGE": "on-a-microcontroller.md",
     }
     for name, place in places.items():

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import table
+from blocks import folded, table
 from mcu.boards import (
     BOARD,
     BOARDS,
@@ -31,6 +31,8 @@ from result_pages.records import circumstances, seconds_text, share_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+CHART: Final = "boards-ram.svg"
+"""Name of the page's chart."""
 SMALL_RAM, LARGER_RAM = 256 * 2**10, 512 * 2**10
 GOALS: Final = (
     (SMALL_RAM, ("ds-cnn", "autoencoder", "resnet8")),
@@ -119,19 +121,22 @@ def page(records: Sequence[dict[str, Any]], source: str) -> str:
     tools = ", ".join(f"{name}: {said}" for name, said in records[-1]["tools"].items())
     parts = [
         "# On a microcontroller",
+        lead(boards, everything),
+        f"![RAM of keep-all and of the exported program, network by network]({CHART})",
+        goals(boards),
+        same_bits(boards, everything),
         f"Generated from `bench/results/{source}` by `scripts/make_results.py`; "
         "[the protocol](../bench/protocol.md#on-a-microcontroller) says how it was measured. "
         f"{circumstances(records, where='beside other work')}. {tools}. "
         f"Each solve had {' or '.join(limits)}.",
         _WORDS,
-        goals(boards),
-        same_bits(boards, everything),
         "## What trains where",
         matrix(boards),
         "## What a step takes",
         _STEP_WORDS,
-        steps_table(boards, everything),
-        memory_table(boards),
+        folded("Steps", steps_table(boards, everything)),
+        _MEMORY_WORDS,
+        folded("RAM maps", memory_table(boards)),
         "## What does not fit, and why",
         refusals(boards),
         "## Against keeping everything, and against the last layer alone",
@@ -172,6 +177,21 @@ def named(network: str) -> str:
     """Return a network as tables have it."""
     more = SIZES.get(network)
     return f"`{network}`" + (f", {more}" if more else "")
+
+
+def lead(boards: Sequence[Exported], everything: Mapping[str, Exported]) -> str:
+    """Return the run that saves most RAM, in a sentence; "" without runs."""
+    able = [run for run in boards if run.trains and run.network in everything]
+    if not able:
+        return ""
+    run = max(able, key=lambda each: everything[each.network]["ram_bytes"] / each["ram_bytes"])
+    kept = everything[run.network]
+    return (
+        f"**C of a PyTorch model trains whole on a microcontroller: {named(run.network)} takes "
+        f"{format_bytes(kept['ram_bytes'])} where everything is kept, and trains in "
+        f"{format_bytes(run.ram_limit_bytes)} of `{run.place[0]}` with "
+        f"{run['instructions'] / kept['instructions']:.2f} times the instructions.**"
+    )
 
 
 def best(boards: Iterable[Exported], network: str, ram_bytes: int) -> Exported | None:
@@ -283,6 +303,13 @@ def steps_table(boards: Sequence[Exported], everything: Mapping[str, Exported]) 
     return table((*heads, "recomputed", "worn after steps", "gap"), rows, right=2)
 
 
+_MEMORY_WORDS: Final = (
+    "The RAM map: *state* that has its home in RAM, *rest of arena* for all other tensors, "
+    "*in gaps* what the addresses cost above the least. Flash holds the program and the first "
+    "weights; where these exceed the chip's flash they must be put on storage another way."
+)
+
+
 def memory_table(boards: Sequence[Exported]) -> str:
     """Return the RAM map of each that trains, from its program and its run."""
     rows = [
@@ -303,13 +330,8 @@ def memory_table(boards: Sequence[Exported]) -> str:
         if run.trains
     ]
     heads = ("network", "board, RAM", "RAM used", "stack", "state", "rest of arena", "in gaps")
-    words = (
-        "The RAM map: *state* that has its home in RAM, *rest of arena* for all other tensors, "
-        "*in gaps* what the addresses cost above the least. Flash holds the program and the first "
-        "weights; where these exceed the chip's flash they must be put on storage another way."
-    )
     rest = ("inputs", "runtime", "program", "weights")
-    return f"{words}\n\n{table((*heads, *rest), rows, right=2)}"
+    return table((*heads, *rest), rows, right=2)
 
 
 # -- what does not fit -----------------------------------------------------------------------------
@@ -406,7 +428,8 @@ def kernels_section(everything: Iterable[Exported]) -> str:
         f"included, by `PROFILE=1`. At most {MOST_PER_MAC} were wanted of convolutions and matrix "
         f"products: {share_text(within, len(nodes))} nodes keep that; the median is "
         f"{statistics.median(map(_per_mac, nodes)):.2f}, the largest "
-        f"{max(map(_per_mac, nodes)):.2f}.{missing}\n\n{table(heads, rows, right=2)}"
+        f"{max(map(_per_mac, nodes)):.2f}.{missing}\n\n"
+        f"{folded('Kernels', table(heads, rows, right=2))}"
     )
 
 

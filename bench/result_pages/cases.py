@@ -103,16 +103,21 @@ def limits(records: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def page(records: Sequence[dict[str, Any]], source: str, *sections: str) -> str:
-    """Return the page of results, with what it says of other records."""
+def page(
+    records: Sequence[dict[str, Any]], source: str, *sections: str, opening: Sequence[str] = ()
+) -> str:
+    """Return the page of results, with how it opens and what it says of other records."""
     parts = [
         "# Results",
+        *opening,
+        "Also: [what trains where](what-trains-where.md), [on a "
+        "microcontroller](on-a-microcontroller.md), [every instance of the "
+        "grid](results-grid.md), [the paper's figures, made again](paper-figures.md).",
+        "## ResNet-18/CIFAR on a Raspberry Pi",
         f"Generated from `bench/results/{source}` by `scripts/make_results.py`; "
         "[the protocol](../bench/protocol.md) says how it was measured.",
         circumstances(records) + ".",
         limits(records) + " Bold times ended at their limit, with the gap that was left.",
-        "The figures of the paper, made again, are on [a page of their own](paper-figures.md).",
-        "## ResNet-18/CIFAR on a Raspberry Pi",
         default_table(records, "main"),
         "## Problems with a known optimum",
         "Compute time counts, no deadline; overhead over the baseline.",
@@ -126,6 +131,26 @@ def page(records: Sequence[dict[str, Any]], source: str, *sections: str) -> str:
         startup_table(records),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+TIMES_CHART, STEPS_CHART = "results-time.svg", "results-pytorch.svg"
+"""Names of the page's first charts."""
+
+
+def opening(
+    solved: Sequence[dict[str, Any]],
+    constrained: Sequence[dict[str, Any]],
+    trained: Sequence[dict[str, Any]],
+) -> list[str]:
+    """Return what the page begins with: sentences and charts of the grid and of training."""
+    parts = []
+    if solved:
+        words = grid.sentence(solved) + constraints.sentence(constrained)
+        parts += [words.strip(), f"![Problems proved to 1 % after which time]({TIMES_CHART})"]
+    if trained:
+        alt = "Times of compiled steps and of other ways to save memory"
+        parts += [training.sentence(trained).strip(), f"![{alt}]({STEPS_CHART})"]
+    return parts
 
 
 def readme_table(

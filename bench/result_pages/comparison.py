@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import table
+from blocks import folded, table
 from grid import METHODS
 from result_pages.records import SolveRecord, of_goal, percent_text, seconds_text
 
@@ -38,7 +38,7 @@ def section(records: Sequence[dict[str, Any]]) -> str:
         "Ratios are of times to the same gap, the one asked for; `>` where the other method "
         "ran into its limit before it had that.",
         finished_sentence(records),
-        comparison_table(records),
+        folded("Instances", comparison_table(records)),
         PUBLISHED,
     )
     return "\n\n".join(parts)

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import table
+from blocks import folded, table
 from constraints import MODEL, TOTALS, WITHOUT
 from result_pages.records import (
     ONE_PERCENT,
@@ -92,10 +92,10 @@ def section(records: Sequence[dict[str, Any]], source: str) -> str:
         f"Wanted: every feasible problem within 1 % after at most {_limit_s(records):g} s, and a "
         f"median time of at most {MOST} times that without.",
         summary(found),
-        own_table(found),
+        folded("Constraints", own_table(found)),
     ]
     if built:
-        parts += [built_sentence(built, found), built_table(built, found)]
+        parts += [built_sentence(built, found), folded("Models", built_table(built, found))]
     return "\n\n".join(parts)
 
 

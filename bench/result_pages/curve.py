@@ -1,49 +1,33 @@
-"""The picture of a training curve: an emulated board's beside PyTorch's, as SVG."""
+"""The chart of a training curve: an emulated board's beside PyTorch's."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import TYPE_CHECKING, Any, Final
+
+from result_pages.drawing import BLUE, RED, Chart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 _MEAN_OF: Final = 10
 """Steps whose mean is drawn."""
 
 
-def digest(record: dict[str, Any]) -> str:
-    """Return what identifies the content of the picture."""
-    shown = [record["losses"], record["torch_losses"], record["cell"]]
-    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
+def chart(records: Sequence[dict[str, Any]]) -> Chart:
+    """Return the losses of each step of the last record, and their moving means."""
+    shown = [[record["losses"], record["torch_losses"]] for record in records[-1:]]
+    return Chart(shown=shown, paint=_paint)
 
 
-def current(path: Path, record: dict[str, Any]) -> bool:
-    """Return whether a file shows this record."""
-    return path.is_file() and f"data {digest(record)}" in path.read_text(encoding="utf-8")
-
-
-def write_picture(path: Path, record: dict[str, Any]) -> None:
-    """Draw the losses of each step, and their moving means, into a file."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    with mpl.rc_context({"svg.hashsalt": "poetmodel", "svg.fonttype": "none"}):
-        figure, axes = plt.subplots(figsize=(7.0, 3.4), layout="constrained")
-        ours, theirs = record["losses"], record["torch_losses"]
-        axes.plot(range(1, len(ours) + 1), ours, ".", color="#bbbbbb", markersize=3)
-        steps = range(_MEAN_OF, len(ours) + 1)
-        axes.plot(steps, _means(theirs), color="#2166ac", linewidth=4, alpha=0.5, label="PyTorch")
-        axes.plot(steps, _means(ours), color="#b2182b", linewidth=1, label="emulated Cortex-M4")
-        axes.set(xlabel="step", ylabel="loss", ylim=(0, None))
-        axes.grid(visible=True, linewidth=0.3)
-        axes.legend(title=f"mean of {_MEAN_OF} steps", fontsize="small", title_fontsize="small")
-        figure.savefig(path, metadata={"Date": None, "Description": f"data {digest(record)}"})
-    plt.close(figure)
+def _paint(figure: Any, shown: Any) -> None:
+    ((ours, theirs),) = shown
+    axes = figure.subplots()
+    axes.plot(range(1, len(ours) + 1), ours, ".", color="#bbbbbb", markersize=3)
+    steps = range(_MEAN_OF, len(ours) + 1)
+    axes.plot(steps, _means(theirs), color=BLUE, linewidth=4, alpha=0.5, label="PyTorch")
+    axes.plot(steps, _means(ours), color=RED, linewidth=1, label="emulated Cortex-M4")
+    axes.set(xlabel="step", title=f"Loss, mean of {_MEAN_OF} steps", ylim=(0, None))
+    axes.legend()
 
 
 def _means(values: Sequence[float]) -> list[float]:

@@ -7,16 +7,18 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import replace_block, table
+from blocks import folded, replace_block, table
 from poetmodel.baselines import method_names
 from poetmodel.bench.figures import FIGURES
 from poetmodel.bench.pictures import digest, draw, panels
 from poetmodel.bench.store import RecordFile
-from poetmodel.bench.summaries import summary
+from poetmodel.bench.summaries import overhead_ratio, summary
 from poetmodel.bench.tables import rows
+from result_pages.drawing import BLUE, RED, Chart
 from result_pages.records import versions_text
 
 if TYPE_CHECKING:
@@ -80,9 +82,53 @@ def block(name: str, records: Sequence[Record], picture: str) -> str:
     parts = [f"![{figure.title}]({picture})", circumstances(records)]
     if figure.paper:
         parts.append(f"**The paper:** {figure.paper}")
-    for part in summary(name, rows(records)):
-        parts += [f"**{part.title}**", table(part.heads, part.rows, right=part.words)]
-    return "\n\n".join(parts)
+    tables = [
+        text
+        for part in summary(name, rows(records))
+        for text in (f"**{part.title}**", table(part.heads, part.rows, right=part.words))
+    ]
+    return "\n\n".join((*parts, folded("Its figures", "\n\n".join(tables))))
+
+
+# -- all of them together --------------------------------------------------------------------------
+
+OVERVIEW: Final = ("figure3", "figure4", "figure5")
+"""Figures whose problems are compared."""
+_MAIN: Final = "optimal"
+
+
+def overview(folder: Path) -> Chart:
+    """Return the overhead of each method over the optimum's, a point for each problem."""
+    problems: dict[str, dict[str, float]] = {}
+    for row in (row for name in OVERVIEW for row in rows(read(folder, name))):
+        ratio = overhead_ratio(row)
+        if ratio is not None:
+            place = json.dumps([row[key] for key in ("model", "device", "deadline", "ram")])
+            problems.setdefault(place, {})[row["method"]] = ratio
+    found: dict[str, list[float]] = {}
+    for methods in problems.values():
+        best = methods.pop(_MAIN, None)
+        for method, ratio in methods.items() if best else ():
+            found.setdefault(method, []).append(ratio / best)
+    return Chart(shown=found, paint=_paint_overview, height_inches=4.2)
+
+
+def _paint_overview(figure: Any, shown: Any) -> None:
+    axes = figure.subplots()
+    methods = sorted(shown, key=lambda name: statistics.median(shown[name]))
+    for place, method in enumerate(methods):
+        times = shown[method]
+        axes.plot(times, [place] * len(times), "o", color=BLUE, alpha=0.35, markersize=5)
+        axes.plot(statistics.median(times), place, "|", color=RED, markersize=14, mew=2)
+    axes.axvline(1, color="#000000", linewidth=1.8)
+    axes.set_yticks(range(len(methods)), methods)
+    axes.set(xscale="log", ylim=(len(methods) - 0.5, -0.5))
+    axes.set_title("Energy overhead of each method, in times the optimum's (the line)")
+    axes.set_xlabel("a dot for each problem of Figures 3 to 5 that it solves; red: the median")
+    axes.xaxis.set_major_formatter("{x:,g} x")
+
+
+# -- blocks ----------------------------------------------------------------------------------------
 
 
 def picture_of(page: Path, name: str) -> Path:

@@ -7,7 +7,7 @@ import statistics
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import table
+from blocks import folded, table
 from poetmodel.units import format_bytes
 from result_pages import comparison
 from result_pages.comparison import method_text
@@ -35,6 +35,8 @@ FREE_SIZE: Final = 2000
 WORST: Final = 15
 """How many instances with the largest gaps are named for each goal."""
 
+SCALE_CHART, OVERHEAD_CHART = "results-scale.svg", "results-overhead.svg"
+"""Names of charts."""
 AGAINST_OTHERS: Final = "Against others"
 """Heading of the comparison with other formulations."""
 GOALS: Final = {
@@ -251,7 +253,6 @@ def section(
     records: Sequence[dict[str, Any]],
     source: str,
     *,
-    plot: str,
     registered: Mapping[int, int],
     again: Sequence[dict[str, Any]] = (),
 ) -> str:
@@ -279,7 +280,7 @@ def section(
         if runs and goal == 1:
             parts.append(free_size_sentence(records))
         if runs and goal == 4:
-            parts += [f"![Time and memory against nodes]({plot})", full_table(runs)]
+            parts += [f"![Time and memory against nodes]({SCALE_CHART})", full_table(runs)]
     if of_goal(records, 5):
         parts += [f"### {AGAINST_OTHERS}", comparison.section(records)]
     return "\n\n".join(parts)
@@ -346,6 +347,12 @@ def full_page(records: Sequence[dict[str, Any]], source: str) -> str:
 def _full_parts(records: Sequence[dict[str, Any]], source: str) -> Iterator[str]:
     yield "# Every instance of the grid"
     yield (
+        "What memory costs: the least energy of a training step beyond that of computing "
+        "everything once, by how much RAM there is, without a deadline. Colours are devices; "
+        "lines that lie on each other are equal."
+    )
+    yield f"![Energy overhead against the RAM budget, graph by graph]({OVERHEAD_CHART})"
+    yield (
         f"Generated from `bench/results/{source}` by `scripts/make_results.py`; summaries are in "
         "[the results](results.md). Bold times ended at their limit. Columns and rows are those of "
         "the largest model solved; memory is the most that the whole process had resident. "
@@ -357,8 +364,8 @@ def _full_parts(records: Sequence[dict[str, Any]], source: str) -> Iterator[str]
             continue
         yield f"## {heading}"
         if goal != 1:
-            yield full_table(runs)
+            yield folded(heading, full_table(runs))
             continue
         for model, of_model in _grouped(runs).items():
             yield f"### `{model}`"
-            yield full_table(of_model)
+            yield folded(f"All of <code>{model}</code>", full_table(of_model))

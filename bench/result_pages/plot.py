@@ -1,30 +1,131 @@
-"""The plot of time and memory against the number of nodes, as SVG.
-
-It carries a digest of what it shows, so that checking it needs no plotting library.
-"""
+"""Charts of solves: times to a proof, what memory costs, time and memory against nodes."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import TYPE_CHECKING, Any, Final
 
-from result_pages.records import ONE_PERCENT, SolveRecord
+from result_pages.drawing import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, Chart
+from result_pages.grid import GOALS
+from result_pages.records import ONE_PERCENT, SolveRecord, TrainingRecord, duels, feasible, of_goal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 _STYLE: Final = {
-    ("paper-m4", "20%"): ("#b2182b", "o"),
+    ("paper-m4", "20%"): (RED, "o"),
     ("paper-m4", "40%"): ("#ef8a62", "s"),
     ("paper-a72", "20%"): ("#2166ac", "^"),
     ("paper-a72", "40%"): ("#67a9cf", "D"),
 }
 """Colour and marker by device and budget."""
+_DEVICES: Final = {"paper-a72": (ORANGE, 5.0), "paper-m0": (GREEN, 2.5), "paper-m4": (BLUE, 1.0)}
+"""Colour and width of the devices of the published graphs: equal lines are seen as such."""
 _GIB: Final = 2**30
+_COLUMNS: Final = 4
+"""Panels side by side."""
 
 Point = tuple[int, float, bool, float]
+
+
+# -- times to a proof ------------------------------------------------------------------------------
+
+
+def times(records: Sequence[dict[str, Any]]) -> Chart:
+    """Return which share of the instances was proved to 1 % after which time, for each grid."""
+    shown = []
+    for goal, (heading, _) in GOALS.items():
+        able = feasible(of_goal(records, goal))
+        found = sorted(t for run in able if (t := run.time_to(ONE_PERCENT)) is not None)
+        if able:
+            shown.append([heading, len(able), found])
+    return Chart(shown=shown, paint=_paint_times)
+
+
+def _paint_times(figure: Any, shown: Any) -> None:
+    axes = figure.subplots()
+    for (heading, count, found), colour in zip(shown, COLOURS, strict=False):
+        shares = [100 * (k + 1) / count for k in range(len(found))]
+        label = f"{heading}: {len(found)} of {count}"
+        axes.step(found, shares, where="post", color=colour, linewidth=2, label=label)
+    axes.set(xscale="log", xlabel="time on one thread", ylim=(0, 103))
+    axes.set_title("Problems proved to within 1 % of the optimum's overhead")
+    axes.yaxis.set_major_formatter("{x:g} %")
+    axes.xaxis.set_major_formatter("{x:g} s")
+    axes.legend(loc="lower right")
+
+
+# -- compiled steps --------------------------------------------------------------------------------
+
+
+def steps(records: Sequence[dict[str, Any]]) -> Chart:
+    """Return the times of compiled steps beside the quickest other way within the same peak."""
+    shown: dict[str, list[list[float]]] = {}
+    for duel in duels([TrainingRecord.of(record) for record in records]):
+        pair = [duel.best.time_ratio, None if duel.own is None else duel.own.time_ratio]
+        if all(pair):
+            shown.setdefault(duel.peer.network, []).append([value or 0.0 for value in pair])
+    return Chart(shown=shown, paint=_paint_steps, height_inches=3.4)
+
+
+def _paint_steps(figure: Any, shown: Any) -> None:
+    axes = figure.subplots()
+    most = 1.02 * max(x for pairs in shown.values() for x, _ in pairs)
+    axes.plot((0.9, most), (0.9, most), color=GREY, linewidth=1, linestyle="--")
+    for (network, pairs), colour in zip(shown.items(), COLOURS, strict=False):
+        axes.scatter(*zip(*pairs, strict=True), color=colour, s=22, alpha=0.8, label=network)
+    high = 1.1 * max(y for pairs in shown.values() for _, y in pairs)
+    axes.annotate("as quick", (high, high), (6, -12), textcoords="offset points")
+    axes.set(xlim=(0.9, most), ylim=(0.85, high))
+    axes.set_title("Compiled PyTorch steps and other ways to save memory, within the same peak")
+    axes.set(xlabel="quickest other way, time over eager's", ylabel="compiled, time over eager's")
+    axes.legend(loc="upper right", ncols=2)
+
+
+# -- what memory costs -----------------------------------------------------------------------------
+
+
+def overheads(records: Sequence[dict[str, Any]]) -> Chart:
+    """Return the overhead against the budget for each published graph and device."""
+    shown: dict[str, dict[str, list[list[float]]]] = {}
+    for run in of_goal(records, 1):
+        ratio = run.overhead_ratio
+        if ratio is None or run.cell["deadline"] or run.cell["ram"].startswith("floor"):
+            continue
+        lines = shown.setdefault(run.cell["model"], {})
+        share = float(run.cell["ram"].rstrip("%"))
+        lines.setdefault(run.cell["device"], []).append([share, 100 * ratio])
+    return Chart(shown=shown, paint=_paint_overheads, height_inches=4.4)
+
+
+def _paint_overheads(figure: Any, shown: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    down = -(-(len(shown) + 1) // _COLUMNS)
+    panels = figure.subplots(down, _COLUMNS, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, (model, lines) in zip(panels, shown.items(), strict=False):
+        axes.set_title(model.removeprefix("paper/"))
+        for device, points in sorted(lines.items()):
+            colour, width = _DEVICES.get(device, (GREY, 1.0))
+            label = device.removeprefix("paper-").upper()
+            xs, ys = zip(*points, strict=True)
+            axes.plot(
+                xs, ys, "o-", color=colour, linewidth=width, markersize=width + 2, label=label
+            )
+        axes.set(yscale="log", xlim=(0, 95), xticks=(20, 50, 80))
+        axes.yaxis.set_major_locator(LogLocator(numticks=12))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:g} %")
+        axes.xaxis.set_major_formatter("{x:g} %")
+        axes.xaxis.set_tick_params(labelbottom=True)
+    for axes in panels[len(shown) :]:
+        axes.set_axis_off()
+    names = panels[0].get_legend_handles_labels()
+    panels[-1].legend(*names, loc="center", title="device")
+    figure.supxlabel("RAM, of what keeping everything takes", fontsize=9)
+    figure.supylabel("energy beyond one pass", fontsize=9)
+
+
+# -- scale -----------------------------------------------------------------------------------------
 
 
 def points(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[Point]]:
@@ -56,36 +157,17 @@ def points(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[Poin
     return {key: sorted(values) for key, values in found.items() if values}
 
 
-def digest(records: Sequence[dict[str, Any]]) -> str:
-    """Return what identifies the content of the plot."""
+def scale(records: Sequence[dict[str, Any]]) -> Chart:
+    """Return time and memory against the number of nodes."""
     shown = [[*key, values] for key, values in points(records).items()]
-    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
+    return Chart(shown=shown, paint=_paint_scale)
 
 
-def current(path: Path, records: Sequence[dict[str, Any]]) -> bool:
-    """Return whether a file shows these records."""
-    return path.is_file() and f"data {digest(records)}" in path.read_text(encoding="utf-8")
-
-
-def write_plot(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    """Draw the plot into a file."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    with mpl.rc_context({"svg.hashsalt": "poetmodel", "svg.fonttype": "none"}):
-        figure = _figure(points(records))
-        figure.savefig(path, metadata={"Date": None, "Description": f"data {digest(records)}"})
-    plt.close(figure)
-
-
-def _figure(plotted: dict[tuple[str, str], list[Point]]) -> Any:
-    from matplotlib import pyplot as plt
+def _paint_scale(figure: Any, shown: Any) -> None:
     from matplotlib.ticker import NullLocator
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, 3.6), layout="constrained")
-    for (device, ram), values in plotted.items():
+    left, right = figure.subplots(1, 2)
+    for device, ram, values in shown:
         colour, marker = _STYLE[device, ram]
         nodes, seconds, proved, memory = zip(*values, strict=True)
         name = f"{device}, {ram}"
@@ -95,13 +177,13 @@ def _figure(plotted: dict[tuple[str, str], list[Point]]) -> Any:
             axes.scatter(
                 nodes, heights, c=faces, edgecolors=colour, marker=marker, label=name, zorder=3
             )
-    left.set(xscale="log", yscale="log", xlabel="nodes", ylabel="time to a gap of 1 % [s]")
-    right.set(xscale="log", xlabel="nodes", ylabel="memory of the process [GiB]", ylim=(0, None))
-    ticks = sorted({point[0] for values in plotted.values() for point in values})
+    left.set(xscale="log", yscale="log", xlabel="nodes", title="Time to a gap of 1 %")
+    right.set(xscale="log", xlabel="nodes", title="Memory of the process", ylim=(0, None))
+    ticks = sorted({point[0] for *_, values in shown for point in values})
     for axes in (left, right):
         axes.set_xticks(ticks, labels=[f"{tick:,}" for tick in ticks])
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.grid(visible=True, linewidth=0.3)
-    left.yaxis.set_major_formatter("{x:g}")
-    left.legend(fontsize="small", title="hollow: limit reached", title_fontsize="small")
-    return figure
+    left.yaxis.set_major_formatter("{x:g} s")
+    right.yaxis.set_major_formatter("{x:g} GiB")
+    words = {"title": "hollow: limit reached", "title_fontsize": 9, "ncols": 4}
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", **words)

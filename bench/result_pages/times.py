@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING, Any, Final
 
 from against import BEFORE, HERE
-from blocks import table
+from blocks import folded, table
 from poetmodel.units import format_bytes
 from result_pages.records import (
     ONE_PERCENT,
@@ -122,7 +122,7 @@ def code_section(records: Sequence[dict[str, Any]], source: str) -> str:
             f"{seconds_text(whole[HERE])} now."
         )
     heads = ("instance", "before", "now", "ratio", "gap before", "gap now")
-    return f"{said}\n\n{table(heads, rows, right=1)}"
+    return f"{said}\n\n{folded('Instances', table(heads, rows, right=1))}"
 
 
 def _processor_text(record: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import table
+from blocks import folded, table
 from poetmodel.units import format_bytes
 from pytorch.runs import KEEP_ALL
 from result_pages.records import (
@@ -48,10 +48,11 @@ def section(records: Sequence[dict[str, Any]], source: str) -> str:
         "### At the peaks of others",
         "Each peer against the quickest compiled step whose measured heap peak is no larger. "
         "*Best* is the quickest peer with no larger peak.",
-        duels_table(duels(runs)),
+        folded("Peers", duels_table(duels(runs))),
     ]
     for network, of_network in by_network.items():
-        parts += [f"### `{network}`", _heading(of_network), network_table(of_network)]
+        rows = folded("Methods and budgets", network_table(of_network))
+        parts += [f"### `{network}`", _heading(of_network), rows]
     return "\n\n".join(parts)
 
 

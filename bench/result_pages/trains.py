@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import table
+from blocks import folded, table
 from poetmodel.bench.measurement import NOT_APPLICABLE
 from poetmodel.device import Device
 from poetmodel.units import format_bytes
@@ -36,6 +36,8 @@ from what_trains_where import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+LEAST_CHART, BOARDS_CHART = "trains-least.svg", "trains-boards.svg"
+"""Names of the page's charts."""
 BUDGETS: Final = ("256 KiB", "320 KiB", "512 KiB", "1 MiB")
 """What the headline asks about."""
 _UNITS: Final = {"KiB": 2**10, "MiB": 2**20}
@@ -109,6 +111,11 @@ def page(
     least = of_part(records, LEAST)
     parts = [
         "# What trains where",
+        headline(least),
+        f"![RAM of a whole training step: keep-all, and the least of all]({LEAST_CHART})",
+        f"![Which network trains on which board, and with how much energy]({BOARDS_CHART})",
+        _MEANING,
+        budgets_table(least),
         f"Generated from `bench/results/{source}` by `scripts/make_results.py`; "
         "[the protocol](../bench/protocol.md#what-trains-where) says how it was measured. "
         f"{circumstances(records, where='one thread a solve, beside other work')}.",
@@ -116,18 +123,17 @@ def page(
         "precision, gradients, and the update of every parameter by plain SGD. The RAM counts "
         "all of it: parameters, gradients, running statistics, activations and workspaces. Times, "
         "energies and wear are estimates from [data sheets](how-to/device.md).",
-        headline(least),
         "## The least RAM",
         _LEAST_WORDS,
-        least_table(least),
+        folded("Every network", least_table(least)),
         "## Every board",
         _BOARD_WORDS,
         boards_summary(of_part(records, BOARDS)),
-        boards_table(of_part(records, BOARDS)),
+        folded("Every network on every board", boards_table(of_part(records, BOARDS))),
         "## Methods at equal RAM",
         _POLICY_WORDS,
         policies_summary(of_part(records, POLICIES)),
-        policies_table(of_part(records, POLICIES)),
+        folded("Every budget", policies_table(of_part(records, POLICIES))),
         "## How long it takes",
         speed(of_part(records, POLICIES), of_part(records, SPEED)),
     ]
@@ -167,15 +173,6 @@ def _paged(least: Sequence[StepRecord], network: str, graph: str, device: str) -
 
 def headline(least: Sequence[StepRecord]) -> str:
     """Return which networks train in which RAM."""
-    rows = [
-        (
-            f"`{network}`" if device == PAGED else "",
-            _STORAGE[device],
-            *(verdict(least, network, device, budget) for budget in BUDGETS),
-        )
-        for network in SMALL
-        for device in (PAGED, MAPPED)
-    ]
     said = []
     for budget in BUDGETS:
         able = {
@@ -186,16 +183,29 @@ def headline(least: Sequence[StepRecord]) -> str:
         unsure = [f"`{name}`" for name, found in able.items() if "open" in found]
         text = f"{budget}: {', '.join(names) or 'none'}"
         said.append(text + (f" (open: {', '.join(unsure)})" if unsure else ""))
-    return (
-        "**Which networks of MLPerf Tiny train whole in a RAM of "
-        + "; ".join(said)
-        + ".**\n\n"
-        + table(("network", "state on storage is", *BUDGETS), rows)
-        + "\n\n*Yes* and *in tiles* stand for a schedule that the verifier accepts, *no* for a "
-        "proof that there is none, *open* for neither within the limit. *In tiles*: larger weights "
-        "are split into tensors of at most 32 KiB. *Read in place*: the core reads storage like "
-        "RAM (NOR flash, PSRAM); *paged*: what is read must be copied to RAM (SD card)."
-    )
+    return f"**Which networks of MLPerf Tiny train whole in a RAM of {'; '.join(said)}.**"
+
+
+_MEANING: Final = (
+    "*Yes* and *in tiles* stand for a schedule that the verifier accepts, *no* for a "
+    "proof that there is none, *open* for neither within the limit. *In tiles*: larger weights "
+    "are split into tensors of at most 32 KiB. *Read in place*: the core reads storage like "
+    "RAM (NOR flash, PSRAM); *paged*: what is read must be copied to RAM (SD card)."
+)
+
+
+def budgets_table(least: Sequence[StepRecord]) -> str:
+    """Return whether each network trains in each RAM."""
+    rows = [
+        (
+            f"`{network}`" if device == PAGED else "",
+            _STORAGE[device],
+            *(verdict(least, network, device, budget) for budget in BUDGETS),
+        )
+        for network in SMALL
+        for device in (PAGED, MAPPED)
+    ]
+    return table(("network", "state on storage is", *BUDGETS), rows)
 
 
 # -- least RAM -------------------------------------------------------------------------------------
@@ -314,10 +324,10 @@ def _ram(run: StepRecord) -> int:
 
 
 def _times(value: float, one: float) -> str:
-    return _number(value / one) if one else "-"
+    return number_text(value / one) if one else "-"
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
     """Return a number with three digits, or whole where it is larger."""
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
@@ -379,8 +389,8 @@ def policies_summary(policies: Sequence[StepRecord]) -> str:
         able = sum(name in methods and methods[name].found for methods in problems.values())
         ratios = [each for methods in problems.values() if (each := _excess(methods, name))]
         cost = (
-            f", with {_number(statistics.median(ratios))} times the overhead that `optimal` found "
-            f"in the median and {_number(max(ratios))} at most"
+            f", with {number_text(statistics.median(ratios))} times the overhead that `optimal` "
+            f"found in the median and {number_text(max(ratios))} at most"
             if ratios
             else ""
         )
@@ -400,7 +410,7 @@ def policies_table(policies: Sequence[StepRecord]) -> str:
             run, times = methods.get(name), _excess(methods, name)
             ratio = None if run is None else run.overhead_ratio
             star = "" if run is None or _is_best(run) else "\\*"
-            cells.append(_share(ratio) + star + (f" ({_number(times)})" if times else ""))
+            cells.append(_share(ratio) + star + (f" ({number_text(times)})" if times else ""))
         rows.append(
             (
                 f"`{network}`",

@@ -37,22 +37,20 @@ def line(text: str, start: str) -> str:
 
 def test_summary_counts_infeasible_instances_apart_and_misses_as_misses() -> None:
     """One without a schedule is neither infeasible nor left out; both proofs are told apart."""
-    text = section(
-        (record(), TIMED_OUT, UNKNOWN, BELOW, LATE), "run.jsonl", plot="plot.svg", registered={}
-    )
+    text = section((record(), TIMED_OUT, UNKNOWN, BELOW, LATE), "run.jsonl", registered={})
     row = line(text, "| Published graphs |")
     assert "| 5 | 1 | 1 | 3 | 1 of 3 (33.3 %) | 1 of 3 (33.3 %) | 60.1 s | 60.2 s |" in row
 
 
 def test_misses_are_named_with_their_gap_the_worst_first() -> None:
     """Instances that were not proved to 1 % are in a table of their own."""
-    text = section((record(), TIMED_OUT, UNKNOWN), "run.jsonl", plot="plot.svg", registered={})
+    text = section((record(), TIMED_OUT, UNKNOWN), "run.jsonl", registered={})
     assert "2 of 3 were not proved to 1 %:" in text
     rows = [row for row in text.splitlines() if row.startswith("| `paper/bert`, ")]
     assert "15%" in rows[0]
     assert "unknown" in rows[0]
     assert "| 60.2 s | 5 % |" in rows[1]
-    whole = section((record(),), "run.jsonl", plot="plot.svg", registered={})
+    whole = section((record(),), "run.jsonl", registered={})
     assert "Every feasible instance was proved to 1 %." in whole
 
 
@@ -62,9 +60,7 @@ def test_what_two_threads_reach_stands_beside_a_miss() -> None:
         TIMED_OUT | {"seconds": 41.0, "gap": 5e-5, "threads": 2},
         UNKNOWN | {"seconds": 30.0, "status": "infeasible", "threads": 2},
     )
-    text = section(
-        (record(), TIMED_OUT, UNKNOWN), "run.jsonl", plot="plot.svg", registered={}, again=again
-    )
+    text = section((record(), TIMED_OUT, UNKNOWN), "run.jsonl", registered={}, again=again)
     rows = [row for row in text.splitlines() if row.startswith("| `paper/bert`, ")]
     assert rows[0].endswith("| infeasible |")
     assert rows[1].endswith("| 41 s |")
@@ -77,7 +73,7 @@ def test_what_two_threads_reach_stands_beside_a_miss() -> None:
 
 def test_circumstances_are_told() -> None:
     """Machine, versions, date, and how many instances ran at a time."""
-    text = section((record(),), "run.jsonl", plot="plot.svg", registered={})
+    text = section((record(),), "run.jsonl", registered={})
     assert "2026-01-02, A processor, 2 cores, 2 instances at a time with one thread each" in text
 
 
@@ -86,7 +82,7 @@ def test_of_several_machines_each_is_told_with_what_it_measured() -> None:
     other = record(recorded="2026-02-03T00:00:00+00:00")
     other["machine"] = other["machine"] | {"cpu": "Another one"}
     other["cell"] = other["cell"] | {"goal": 5}
-    text = section((record(), other), "run.jsonl", plot="plot.svg", registered={})
+    text = section((record(), other), "run.jsonl", registered={})
     assert "*Published graphs*: 2026-01-02, A processor, 2 cores" in text
     assert "*Against others*: 2026-02-03, Another one, 2 cores" in text
 
@@ -95,7 +91,7 @@ def test_share_of_small_models_takes_columns_and_rows() -> None:
     """One column or row too many does not fit; infeasible instances do not count."""
     sizes = ({"columns": 2000, "rows": 2000}, {"columns": 2001, "rows": 1}, {"rows": 2001}, {})
     records = [record(ram=f"{i}0%", statistics=size) for i, size in enumerate(sizes, 1)]
-    text = section((*records, BELOW), "run.jsonl", plot="plot.svg", registered={})
+    text = section((*records, BELOW), "run.jsonl", registered={})
     assert "2 of 4 (50.0 %) of the feasible instances" in text
 
 
@@ -174,7 +170,7 @@ def test_crashed_instance_is_a_miss() -> None:
     """A record of a process that died has little in it, and counts."""
     crashed = {name: record()[name] for name in ("cell", "machine", "recorded", "load_average")}
     crashed |= {"status": "failed", "seconds": 5.0, "reason": "the process ended with -9"}
-    text = section((record(), crashed), "run.jsonl", plot="plot.svg", registered={})
+    text = section((record(), crashed), "run.jsonl", registered={})
     assert "1 of 2 (50.0 %)" in text
     assert "failed" in full_page((record(), crashed), "run.jsonl")
 
@@ -185,9 +181,9 @@ def test_plot_tells_what_it_shows(tmp_path: Path) -> None:
     records = (record(), record(goal=4, model="paper/bert-24", graph_nodes=387), TIMED_OUT)
     paths = (tmp_path / "one.svg", tmp_path / "two.svg")
     for path in paths:
-        plot.write_plot(path, records)
-    assert plot.current(paths[0], records)
-    assert not plot.current(paths[0], records[:2])
+        plot.scale(records).write(path)
+    assert plot.scale(records).current(paths[0])
+    assert not plot.scale(records[:2]).current(paths[0])
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -222,7 +218,7 @@ def test_grid_has_its_own_file_and_page(
 
 def test_published_figures_name_their_source() -> None:
     """What others report stands beside the comparison, each with where it was found."""
-    text = section((record(goal=5),), "run.jsonl", plot="plot.svg", registered={})
+    text = section((record(goal=5),), "run.jsonl", registered={})
     for source in ("arXiv:1910.02653", "ICML 2022, sections", "arXiv:2304.14463"):
         assert source in text
     assert PUBLISHED in text
@@ -231,9 +227,9 @@ def test_published_figures_name_their_source() -> None:
 def test_instances_that_are_missing_are_counted() -> None:
     """A run that was stopped says of which goals how many instances are not on record."""
     records = (record(), TIMED_OUT)
-    assert "not complete" not in section(records, "r", plot="p", registered={1: 2})
-    text = section(records, "r", plot="p", registered={1: 2, 2: 1500})
+    assert "not complete" not in section(records, "r", registered={1: 2})
+    text = section(records, "r", registered={1: 2, 2: 1500})
     assert "instances that are missing are 1,500 of goal 2." in text
-    text = section(records, "r", plot="p", registered={1: 7})
+    text = section(records, "r", registered={1: 7})
     assert "| Published graphs | 2 of 7 |" in text
     assert "instances that are missing are 5 of goal 1." in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -280,3 +281,38 @@ def test_search_finds_pages_from_a_folder(site: Path, browser: Browser) -> None:
     assert "deadline" in page.locator("article").inner_text().lower()
     assert faults == []
     page.close()
+
+
+@pytest.mark.browser
+def test_charts_are_dark_where_the_page_is(site: Path, browser: Browser) -> None:
+    """A chart has the paper of its page, and the site's own switch changes both."""
+    page = browser.new_page(color_scheme="light", viewport={"width": 1440, "height": 900})
+    page.goto((site / "results.html").as_uri())
+    chart = page.locator('article img[src$=".svg"]').first
+
+    def paper() -> tuple[int, ...]:
+        return decoded(chart.screenshot())
+
+    assert paper() == (255, 255, 255)
+    page.locator("label[for='__palette_1']:visible").click()
+    page.wait_for_function("getComputedStyle(document.body).colorScheme === 'dark'")
+    assert paper() == (0x1E, 0x21, 0x29)
+    page.close()
+
+
+def decoded(picture: bytes) -> tuple[int, ...]:
+    """Return the colour of a picture near its corner."""
+    image = pytest.importorskip("PIL.Image").open(io.BytesIO(picture))
+    return tuple(image.convert("RGB").getpixel((3, 3)))
+
+
+@pytest.mark.parametrize(
+    "name", ["results", "results-grid", "what-trains-where", "on-a-microcontroller", "tested"]
+)
+def test_pages_of_results_begin_with_a_chart(name: str) -> None:
+    """A chart comes before the first table, and no open table has more than a screen of rows."""
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert 0 < text.index(".svg)") < text.index("\n| ")
+    opened = re.sub(r"<details.*?</details>", "", text, flags=re.S)
+    for rows in re.findall(r"(?:^\|.*\n)+", opened, re.M):
+        assert rows.count("\n") <= 2 + 20, rows[:200]
