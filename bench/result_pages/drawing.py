@@ -17,7 +17,7 @@ from poetmodel.data import write_text
 from poetmodel.report.scheme import following_scheme
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
 WIDTH_INCHES: Final = 7.2
@@ -26,7 +26,7 @@ BLUE, RED, GREEN, ORANGE, PURPLE = "#0072b2", "#b2182b", "#009e73", "#e69f00", "
 GREY, PALE = "#808080", "#cccccc"
 COLOURS: Final = (BLUE, ORANGE, GREEN, PURPLE, RED, "#56b4e9", GREY)
 """Colours of lines, in turn."""
-_STYLE: Final[Mapping[str, Any]] = MappingProxyType(
+_STYLE: Final[Any] = MappingProxyType(
     {
         "axes.axisbelow": True,
         "axes.grid": True,

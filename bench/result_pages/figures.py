@@ -108,8 +108,9 @@ def overview(folder: Path) -> Chart:
     found: dict[str, list[float]] = {}
     for methods in problems.values():
         best = methods.pop(_MAIN, None)
-        for method, ratio in methods.items() if best else ():
-            found.setdefault(method, []).append(ratio / best)
+        if best:
+            for method, ratio in methods.items():
+                found.setdefault(method, []).append(ratio / best)
     return Chart(shown=found, paint=_paint_overview, height_inches=4.2)
 
 
