@@ -44,6 +44,49 @@ class Browser:
         self.client = client
         self.session = session
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.thread: threading.Thread | None = None
+        self.closed = threading.Event()
+
+    def close(self) -> None:
+        """Close the page."""
+        self.closed.set()
+        if self.thread is not None:
+            self.thread.join()
+        self.client.close()
+
+    def listen(self) -> None:
+        """Listen to the events of the session until the page is closed or the server ends."""
+        self.thread = threading.Thread(target=self._listen)
+        self.thread.start()
+
+    def _listen(self) -> None:
+        """Read a stream of HTTP 1.0, which has no chunks."""
+        url = self.client.base_url
+        cookies = "; ".join(f"{name}={value}" for name, value in self.client.cookies.items())
+        asked = (
+            f"GET /api/events?session={self.session} HTTP/1.0\r\nHost: {url.host}:{url.port}\r\n"
+            f"Cookie: {cookies}\r\n\r\n"
+        )
+        kind, text = "", b""
+        with socket.create_connection((url.host, url.port), PATIENCE_S) as stream:
+            stream.sendall(asked.encode())
+            stream.settimeout(0.1)
+            while not self.closed.is_set():
+                try:
+                    got = stream.recv(65536)
+                except TimeoutError:
+                    continue
+                except OSError:  # the server was killed
+                    return
+                if not got:
+                    return
+                *lines, text = (text + got).split(b"\n")
+                for line in lines:
+                    key, _, value = line.decode().strip().partition(": ")
+                    if key == "event":
+                        kind = value
+                    elif key == "data":
+                        self.events.append((kind, json.loads(value)))
 
     def open(self, choice: dict[str, Any]) -> dict[str, Any]:
         """Open a problem."""
@@ -98,7 +141,7 @@ class Explorer:
         self.options = options
         self.process: subprocess.Popen[str] | None = None
         self.url = ""
-        self.stop = threading.Event()
+        self.browsers: list[Browser] = []
 
     def start(self) -> None:
         """Start it, and wait for its address."""
@@ -120,7 +163,6 @@ class Explorer:
     def end(self, how: int = signal.SIGINT) -> int:
         """End it by a signal; return its exit status."""
         assert self.process is not None
-        self.stop.set()
         self.process.send_signal(how)
         if self.process.stdout is not None:
             self.process.stdout.close()
@@ -130,26 +172,8 @@ class Explorer:
         """Return a browser that has opened the printed address."""
         client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE_S)
         assert client.get(self.url).status_code == 303
-        return Browser(client, session)
-
-    def listen(self, browser: Browser) -> threading.Thread:
-        """Let a browser listen to its events, until this server ends or its page is closed."""
-        thread = threading.Thread(target=self._listen, args=(browser,), daemon=True)
-        thread.start()
-        return thread
-
-    def _listen(self, browser: Browser) -> None:
-        path = f"/api/events?session={browser.session}"
-        kind = ""
-        try:
-            with browser.client.stream("GET", path, timeout=PATIENCE_S) as stream:
-                for line in stream.iter_lines():
-                    if line.startswith("event:"):
-                        kind = line.removeprefix("event:").strip()
-                    elif line.startswith("data:"):
-                        browser.events.append((kind, json.loads(line.removeprefix("data:"))))
-        except (httpx.HTTPError, RuntimeError):  # the server was ended, or the page closed
-            return
+        self.browsers.append(Browser(client, session))
+        return self.browsers[-1]
 
 
 @contextmanager
@@ -162,3 +186,5 @@ def running(folder: Path, *options: str) -> Iterator[Explorer]:
     finally:
         if explorer.process is not None and explorer.process.poll() is None:
             explorer.end(signal.SIGKILL)
+        for browser in explorer.browsers:
+            browser.close()

@@ -1,0 +1,197 @@
+"""A real explorer: dragged, reloaded, shared, killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from explorers import LONG, MLP, running, until
+from poetmodel.explore.store import Store
+
+if TYPE_CHECKING:
+    from explorers import Explorer
+
+SMALL = ("mlp", "--device", "mkr1000", "--workers", "1")
+
+
+def workers_of(explorer: Explorer) -> dict[int, str]:
+    """Return the processes that a server has started, with their command lines."""
+    assert explorer.process is not None
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                words = (folder / "cmdline").read_text().split("\0")
+            except OSError:  # it has ended
+                continue
+            if int(parent) == explorer.process.pid:
+                found[int(folder.name)] = " ".join(words)
+    return found
+
+
+def gone(pid: int) -> bool:
+    """Return whether a process has ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+    """The exit status is 0, and no process is left."""
+    with running(tmp_path, *SMALL) as explorer:
+        browser = explorer.browser()
+        browser.listen()
+        browser.ended(browser.want(browser.open(MLP), 0.5)["id"])
+        pids = list(workers_of(explorer))
+        assert len(pids) >= 2
+        assert explorer.end(signal.SIGINT) == 0
+        until(lambda: all(map(gone, pids)))
+
+
+@pytest.mark.slow
+def test_killed_server_loses_nothing(tmp_path: Path) -> None:
+    """Known answers come at once from the store, and what was being solved goes on from there."""
+    with running(tmp_path, *SMALL) as explorer:
+        browser = explorer.browser()
+        known = browser.ended(browser.want(browser.open(MLP), 0.5)["id"])
+        drawn = browser.answer(known["id"])
+        browser.listen()
+        problem = browser.open(LONG)
+        begun = browser.want(problem, 0.2)
+        found = until(lambda: one if (one := browser.point(begun["id"]))["bound"] else None)
+        until(lambda: stored(explorer.store, begun["id"]))
+        pids = list(workers_of(explorer))
+        explorer.end(signal.SIGKILL)
+        until(lambda: all(map(gone, pids)))
+        explorer.start()
+        again = explorer.browser()
+        assert known in again.open(MLP)["points"]
+        assert again.want(again.open(MLP), 0.5) == known
+        assert again.answer(known["id"]) == drawn
+        again.listen()
+        left = next(one for one in again.open(LONG)["points"] if one["id"] == begun["id"])
+        assert left["state"] == "cancelled"
+        resumed = again.want(problem, 0.2)
+        assert resumed["state"] == "waiting"
+        assert resumed["value"] <= found["value"]
+        assert resumed["bound"] > 0
+        until(lambda: again.point(begun["id"])["state"] == "solving")
+        assert again.point(begun["id"])["value"] <= found["value"]
+
+
+def stored(store: Path, point: str) -> bool:
+    """Return whether a point is in the store with a schedule and a bound."""
+    with sqlite3.connect(store) as connection:
+        query = "SELECT 1 FROM points WHERE id = ? AND value IS NOT NULL AND bound > 0"
+        return connection.execute(query, (point,)).fetchone() is not None
+
+
+@pytest.mark.slow
+def test_drag_cancels_what_nobody_wants(tmp_path: Path) -> None:
+    """Of all stops only the last one is solved, and what was found before is kept."""
+    with running(tmp_path, *SMALL) as explorer:
+        browser = explorer.browser()
+        browser.listen()
+        problem = browser.open(LONG)
+        stops = [browser.want(problem, share)["id"] for share in (0.5, 0.4, 0.3, 0.2)]
+        until(lambda: browser.point(stops[-1])["state"] == "solving")
+        assert [browser.point(stop)["state"] for stop in stops[:-1]] == ["cancelled"] * 3
+        told = until(lambda: [one for kind, one in browser.events if kind == "point"])
+        assert all(one["id"] in stops for one in told)
+        assert browser.pictured(stops[-1])["energy_j"] > 0
+
+
+@pytest.mark.slow
+def test_two_sessions_share_a_solve(tmp_path: Path) -> None:
+    """It goes on while one of them wants it, and both hear of it; the last one ends it."""
+    with running(tmp_path, *SMALL) as explorer:
+        one, two = explorer.browser("one"), explorer.browser("two")
+        for browser in (one, two):
+            browser.listen()
+        problem = one.open(LONG)
+        point = one.want(problem, 0.2)["id"]
+        assert two.want(two.open(LONG), 0.2)["id"] == point
+        for browser in (one, two):
+            until(lambda heard=browser.events: any(p["bound"] for kind, p in heard))
+        one.want(problem, 0.9)
+        assert two.point(point)["state"] == "solving"
+        two.want(problem, 0.9)
+        assert two.point(point)["state"] == "cancelled"
+
+
+@pytest.mark.slow
+def test_reload_goes_on(tmp_path: Path) -> None:
+    """A page that comes back within seconds finds its solve where it is."""
+    with running(tmp_path, *SMALL) as explorer:
+        browser = explorer.browser()
+        browser.listen()
+        problem = browser.open(LONG)
+        point = browser.want(problem, 0.2)["id"]
+        before = until(lambda: one if (one := browser.point(point))["bound"] else None)
+        browser.close()
+        again = explorer.browser()
+        again.listen()
+        assert until(lambda: [p for kind, p in again.events if kind == "point"])[0]["id"] == point
+        after = again.want(problem, 0.2)
+        assert after["state"] == "solving"
+        assert after["seconds"] >= before["seconds"]
+        assert after["revision"] >= before["revision"]
+
+
+@pytest.mark.slow
+def test_wish_of_a_closed_page_lapses(tmp_path: Path) -> None:
+    """Nothing is solved for nobody."""
+    with running(tmp_path, *SMALL) as explorer:
+        browser = explorer.browser()
+        browser.listen()
+        point = browser.want(browser.open(LONG), 0.2)["id"]
+        until(lambda: browser.point(point)["state"] == "solving")
+        browser.close()
+        other = explorer.browser("other")
+        assert until(lambda: other.point(point)["state"] == "cancelled")
+
+
+@pytest.mark.slow
+def test_worker_that_dies_is_replaced(tmp_path: Path) -> None:
+    """The point fails with a sentence, and the next wish is solved."""
+    with running(tmp_path, *SMALL) as explorer:
+        browser = explorer.browser()
+        browser.listen()
+        problem = browser.open(LONG)
+        point = browser.want(problem, 0.2)["id"]
+        until(lambda: browser.point(point)["state"] == "solving")
+        for pid in workers_of(explorer):
+            os.kill(pid, signal.SIGKILL)
+        failed = browser.ended(point)
+        assert failed["state"] == "failed"
+        assert "ended unexpectedly" in failed["reason"]
+        assert browser.ended(browser.want(browser.open(MLP), 0.4)["id"])["status"] == "optimal"
+        assert browser.want(problem, 0.2)["state"] == "waiting"
+        until(lambda: browser.point(point)["state"] == "solving")
+
+
+@pytest.mark.slow
+def test_two_servers_share_a_store(tmp_path: Path) -> None:
+    """Each sees what the other has solved, and the file stays whole."""
+    with running(tmp_path, *SMALL) as first, running(tmp_path, *SMALL) as second:
+        one, two = first.browser(), second.browser()
+        problem = one.open(MLP)
+        two.open(MLP)
+        for place in range(8):
+            here, there = (one, two) if place % 2 else (two, one)
+            point = here.ended(here.want(problem, place / 8)["id"])
+            assert there.want(problem, place / 8) == point
+        first.end(signal.SIGKILL)
+        second.end(signal.SIGKILL)
+    store = Store(first.store)
+    assert store.now(store.check) == "ok"
+    assert len(store.now(store.points, problem["problem"])) == 8
+    store.close()
