@@ -83,7 +83,7 @@ def test_every_picture_is_a_page(which: str, tmp_path: Path) -> None:
     (chart,) = json.loads(page.scripts["charts"])["charts"]
     assert (chart["type"], chart["id"]) == (which, "picture")
     assert "picture" in page.ids
-    assert len(text) < 2_100_000
+    assert len(text) < 2_000_000
     draw(which, chain(), path)
     assert path.read_text(encoding="utf-8") == text
 

@@ -68,11 +68,15 @@ def render(
 
 @cache
 def packed_plotly() -> str:
-    """Return plotly's script, compressed and in base64."""
+    """Return plotly's script, compressed and in base 85.
+
+    The digits are those of `base64.b85encode` but for a comma in place of ``<``, which could end
+    the element that holds them.
+    """
     from plotly.offline import get_plotlyjs
 
     library = gzip.compress(get_plotlyjs().encode("utf-8"), compresslevel=9, mtime=0)
-    return base64.b64encode(library).decode("ascii")
+    return base64.b85encode(library).decode("ascii").replace("<", ",")
 
 
 @cache

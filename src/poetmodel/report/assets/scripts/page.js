@@ -176,9 +176,17 @@ const page = (() => {
 
   // -- plotly is packed: it is unpacked when the page stands ------------------------------------
   const unpack = async () => {
-    const packed = atob($("plotly").textContent.trim());
-    const bytes = new Uint8Array(packed.length);
-    for (let at = 0; at < packed.length; at += 1) bytes[at] = packed.charCodeAt(at);
+    const packed = $("plotly").textContent.trim();
+    const digits = new Uint8Array(128).fill(84);  // base 85, as poetmodel.report.template writes it
+    [..."0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~"].forEach((letter, digit) => { digits[letter.charCodeAt(0)] = digit; });
+    const groups = Math.ceil(packed.length / 5);
+    const view = new DataView(new ArrayBuffer(4 * groups));
+    for (let group = 0; group < groups; group += 1) {
+      let value = 0;
+      for (let at = 5 * group; at < 5 * group + 5; at += 1) value = 85 * value + (at < packed.length ? digits[packed.charCodeAt(at)] : 84);
+      view.setUint32(4 * group, value);
+    }
+    const bytes = new Uint8Array(view.buffer, 0, 4 * groups - (5 * groups - packed.length));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     const script = document.createElement("script");
     script.textContent = await new Response(stream).text();
