@@ -15,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from poetmodel.report.scheme import following_scheme
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 
 PAGES: Final = {
@@ -59,7 +61,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def notebook_page(notebook: dict[str, Any], name: str) -> str:
-    """Return a notebook as Markdown: its cells, and below each what it prints or draws."""
+    """Return a notebook as Markdown: its cells, and below each what it prints or draws.
+
+    Pictures are part of the page, and follow its colour scheme.
+    """
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
@@ -70,7 +75,7 @@ def notebook_page(notebook: dict[str, Any], name: str) -> str:
         for output in cell["outputs"]:
             drawn = "".join(output.get("data", {}).get("image/svg+xml", ()))
             if drawn:
-                coded = b64encode(drawn.encode()).decode("ascii")
+                coded = b64encode(following_scheme(drawn).encode()).decode("ascii")
                 parts.append(f"![What the cell draws](data:image/svg+xml;base64,{coded})")
             else:
                 printed = output.get("text") or output["data"]["text/plain"]

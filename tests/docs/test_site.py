@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -170,15 +171,20 @@ def test_notebooks_become_pages_with_what_their_cells_print() -> None:
             "source": ["print(1)"],
             "outputs": [
                 {"output_type": "stream", "name": "stdout", "text": ["1\n"]},
-                {"output_type": "execute_result", "data": {"image/svg+xml": ["<svg/>"]}},
+                {"output_type": "execute_result", "data": {"image/svg+xml": ["<svg></svg>"]}},
             ],
         },
     ]
-    assert notebook_page({"cells": cells}, "a.ipynb") == (
+    text, _, picture = notebook_page({"cells": cells}, "a.ipynb").partition("![")
+    assert text == (
         '# Title\n\nWords.\n\n<a href="a.ipynb" download>This page as a notebook</a>\n\n'
         "```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
-        "![What the cell draws](data:image/svg+xml;base64,PHN2Zy8+)\n"
     )
+    coded = re.fullmatch(r"What the cell draws\]\(data:image/svg\+xml;base64,(.+)\)\n", picture)
+    assert coded is not None
+    drawn = b64decode(coded[1]).decode()
+    assert drawn.startswith("<svg>")
+    assert "prefers-color-scheme:dark" in drawn
 
 
 def test_the_tutorial_is_a_page(site: Path) -> None:
