@@ -123,7 +123,7 @@ def test_it_answers_everywhere_with_the_values(report: Report, values: Values) -
         assert shown["bytes"] == values["after" if after else "during"][p]
         assert dict(shown["stays"]) == alive(values, level)
         assert sum(size for _, size in shown["stays"]) == shown["bytes"]
-        assert f"instruction {p + 1} of {len(values['ops'])}" in report.readout("time-A")
+        assert f"instruction {p}: " in report.readout("time-A")
         seen.add(level)
     assert len(seen) > 3
 

@@ -4,7 +4,7 @@ page.define("timeline", (chart, line) => {
   const { div } = chart;
   const panel = page.$(`${div.id}-alive`);
   const n = line.ops.length;
-  const WORDS = { c: "compute", a: "recompute", r: "read", i: "page in", o: "page out", w: "wait for", f: "free", s: "step" };
+  const WORDS = { c: "compute", a: "recompute", r: "read", i: "page in", o: "page out", w: "wait for", f: "free" };
   const LANES = { c: ["core", "computed"], a: ["core", "recomputed"], w: ["core", "stall"], r: ["bus", "paged_in"], i: ["bus", "paged_in"], o: ["bus", "paged_out"] };
   const RECOMPUTED = 1, PAGED_IN = 2, RESIDENT = 3;
   const MOST = 30;  // rows of the list while one only points
@@ -89,9 +89,9 @@ page.define("timeline", (chart, line) => {
   const headline = (l) => {
     const p = l >> 1;
     if (!n) return "";
-    const words = `${l % 2 ? "after " : ""}${WORDS[line.ops[p]]} ${subject(p)}`;
+    const words = `${l % 2 ? "after " : ""}${line.ops[p] === "s" ? "" : `${WORDS[line.ops[p]]} `}${subject(p)}`;
     const time = line.issued === null ? "" : `${clock(starts[l] > last || !timed ? line.issued[p] : starts[l])}, `;
-    return `${time}${line.ops[p] === "s" ? "step" : "instruction"} ${p + 1} of ${n}: ${words}`;
+    return `${time}${line.ops[p] === "s" ? "step" : "instruction"} ${p}: ${words}`;
   };
   const ghostAt = (p) => {
     let found = null;
@@ -251,9 +251,12 @@ page.define("timeline", (chart, line) => {
 
   // -- where one points --------------------------------------------------------------------------
   const peak = 2 * line.peak;
+  const firstOf = (k) => line.of.findIndex((found, p) => found === k && "cs".includes(line.ops[p]));
+  const lastFirst = (p) => { while (p > 0 && !"cs".includes(line.ops[p])) p -= 1; return line.of[p]; };
   const show = (l) => {
     if (!n) return;
     chart.level = Math.min(Math.max(l, 0), 2 * n - 1);
+    chart.anchor = chart.rest === undefined ? undefined : lastFirst(chart.rest >> 1);
     fill(chart.level);
     paint("cursor");
   };
@@ -392,7 +395,7 @@ page.define("timeline", (chart, line) => {
     const x = starts[2 * p], share = last ? x / last : 0;
     if (most) text({ x, y: most / line.scale, text: `keep-all ${size(most)}`, yanchor: "bottom", xanchor: share > 0.75 ? "right" : share < 0.25 ? "left" : "center" });
     const side = share > 0.6 ? { x: 0, xanchor: "left" } : { x: 1, xanchor: "right" };
-    if (line.budget !== null) text({ ...side, xref: "paper", yref: above ? "y domain" : "y", y: above ? 1 : line.budget / line.scale, yanchor: above ? "top" : "bottom", text: `${above ? "\u2191 " : ""}${line.budget_name}`, font: { size: 11, color: page.skin.limit } });
+    if (line.budget !== null) text({ ...side, xref: "paper", yref: above ? "y domain" : "y", y: above ? 1 : line.budget / line.scale, yanchor: above ? "top" : "bottom", text: `${above ? "\u2191 " : ""}${line.budget_name}`, font: { size: 11, color: page.skin.limit }, bgcolor: page.skin.colour === "dark" ? "rgba(18,23,28,.6)" : "rgba(255,255,255,.7)", borderpad: 0 });
     return found;
   };
   const draw = async () => {
@@ -410,8 +413,9 @@ page.define("timeline", (chart, line) => {
     over();
     listen();
     keys();
-    if (chart.level === undefined || chart.level >= 2 * n || !chart.pinned) chart.level = chart.rest = chart.rest === undefined ? undefined : Math.min(chart.rest, 2 * n - 1);
-    show(chart.level ?? peak);
+    if (chart.line !== line && chart.anchor !== undefined) chart.rest = 2 * Math.max(0, firstOf(chart.anchor));  // other values: the same node
+    chart.line = line;
+    show(chart.rest ?? peak);
     paint();
   };
   const keys = () => {  // the legend names what there is
