@@ -95,6 +95,7 @@
     const found = `?${query}`;
     if (found !== window.location.search) window.history.replaceState(null, "", window.location.pathname + found + window.location.hash);
   };
+  let stated = null;  // the limits of the address, until a problem is there to say what 50% means
   const readAddress = (initial) => {
     const query = new URLSearchParams(window.location.search);
     const found = { ...PLAIN, ...(query.has("model") ? { model: initial.model, device: initial.device } : initial) };
@@ -104,9 +105,8 @@
       found[name] = typeof PLAIN[name] === "boolean" ? text !== "0" : NUMBERS.includes(name) ? Number(text) || null : text;
     }
     choice = Object.fromEntries(FIELDS.map((name) => [name, found[name]]));
-    const ram = query.has("ram") ? units.readBytes(query.get("ram"), 0) : null;
-    const deadline = query.has("deadline") ? units.readSeconds(query.get("deadline"), 0) : null;
-    wished = { ram_bytes: ram ?? initial.ram_bytes ?? null, deadline_s: deadline ?? initial.deadline_s ?? null };
+    wished = { ram_bytes: initial.ram_bytes ?? null, deadline_s: initial.deadline_s ?? null };
+    stated = { ram: query.get("ram"), deadline: query.get("deadline") };
   };
 
   // -- the problem: its controls, and what the server says of it -------------------------------
@@ -156,9 +156,9 @@
     if (turn !== entering) return;
     $("problem").removeAttribute("aria-busy");
     $("problem-error").textContent = "";
-    const other = !problem || problem.problem !== found.problem;
+    if (problem && problem.problem === found.problem) found.graph = problem.graph;
+    else points.clear();
     problem = found;
-    if (other) { points.clear(); page.know(found.graph); drawn = null; }
     for (const point of found.points) keep(point);
     document.title = `${found.title}: poetmodel explore`;
     $("title").textContent = found.title;
@@ -174,6 +174,12 @@
     const marks = [{ name: "minimum", value: floor_bytes }, { name: "keep-all", value: keep_all_bytes }, ...(device_ram_bytes ? [{ name: "device", value: device_ram_bytes }] : [])];
     const inside = (bytes) => bytes !== null && bytes >= floor_bytes / 2 && bytes <= high;
     const start = near && device_ram_bytes < keep_all_bytes ? device_ram_bytes : Math.round((floor_bytes + keep_all_bytes) / 2048) * 1024 || keep_all_bytes;
+    if (stated) {
+      const bytes = stated.ram && units.readBytes(stated.ram, keep_all_bytes);
+      const seconds = stated.deadline && units.readSeconds(stated.deadline, deadline.single_pass_s);
+      wished = { ram_bytes: bytes || wished.ram_bytes, deadline_s: seconds || wished.deadline_s };
+      stated = null;
+    }
     wished = { ...wished, ram_bytes: inside(wished.ram_bytes) ? wished.ram_bytes : start };
     ram.set({ marks, low: floor_bytes, high, log: high > 5 * floor_bytes }, wished.ram_bytes);
     const { least_s, single_pass_s, most_s } = deadline;
@@ -265,7 +271,7 @@
     put("peak", point.peak_ram_bytes, units.bytes(point.peak_ram_bytes), `${units.share(point.needs_bytes / wished.ram_bytes)} of the budget`);
   };
   const nothing = () => { for (const id of ["energy", "overhead", "proof", "time", "peak"]) put(id, null, "–"); };
-  const WORDS = { waiting: "Waiting for a free core", solving: "Solving", cancelled: "Stopped", failed: "Failed" };
+  const WORDS = { waiting: "Waiting for a free core", solving: "Solving", cancelled: "Waiting for a free core", failed: "Failed" };
   const standing = (point) => {
     const known = point.energy_j !== null;
     if (point.state === "failed") return "The solve failed";
@@ -279,7 +285,7 @@
     root.dataset.point = point.id;
     root.dataset.status = point.status ?? "";
     root.dataset.provisional = point.provisional ? "yes" : "";
-    say(point.state, standing(point));
+    say(point.state === "cancelled" ? "waiting" : point.state, standing(point));
     put("solve", point.seconds, units.seconds(point.seconds), point.state === "done" ? (point.status === "feasible" ? "then out of time" : "") : "so far");
     $("more").hidden = point.state !== "done" || point.status !== "feasible";
     if (known) figures(point); else nothing();
@@ -338,6 +344,7 @@
     const limits = new URLSearchParams({ ram_bytes: wished.ram_bytes });
     if (wished.deadline_s !== null) limits.set("deadline_s", wished.deadline_s);
     const why = await (await ask(`/api/problems/${coded(problem.problem)}/why?${limits}`, { signal })).json();
+    adopt();
     nothing();
     offer(null);
     picture(null);
@@ -399,10 +406,19 @@
     mounted.add(id);
     return page.mount(id, type, data);
   };
+  // Charts of another graph make room before the new graph is known.
+  const adopt = () => {
+    if (page.graph === problem.graph) return false;
+    page.know(problem.graph);
+    drawn = null;
+    for (const type of CHARTS) $(type).hidden = true;
+    return true;
+  };
   // The first chart changes at once, the others when the slider has come to rest.
   const drawAnswer = async (point, answer) => {
     await page.ready;
     const key = keyOf(point);
+    const rush = adopt();
     drawn = key;
     const [first, ...others] = CHARTS;
     await drawChart(first, answer.charts[first]);
@@ -410,7 +426,7 @@
     $("command").textContent = answer.command.join("\n");
     $("copy").disabled = false;
     clearTimeout(calm);
-    calm = setTimeout(() => { if (drawn === key) for (const type of others) drawChart(type, answer.charts[type]); }, answers.size > 1 ? CALM_MS : 0);
+    calm = setTimeout(() => { if (drawn === key) for (const type of others) drawChart(type, answer.charts[type]); }, rush ? 0 : CALM_MS);
     if (isPictured(point)) fresh(key);
   };
   let pointing = null;

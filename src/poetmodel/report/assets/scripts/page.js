@@ -56,9 +56,12 @@ const page = (() => {
     try { return numbers.get(decodeURIComponent(found[1])) ?? null; } catch { return null; }
   };
   know(data.graph);
-  const show = () => {
+  const tell = () => {
     root.dataset.selected = selected === null ? "" : graph.tensors[selected][0];
     for (const listen of listeners) listen(selected);
+  };
+  const show = () => {
+    tell();
     for (const chart of charts.values()) if (chart.drawn && chart.view.light) chart.view.light(selected);
   };
   const select = (tensor) => {
@@ -214,7 +217,12 @@ const page = (() => {
   window.addEventListener("load", () => soon(start, { timeout: 1500 }));
 
   return {
+<<<<<<< HEAD
     $, data, ready, define, mount, replace, know, select, escaped, plain, pointed, narrow, coarse, config, axis, log, layout, colour, number, size,
+=======
+    $, data, ready, define, mount, replace, select, escaped, plain, pointed, narrow, coarse, config, axis, layout, colour,
+    know: (found) => { know(found); tell(); },
+>>>>>>> af0cdd5 (explore: the page is tested in Chromium; shares in its address, links to a tensor)
     onSelect: (heard) => listeners.push(heard),
     get graph() { return graph; },
     get selected() { return selected; },

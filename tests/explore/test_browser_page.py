@@ -1,0 +1,379 @@
+"""The explorer's page in a real browser, before the real server."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from explorer_pages import CHROMIUM, PATIENCE_MS, PHONE, WIDE, Explorer, Visit, running, visit
+from poetmodel import units
+from poetmodel.schedule.io import parse_document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.browser
+
+SLOW = {"model": "resnet8", "device": "nano33ble", "ram": "40%"}
+"""A problem whose proof takes minutes; its first schedules come at once."""
+MOST_BYTES = 6_000_000
+PEAK = """() => { const {data} = document.getElementById('timeline-A');
+    const line = data.find((trace) => trace.line && trace.line.shape === 'hv' && !trace.line.dash);
+    return Math.max(...line.y); }"""
+"""The highest point of the timeline, in the unit of its axis."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Start the browser that the system has."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explorer]:
+    """Run one explorer for all tests."""
+    pytest.importorskip("fastapi", reason="fastapi is not installed")
+    with running(tmp_path_factory.mktemp("explore")) as started:
+        yield started
+
+
+@pytest.fixture
+def opened(browser: Browser, explorer: Explorer) -> Iterator[Callable[..., Visit]]:
+    """Open pages that are closed, and were silent, when the test ends."""
+    visits: list[Visit] = []
+
+    def open_page(how: dict[str, Any] = WIDE, **view: str) -> Visit:
+        visits.append(visit(browser, explorer, how, **view))
+        return visits[-1]
+
+    yield open_page
+    for each in visits:
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def shared(browser: Browser, explorer: Explorer) -> Iterator[Visit]:
+    """Open one page for the tests that need no new one."""
+    found = visit(browser, explorer, ram="90%")
+    found.settled()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def page(shared: Visit) -> Visit:
+    """Return the page with 90 % of RAM and no deadline."""
+    shared.type("deadline", "none")
+    shared.type("ram", "90%")
+    shared.settled()
+    return shared
+
+
+def drag(page: Visit, *, to: float, steps: int = 12, meanwhile: Callable[[], None]) -> None:
+    """Drag the RAM slider to a share of its range."""
+    slider = page.page.locator("#ram")
+    box = slider.bounding_box()
+    assert box is not None
+    thumb, y = 24, box["y"] + box["height"] / 2
+    span = box["width"] - thumb
+    start = float(slider.input_value()) / 240
+    page.page.mouse.move(box["x"] + thumb / 2 + start * span, y)
+    page.page.mouse.down()
+    for step in range(1, steps + 1):
+        share = start + (to - start) * step / steps
+        page.page.mouse.move(box["x"] + thumb / 2 + share * span, y)
+        meanwhile()
+    page.page.mouse.up()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("how", [WIDE, PHONE], ids=["wide", "phone"])
+def test_page_is_accessible_and_fits(
+    opened: Callable[..., Visit], how: dict[str, Any], scheme: str
+) -> None:
+    """No violation that axe knows, nothing wider than the screen, slider and timeline in sight."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = opened({**how, "color_scheme": scheme})
+    page.settled()
+    for chart in page.page.locator("#answer .chart:visible").all():
+        chart.scroll_into_view_if_needed()
+        name = chart.get_attribute("id")
+        page.page.wait_for_selector(f"#{name}[data-ready]", timeout=PATIENCE_MS)
+    page.page.evaluate("() => window.scrollTo(0, 0)")
+    found = axe.run(page.page)
+    assert found.violations_count == 0, found.generate_report()
+    assert (
+        page.page.evaluate("() => document.documentElement.scrollWidth")
+        <= (how["viewport"]["width"])
+    )
+    for name in ("#timeline-A", "#ram"):
+        box = page.page.locator(name).bounding_box()
+        assert box is not None
+        assert 0 <= box["y"] < how["viewport"]["height"] - 40
+
+
+def test_page_is_small(opened: Callable[..., Visit]) -> None:
+    """The page has less than 6 MB, with all its scripts."""
+    page = opened()
+    size = page.page.evaluate(
+        "() => fetch('/').then((r) => r.arrayBuffer()).then((b) => b.byteLength)"
+    )
+    assert size < MOST_BYTES
+
+
+def test_figures_and_timeline_are_those_of_the_answer(page: Visit) -> None:
+    """What is shown is what the server said of the point, to the last digit."""
+    page.type("ram", "75%")
+    point = page.json(f"/api/points/{page.settled()['point']}")
+    assert point["status"] == "optimal"
+    assert page.figure("energy") == point["energy_j"]
+    assert page.figure("time") == point["makespan_s"]
+    assert page.figure("peak") == point["peak_ram_bytes"]
+    assert page.figure("proof") == point["gap"]
+    baseline_j = point["energy_j"] - point["overhead_j"]
+    assert page.figure("overhead") == pytest.approx(point["overhead_j"] / baseline_j, rel=1e-12)
+    line = page.answer()["charts"]["timeline"]
+    assert page.page.evaluate(PEAK) * line["scale"] == pytest.approx(point["peak_ram_bytes"])
+
+
+def test_dragging_changes_the_timeline(page: Visit) -> None:
+    """The timeline follows the slider, which keeps the focus; what is left is the last stop."""
+    page.type("ram", "95%")
+    page.settled()
+    before, seen = page.page.evaluate(PEAK), set()
+    drag(page, to=0.1, meanwhile=lambda: seen.add(page.page.locator("#ram-text").input_value()))
+    state = page.settled()
+    point = page.json(f"/api/points/{state['point']}")
+    line = page.answer()["charts"]["timeline"]
+    assert len(seen) > 5
+    assert page.page.evaluate(PEAK) < before
+    assert page.page.evaluate(PEAK) * line["scale"] == pytest.approx(point["peak_ram_bytes"])
+    assert page.page.evaluate("() => document.activeElement.id") == "ram"
+    assert (
+        units.parse_size(parse_qs(urlsplit(page.page.url).query)["ram"][0], field="ram")
+        == (point["ram_bytes"])
+    )
+
+
+def test_known_point_is_shown_before_any_reply(page: Visit) -> None:
+    """The way back needs no server: figures and charts of a known point are there at once."""
+    first = page.settled()["answer"]
+    energy = page.figure("energy")
+    page.type("ram", "70%")
+    page.page.wait_for_function(
+        "(first) => document.documentElement.dataset.answer !== first", arg=first
+    )
+    page.settled()
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    page.page.route("**/api/points", hold)
+    page.type("ram", "90%")
+    assert page.until(answer=first)["state"] == "done"
+    assert page.figure("energy") == energy
+    page.page.wait_for_timeout(200)
+    assert len(held) == 1
+    held[0].continue_()
+    page.page.unroute("**/api/points")
+
+
+def test_older_solve_is_cancelled(opened: Callable[..., Visit]) -> None:
+    """A new wish stops the solve of the one before, and keeps its best schedule."""
+    page = opened(**SLOW)
+    old = page.until(state="solving")["point"]
+    page.page.wait_for_selector("html[data-answer]", state="attached", timeout=PATIENCE_MS)
+    page.type("ram", "100%")
+    page.settled()
+    page.page.wait_for_function(
+        """(old) => fetch(`/api/points/${old}`).then((reply) => reply.json())
+        .then((point) => point.state === 'cancelled')""",
+        arg=old,
+        timeout=PATIENCE_MS,
+    )
+    assert page.json(f"/api/points/{old}")["energy_j"] > 0
+
+
+def test_reload_in_the_middle_of_a_solve(opened: Callable[..., Visit]) -> None:
+    """After a reload the same point is there, with its schedule, and goes on."""
+    page = opened(**{**SLOW, "ram": "45%"})
+    before = page.until(state="solving")
+    page.page.wait_for_selector("html[data-answer]", state="attached", timeout=PATIENCE_MS)
+    seconds = page.json(f"/api/points/{before['point']}")["seconds"]
+    page.page.reload()
+    after = page.until(state="solving", point=before["point"])
+    assert after["point"] == before["point"]
+    page.page.wait_for_selector("html[data-answer]", state="attached", timeout=PATIENCE_MS)
+    assert page.json(f"/api/points/{before['point']}")["seconds"] >= seconds
+    page.type("ram", "100%")
+    page.settled()
+
+
+def test_killed_server_loses_nothing(browser: Browser, explorer: Explorer) -> None:
+    """The page says quietly that it reconnects; then it has all answers again."""
+    page = visit(browser, explorer, ram="80%")
+    before = page.settled()
+    energy = page.figure("energy")
+    explorer.kill()
+    page.until(connection="lost")
+    assert page.page.locator("#connection").inner_text() == "Reconnecting …"
+    explorer.start()
+    after = page.until(connection="up", state="done", point=before["point"])
+    assert page.page.locator("#connection").inner_text() == ""
+    assert page.figure("energy") == energy
+    point = page.json(f"/api/points/{after['point']}")
+    assert point["energy_j"] == energy
+    page.type("ram", "78%")
+    page.page.wait_for_function(
+        "(old) => document.documentElement.dataset.point !== old", arg=before["point"]
+    )
+    page.settled()
+    assert {message.partition("net::")[0] for message in page.messages} <= {
+        "Failed to load resource: "
+    }
+    page.page.context.close()
+
+
+def test_two_browsers_do_not_disturb_each_other(opened: Callable[..., Visit]) -> None:
+    """Each page has its own wish; both see the other's points."""
+    one, other = opened(ram="85%"), opened(ram="72%")
+    first, second = one.settled()["point"], other.settled()["point"]
+    assert first != second
+    one.type("ram", "72%")
+    one.until(point=second)
+    assert other.state["point"] == second
+    assert one.settled()["answer"] == other.settled()["answer"]
+
+
+def test_address_has_the_whole_view(opened: Callable[..., Visit]) -> None:
+    """A link leads to the same problem, limits and tensor; the token is not part of it."""
+    page = opened(ram="90%")
+    page.settled()
+    page.page.locator("#recompute").uncheck()
+    page.type("deadline", "150%")
+    page.settled()
+    page.page.locator("#timeline-A-alive .stays button").first.click()
+    name = page.state["selected"]
+    address = page.page.url
+    assert "token" not in address
+    there = opened()
+    there.page.goto(address)
+    there.page.wait_for_selector("html[data-ready]", state="attached", timeout=PATIENCE_MS)
+    assert there.settled()["point"] == page.settled()["point"]
+    assert there.state["selected"] == name
+    assert not there.page.locator("#recompute").is_checked()
+    assert there.page.locator("#deadline-text").input_value() == (
+        page.page.locator("#deadline-text").input_value()
+    )
+    assert there.page.locator("#timeline-A path.rim").get_attribute("d")
+
+
+def test_below_the_minimum_the_page_says_why(page: Visit) -> None:
+    """Less than the minimum is explained by what one step holds, and there is a way back."""
+    page.page.locator("#ram").focus()
+    page.page.keyboard.press("Home")
+    page.until(state="below")
+    panel = page.page.locator("#why")
+    assert panel.locator("h2").inner_text() == "Why not less?"
+    assert panel.locator("li").count() > 1
+    assert page.page.locator("#energy").get_attribute("data-value") is None
+    panel.get_by_role("button", name="Go to").click()
+    point = page.json(f"/api/points/{page.settled()['point']}")
+    assert point["peak_ram_bytes"] == point["ram_bytes"]
+    assert not panel.is_visible()
+
+
+def test_impossible_deadline_has_a_reason(page: Visit) -> None:
+    """A deadline below a single pass is refused with its reason; without it all is well again."""
+    page.type("deadline", "50%")
+    page.until(status="infeasible")
+    assert "single pass" in page.page.locator("#why-text").inner_text()
+    page.page.get_by_role("button", name="Without a deadline").click()
+    page.settled()
+    assert page.page.locator("#deadline-text").input_value() == "none"
+
+
+def test_fields_take_sizes_and_shares(page: Visit) -> None:
+    """Sizes and shares are understood; what is not is marked and said, and nothing is asked."""
+    before = page.settled()["point"]
+    page.type("ram", "lots")
+    field = page.page.locator("#ram-text")
+    assert field.get_attribute("aria-invalid") == "true"
+    assert "256KiB" in page.page.locator("#ram-error").inner_text()
+    assert page.state["point"] == before
+    page.type("ram", "5kib")
+    page.page.wait_for_function("() => location.search.includes('ram=5KiB')")
+    assert field.get_attribute("aria-invalid") is None
+    assert page.json(f"/api/points/{page.settled()['point']}")["ram_bytes"] == 5 * 1024
+    assert "5 KiB" in (page.page.locator("#ram").get_attribute("aria-valuetext") or "")
+
+
+def test_point_of_the_chart_leads_there(page: Visit) -> None:
+    """A key or a click on an answer of the Pareto chart goes to its limits."""
+    page.type("ram", "88%")
+    first = page.settled()["point"]
+    page.type("ram", "76%")
+    page.page.wait_for_function(
+        "(old) => document.documentElement.dataset.point !== old", arg=first
+    )
+    page.settled()
+    chart = page.page.locator("#points-A")
+    chart.scroll_into_view_if_needed()
+    page.page.wait_for_selector("#points-A[data-ready]", timeout=PATIENCE_MS)
+    chart.focus()
+    chart.press("Home")
+    assert page.page.locator("#points-A-readout").inner_text()
+    chart.press("Enter")
+    page.settled()
+    shown = page.json(f"/api/points/{page.state['point']}")
+    needs = page.page.evaluate("() => Math.min(...document.getElementById('points-A').data[1].x)")
+    assert shown["needs_bytes"] == needs
+
+
+def test_everything_can_be_taken_away(page: Visit) -> None:
+    """Schedule, plan and report are files; the command is on the page."""
+    point = page.json(f"/api/points/{page.settled()['point']}")
+    files = {}
+    for kind in ("schedule", "plan", "report"):
+        with page.page.expect_download(timeout=PATIENCE_MS) as started:
+            page.page.locator(f"[data-export={kind}]").click()
+        files[kind] = started.value.path().read_text(encoding="utf-8")
+        assert started.value.suggested_filename.startswith("mlp")
+    document = parse_document(files["schedule"], source="download")
+    assert document.stated["energy_j"] == point["energy_j"]
+    assert json.loads(files["plan"])
+    assert files["report"].startswith("<!DOCTYPE html>")
+    assert not page.page.locator("[data-export=c]").is_visible()
+    command = page.page.locator("#command").inner_text()
+    assert f"--ram {point['ram_bytes']}" in command
+    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.page.locator("#copy").click()
+    page.page.wait_for_function("() => document.getElementById('copy').textContent === 'Copied'")
+    assert page.page.evaluate("() => navigator.clipboard.readText()") == command
+
+
+def test_refused_choice_is_said_and_the_old_view_stays(page: Visit) -> None:
+    """A choice that has no graph is refused in a sentence beside the controls."""
+    before = page.settled()["point"]
+    page.page.locator("#sequence").fill("7")
+    page.page.locator("#sequence").press("Enter")
+    page.page.wait_for_selector("#problem-error:not(:empty)", timeout=PATIENCE_MS)
+    assert page.state["point"] == before
+    page.page.locator("#sequence").fill("")
+    page.page.locator("#sequence").press("Enter")
+    page.settled()
+    noted = [text for text in page.messages if "status of 409" in text or "status of 422" in text]
+    assert len(noted) == 1  # by the browser itself, of the request that was refused
+    page.messages.remove(noted[0])
