@@ -17,6 +17,8 @@ from poetmodel.problem.infeasibility import obstacles
 from poetmodel.report.charts import address_chart, stage_chart
 from poetmodel.report.facts import decision_rows, facts
 from poetmodel.report.folding import decision_table
+from poetmodel.report.overlay import gauge_chart
+from poetmodel.report.progress import progress_of
 from poetmodel.report.subject import Sources, Subject
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers
@@ -41,7 +43,8 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
         "timeline": timeline_chart(subject),
         "map": stage_chart(subject),
         "decisions": decision_table(decision_rows(subject.problem, subject.schedule)),
-        "gauge": found["device_ram"],
+        "gauge": gauge_chart([subject]),
+        "progress": progress_of(subject),
     }
     if job["proof"]["final"]:
         charts["addresses"] = address_chart(subject)

@@ -8,6 +8,8 @@ from poetmodel.data import installed
 from poetmodel.problem import Quantity
 from poetmodel.report.facts import CHOICES
 from poetmodel.report.folding import HEADS
+from poetmodel.report.facts import CHOICES
+from poetmodel.report.folding import HEADS
 from poetmodel.report.template import render
 
 CHARTS: Final = ("timeline", "map", "decisions")
@@ -21,7 +23,10 @@ def explorer_page() -> str:
     return render(
         "explore.html.jinja",
         package="poetmodel.explore",
-        chart_scripts=CHARTS,
+        chart_scripts=[name for name in CHARTS if name != "decisions"],
+        drawn=CHARTS,
+        heads=HEADS,
+        decisions=list(CHOICES.values()),
         charts={"graph": None, "charts": []},
         quantities=[str(quantity) for quantity in Quantity],
         states=STATES,

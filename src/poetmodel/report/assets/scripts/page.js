@@ -217,12 +217,8 @@ const page = (() => {
   window.addEventListener("load", () => soon(start, { timeout: 1500 }));
 
   return {
-<<<<<<< HEAD
-    $, data, ready, define, mount, replace, know, select, escaped, plain, pointed, narrow, coarse, config, axis, log, layout, colour, number, size,
-=======
-    $, data, ready, define, mount, replace, select, escaped, plain, pointed, narrow, coarse, config, axis, layout, colour,
+    $, data, ready, define, mount, replace, select, escaped, plain, pointed, narrow, coarse, config, axis, log, layout, colour, number, size,
     know: (found) => { know(found); tell(); },
->>>>>>> af0cdd5 (explore: the page is tested in Chromium; shares in its address, links to a tensor)
     onSelect: (heard) => listeners.push(heard),
     get graph() { return graph; },
     get selected() { return selected; },
