@@ -14,6 +14,7 @@ from poetmodel.schedule.io import parse_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from playwright.sync_api import Browser
 
@@ -149,7 +150,7 @@ def test_figures_and_timeline_are_those_of_the_answer(page: Visit) -> None:
 
 def test_dragging_changes_the_timeline(page: Visit) -> None:
     """The timeline follows the slider, which keeps the focus; what is left is the last stop."""
-    page.type("ram", "95%")
+    page.type("ram", "100%")
     page.settled()
     before, seen = page.page.evaluate(PEAK), set()
     drag(page, to=0.1, meanwhile=lambda: seen.add(page.page.locator("#ram-text").input_value()))
@@ -221,29 +222,30 @@ def test_reload_in_the_middle_of_a_solve(opened: Callable[..., Visit]) -> None:
     page.settled()
 
 
-def test_killed_server_loses_nothing(browser: Browser, explorer: Explorer) -> None:
+def test_killed_server_loses_nothing(browser: Browser, tmp_path: Path) -> None:
     """The page says quietly that it reconnects; then it has all answers again."""
-    page = visit(browser, explorer, ram="80%")
-    before = page.settled()
-    energy = page.figure("energy")
-    explorer.kill()
-    page.until(connection="lost")
-    assert page.page.locator("#connection").inner_text() == "Reconnecting …"
-    explorer.start()
-    after = page.until(connection="up", state="done", point=before["point"])
-    assert page.page.locator("#connection").inner_text() == ""
-    assert page.figure("energy") == energy
-    point = page.json(f"/api/points/{after['point']}")
-    assert point["energy_j"] == energy
-    page.type("ram", "78%")
-    page.page.wait_for_function(
-        "(old) => document.documentElement.dataset.point !== old", arg=before["point"]
-    )
-    page.settled()
-    assert {message.partition("net::")[0] for message in page.messages} <= {
-        "Failed to load resource: "
-    }
-    page.page.context.close()
+    with running(tmp_path) as explorer:
+        page = visit(browser, explorer, ram="80%")
+        before = page.settled()
+        energy = page.figure("energy")
+        explorer.kill()
+        page.until(connection="lost")
+        assert page.page.locator("#connection").inner_text() == "Reconnecting …"
+        explorer.start()
+        after = page.until(connection="up", state="done", point=before["point"])
+        assert page.page.locator("#connection").inner_text() == ""
+        assert page.figure("energy") == energy
+        point = page.json(f"/api/points/{after['point']}")
+        assert point["energy_j"] == energy
+        page.type("ram", "78%")
+        page.page.wait_for_function(
+            "(old) => document.documentElement.dataset.point !== old", arg=before["point"]
+        )
+        page.settled()
+        assert {message.partition("net::")[0] for message in page.messages} <= {
+            "Failed to load resource: "
+        }
+        page.page.context.close()
 
 
 def test_two_browsers_do_not_disturb_each_other(opened: Callable[..., Visit]) -> None:

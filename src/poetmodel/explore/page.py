@@ -8,11 +8,9 @@ from poetmodel.data import installed
 from poetmodel.problem import Quantity
 from poetmodel.report.facts import CHOICES
 from poetmodel.report.folding import HEADS
-from poetmodel.report.facts import CHOICES
-from poetmodel.report.folding import HEADS
 from poetmodel.report.template import render
 
-CHARTS: Final = ("timeline", "map", "decisions")
+CHARTS: Final = ("timeline", "gauge", "progress", "decisions", "map")
 """The types of the charts of an answer, in the order in which they are drawn."""
 STATES: Final = ("sgd", "momentum", "adam", "frozen")
 """The state that may be in the graph."""
@@ -23,10 +21,7 @@ def explorer_page() -> str:
     return render(
         "explore.html.jinja",
         package="poetmodel.explore",
-        chart_scripts=[name for name in CHARTS if name != "decisions"],
-        drawn=CHARTS,
-        heads=HEADS,
-        decisions=list(CHOICES.values()),
+        chart_scripts=CHARTS,
         charts={"graph": None, "charts": []},
         quantities=[str(quantity) for quantity in Quantity],
         states=STATES,
