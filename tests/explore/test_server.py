@@ -79,20 +79,22 @@ def test_answer_has_charts_decisions_and_words(browser: Browser) -> None:
     path = f"/api/points/{point['id']}/answer?revision={point['revision']}"
     reply = browser.client.get(path)
     found = reply.json()
-    assert {"timeline", "map"} <= found["charts"].keys()
+    assert {"timeline", "map", "gauge", "decisions"} <= found["charts"].keys()
     assert found["facts"]["energy_j"] == pytest.approx(point["energy_j"])
     assert found["facts"]["valid"]
     assert len(found["answers"]) == 3
-    assert "immutable" in reply.headers["cache-control"]
+    known = {"If-None-Match": reply.headers["etag"]}
+    assert browser.client.get(path, headers=known).status_code == 304
     assert browser.client.get(path).content == reply.content
 
 
 def test_revision_that_is_over_is_gone(browser: Browser) -> None:
-    """The sentence names the newest one."""
+    """The newest one is named instead."""
     point = solved(browser)
-    reply = browser.client.get(f"/api/points/{point['id']}/answer?revision=99")
-    assert reply.status_code == 410
-    assert f"the newest one is {point['revision']}" in reply.json()["detail"]
+    path = f"/api/points/{point['id']}/answer?revision="
+    reply = browser.client.get(f"{path}99")
+    assert reply.status_code == 307
+    assert reply.headers["location"] == f"{path}{point['revision']}"
 
 
 def test_neighbour_answers_at_once(browser: Browser) -> None:

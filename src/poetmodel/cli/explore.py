@@ -151,7 +151,8 @@ def _listen(port: int | None) -> socket.socket:
     """Return a socket of this machine alone, on the port or the first that is free."""
     ports = range(PORT, PORT + PORTS) if port is None else (port,)
     for number in ports:
-        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # asyncio lets replies go out at once where a socket says that it is one of TCP.
+        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((LOOPBACK, number))

@@ -50,10 +50,18 @@ class Opened:
     """The same for the page with the graph, as JSON, but for the last brace."""
     points: dict[str, Point] = field(default_factory=dict)
 
-    def told(self, point: Point) -> dict[str, Any]:
-        """Return a point as the page gets it."""
+    def told(self, point: Point, *, brief: bool = False) -> dict[str, Any]:
+        """Return a point as the page gets it, a brief one without its history."""
         objective = self.facts["objective"]
-        return point.to_dict(objective["baseline"], minimize=objective["minimize"])
+        told = point.to_dict(objective["baseline"], minimize=objective["minimize"])
+        if brief:
+            del told["history"]
+        return told
+
+    def front(self) -> list[Point]:
+        """Return the points that have a schedule of their own."""
+        points = self.points.values()
+        return [point for point in points if point.value is not None and not point.provisional]
 
 
 class Listener:
@@ -243,8 +251,11 @@ class Board:
         schedule = await self._schedule(near)
         if not schedule or near.value is None:
             return
+        if point.value is not None and point.value <= near.value:
+            return  # one of its own came meanwhile
         found = {name: getattr(near, name) for name in FIGURES}
         point.provisional, point.neighbour_bytes = True, near.ram_bytes
+        point.lender = near.lender if near.provisional else (near.id, near.digest)
         point.bound = min(point.bound, near.value)
         point.proof = {**NO_PROOF, **near.proof, "termination": "interrupted"}
         if relative_gap(near.value, point.bound) <= self.search["gap"]:  # what is known proves it
@@ -252,12 +263,14 @@ class Board:
             point.proof["termination"] = "proved"
         point.take(found, schedule)
         point.note()
-        await self._save(point, schedule)
+        if not point.provisional:
+            await self._save(point, schedule)
 
     async def _schedule(self, point: Point) -> bytes:
-        """Return the packed schedule of a point."""
-        found = self._schedules.get(point.id)
-        return await self.store.call(self.store.schedule, point.id) if found is None else found
+        """Return the packed schedule of a point, which is another one's while it is provisional."""
+        name = point.lender[0] if point.provisional and point.lender else point.id
+        found = self._schedules.get(name)
+        return await self.store.call(self.store.schedule, name) if found is None else found
 
     # -- solves ----------------------------------------------------------------------------------
 
@@ -342,9 +355,16 @@ class Board:
             self._schedules[point.id] = schedule
             self._go(self._save(point, schedule))
         elif point.provisional and found["value"] == point.value:
-            point.provisional = False
+            self._own(point, schedule)
         point.note()
         self._tell(opened, point, front=better)
+
+    def _own(self, point: Point, schedule: bytes) -> None:
+        """Let a point keep a schedule as its own that it had from a neighbour."""
+        point.provisional = False
+        point.revise(schedule)
+        self._schedules[point.id] = schedule
+        self._go(self._save(point, schedule))
 
     def _fail(self, opened: Opened, point: Point, reason: str) -> None:
         point.state, point.reason = "failed", reason
@@ -359,9 +379,10 @@ class Board:
         }
 
     async def _save(self, point: Point, schedule: bytes | None) -> None:
-        await self.store.call(
-            self.store.save, replace(point, history=list(point.history)), schedule
-        )
+        """Write a point, unless its schedule is one of another point."""
+        if not point.provisional:
+            copy = replace(point, history=list(point.history))
+            await self.store.call(self.store.save, copy, schedule)
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -384,7 +405,10 @@ class Board:
 
     async def _draw(self, opened: Opened, point: Point) -> bytes:
         digest = point.digest
-        known = await self.store.call(self.store.answer, point.id, digest, self.drawn_by)
+        name, of = point.id, digest
+        if point.provisional and point.lender is not None:
+            name, of = point.lender
+        known = await self.store.call(self.store.answer, name, of, self.drawn_by)
         if known is not None:
             return known
         job, schedule = self._proved(opened, point), await self._schedule(point)

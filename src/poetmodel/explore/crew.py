@@ -1,4 +1,4 @@
-"""Worker processes: started warm, given the newest job first, replaced when they die."""
+"""Worker processes: started warm, given one job at a time, replaced when they die."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class Worker:
             *("-P", "-m", "poetmodel.explore.worker", str(self.niceness), self.catalogue),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in a terminal is for the server
+            # Ctrl-C in a terminal is for the server. (A session of its own would be scheduled as a
+            # group, in which niceness compares with nobody.)
+            process_group=0,
         )
         stream = self.process.stdout
         if stream is None:
@@ -132,11 +134,13 @@ class Worker:
 
 @dataclass(slots=True)
 class Crew:
-    """Workers that share a queue, the newest job first."""
+    """Workers that share a queue."""
 
     size: int
     niceness: int
     catalogue: str
+    newest_first: bool = False
+    """Whether who asks last gets a worker first: of solves, which take long."""
     free: list[Worker] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
     waiting: list[asyncio.Future[Worker]] = field(default_factory=list)
@@ -178,7 +182,7 @@ class Crew:
                 self._mend(worker)
 
     async def take(self) -> Worker:
-        """Return a free worker as soon as there is one; who asked last gets it first."""
+        """Return a free worker as soon as there is one."""
         while self.free:
             worker = self.free.pop()
             if worker.alive:
@@ -198,7 +202,7 @@ class Crew:
     def give_back(self, worker: Worker) -> None:
         """Let others have a worker."""
         while self.waiting:
-            future = self.waiting.pop()
+            future = self.waiting.pop(-1 if self.newest_first else 0)
             if not future.done():
                 future.set_result(worker)
                 return

@@ -44,6 +44,8 @@ class Point:
     """Whether the schedule is one of another point, and the solve has not told any yet."""
     neighbour_bytes: int | None = None
     """The RAM of that point [B]."""
+    lender: tuple[str, str] | None = None
+    """Its id and digest."""
     value: float | None = None
     """What is minimized, beyond what every schedule pays."""
     bound: float = 0.0
@@ -111,7 +113,7 @@ class Point:
     def to_dict(self, baseline: float, *, minimize: str) -> dict[str, Any]:
         """Return it as the page gets it."""
         shown = asdict(self)
-        for name in ("digest", "proof"):
+        for name in ("digest", "lender", "proof"):
             del shown[name]
         known = self.value is not None
         bound_j = baseline + self.bound if known and minimize == "energy" else None

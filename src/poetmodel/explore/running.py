@@ -94,7 +94,7 @@ def explorer(
     kept, text = Store(store), catalogue.to_json()
     board = Board(
         kept,
-        solvers=Crew(workers or cores or 1, SOLVING, text),
+        solvers=Crew(workers or cores or 1, SOLVING, text, newest_first=True),
         drawers=Crew(max(1, (cores or 1) // 2), DRAWING, text),
         search=search,
         drawn_by=_version(),

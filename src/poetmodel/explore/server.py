@@ -14,8 +14,8 @@ in SI units; bodies of requests are JSON.
     Opens a problem: ``{problem, title, choice, graph, floor_bytes, keep_all_bytes, resident_bytes,
     device_ram_bytes, baseline_energy_j, objective: {minimize, baseline}, deadline: {least_s,
     default, single_pass_s, most_s, counts}, exports, points}``. ``graph`` is what charts know of
-    the graph, ``points`` all points that the store has. CHOICE has the fields of
-    `poetmodel.explore.choice.Choice`.
+    the graph, ``points`` all points with a schedule of their own, without ``history``. CHOICE has
+    the fields of `poetmodel.explore.choice.Choice`.
 ``POST /api/points`` ``{problem, ram_bytes, deadline_s, session, more}``
     Lets a session want a point, in place of the one that it wanted before, and returns the POINT at
     once. What is not over is solved; with ``more`` also what ended with a gap.
@@ -23,12 +23,14 @@ in SI units; bodies of requests are JSON.
     The POINT as it is now.
 ``GET /api/events?session=S``
     Server-sent events: ``point``, a POINT, whenever what the session wants has changed, and once
-    at the beginning; ``front``, a POINT of the same problem with a new schedule. A page that comes
-    back states its wish anew: a wish lapses ten seconds after its page has gone.
+    at the beginning; ``front``, a POINT of the same problem with a new schedule, without
+    ``history``. A page that comes back states its wish anew: a wish lapses ten seconds after its
+    page has gone.
 ``GET /api/points/ID/answer?revision=N``
-    What is drawn of a point: ``{charts: {TYPE: data}, answers, facts, command}``. It
-    waits until it is drawn. It never changes for a revision; where N is over, it redirects to the
-    newest one.
+    What is drawn of a point: ``{charts: {TYPE: data}, answers: [{question, word, text, mood}],
+    facts, command}``, with the charts of the report by their types and what it says of one
+    schedule; of a provisional point that of the neighbour. It waits until it is drawn. It never
+    changes for a revision (``ETag``); one that is over redirects to the newest one.
 ``GET /api/problems/ID/why?ram_bytes=N&deadline_s=S``
     Which limits no schedule can keep, and what the minimum RAM consists of: ``{text, reasons, node,
     phase, least_bytes, missing_bytes, held: [{tensor, index, bytes, role}], workspace_bytes,
@@ -127,7 +129,7 @@ def application(  # noqa: C901 - the routes, each a few lines
     @app.post("/api/problems")
     async def open_problem(choice: Choice) -> Response:
         found = await board.open(choice)
-        points = [found.told(point) for point in found.points.values() if point.value is not None]
+        points = [found.told(point, brief=True) for point in found.front()]
         added = json.dumps({"points": points}, allow_nan=False)
         # The graph is JSON already, an object without its last brace.
         return Response(f"{found.drawn}, {added[1:]}", media_type="application/json")
@@ -144,13 +146,16 @@ def application(  # noqa: C901 - the routes, each a few lines
         return opened.told(found)
 
     @app.get("/api/points/{point}/answer")
-    async def answer(point: Name, revision: int | None = None) -> Response:
+    async def answer(request: Request, point: Name, revision: int | None = None) -> Response:
         _, found = board.find(point)
         if revision is not None and found.value is not None and revision != found.revision:
             return RedirectResponse(f"/api/points/{point}/answer?revision={found.revision}")
+        tag = f'"{found.digest}-{board.drawn_by}"'
+        headers = {"Cache-Control": "private, no-cache", "ETag": tag}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
         body = await board.answer(point, revision)
-        kept = "no-store" if revision is None else "private, max-age=31536000, immutable"
-        headers = {"Content-Encoding": "gzip", "Cache-Control": kept}
+        headers["Content-Encoding"] = "gzip"
         return Response(body, media_type="application/json", headers=headers)
 
     @app.get("/api/points/{point}/export/{kind}")
@@ -192,7 +197,8 @@ async def _events(board: Board, session: str) -> AsyncIterator[ServerSentEvent]:
                     opened, point = board.find(name)
                 except GoneError:
                     continue
-                yield ServerSentEvent(event=kind, data=opened.told(point))
+                told = opened.told(point, brief=kind == "front")
+                yield ServerSentEvent(event=kind, data=told)
             await asyncio.sleep(LEAST_PAUSE_S)
     finally:
         board.leave(session, listener)
