@@ -266,3 +266,61 @@ def test_paper_gets_everything(report: Report) -> None:
     assert report.page.locator("nav").is_visible()
     report.page.wait_for_function(f"() => ({ground})() === '#12171c'")
     report.page.locator("#theme").click()
+
+
+def test_selection_is_lit_in_table_and_network(report: Report, subjects: list[Subject]) -> None:
+    """A row of the table lights the block, a bar of the network lights the rows; Escape ends it."""
+    page, graph = report.page, subjects[0].graph
+    report.draw("network-A")
+    i = graph.tensor_index["relu1"]
+    page.locator(f'#decision-table tr[data-tensor="{i}"]').first.click()
+    assert page.locator("#network-A .lit .name").all_inner_texts() == ["relu1"]
+    assert page.evaluate("() => location.hash") == "#tensor=relu1"
+    assert report.readout("network-A").startswith("relu1: ")
+    page.locator('#network-A [data-tensor="0"]').click()
+    lit = page.locator("#decision-table tr.lit")
+    assert lit.count() == 2
+    assert all(graph.tensors[0].name in text for text in lit.all_inner_texts())
+    page.keyboard.press("Escape")
+    assert lit.count() == page.locator("#network-A .lit").count() == 0
+
+
+def test_selected_tensor_opens_its_fold(report: Report, subjects: list[Subject]) -> None:
+    """Equal tensors are one row, closed at first; what is chosen elsewhere is shown in it."""
+    page, graph = report.page, subjects[0].graph
+    member = page.locator("#decision-table tr.member").first
+    assert not member.is_visible()
+    page.evaluate("(i) => page.select(i)", int(member.get_attribute("data-tensor") or 0))
+    assert member.is_visible()
+    assert "lit" in (member.get_attribute("class") or "")
+    page.keyboard.press("Escape")
+    fold = page.locator("#decision-table tr.fold").first
+    fold.focus()
+    page.keyboard.press("ArrowLeft")
+    assert not member.is_visible()
+    page.keyboard.press("Enter")
+    assert fold.get_attribute("aria-expanded") == "true"
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert page.evaluate("() => page.selected") == int(member.get_attribute("data-tensor") or 0)
+    page.keyboard.press("Escape")
+    assert graph.tensors
+
+
+@pytest.mark.parametrize("how", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_name_of_a_decision_is_always_seen(
+    browser: Browser, file: Path, how: dict[str, Any]
+) -> None:
+    """On a desk the table needs no sideways scrolling; on a phone the names stay."""
+    report = opened(browser, file, how)
+    box = report.page.locator(".wide")
+    box.scroll_into_view_if_needed()
+    if how is DESKTOP:
+        assert box.evaluate("(box) => box.scrollWidth <= box.clientWidth")
+    box.evaluate("(box) => { box.scrollLeft = 400; }")
+    name = report.page.locator("#decision-table tbody td.name").first.bounding_box()
+    outer = box.bounding_box()
+    assert name is not None
+    assert outer is not None
+    assert name["x"] >= outer["x"] - 1
+    report.page.context.close()

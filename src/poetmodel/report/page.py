@@ -26,6 +26,7 @@ from poetmodel.report.figures import (
     step_figures,
 )
 from poetmodel.report.folding import decision_table
+from poetmodel.report.network import network_chart
 from poetmodel.report.overlay import gauge_chart, overlay_chart
 from poetmodel.report.progress import progress_of
 from poetmodel.report.template import LIBRARIES, render
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
     Rows = Sequence[Mapping[str, Any]]
 
 
-SCRIPTS: Final = ("gauge", "timeline", "addresses", "overlay", "progress", "map", "front")
+SCRIPTS: Final = (
+    *("gauge", "timeline", "addresses", "overlay", "progress", "network", "map", "front"),
+)
 """The types of charts."""
 
 
@@ -147,6 +150,12 @@ def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
     }
 
 
+def _network(subject: Subject) -> dict[str, Any]:
+    """Return the network view of a schedule."""
+    rows = decision_rows(subject.problem, subject.schedule)
+    return network_chart(subject.graph, [row["choice"] for row in rows])
+
+
 def _step(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts about the compiled step that runs a schedule."""
     step = entry["step"]
@@ -194,6 +203,7 @@ def _charts(subjects: Sequence[Subject], fronts: Rows) -> list[dict[str, Any]]:
             for s in subjects
             if (chart := progress_of(s)) is not None
         ),
+        *({"type": "network", "id": f"network-{s.label}", **_network(s)} for s in subjects),
         *({"type": "map", "id": f"map-{s.label}", **stage_chart(s)} for s in subjects),
         *({"type": "front", **front} for front in fronts),
     ]
