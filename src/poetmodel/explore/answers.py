@@ -17,6 +17,7 @@ from poetmodel.problem.infeasibility import obstacles
 from poetmodel.report.charts import address_chart, stage_chart
 from poetmodel.report.facts import decision_rows, facts
 from poetmodel.report.folding import decision_table
+from poetmodel.report.network import network_chart
 from poetmodel.report.overlay import gauge_chart
 from poetmodel.report.progress import progress_of
 from poetmodel.report.subject import Sources, Subject
@@ -39,10 +40,12 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
     """Draw the schedule that came along; reply with the answer, gzipped JSON."""
     subject = subject_of(job, talk)
     found = facts(subject)
+    rows = list(decision_rows(subject.problem, subject.schedule))
     charts = {
         "timeline": timeline_chart(subject),
         "map": stage_chart(subject),
-        "decisions": decision_table(decision_rows(subject.problem, subject.schedule)),
+        "decisions": decision_table(rows),
+        "network": network_chart(subject.graph, [row["choice"] for row in rows]),
         "gauge": gauge_chart([subject]),
         "progress": progress_of(subject),
     }

@@ -10,7 +10,7 @@ from poetmodel.report.facts import CHOICES
 from poetmodel.report.folding import HEADS
 from poetmodel.report.template import render
 
-CHARTS: Final = ("timeline", "gauge", "progress", "decisions", "map")
+CHARTS: Final = ("timeline", "gauge", "progress", "network", "decisions", "map")
 """The types of the charts of an answer, in the order in which they are drawn."""
 STATES: Final = ("sgd", "momentum", "adam", "frozen")
 """The state that may be in the graph."""
