@@ -73,7 +73,7 @@ page.define("timeline", (chart, line) => {
     if (band.reads.includes(p) && "ca".includes(line.ops[p])) return `${came}, read now`;
     const next = band.reads.find((read) => read > p);
     if (next !== undefined) return `${came}, kept for ${node(line.of[next])} at ${when(next)}`;
-    return `${came}${band.reads.length ? ", read for the last time" : ""}`;
+    return `${came}${band.reads.length ? ", not read again" : ""}`;
   };
   const goes = (band) => {
     if (band.what < 0) return "goes with it";
@@ -342,18 +342,22 @@ page.define("timeline", (chart, line) => {
 
   // -- the chart -------------------------------------------------------------------------------
   const lanes = timed ? ["core", "bus"].filter((lane) => line.work.some(([p]) => LANES[line.ops[p]][0] === lane)) : [];
-  const bars = () => {
+  const bars = () => {  // one trace for all bars of a kind; narrow ones have a rim of their own colour, to be seen
     const least = 0.0015 * (last || 1);
-    return page.data.kinds.flatMap((kind, number) => {
-      const found = line.work.filter(([p]) => LANES[line.ops[p]][1] === kind.key);
+    return page.data.kinds.flatMap((kind, number) => [true, false].flatMap((wide) => {
+      const found = line.work.filter(([p, start, end]) => LANES[line.ops[p]][1] === kind.key && (end - start >= least) === wide);
       if (!timed || !found.length) return [];
-      const own = page.colour(number), stall = kind.key === "stall";
+      const own = page.colour(number), x = [], y = [];
+      for (const [p, start, end] of found) {
+        const low = lanes.indexOf(LANES[line.ops[p]][0]) + 0.43, high = low - 0.86;
+        x.push(start, start, end, end, start, null);
+        y.push(low, high, high, low, low, null);
+      }
       return [{
-        type: "bar", orientation: "h", yaxis: "y2", hoverinfo: "skip", name: kind.name,
-        base: found.map(([, start]) => start), x: found.map(([, start, end]) => end - start), y: found.map(([p]) => LANES[line.ops[p]][0]),
-        marker: { color: own, line: { width: 0.5, color: found.map(([, start, end]) => (end - start < least ? own : page.skin.ground)) }, pattern: stall ? { shape: "/", fillmode: "overlay", fgcolor: page.skin.ground, fgopacity: 0.6, size: 6, solidity: 0.25 } : undefined },
+        type: "scatter", mode: "lines", yaxis: "y2", hoverinfo: "skip", x, y, fill: "toself", fillcolor: own, line: { width: 0.5, color: wide ? page.skin.ground : own },
+        fillpattern: kind.key === "stall" ? { shape: "/", fillmode: "replace", bgcolor: own, fgcolor: page.skin.ground, fgopacity: 0.6, size: 6, solidity: 0.25 } : undefined,
       }];
-    });
+    }));
   };
   const areas = () => {  // one trace for all bands of a part and an origin, small ones without a rim
     const groups = new Map();
@@ -405,10 +409,10 @@ page.define("timeline", (chart, line) => {
     div.dataset.axes = "xaxis";
     div.whole = { xaxis: [0, last || 1] };
     await window.Plotly.react(div, traces, page.layout({
-      barmode: "overlay", bargap: 0.14, annotations: notes(), uirevision: timed ? "time" : "count", hovermode: false,
+      annotations: notes(), uirevision: timed ? "time" : "count", hovermode: false,
       xaxis: page.axis({ title: { text: timed ? `time [${line.unit}]` : line.ops[0] === "s" ? "step of the schedule" : "instruction", standoff: 4 }, range: div.whole.xaxis, minallowed: 0, maxallowed: last || 1, showgrid: false, zeroline: false }),
       yaxis: page.axis({ title: { text: `RAM [${line.size}]`, standoff: 4 }, range: [0, top / line.scale], domain: lanes.length ? [0, 0.8] : [0, 1], fixedrange: true, zeroline: false }),
-      ...(lanes.length ? { yaxis2: page.axis({ type: "category", categoryorder: "array", categoryarray: lanes, autorange: "reversed", domain: [0.84, 1], fixedrange: true, showgrid: false, zeroline: false }) } : {}),
+      ...(lanes.length ? { yaxis2: page.axis({ tickvals: lanes.map((_, k) => k), ticktext: lanes, range: [lanes.length - 0.5, -0.5], domain: [0.84, 1], fixedrange: true, showgrid: false, zeroline: false }) } : {}),
     }), page.config());
     over();
     listen();
