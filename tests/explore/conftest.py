@@ -24,7 +24,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     import httpx
     import uvicorn
 
-    from explorers import MLP, PATIENCE_S, Browser, until
+    from explorers import MLP, PATIENCE_S, STEP, Browser, until
     from poetmodel.explore.choice import Catalogue
     from poetmodel.explore.running import explorer
 
@@ -33,7 +33,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     made = explorer(
         port=port,
         store=tmp_path_factory.mktemp("explore") / "store.sqlite",
-        catalogue=Catalogue(),
+        catalogue=Catalogue(steps={STEP.name: str(STEP)}),
         initial=MLP,
         search={"backend": "highs", "time_limit": 20.0, "gap": 1e-4, "threads": 1},
         workers=1,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
+import shlex
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from explorers import MLP
+from explorers import MLP, STEP
 from poetmodel.cli.application import app as command_line
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
@@ -183,8 +187,6 @@ def test_command_reproduces_the_point(
     browser: Browser, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lines, run as they are, end with a schedule of the same value, proven."""
-    import shlex
-
     problem = browser.open({**MLP, "batch": 2, **more})
     pass_s = problem["deadline"]["single_pass_s"]
     point = browser.ended(browser.want(problem, 0.4, deadline_s=1.5 * pass_s)["id"])
@@ -217,6 +219,32 @@ def test_c_needs_a_step_file(browser: Browser) -> None:
     reply = browser.client.get(f"/api/points/{point['id']}/export/c")
     assert reply.status_code == 409
     assert "step file" in reply.json()["detail"]
+
+
+def test_c_of_a_step_file_keeps_the_ram_of_the_point(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The zip is a whole folder of C, whose tensors have no more RAM than the point.
+
+    The command that is handed out makes the same folder.
+    """
+    problem = browser.open({"model": STEP.name, "device": "nrf52840"})
+    assert "c" in problem["exports"]
+    point = browser.ended(browser.want(problem, 0.6)["id"])
+    reply = browser.client.get(f"/api/points/{point['id']}/export/c")
+    assert reply.status_code == 200, reply.text
+    with zipfile.ZipFile(io.BytesIO(reply.content)) as archive:
+        names = {name.partition("/")[2] for name in archive.namelist()}
+        (manifest,) = (name for name in archive.namelist() if name.endswith("/manifest.json"))
+        stated = json.loads(archive.read(manifest))
+    assert {"pm_step.c", "pm_step.h", "weights.bin", "README.md"} <= names
+    assert stated["arena"]["bytes"] <= stated["budget"]["arena_bytes"] <= point["ram_bytes"]
+    line = browser.client.get(f"/api/points/{point['id']}/export/command").text
+    monkeypatch.chdir(tmp_path)
+    assert run(*shlex.split(line)[1:]) == 0
+    (made,) = tmp_path.glob("*/manifest.json")
+    again = json.loads(made.read_text(encoding="utf-8"))
+    assert again["arena"] == stated["arena"]
 
 
 @pytest.mark.parametrize(

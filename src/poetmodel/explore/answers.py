@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import StorageMode
-from poetmodel.errors import PlanError, VerificationError
+from poetmodel.errors import InputError, PlanError, VerificationError
 from poetmodel.explore.frames import Frame, unpack_schedule
 from poetmodel.explore.tasks import gzipped, read_choice, read_problem
 from poetmodel.graph import Phase
@@ -15,7 +16,7 @@ from poetmodel.planner import make_plan, verify
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import obstacles
 from poetmodel.report.charts import address_chart, stage_chart
-from poetmodel.report.facts import decision_rows, facts
+from poetmodel.report.facts import commands, decision_rows, facts
 from poetmodel.report.folding import decision_table
 from poetmodel.report.network import network_chart
 from poetmodel.report.overlay import gauge_chart
@@ -55,9 +56,59 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
         "charts": {name: chart for name, chart in charts.items() if chart is not None},
         "answers": [asdict(answer) for answer in answers(found)],
         "facts": found,
-        "command": found["commands"],
+        "command": lines_of(job, talk, subject),
     }
     return Frame(body=gzipped(drawn))
+
+
+def lines_of(job: dict[str, Any], talk: Talk, subject: Subject) -> list[str]:
+    """Return the lines that reproduce a point: of a step file those that make its C."""
+    known = read_choice(talk.catalogue, json.dumps(job["choice"]))
+    if known.source.step is None:
+        return list(commands(subject))
+    given = export_options(job, talk, known)
+    switches = [f"--no-{name}" for name in ("paging", "recompute") if not given.pop(name)]
+    options = [
+        word
+        for name, value in given.items()
+        if value is not None
+        for word in (f"--{name.replace('_', '-')}", f"{value}")
+    ]
+    folder = f"{file_stem(known.source.graph.name)}-c"
+    return [
+        shlex.join(["poetmodel", "export", known.source.name, *options, *switches, "--out", folder])
+    ]
+
+
+def export_options(job: dict[str, Any], talk: Talk, known: Known) -> dict[str, Any]:
+    """Return what ``poetmodel export`` takes to make C of a point.
+
+    The RAM of the point is that for tensors; stack, inputs and runtime come on top of it.
+    """
+    from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+
+    step, choice, search = known.source.step, known.choice, job["search"]
+    if step is None:
+        raise InputError(
+            "C is made of a captured step: start the explorer with a step file, which 'poetmodel "
+            "export --target step' writes"
+        )
+    if choice.minimize != "energy":
+        raise InputError(f"C is made for the least energy, not for the least {choice.minimize}")
+    device, profile = talk.catalogue.cost_options(choice)
+    if device is None:
+        raise InputError("C is made for a device: give --device beside --profile")
+    deadline_s = job["deadline_s"]
+    return {
+        "device": device,
+        "profile": profile,
+        "ram": job["ram_bytes"] + reserved_bytes(step, STACK_BYTES),
+        "deadline": None if deadline_s is None else f"{deadline_s!r}s",
+        "paging": choice.paging,
+        "recompute": choice.recompute,
+        "time_limit": search["time_limit"],
+        "gap": search["gap"],
+    }
 
 
 def result_of(job: dict[str, Any], talk: Talk) -> tuple[SolveResult, Verdict]:

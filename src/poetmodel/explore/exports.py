@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.errors import InputError, PlanError
-from poetmodel.explore.answers import file_stem, result_of, subject_of
+from poetmodel.explore.answers import (
+    export_options,
+    file_stem,
+    lines_of,
+    result_of,
+    subject_of,
+)
 from poetmodel.explore.frames import Frame
 from poetmodel.explore.tasks import read_choice
 from poetmodel.schedule.relations import dump
@@ -53,9 +59,7 @@ def _report(job: dict[str, Any], talk: Talk) -> Frame:
 
 
 def _command(job: dict[str, Any], talk: Talk) -> Frame:
-    from poetmodel.report.facts import commands
-
-    lines = "\n".join(commands(subject_of(job, talk)))
+    lines = "\n".join(lines_of(job, talk, subject_of(job, talk)))
     return _file("command.sh", "text/x-shellscript; charset=utf-8", f"{lines}\n".encode())
 
 
@@ -64,30 +68,13 @@ def _c(job: dict[str, Any], talk: Talk) -> Frame:
     from poetmodel.export.exporting import export_step
 
     known = read_choice(talk.catalogue, json.dumps(job["choice"]))
-    step, choice = known.source.step, known.choice
+    given = export_options(job, talk, known)
+    step = known.source.step
     if step is None:
-        raise InputError(
-            "C is made of a captured step: start the explorer with a step file, which 'poetmodel "
-            "export --target step' writes"
-        )
-    device, profile = talk.catalogue.cost_options(choice)
-    if device is None:
-        raise InputError("C is made for a device: give --device beside --profile")
+        raise InputError("there is no captured step")
     name = file_stem(step.graph.name)
     with tempfile.TemporaryDirectory() as folder:
-        export_step(
-            step,
-            Path(folder),
-            ram=job["ram_bytes"],
-            device=device,
-            profile=profile,
-            paging=choice.paging,
-            recompute=choice.recompute,
-            minimize=choice.minimize,
-            deadline=job["deadline_s"],
-            time_limit=job["search"]["time_limit"],
-            gap=max(0.01, job["search"]["gap"]),
-        )
+        export_step(step, Path(folder), **given)
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in sorted(Path(folder).rglob("*")):

@@ -95,7 +95,7 @@ def explorer(
     board = Board(
         kept,
         solvers=Crew(workers or cores or 1, SOLVING, text, newest_first=True),
-        drawers=Crew(max(1, (cores or 1) // 2), DRAWING, text),
+        drawers=Crew(max(min(cores or 1, 2), (cores or 1) // 2), DRAWING, text),
         search=search,
         drawn_by=_version(),
     )
