@@ -1,0 +1,291 @@
+"""The whole page of three schedules in Chromium: comparison, overlay, proof, gauge, paper."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, opened
+from pages import read_page
+from poetmodel.device import Costs, Device
+from poetmodel.graph.catalogue import load_model
+from poetmodel.problem import Problem
+from poetmodel.report.comparison import compare
+from poetmodel.report.page import report_facts, write_report
+from report_subjects import subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser
+
+    from poetmodel.report.comparison import Comparison
+    from poetmodel.report.subject import Subject
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def subjects() -> list[Subject]:
+    """Return three schedules of a network, each with a budget of its own."""
+    graph = load_model("mlp")
+    costs = Costs.estimate(graph, Device.load("nano33ble"))
+    return [
+        subject(Problem(graph, costs, ram=ram), label=label)
+        for ram, label in (("70%", "A"), ("80%", "B"), ("100%", "C"))
+    ]
+
+
+@pytest.fixture(scope="module")
+def comparisons(subjects: list[Subject]) -> tuple[Comparison, ...]:
+    """Return what earlier methods make of their problems."""
+    return compare(subjects)
+
+
+@pytest.fixture(scope="module")
+def file(
+    subjects: list[Subject],
+    comparisons: tuple[Comparison, ...],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """Return the page of all, with a sweep whose overheads span decades."""
+    cells = [
+        {
+            **{"model": "mlp", "device": "nano33ble", "deadline": None, "ram": ram, "key": ram},
+            **{"method": "optimal", "backend": "highs", "status": "optimal", "makespan_s": 1.0},
+            **{"energy_j": 11.0, "baseline_energy_j": 10.0, "overhead_j": overhead_j},
+            "peak_ram_bytes": peak,
+        }
+        for ram, overhead_j, peak in (("70%", 1.0, 4000), ("90%", 0.005, 5000))
+    ]
+    out = tmp_path_factory.mktemp("whole") / "r.html"
+    front = [{**cells[0], "proven": True}]
+    write_report(out, subjects, cells=cells, front=front, comparisons=comparisons)
+    return out
+
+
+@pytest.fixture(scope="module")
+def charts(file: Path) -> dict[str, dict[str, Any]]:
+    """Return what the page draws, by id."""
+    found = read_page(file.read_text(encoding="utf-8")).scripts["charts"]
+    return {chart["id"]: chart for chart in json.loads(found)["charts"]}
+
+
+@pytest.fixture(scope="module")
+def report(browser: Browser, file: Path) -> Iterator[Report]:
+    """Open the page at the width of a desk; tests leave it as they find it."""
+    found = opened(browser, file, DESKTOP)
+    yield found
+    assert found.messages == []
+    found.page.context.close()
+
+
+def digits(value: float) -> str:
+    """Return a number as the charts say it: four digits, or three of a small one."""
+    return f"{value:.2e}" if 0 < abs(value) < 1e-3 else f"{float(f'{value:.4g}'):g}"
+
+
+def pointed(report: Report, chart: str, share: float) -> float:
+    """Point at a share of a chart's width; return the value of its axis there."""
+    x, left, top = report.page.evaluate(
+        """([id, share]) => {
+        const div = document.getElementById(id), box = div.getBoundingClientRect();
+        const { xaxis, yaxis } = div._fullLayout, pixels = share * xaxis._length;
+        return [xaxis.p2d(pixels), box.x + xaxis._offset + pixels, box.y + yaxis._offset + 30];
+        }""",
+        [chart, share],
+    )
+    report.page.mouse.move(left, top)
+    return float(x)
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (1440, "light"),
+        pytest.param(1440, "dark", marks=pytest.mark.slow),
+        pytest.param(390, "light", marks=pytest.mark.slow),
+        (390, "dark"),
+    ],
+)
+def test_nobody_is_left_out(browser: Browser, file: Path, width: int, scheme: str) -> None:
+    """Axe finds nothing on the whole page, everything drawn and unfolded, and nothing is wider."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    how = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "bypass_csp": True}
+    report = opened(browser, file, how)
+    page = report.page
+    for chart in page.locator(".chart[id]").all():
+        report.draw(chart.get_attribute("id") or "")
+    page.evaluate(
+        "() => document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+    )
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    found = axe.Axe().run(page)
+    assert [
+        (one["id"], [n["html"] for n in one["nodes"]]) for one in found.response["violations"]
+    ] == []
+    assert report.messages == []
+    page.context.close()
+
+
+def test_comparison_shows_the_figures_of_the_json(
+    report: Report, subjects: list[Subject], comparisons: tuple[Comparison, ...]
+) -> None:
+    """Each bar of a method has the value of the JSON, and its length is in proportion."""
+    script = """() => [...document.querySelectorAll('#comparison .compared')].map((one) =>
+        [...one.querySelectorAll('tbody tr')].map((row) => [row.dataset.name, row.className,
+          [...row.querySelectorAll('td')].map((cell) => [cell.dataset.figure,
+            JSON.parse(cell.dataset.value), cell.querySelector('i').getBoundingClientRect().width
+              / cell.querySelector('.bar').getBoundingClientRect().width])]))"""
+    shown = report.page.evaluate(script)
+    facts = report_facts(subjects, comparisons=comparisons)["schedules"]
+    assert len(shown) == len(subjects)
+    for rows, entry, one in zip(shown, facts, subjects, strict=True):
+        known = [each for each in entry["comparison"]["methods"] if each["reason"] is None]
+        assert rows[0][0] == "this schedule"
+        assert len(rows) == 1 + len(known)
+        for (_, kind, cells), method in zip(rows[1:], known, strict=True):
+            assert kind == ("other" if method["keeps_limits"] else "broken")
+            figures = {name: value for name, value, _ in cells}
+            assert figures["peak_ram_bytes"] == method["peak_ram_bytes"]
+            assert one.simulation.baseline_energy_j is not None
+            ratio = method["overhead_j"] / one.simulation.baseline_energy_j
+            assert figures["overhead_ratio"] == pytest.approx(ratio)
+        for place in range(len(rows[0][2])):
+            values = [row[2][place][1] for row in rows]
+            widths = [row[2][place][2] for row in rows]
+            longest = values.index(max(values))
+            for value, width in zip(values, widths, strict=True):
+                if width > 0.05 and values[longest]:  # the least bar is two pixels wide
+                    expected = value / values[longest] * widths[longest]
+                    assert width == pytest.approx(expected, abs=0.01)
+
+
+def test_overlay_answers_anywhere(report: Report, charts: dict[str, dict[str, Any]]) -> None:
+    """Wherever one points, all curves are read out at that time; keys do the same."""
+    report.draw("overlay")
+    assert report.page.locator("#overlay-keys li").count() == 3
+    for step in range(1, 40):
+        x = pointed(report, "overlay", step / 40)
+        words = report.readout("overlay")
+        for curve in charts["overlay"]["curves"]:
+            if x <= curve["x"][-1]:
+                y = curve["y"][bisect_right(curve["x"], x) - 1]
+                said = re.search(rf"{curve['label']} (\S+) ", words)
+                assert said is not None
+                assert float(said[1]) == pytest.approx(y, rel=5e-4)
+    report.page.mouse.move(0, 0)
+    report.page.locator("#overlay").focus()
+    report.page.keyboard.press("End")
+    assert "A " in report.readout("overlay")
+
+
+def test_proof_is_read_out(report: Report, charts: dict[str, dict[str, Any]]) -> None:
+    """The end of the solve is said; keys go through the moments, with bound and best schedule."""
+    (chart, *_) = [name for name in charts if name.startswith("progress-")]
+    report.draw(chart)
+    assert report.readout(chart) == charts[chart]["end"]
+    report.page.locator(f"#{chart}").focus()
+    report.page.keyboard.press("End")
+    seconds, incumbent, _ = charts[chart]["history"][-1]
+    words = report.readout(chart)
+    assert words.startswith(f"after {digits(seconds)} s: best ")
+    assert f"best {digits(incumbent / charts[chart]['factor'])} %" in words
+    pointed(report, chart, 0.5)
+    assert report.readout(chart).startswith("after ")
+    report.page.mouse.move(0, 0)
+
+
+def test_gauge_is_to_scale(report: Report, charts: dict[str, dict[str, Any]]) -> None:
+    """Parts are as long as their bytes; a row for each schedule, and keep-all."""
+    report.draw("gauge")
+    gauge = charts["gauge"]
+    rows = [*gauge["rows"], *gauge["keep_all"]]
+    lines = report.page.locator("#gauge .gauge-line")
+    assert lines.count() == len(rows) == 4
+    script = """() => [...document.querySelectorAll('#gauge .gauge-line')].map((line) =>
+        [line.querySelector('u').getBoundingClientRect().width,
+         [...line.querySelectorAll('.gauge-bar > i')].map((i) => i.getBoundingClientRect().width)]
+        )"""
+    for row, (room, parts) in zip(rows, report.page.evaluate(script), strict=True):
+        scale = room / row["ram"]
+        cut = report.page.locator("#gauge .gauge-bar").first.bounding_box()
+        assert cut is not None
+        if sum(parts) < cut["width"] - 2:  # what is beyond the axis is cut
+            expected = [part * scale for part in row["parts"] if part]
+            assert parts == pytest.approx(expected, abs=1.5)
+    assert "it does not train there" in lines.first.inner_text()
+
+
+def test_logarithmic_axis_reads_well(report: Report) -> None:
+    """Labels are plain numbers, each said once, of the form 0.1, 0.2, 0.5."""
+    report.draw("front-1")
+    labels = report.page.locator("#front-1 .ytick text").all_text_contents()
+    values = [float(label) for label in labels]
+    assert len(values) >= 3
+    assert values == sorted(set(values))
+    assert all(f"{value:g}"[-1] in "125" or value in (0.1, 1, 10) for value in values)
+
+
+def test_sections_begin_with_charts(report: Report) -> None:
+    """Answers, then charts, then tables of figures, which are folded."""
+    ids = report.page.evaluate(
+        "() => [...document.querySelectorAll('main > section')].map((s) => s.id)"
+    )
+    order = [
+        "answers",
+        "device",
+        "ram",
+        "comparison",
+        "beside",
+        "progress",
+        "map",
+        "decisions",
+        "facts",
+    ]
+    assert [name for name in ids if name in order] == order
+    assert report.page.locator("#facts details").count() == 2
+    assert not report.page.locator("#facts table").first.is_visible()
+
+
+def test_three_columns_stay_in_their_box(browser: Browser, file: Path) -> None:
+    """On a phone a wide table scrolls within its box, and the names of its rows stay in sight."""
+    report = opened(browser, file, PHONE)
+    page = report.page
+    page.locator("#facts details").first.evaluate("(one) => { one.open = true; }")
+    box = page.get_by_role("region", name="Memory")
+    assert box.evaluate("(one) => one.scrollWidth > one.clientWidth")
+    box.evaluate("(one) => { one.scrollLeft = 150; }")
+    left = """(one) => one.querySelector('tbody th').getBoundingClientRect().x
+        - one.getBoundingClientRect().x"""
+    assert box.evaluate(left) == pytest.approx(0.0, abs=1.0)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    page.context.close()
+
+
+def test_paper_clips_nothing(browser: Browser, file: Path) -> None:
+    """No table or chart is wider than a sheet, folded tables are open, and heads can repeat."""
+    report = opened(browser, file, DESKTOP)
+    page = report.page
+    page.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_selector("#front-1[data-ready]", state="attached", timeout=PATIENCE_MS)
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 700, "height": 1000})
+    wider = """() => [...document.querySelectorAll('table, td, th, .chart, pre')].filter((one) => {
+        const box = one.getBoundingClientRect();
+        return box.width && box.right > document.documentElement.clientWidth + 1;
+      }).map((one) => `${one.tagName} ${one.className} ${one.textContent.slice(0, 40)}`)"""
+    assert page.evaluate(wider) == []
+    assert page.locator("#facts table").first.is_visible()
+    controls = """() => [...document.querySelectorAll('thead button')].map(
+        (button) => getComputedStyle(button).display)"""
+    assert set(page.evaluate(controls)) == {"contents"}
+    page.evaluate("() => window.dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen")
+    assert not page.locator("#facts table").first.is_visible()
+    page.context.close()
