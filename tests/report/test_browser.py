@@ -134,7 +134,7 @@ def test_hover_names_node_stage_bytes_and_action(report: Report, subjects: list[
     )
     report.page.mouse.move(point[0] - 3, point[1] - 2)
     report.page.mouse.move(*point)
-    label = report.page.locator("#map-A .hoverlayer .hovertext")
+    label = report.page.locator("#map-A .tip")
     label.wait_for(timeout=PATIENCE_MS)
     name = graph.nodes[k].name
     for words in (name, f"stage {k}", "computed", " KiB" if graph.tensor_bytes[k] > 1023 else " B"):
@@ -147,7 +147,7 @@ def test_map_answers_to_keys(report: Report, subjects: list[Subject]) -> None:
     graph = subjects[0].graph
     report.draw("map-A")
     report.page.locator("#map-A").focus()
-    for key in ("ArrowDown", "ArrowRight"):
+    for key in ("Home", "PageUp", "ArrowDown", "ArrowRight"):
         report.page.keyboard.press(key)
     assert report.readout("map-A").startswith(f"{graph.nodes[1].name}, stage 1")
     assert "computed" in report.readout("map-A")
@@ -156,8 +156,27 @@ def test_map_answers_to_keys(report: Report, subjects: list[Subject]) -> None:
     report.page.keyboard.press("+")
     low, high = report.page.evaluate(span)
     assert high - low == pytest.approx((whole[1] - whole[0]) / 2)
+    assert (1 - low) / (high - low) == pytest.approx((1 - whole[0]) / (whole[1] - whole[0]))
     report.page.keyboard.press("0")
     assert report.page.evaluate(span) == pytest.approx(whole)
+
+
+def test_map_and_selection(report: Report, subjects: list[Subject]) -> None:
+    """A selected tensor's column is lit; Enter selects what the node under the cursor makes."""
+    report.draw("map-A")
+    page = report.page
+    columns = """() => document.getElementById('map-A').layout.shapes
+        .filter((shape) => shape.opacity < 1).map((shape) => (shape.x0 + shape.x1) / 2)"""
+    page.evaluate("() => page.select(4)")
+    assert page.evaluate(columns) == [subjects[0].graph.node_of[4]]
+    page.evaluate("() => page.select(null)")
+    page.locator("#map-A").focus()
+    for key in ("Home", "ArrowRight", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    assert page.evaluate("() => page.selected") == subjects[0].graph.outputs_of[2][0]
+    assert page.evaluate(columns) == [2]
+    page.keyboard.press("Escape")
+    assert page.evaluate(columns) == []
 
 
 def test_timeline_answers_to_keys(report: Report, subjects: list[Subject]) -> None:

@@ -106,12 +106,12 @@ const page = (() => {
   });
   const colour = (kind) => data.kinds[kind][skin.colour];
   const pointed = (event) => plain(event.points[0].hovertext || event.points[0].text || "");
-  const zoom = (div, factor) => {
+  const zoom = (div, factor, towards = {}) => {  // the point `towards` stays where it is
     const change = {};
     for (const name of div.dataset.axes.split(" ")) {
       const [low, high] = div.layout[name].range;
-      const half = ((high - low) / 2) * factor;
-      change[`${name}.range`] = [(low + high) / 2 - half, (low + high) / 2 + half];
+      const still = towards[name] ?? (low + high) / 2;
+      change[`${name}.range`] = [still + (low - still) * factor, still + (high - still) * factor];
     }
     return window.Plotly.relayout(div, change);
   };
@@ -144,8 +144,8 @@ const page = (() => {
     div.on("plotly_click", (event) => (chart.view.click || chart.view.hover || (() => {}))(event));
     div.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
-      if (event.key === "+" || event.key === "=") zoom(div, 0.5);
-      else if (event.key === "-") zoom(div, 2);
+      if (event.key === "+" || event.key === "=") zoom(div, 0.5, chart.view.centre?.());
+      else if (event.key === "-") zoom(div, 2, chart.view.centre?.());
       else if (event.key === "0") reset(div);
       else if (!chart.view.key || !chart.view.key(event.key)) return;
       event.preventDefault();
