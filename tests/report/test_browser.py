@@ -9,6 +9,7 @@ import pytest
 from browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, opened
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
+from poetmodel.plan.arena import Content
 from poetmodel.problem import Problem
 from poetmodel.report.page import report_facts, write_report
 from poetmodel.report.presenter import look_up
@@ -210,6 +211,24 @@ def test_addresses_are_named(report: Report, subjects: list[Subject]) -> None:
         ".filter((trace) => trace.type === 'bar').reduce((sum, trace) => sum + trace.x.length, 0)"
     )
     assert report.page.evaluate(shown) == sum(one.bytes > 0 for one in places.rectangles)
+
+
+def test_copies_of_a_selected_tensor_are_outlined(report: Report, subjects: list[Subject]) -> None:
+    """In the map of addresses, each from its begin to its end."""
+    places = subjects[0].places
+    assert places is not None
+    report.draw("addresses-A")
+    chosen = next(one.index for one in places.rectangles if one.content == Content.OUTPUT)
+    outlined = "() => (document.getElementById('addresses-A').layout.shapes || []).length"
+    report.page.keyboard.press("Escape")
+    before = report.page.evaluate(outlined)
+    report.page.evaluate("(tensor) => page.select(tensor)", chosen)
+    copies = [
+        one for one in places.rectangles if (one.content, one.index) == (Content.OUTPUT, chosen)
+    ]
+    report.page.wait_for_function(f"() => ({outlined})() === {before + len(copies)}")
+    report.page.keyboard.press("Escape")
+    report.page.wait_for_function(f"() => ({outlined})() === {before}")
 
 
 def test_stalls_are_seen(report: Report, subjects: list[Subject]) -> None:

@@ -11,9 +11,13 @@ from browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, opened
 from pages import read_page
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
+from poetmodel.plan import check_plan
+from poetmodel.planner import make_plan
 from poetmodel.problem import Problem
 from poetmodel.report.drawing import draw_plan
 from poetmodel.report.page import write_report
+from poetmodel.report.timeline import plan_chart
+from poetmodel.schedule import checkpoint_all
 from report_subjects import subject, training_problem
 
 if TYPE_CHECKING:
@@ -235,6 +239,27 @@ def test_instructions_can_have_one_width(report: Report, values: Values) -> None
         shown = report.page.evaluate(SHOWN)
         assert (shown["level"], shown["bytes"]) == (2 * p, values["during"][p])
     report.page.get_by_role("button", name="Show by time").click()
+
+
+def test_other_values_keep_the_place(report: Report, values: Values, one: Subject) -> None:
+    """The chart of another plan of the graph stays at the node where it was pinned."""
+    costs = one.problem.costs
+    made = make_plan(one.graph, costs, checkpoint_all(one.graph), mode="blocking")
+    other = plan_chart(one.graph, made, check_plan(one.graph, costs, made))
+    p = values["ops"].rindex("c")
+    report.page.locator("#time-A").focus()
+    report.page.keyboard.press("Home")
+    for _ in range(p):
+        report.page.keyboard.press("ArrowRight")
+    report.page.keyboard.press("Enter")
+    report.page.evaluate("(other) => page.replace('time-A', other)", other)
+    shown = report.page.evaluate(SHOWN)
+    at = shown["level"] // 2
+    assert (other["ops"][at], other["of"][at]) == ("c", values["of"][p])
+    assert shown["pinned"]
+    assert shown["bytes"] == other["during"][at]
+    report.page.keyboard.press("Escape")
+    report.page.evaluate("(values) => page.replace('time-A', values)", values)
 
 
 def test_a_finger_pins(browser: Browser, file: Path, values: Values) -> None:

@@ -135,7 +135,8 @@ def address_chart(subject: Subject) -> dict[str, Any] | None:
 def box_chart(picture: AddressMap) -> dict[str, Any]:
     """Return addresses against time.
 
-    ``boxes``: kind as an index of `KINDS`, start, length, lowest address, height and words.
+    ``boxes``: kind as an index of `KINDS`, start, length, lowest address, height, words, and the
+    number of the tensor, None for a workspace.
     """
     return {
         "boxes": [
@@ -143,6 +144,7 @@ def box_chart(picture: AddressMap) -> dict[str, Any]:
                 KINDS.index(box.kind),
                 *map(_short, (box.start, box.end - box.start, box.low, box.high - box.low)),
                 escaped(box.details),
+                box.tensor,
             ]
             for box in picture.boxes
         ],

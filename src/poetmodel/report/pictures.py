@@ -98,6 +98,8 @@ class Box:
     high: float
     kind: Kind
     """Its colour: how it came there."""
+    tensor: int | None
+    """The number of the tensor; None for a workspace."""
     name: str
     """Stands on it where there is room."""
     details: str
@@ -155,6 +157,7 @@ def address_map(graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck) 
                 low=low / scale,
                 high=high / scale,
                 kind=kind,
+                tensor=one.index if one.content == Content.OUTPUT else None,
                 name=name,
                 details=", ".join(parts),
             )
