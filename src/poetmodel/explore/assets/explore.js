@@ -75,8 +75,9 @@
     try { await ask("/api/choices"); } catch { return; }
     root.dataset.connection = "up";
     $("connection").textContent = "";
+    if (!choice) { begin(); return; }
     listen();
-    if (choice) enter();
+    enter();
   };
   const shut = () => {
     over = true;
@@ -270,7 +271,13 @@
     put("time", point.makespan_s, units.seconds(point.makespan_s), point.deadline_s === null ? "no deadline" : `deadline ${units.seconds(point.deadline_s)}`);
     put("peak", point.peak_ram_bytes, units.bytes(point.peak_ram_bytes), `${units.share(point.needs_bytes / wished.ram_bytes)} of the budget`);
   };
-  const nothing = () => { for (const id of ["energy", "overhead", "proof", "time", "peak"]) put(id, null, "–"); };
+  // The schedule may keep its budget and still not fit the board, with what is resident beside it.
+  const warn = (fit) => {
+    const bad = fit !== null && fit.mood !== "good";
+    $("warning").hidden = !bad;
+    $("warning").textContent = bad ? `${fit.word}: ${fit.text}.` : "";
+  };
+  const nothing = () => { warn(null); for (const id of ["energy", "overhead", "proof", "time", "peak"]) put(id, null, "–"); };
   const WORDS = { waiting: "Waiting for a free core", solving: "Solving", cancelled: "Waiting for a free core", failed: "Failed" };
   const standing = (point) => {
     const known = point.energy_j !== null;
@@ -296,6 +303,7 @@
     if (settled) announce(point);
     offer(known && !point.provisional ? point : null);
     picture(known ? point : null);
+    proveSoon();
   };
   let announced = "";
   let announcing = null;
@@ -424,11 +432,22 @@
     await drawChart(first, answer.charts[first]);
     if (drawn !== key) return;
     $("command").textContent = answer.command.join("\n");
+    warn(answer.answers[0]);
     $("copy").disabled = false;
     clearTimeout(calm);
     calm = setTimeout(() => { if (drawn === key) for (const type of others) drawChart(type, answer.charts[type]); }, rush ? 0 : CALM_MS);
     if (isPictured(point)) fresh(key);
   };
+  // While a solve goes on, incumbent and bound go on in the chart of the proof.
+  let proving = null;
+  const prove = () => {
+    proving = null;
+    const answer = pictured && answers.get(drawn);
+    const point = pictured && points.get(pictured.id);
+    if (!answer || !answer.charts.progress || !mounted.has("progress-A") || !isWished(point) || point.state === "done" || !drawn.startsWith(`${point.id}:`)) return;
+    drawChart("progress", { ...answer.charts.progress, history: point.history, proven: false, end: $("say").textContent });
+  };
+  const proveSoon = () => { proving ??= setTimeout(prove, 2 * CALM_MS); };
   let pointing = null;
   const drawPoints = () => {
     const scale = ram.scale;
@@ -489,7 +508,7 @@
   if (page.narrow()) $("problem").open = false;
   const begin = async () => {
     let offers;
-    try { offers = await (await ask("/api/choices")).json(); } catch { setTimeout(begin, RETRY_MS); return; }
+    try { offers = await (await ask("/api/choices")).json(); } catch (error) { told(error, "problem-error"); return; }
     fillChoices(offers);
     readAddress(offers.initial);
     showChoice();

@@ -47,12 +47,12 @@ const makeLimit = (id, { format, read, wrong, grain, describe, changed }) => {
     changed(value);
   };
 
+  const outside = ({ value: of }) => (of === null ? "" : of > scale.high ? " ▸" : of < scale.low ? " ◂" : "");
   const drawTicks = () => {
-    const outside = ({ value: of }) => (of === null ? "" : of > scale.high ? " ▸" : of < scale.low ? " ◂" : "");
-    ticks.replaceChildren(...scale.marks.map((mark) => {
+    ticks.replaceChildren(...[...scale.marks].sort((a, b) => Boolean(outside(a)) - Boolean(outside(b)) || (a.value ?? Infinity) - (b.value ?? Infinity)).map((mark) => {
       const tick = document.createElement("button");
       tick.type = "button";
-      tick.className = "tick";
+      tick.className = outside(mark) ? "tick outside" : "tick";
       tick.style.setProperty("--at", mark.value === null ? 1 : (share(mark.value) * (scale.none ? steps - 1 : steps)) / steps);
       tick.innerHTML = `<span>${mark.name}${outside(mark)}</span> <b>${mark.value === null ? "" : format(mark.value)}</b>`;
       if (outside(mark)) tick.disabled = true;
@@ -64,19 +64,19 @@ const makeLimit = (id, { format, read, wrong, grain, describe, changed }) => {
   // Labels stay inside the rail, and go a row down where they would touch.
   const arrange = () => {
     const wide = ticks.clientWidth;
-    const ends = [];
-    for (const tick of [...ticks.children].sort((a, b) => a.style.getPropertyValue("--at") - b.style.getPropertyValue("--at"))) {
+    const rows = [];
+    for (const tick of ticks.children) {
       const middle = wide * Number(tick.style.getPropertyValue("--at"));
       const width = tick.offsetWidth;
       const left = Math.min(Math.max(0, middle - width / 2), Math.max(0, wide - width));
       let row = 0;
-      while (ends[row] !== undefined && ends[row] + APART > left) row += 1;
-      ends[row] = left + width;
+      while ((rows[row] || []).some(([from, to]) => left < to + APART && from < left + width + APART)) row += 1;
+      (rows[row] ??= []).push([left, left + width]);
       tick.style.left = `${left}px`;
       tick.style.setProperty("--row", row);
       tick.style.setProperty("--stem", `${middle - left}px`);
     }
-    ticks.style.setProperty("--rows", Math.max(1, ends.length));
+    ticks.style.setProperty("--rows", Math.max(1, rows.length));
   };
   new ResizeObserver(() => { if (scale) arrange(); }).observe(ticks);
 
