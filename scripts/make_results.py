@@ -56,6 +56,7 @@ GRID_PAGE: Final = ROOT / "docs" / "results-grid.md"
 FIGURES_PAGE: Final = ROOT / "docs" / "paper-figures.md"
 TRAINS_PAGE: Final = ROOT / "docs" / "what-trains-where.md"
 BOARDS_PAGE: Final = ROOT / "docs" / "on-a-microcontroller.md"
+INDEX: Final = ROOT / "docs" / "index.md"
 TESTED_PAGE: Final = ROOT / "docs" / "tested.md"
 LAZY_PAGE: Final = ROOT / "docs" / "lazy.md"
 PLANS_PAGE: Final = ROOT / "docs" / "plans.md"
@@ -91,6 +92,10 @@ def due() -> dict[Path, str]:
         text = PLANS_PAGE.read_text(encoding="utf-8")
         found = addresses.block(placed, placed_source)
         pages[PLANS_PAGE] = replace_block(text, "fragmentation", found)
+    claims = _claims(exported)
+    if claims:
+        text = INDEX.read_text(encoding="utf-8")
+        pages[INDEX] = replace_block(text, "claims", claims)
     source, records = read_newest("*[0-9].jsonl")
     if not records:
         return pages | {README: replace_block(readme, "results", figures.NOTHING_YET)}
@@ -112,6 +117,18 @@ def due() -> dict[Path, str]:
     table = cases.readme_table(records, solved, constrained, trained)
     pages[README] = replace_block(readme, "results", table)
     return pages
+
+
+def _claims(exported: Sequence[dict[str, Any]]) -> str:
+    """Return what the first page says of measurements, each with where to read on."""
+    _, solved = read_newest("*-grid.jsonl")
+    _, trained = read_newest("*-training.jsonl")
+    said = (
+        (grid.sentence(solved), f"[Every instance]({GRID_PAGE.name})"),
+        (training.sentence(trained), f"[All measurements]({PAGE.name})"),
+        (boards.lead(exported), f"[Every network and board]({BOARDS_PAGE.name})"),
+    )
+    return "\n".join(f"- {text.strip()} {link}." for text, link in said if text)
 
 
 def charts() -> dict[Path, Chart]:

@@ -100,6 +100,7 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     blocks = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in names)
     (folder / "paper-figures.md").write_text(f"words\n{blocks}")
     (folder / "tested.md").write_text("words\n")
+    (folder / "index.md").write_text("<!-- begin claims -->\n<!-- end claims -->\n")
     places = {
         "RESULTS": "",
         "README": "README.md",
@@ -107,6 +108,7 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "GRID_PAGE": "results-grid.md",
         "FIGURES_PAGE": "paper-figures.md",
         "TRAINS_PAGE": "what-trains-where.md",
+        "INDEX": "index.md",
         "TESTED_PAGE": "tested.md",
         "BOARDS_PAGE": "on-a-microcontroller.md",
     }

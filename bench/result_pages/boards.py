@@ -121,7 +121,7 @@ def page(records: Sequence[dict[str, Any]], source: str) -> str:
     tools = ", ".join(f"{name}: {said}" for name, said in records[-1]["tools"].items())
     parts = [
         "# On a microcontroller",
-        lead(boards, everything),
+        lead(records),
         f"![RAM of keep-all and of the exported program, network by network]({CHART})",
         goals(boards),
         same_bits(boards, everything),
@@ -179,18 +179,24 @@ def named(network: str) -> str:
     return f"`{network}`" + (f", {more}" if more else "")
 
 
-def lead(boards: Sequence[Exported], everything: Mapping[str, Exported]) -> str:
+def lead(records: Sequence[Mapping[str, Any]]) -> str:
     """Return the run that saves most RAM, in a sentence; "" without runs."""
+    boards, everything = of_part(records, BOARD), _by_network(records, KEEP_ALL)
     able = [run for run in boards if run.trains and run.network in everything]
     if not able:
         return ""
-    run = max(able, key=lambda each: everything[each.network]["ram_bytes"] / each["ram_bytes"])
+
+    def saved(run: Exported) -> tuple[float, float]:
+        ratio = everything[run.network]["ram_bytes"] / run.ram_limit_bytes
+        return ratio, -run["instructions"]
+
+    run = max(able, key=saved)
     kept = everything[run.network]
     return (
-        f"**C of a PyTorch model trains whole on a microcontroller: {named(run.network)} takes "
+        f"C of a PyTorch model trains whole on a microcontroller: {named(run.network)} takes "
         f"{format_bytes(kept['ram_bytes'])} where everything is kept, and trains in "
         f"{format_bytes(run.ram_limit_bytes)} of `{run.place[0]}` with "
-        f"{run['instructions'] / kept['instructions']:.2f} times the instructions.**"
+        f"{run['instructions'] / kept['instructions']:.2f} times the instructions."
     )
 
 

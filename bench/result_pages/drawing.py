@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -26,6 +27,8 @@ BLUE, RED, GREEN, ORANGE, PURPLE = "#0072b2", "#b2182b", "#009e73", "#e69f00", "
 GREY, PALE = "#808080", "#cccccc"
 COLOURS: Final = (BLUE, ORANGE, GREEN, PURPLE, RED, "#56b4e9", GREY)
 """Colours of lines, in turn."""
+_LONG_NUMBER: Final = re.compile(r"(\.\d\d)\d+")
+"""Places of numbers beyond a hundredth of a point, which nobody sees."""
 _STYLE: Final[Any] = MappingProxyType(
     {
         "axes.axisbelow": True,
@@ -76,4 +79,5 @@ class Chart:
             content = io.BytesIO()
             metadata = {"Date": None, "Description": f"data {self.digest}"}
             figure.savefig(content, format="svg", metadata=metadata)
-        write_text(path, following_scheme(content.getvalue().decode()))
+        drawn = _LONG_NUMBER.sub(r"\1", content.getvalue().decode())
+        write_text(path, following_scheme(drawn))

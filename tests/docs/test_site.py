@@ -13,7 +13,7 @@ from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -322,3 +322,15 @@ def test_pages_of_results_begin_with_a_chart(name: str) -> None:
     opened = re.sub(r"<details.*?</details>", "", text, flags=re.S)
     for rows in re.findall(r"(?:^\|.*\n)+", opened, re.M):
         assert rows.count("\n") <= 2 + 20, rows[:200]
+
+
+def test_pictures_are_in_the_site(site: Path, pages: dict[Path, Loads]) -> None:
+    """Every picture, style and script that a page names is a file of the site."""
+    for page, loads in pages.items():
+        for target in loads.targets:
+            place = urlsplit(target)
+            if not place.scheme:
+                assert (page.parent / unquote(place.path)).exists(), (
+                    page.relative_to(site),
+                    target,
+                )
