@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from commands import invoke
-from poetmodel.cli.explain import Account, price
+from poetmodel.cli.account import Account
+from poetmodel.cli.explain import price
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.options import CostOptions, FileGraphOptions
 from poetmodel.solver.sensitivity.alternatives import Alternative, Forbidden, How
@@ -198,6 +199,36 @@ def test_tensor_alone_and_beside_others_costs_the_same(tmp_path: Path) -> None:
         price = re.search(r"(\+[\d.]+ \w+|impossible|0 J)$", row.rstrip())
         assert price is not None, row
         assert price[0] in invoke("explain", out, name, *long).out
+
+
+def test_equal_tensors_are_one_row(tmp_path: Path) -> None:
+    """A row has their number and sum, and what it costs to do without the decision for all."""
+    out = tmp_path / "auto.schedule.json"
+    where = ("--device", "mkr1000")
+    assert invoke("solve", "autoencoder", *where, "--ram", "45%", "--out", out).status == 0
+    document = invoke("explain", out, "--graph", "autoencoder", *where, "--json").json
+    fates = {tensor["tensor"]: tensor for tensor in document["tensors"]}
+    groups = document["groups"]
+    several = [group for group in groups if len(group["tensors"]) > 1]
+    assert several
+    for group in several:
+        members = [fates[name] for name in group["tensors"]]
+        assert {member["fate"] for member in members} == {group["fate"]}
+        assert group["energy_j"] == pytest.approx(sum(member["energy_j"] for member in members))
+        assert group["alternatives"]
+    asked = {decision["tensor"]: decision["alternatives"] for decision in document["decisions"]}
+    for group in groups:
+        for name in set(group["tensors"]) & set(asked):
+            for one, whole in zip(asked[name], group["alternatives"], strict=True):
+                assert one["without"] == whole["without"]
+                if len(group["tensors"]) == 1:
+                    assert one == whole
+                elif one["least_j"] is not None and whole["energy_j"] is not None:
+                    assert one["least_j"] <= whole["energy_j"] + 1e-9
+    words = " ".join(invoke("explain", out, "--graph", "autoencoder", *where).out.split())
+    (largest, *_) = several
+    assert f"{largest['name']} {len(largest['tensors'])} {largest['fate']}" in words
+    assert "for one alone a twin may take over" in words
 
 
 @pytest.mark.parametrize(

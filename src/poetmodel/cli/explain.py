@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated
 
 from poetmodel.cli import options
+from poetmodel.cli.account import Account, as_dict, give_account
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.output import figures, listing, print_json, print_text, show
-from poetmodel.device.room import room_figures
-from poetmodel.errors import InputError
-from poetmodel.problem import RELATIVE_TOLERANCE
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
-    document,
     plural,
     room_facts,
     row,
@@ -29,20 +24,8 @@ from poetmodel.units import format_bytes, format_joules, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.graph import Graph
-    from poetmodel.report.subject import VerifiedSchedule
-    from poetmodel.schedule.decisions import Decision, InPlaceUse
-    from poetmodel.schedule.simulation import MemoryPoint
+    from poetmodel.schedule.decisions import Decision
     from poetmodel.solver.sensitivity.alternatives import Alternative, MoreRam
-
-SHOWN: Final = 10
-"""Number of most expensive decisions that are shown."""
-RAM_SHARE: Final = 0.3
-"""Part of the time limit for the value of more RAM."""
-TENSOR_SHARE: Final = (1 - RAM_SHARE) / SHOWN
-"""Part of the time limit for a tensor, alone or among others, so that both give equal figures."""
-DEFAULT_GAP: Final = 1e-4
-"""Gap tolerance for schedules whose file states none."""
 
 
 @options.group
@@ -53,48 +36,6 @@ class Arguments:
         options.REQUIRED, "SCHEDULE", "A schedule file, *.schedule.json."
     )
     tensor: str | None = options.argument(None, "TENSOR", "Explain this tensor alone, in full.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """The explanation of a schedule."""
-
-    stated: VerifiedSchedule
-    """The schedule and its problem."""
-    decisions: Sequence[Decision]
-    at_limit: Sequence[MemoryPoint]
-    """The steps at which RAM is at its limit."""
-    asked: Sequence[tuple[Decision, Sequence[Alternative]]]
-    """The tensors with their alternatives, the most expensive first."""
-    more_ram: Sequence[MoreRam]
-    in_place: Sequence[InPlaceUse] = ()
-    """Where it operates in place."""
-    saved_in_place_bytes: int = 0
-    """How much higher its peak is without [B]."""
-
-    @property
-    def noise_j(self) -> float:
-        """Energies below this are within the gap tolerance of the schedule [J]."""
-        simulation, stated = self.stated.simulation, self.stated.document.problem
-        gap = DEFAULT_GAP if stated is None or stated.gap is None else stated.gap
-        rounding_j = RELATIVE_TOLERANCE * (simulation.energy_j or 0.0)
-        return gap * (simulation.overhead_j or 0.0) + rounding_j
-
-    @property
-    def least_possible_j(self) -> float:
-        """The least cost of any alternative, by the bound of the file [J]; 0 or below."""
-        stated, simulation = self.stated.document.stated, self.stated.simulation
-        overhead_j, bound_j = simulation.overhead_j or 0.0, stated.get("overhead_bound_j")
-        claimed_j = stated.get("overhead_j")
-        if bound_j is None or claimed_j is None or abs(claimed_j - overhead_j) > self.noise_j:
-            bound_j = 0.0  # no bound for these costs: every schedule pays the baseline
-        return min(0.0, bound_j - overhead_j)
-
-    def signed(self, energy_j: float) -> str:
-        """Return an energy with its sign, 0 if it is within the gap."""
-        if abs(energy_j) <= self.noise_j:
-            return "0 J"
-        return f"{'-' if energy_j < 0 else '+'}{format_joules(abs(energy_j))}"
 
 
 @options.command("poetmodel explain mlp.json --graph mlp")
@@ -118,7 +59,11 @@ def explain(
             ]
         )
     account = give_account(
-        stated, given.tensor, time_limit=search.time_limit, threads=search.threads
+        stated,
+        given.tensor,
+        each=output.json,
+        time_limit=search.time_limit,
+        threads=search.threads,
     )
     print_room_warnings(stated.room)
     if output.json:
@@ -127,98 +72,6 @@ def explain(
         _print_tensor(account)
     else:
         _print_schedule(account)
-
-
-def give_account(
-    stated: VerifiedSchedule, tensor: str | None, *, time_limit: float, threads: int
-) -> Account:
-    """Explain one tensor, or the most expensive ones and the value of more RAM."""
-    from poetmodel.schedule.decisions import (
-        find_decisions,
-        in_place_uses,
-        saved_in_place_bytes,
-        steps_at_limit,
-    )
-    from poetmodel.solver.sensitivity.alternatives import find_alternatives, value_of_ram
-
-    problem, schedule = stated.problem, stated.schedule
-    at_limit = steps_at_limit(problem, schedule, stated.simulation)
-    decisions = find_decisions(problem, schedule, at_limit)
-    more_ram: Sequence[MoreRam] = ()
-    if tensor is None:
-        chosen = _dearest(decisions, problem.graph)
-        limit_s = RAM_SHARE * time_limit
-        more_ram = value_of_ram(problem, schedule, time_limit=limit_s, threads=threads)
-    else:
-        chosen = [decisions[_number(stated, tensor)]]
-    find = partial(find_alternatives, time_limit=TENSOR_SHARE * time_limit, threads=threads)
-    asked = [(decision, find(problem, schedule, decision.tensor)) for decision in chosen]
-    return Account(
-        stated=stated,
-        decisions=decisions,
-        at_limit=at_limit,
-        asked=asked,
-        more_ram=more_ram,
-        in_place=in_place_uses(problem.graph, schedule),
-        saved_in_place_bytes=saved_in_place_bytes(problem, schedule, stated.simulation),
-    )
-
-
-def _dearest(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
-    """Return the most expensive decisions, a recomputation only for its largest output."""
-    size = graph.tensor_bytes
-    moved = [decision for decision in decisions if decision.has_cost]
-    chosen: dict[tuple[object, ...], Decision] = {}
-    for decision in sorted(moved, key=lambda one: (-one.energy_j, -size[one.tensor])):
-        shared = not decision.paged_in
-        key = (shared, graph.node_of[decision.tensor] if shared else decision.tensor)
-        chosen.setdefault(key, decision)
-    return list(chosen.values())[:SHOWN]
-
-
-def _number(stated: VerifiedSchedule, name: str) -> int:
-    index = stated.graph.tensor_index
-    if name not in index:
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, index, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise InputError(f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor{hint}")
-    return index[name]
-
-
-def as_dict(account: Account) -> dict[str, Any]:
-    """Return an explanation as plain values in SI units."""
-    stated = account.stated
-    graph, simulation = stated.graph, stated.simulation
-    in_place = {
-        "uses": len(account.in_place),
-        "possible": sum(map(len, graph.in_place_of)),
-        "saved_at_peak_bytes": account.saved_in_place_bytes,
-    }
-    return {
-        "graph": {"name": graph.name, "sha256": graph.sha256},
-        "status": stated.document.status,
-        "energy_j": simulation.energy_j,
-        "overhead_j": simulation.overhead_j,
-        "time_s": simulation.time_s,
-        "peak_ram_bytes": simulation.peak_ram_bytes,
-        "ram_budget_bytes": stated.problem.ram_budget_bytes,
-        **room_figures(stated.room),
-        **document(state_facts(graph, simulation)),
-        **({"in_place": in_place} if any(graph.in_place_of) else {}),
-        **document(constraint_facts(stated.constraints)),
-        "binding": [
-            {"stage": at.stage, "node": graph.nodes[at.node].name, "ram_bytes": at.ram_bytes}
-            for at in account.at_limit
-        ],
-        "tensors": [decision.to_dict(graph) for decision in account.decisions],
-        "decisions": [
-            decision.to_dict(graph) | {"alternatives": [other.to_dict() for other in others]}
-            for decision, others in account.asked
-        ],
-        "more_ram": [more.to_dict() for more in account.more_ram],
-    }
 
 
 def _print_tensor(account: Account) -> None:
@@ -341,7 +194,8 @@ def price(account: Account, others: Sequence[Alternative]) -> str:
     if len(least) < len(others):
         return f"at most {price}"
     lowest_j = min(max(min(least), account.least_possible_j), *prices)
-    return f"{account.signed(lowest_j)} to {price}"
+    least_price = account.signed(lowest_j)
+    return price if least_price == price else f"{least_price} to {price}"
 
 
 def _print_schedule(account: Account) -> None:
@@ -364,14 +218,19 @@ def _print_schedule(account: Account) -> None:
         *(_saved(account, more) for more in account.more_ram),
     ]
     show(figures(f"Schedule for {graph.name}", facts))
-    if not account.asked:
+    if not account.groups:
         print_text("", "Nothing is recomputed or paged: no decision costs anything.")
         return
     heads = ("tensor", "decision", "energy", "time", "alternative")
     show("", listing("Most expensive decisions", heads, _decisions(account), left=2))
+    several = any(len(each.members) > 1 for each, _ in account.groups)
     print_text(
         "alternative: the extra energy of a step without the decision, solved again",
         "  A to B: a schedule with B was found, none is below A; 0 J: within the gap",
+        *(
+            ["  of several tensors: without it for all; for one alone a twin may take over"]
+            * several
+        ),
         "'poetmodel explain SCHEDULE TENSOR' explains one tensor.",
     )
 
@@ -417,13 +276,13 @@ def _saved(account: Account, more: MoreRam) -> Fact:
 
 def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
     """Yield the decisions with the cost of their cheapest alternatives."""
-    graph = account.stated.graph
-    for decision, others in account.asked:
+    for each, others in account.groups:
         possible = [other for other in others if other.how != "impossible"]
+        many, choice = len(each.members), each.members[0].choice
         yield (
-            graph.tensors[decision.tensor].name,
-            str(decision.choice),
-            format_joules(decision.energy_j),
-            format_seconds(decision.time_s),
+            each.name,
+            f"{choice}" if many == 1 else f"{many} {choice}",
+            format_joules(sum(one.energy_j for one in each.members)),
+            format_seconds(sum(one.time_s for one in each.members)),
             "impossible" if others and not possible else price(account, possible),
         )

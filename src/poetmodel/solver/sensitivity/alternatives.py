@@ -24,7 +24,7 @@ from poetmodel.schedule.decisions import Choice, find_decisions
 from poetmodel.solver.sensitivity.variants import Variant, of_graph, solve_variants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 MORE_RAM: Final = (0.01, 0.05)
 """How much more RAM its value is for, as parts of the budget."""
@@ -66,7 +66,7 @@ class Alternative:
     forbidden: Forbidden
     how: How
     becomes: Choice | None = None
-    """The decision on the tensor in the schedule that was found."""
+    """The decision on the tensor in the schedule that was found; None where twins differ."""
     energy_j: float | None = None
     """Energy of that schedule [J]; may be negative."""
     time_s: float | None = None
@@ -120,9 +120,18 @@ _HOMES: Final = {Choice.ON_STORAGE: Forbidden.STORAGE, Choice.RESIDENT: Forbidde
 
 
 def find_alternatives(
-    problem: Problem, schedule: Schedule, i: int, *, time_limit: float = 10.0, threads: int = 1
+    problem: Problem,
+    schedule: Schedule,
+    i: int,
+    *,
+    twins: Sequence[int] = (),
+    time_limit: float = 10.0,
+    threads: int = 1,
 ) -> tuple[Alternative, ...]:
     """Find the cost of the alternatives for tensor `i` of a valid schedule, in `time_limit` [s].
+
+    What is forbidden of it, is forbidden of its `twins` too: other tensors of which the schedule
+    decides the same, and which could take over.
 
     For a tensor that is paged or recomputed: without that, and without both. For one that is kept:
     paged, or recomputed, in the longest gap between two uses, which is an upper bound. For state:
@@ -144,10 +153,12 @@ def find_alternatives(
             ways.append(Forbidden.RECOMPUTATION)
         if choice != Choice.RECOMPUTED:
             ways.append(Forbidden.PAGING)
-    changed = [Variant(problem=_forbidding(problem, i, way, before)) for way in ways]
+    tensors = (i, *twins)
+    changed = [Variant(problem=_forbidding(problem, tensors, way, before)) for way in ways]
     results = solve_variants(changed, time_limit=time_limit, threads=threads)
     found = [
-        _alternative(problem, i, way, before, result) for way, result in zip_longest(ways, results)
+        _alternative(problem, tensors, way, before, result)
+        for way, result in zip_longest(ways, results)
     ]
     return tuple(reversed(found))
 
@@ -177,22 +188,30 @@ def value_of_ram(
     return tuple(found)
 
 
-def _forbidding(problem: Problem, i: int, way: Forbidden, before: Simulation) -> Problem:
+def _forbidding(
+    problem: Problem, tensors: Sequence[int], way: Forbidden, before: Simulation
+) -> Problem:
     graph, costs = problem.graph, problem.costs
     if way in _HOMES.values():
-        row = _at_home(problem, i, resident=way == Forbidden.STORAGE)
-        constraints = (*problem.constraints, row)
-        return replace(problem, constraints=constraints, minimize=Quantity.ENERGY)
+        for i in tensors:
+            row = _at_home(problem, i, resident=way == Forbidden.STORAGE)
+            problem = replace(problem, constraints=(*problem.constraints, row))
+        return replace(problem, minimize=Quantity.ENERGY)
     if way != Forbidden.PAGING:
-        nodes, k = list(graph.nodes), graph.node_of[i]
-        nodes[k] = replace(nodes[k], recomputable=False)
+        once = {graph.node_of[i] for i in tensors}
+        nodes = (
+            replace(node, recomputable=False) if k in once else node
+            for k, node in enumerate(graph.nodes)
+        )
         graph = replace(graph, nodes=tuple(nodes))
     if way != Forbidden.RECOMPUTATION and problem.can_page and costs.pages is not None:
-        name = graph.tensors[i].name
-        page = costs.pages[name]
+        pages = dict(costs.pages)
         price_j = 2 * max(before.energy_j or 0.0, problem.energy_budget_j or 0.0)
-        page_in = replace(page.page_in, energy_j=page.page_in.energy_j + price_j)
-        costs = replace(costs, pages={**costs.pages, name: replace(page, page_in=page_in)})
+        for name in (graph.tensors[i].name for i in tensors):
+            page_in = pages[name].page_in
+            dear = replace(page_in, energy_j=page_in.energy_j + price_j)
+            pages[name] = replace(pages[name], page_in=dear)
+        costs = replace(costs, pages=pages)
     return replace(problem, graph=graph, costs=costs, minimize=Quantity.ENERGY)
 
 
@@ -207,10 +226,14 @@ def _at_home(problem: Problem, i: int, *, resident: bool) -> TotalsConstraint:
 
 
 def _alternative(
-    problem: Problem, i: int, way: Forbidden, before: Simulation, result: SolveResult | None
+    problem: Problem,
+    tensors: Sequence[int],
+    way: Forbidden,
+    before: Simulation,
+    result: SolveResult | None,
 ) -> Alternative:
     """Return what was found with something forbidden; no result if it was not asked."""
-    blank = Alternative(tensor=i, forbidden=way, how=How.BOUNDED)
+    blank = Alternative(tensor=tensors[0], forbidden=way, how=How.BOUNDED)
     if result is None:
         return blank
     if result.status == Status.INFEASIBLE:
@@ -220,15 +243,17 @@ def _alternative(
     if result.schedule is None:
         return blank
     schedule = of_graph(result.schedule, problem.graph)
-    verdict, becomes = verify(problem, schedule), find_decisions(problem, schedule)[i].choice
-    if verdict.violations or (becomes.pages and way in (Forbidden.PAGING, Forbidden.BOTH)):
+    verdict, decisions = verify(problem, schedule), find_decisions(problem, schedule)
+    become = {decisions[i].choice for i in tensors}
+    paged = any(choice.pages for choice in become)
+    if verdict.violations or (paged and way in (Forbidden.PAGING, Forbidden.BOTH)):
         return blank
     after = verdict.simulation
     cost_j = (after.energy_j or 0.0) - energy_j
     return replace(
         blank,
         how=How.SOLVED if result.status == Status.OPTIMAL else How.BOUNDED,
-        becomes=becomes,
+        becomes=become.pop() if len(become) == 1 else None,
         energy_j=cost_j,
         time_s=(after.time_s or 0.0) - (before.time_s or 0.0),
         least_j=cost_j if result.gap == 0.0 else blank.least_j,
