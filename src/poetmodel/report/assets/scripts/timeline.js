@@ -219,12 +219,18 @@ page.define("timeline", (chart, line) => {
     if (!best || best.height < 12 || best.width < 6.2 * name.length + 8) return "";
     return `<text x="${best.x.toFixed(1)}" y="${(best.y + 3.5).toFixed(1)}" class="on-${parts[band.part].key}">${page.escaped(name)}</text>`;
   }).join("");
+  const tip = (at) => {  // the band that one points at
+    if (!chart.under) return "";
+    const { band, x, y } = chart.under, right = x > at.left + 0.6 * at.width;
+    const words = `${nameOf(band.what)}${band.what < 0 ? " workspace" : ""}, ${size(band.bytes)}`;
+    return `<path class="under" d="${outline(band, at)}"/><text class="tip" x="${(x + (right ? -8 : 8)).toFixed(1)}" y="${(y - 7).toFixed(1)}" style="text-anchor: ${right ? "end" : "start"}">${page.escaped(words)}</text>`;
+  };
   const cursor = (at, l) => {
     if (l === null || !n) return "";
     const x = Math.min(Math.max(at.x(starts[l]), at.left), at.left + at.width).toFixed(1);
     const end = Math.min(at.x(starts[l + 1]), at.left + at.width);
     const wide = end - x > 1 ? `<rect class="now" x="${x}" y="${at.top}" width="${(end - x).toFixed(1)}" height="${at.low + at.height - at.top}"/>` : "";
-    return `${wide}<path class="cursor${chart.pinned ? " pinned" : ""}" d="M${x} ${at.top}V${at.low + at.height}"/><circle cx="${x}" cy="${at.y(bytesAt(l)).toFixed(1)}" r="4"/>`;
+    return `${wide}<path class="cursor${chart.pinned ? " pinned" : ""}" d="M${x} ${at.top}V${at.low + at.height}"/><circle cx="${x}" cy="${at.y(bytesAt(l)).toFixed(1)}" r="4"/>${tip(at)}`;
   };
   const paint = (what) => {
     const svg = div.querySelector(":scope > svg.over");
@@ -274,7 +280,7 @@ page.define("timeline", (chart, line) => {
     const x = event.clientX - box.left, y = event.clientY - box.top;
     if (x < at.left - 2 || x > at.left + at.width + 2 || y < at.top || y > at.low + at.height) return null;
     const { xaxis, yaxis } = div._fullLayout;
-    return { level: levelAt(xaxis.p2l(x - at.left)), time: xaxis.p2l(x - at.left), bytes: y < at.low ? null : yaxis.p2l(y - at.low) * line.scale, y };
+    return { level: levelAt(xaxis.p2l(x - at.left)), time: xaxis.p2l(x - at.left), bytes: y < at.low ? null : yaxis.p2l(y - at.low) * line.scale, x, y };
   };
   const bandAt = (spot) => {
     const v = first[spot.level];
@@ -286,11 +292,16 @@ page.define("timeline", (chart, line) => {
     const lane = lanes[Math.round(yaxis2.p2l(spot.y - yaxis2._offset))];
     return line.work.find(([p, start, end]) => LANES[line.ops[p]][0] === lane && start <= spot.time && spot.time <= end);
   };
-  const leave = () => { if (!chart.pinned) show(chart.rest ?? peak); };
+  const leave = () => {
+    chart.under = null;
+    if (chart.pinned) paint("cursor"); else show(chart.rest ?? peak);
+  };
   const move = (event) => {
-    if (chart.pinned || event.buttons) return;
-    const spot = pointed(event);
-    if (spot) show(spot.level); else leave();
+    if (event.buttons) return;
+    const spot = pointed(event), band = spot && event.pointerType === "mouse" ? bandAt(spot) : undefined;
+    if (!spot) { leave(); return; }
+    chart.under = band ? { band, x: spot.x, y: spot.y } : null;
+    if (chart.pinned) paint("cursor"); else show(spot.level);
   };
   const press = (event) => {
     const spot = pointed(event);
@@ -341,7 +352,7 @@ page.define("timeline", (chart, line) => {
   };
 
   // -- the chart -------------------------------------------------------------------------------
-  const lanes = timed ? ["core", "bus"].filter((lane) => line.work.some(([p]) => LANES[line.ops[p]][0] === lane)) : [];
+  const lanes = timed ? ["core", "bus"] : [];  // both, so that nothing jumps where a budget brings the first transfer
   const bars = () => {  // one trace for all bars of a kind; narrow ones have a rim of their own colour, to be seen
     const least = 0.0015 * (last || 1);
     return page.data.kinds.flatMap((kind, number) => [true, false].flatMap((wide) => {
@@ -408,6 +419,7 @@ page.define("timeline", (chart, line) => {
     if (n) traces.push({ type: "scatter", mode: "markers", x: [starts[peak]], y: [bytesAt(peak) / line.scale], hoverinfo: "skip", marker: { size: 9, symbol: "diamond-open", color: page.skin.limit, line: { width: 2 } } });
     div.dataset.axes = "xaxis";
     div.whole = { xaxis: [0, last || 1] };
+    chart.under = null;
     await window.Plotly.react(div, traces, page.layout({
       annotations: notes(), uirevision: timed ? "time" : "count", hovermode: false,
       xaxis: page.axis({ title: { text: timed ? `time [${line.unit}]` : line.ops[0] === "s" ? "step of the schedule" : "instruction", standoff: 4 }, range: div.whole.xaxis, minallowed: 0, maxallowed: last || 1, showgrid: false, zeroline: false }),
