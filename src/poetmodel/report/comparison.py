@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 NAMES: Final = {
     "checkpoint-all": "keep-all",
+    "offload-all": "paging everything",
     "chen-sqrt": "Chen √n",
     "rotor": "rotor",
     "dtr": "DTR",
-    "offload-all": "paging everything",
 }
-"""The methods of a comparison, and what a page calls them."""
+"""The methods of a comparison, the quickest first, and what a page calls them."""
 LARGER: Final = 6
 """Budgets, in equal ratios up to what keep-all takes, and one beyond, that a method gets which
 needs more: one that frees late may need more than keep-all."""
