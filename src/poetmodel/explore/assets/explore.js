@@ -191,6 +191,7 @@
 
   // -- the wish: the newest wins ---------------------------------------------------------------
   let timer = null;
+  let writing = null;
   let asking = null;
   const isWished = (point) => problem && point.problem === problem.problem && point.ram_bytes === wished.ram_bytes && point.deadline_s === wished.deadline_s;
   const below = () => wished.ram_bytes < problem.floor_bytes;
@@ -202,7 +203,8 @@
   };
   const send = async ({ more = false } = {}) => {
     timer = null;
-    writeAddress();
+    clearTimeout(writing);
+    writing = setTimeout(writeAddress, CALM_MS);  // browsers forbid to do this all the time
     asking?.abort();
     asking = new AbortController();
     const { signal } = asking;
@@ -431,6 +433,7 @@
     const [first, ...others] = CHARTS;
     await drawChart(first, answer.charts[first]);
     if (drawn !== key) return;
+    $("take-error").textContent = "";
     $("command").textContent = answer.command.join("\n");
     warn(answer.answers[0]);
     $("copy").disabled = false;
