@@ -362,3 +362,14 @@ def test_name_of_a_decision_is_always_seen(
     assert outer is not None
     assert name["x"] >= outer["x"] - 1
     report.page.context.close()
+
+
+def test_selection_stays_readable(report: Report) -> None:
+    """With a tensor lit in table, network and map, axe finds nothing."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    for chart in ("network-A", "map-A"):
+        report.draw(chart)
+    report.page.evaluate("() => page.select(2)")
+    found = axe.Axe().run(report.page).response["violations"]
+    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
+    report.page.evaluate("() => page.select(null)")
