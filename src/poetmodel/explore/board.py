@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.explore.crew import Crew, RefusedError, WorkerError
 from poetmodel.explore.points import FIGURES, Point, known_bound, neighbour, point_id
+from poetmodel.explore.sessions import Listener, Session
 from poetmodel.result import relative_gap
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+    from collections.abc import Set as AbstractSet
 
     from poetmodel.explore.choice import Choice
     from poetmodel.explore.frames import Frame
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 KEPT_PROBLEMS: Final = 64
 """Problems that are kept beside those that somebody looks at."""
+KEPT_STOPS: Final = 500
+"""Points of a problem that are kept though nothing of their own is known."""
 KEPT_SESSIONS: Final = 500
 LINGER_S: Final = 10.0
 """How long a wish stays after nobody listens to its session any more, for a reload [s]."""
@@ -58,49 +62,20 @@ class Opened:
             del told["history"]
         return told
 
+    def forget(self, used: AbstractSet[str | None]) -> None:
+        """Forget the oldest stops of a slider that left nothing behind."""
+        idle = [
+            name
+            for name, point in self.points.items()
+            if not point.is_over and (point.value is None or point.provisional) and name not in used
+        ]
+        for name in idle[:-KEPT_STOPS]:
+            del self.points[name]
+
     def front(self) -> list[Point]:
         """Return the points that have a schedule of their own."""
         points = self.points.values()
         return [point for point in points if point.value is not None and not point.provisional]
-
-
-class Listener:
-    """One stream of events to a browser: only the newest state of each point is sent."""
-
-    def __init__(self) -> None:
-        self._news: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._signal = asyncio.Event()
-        self.over = False
-
-    def hear(self, kind: str, point: str) -> None:
-        """Take note that there is something new about a point."""
-        self._news[kind, point] = None
-        self._signal.set()
-
-    def end(self) -> None:
-        """End the stream: the server stops."""
-        self.over = True
-        self._signal.set()
-
-    async def next(self, most_s: float) -> list[tuple[str, str]]:
-        """Return what is new, kind and point; nothing after a while without news."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._signal.wait(), most_s)
-        self._signal.clear()
-        news, self._news = list(self._news), OrderedDict()
-        return news
-
-
-@dataclass(slots=True)
-class Session:
-    """A page in a browser, and the point that it wants."""
-
-    name: str
-    wants: str | None = None
-    problem: str | None = None
-    listeners: list[Listener] = field(default_factory=list)
-    alone_s: float = field(default_factory=time.monotonic)
-    """Since when nobody listens, on the monotonic clock [s]."""
 
 
 class Board:
@@ -237,9 +212,12 @@ class Board:
             task.cancel()
         for opened in self.opened.values():
             point = opened.points.get(name)
-            if point is not None and not point.is_over:
+            if point is None:
+                continue
+            if not point.is_over:
                 point.state = "cancelled"
-        self._unwanted.add(name)
+            if point.digest in self._drawings:
+                self._unwanted.add(point.digest)
 
     async def _lend(self, opened: Opened, point: Point) -> None:
         """Let a point begin with the best schedule and bound of its neighbours."""
@@ -323,24 +301,13 @@ class Board:
 
         job = {**self._job("solve", opened, point), "search": self.search, "bound": point.bound}
         reply = await self.solvers.do(job, start, told)
-        ended = reply.values
-        point.seconds = before_s + ended["build_s"] + ended["solve_s"]
-        point.bound = max(point.bound, ended["bound"])
-        point.proof = {key: ended[key] for key in NO_PROOF}
-        point.proof["solve_s"] += before_s
-        found, schedule = ended.get("found"), reply.body
-        if found is None or (point.value is not None and found["value"] > point.value):
-            found, schedule = None, await self._schedule(point)
-        point.state, point.provisional = "done", False
-        point.reason = "" if schedule else ended["reason"]
-        if found is not None or not schedule or ended["status"] == "optimal":
-            point.status = ended["status"]
-        if found is not None:
-            point.figures(found)
-        if point.value is not None:
-            point.bound = min(point.bound, point.value)
-        point.revise(schedule)
-        point.note()
+        found, schedule = reply.values.get("found"), reply.body
+        if found is None or (point.value is not None and point.value < found["value"]):
+            schedule = await self._schedule(point)
+        ended = replace(point, history=list(point.history))
+        ended.end(reply.values, schedule, before_s=before_s)
+        await self._save(ended, schedule or None)  # before anybody hears of it
+        point.end(reply.values, schedule, before_s=before_s)
         if schedule:
             self._schedules[point.id] = schedule
         self._tell(opened, point, front=True)
@@ -379,8 +346,8 @@ class Board:
         }
 
     async def _save(self, point: Point, schedule: bytes | None) -> None:
-        """Write a point, unless its schedule is one of another point."""
-        if not point.provisional:
+        """Write a point, unless it has no schedule, or one of another point."""
+        if point.is_over or (point.value is not None and not point.provisional):
             copy = replace(point, history=list(point.history))
             await self.store.call(self.store.save, copy, schedule)
 
@@ -396,12 +363,16 @@ class Board:
             msg = f"revision {revision} is over: the newest one is {point.revision}"
             raise GoneError(msg)
         digest = point.digest
-        self._unwanted.discard(name)
+        self._unwanted.discard(digest)
         task = self._drawings.get(digest)
         if task is None:
             task = self._drawings[digest] = asyncio.create_task(self._draw(opened, point))
-            task.add_done_callback(lambda _: self._drawings.pop(digest, None))
+            task.add_done_callback(lambda _: self._forget(digest))
         return await asyncio.shield(task)
+
+    def _forget(self, digest: str) -> None:
+        self._drawings.pop(digest, None)
+        self._unwanted.discard(digest)
 
     async def _draw(self, opened: Opened, point: Point) -> bytes:
         digest = point.digest
@@ -413,7 +384,7 @@ class Board:
             return known
         job, schedule = self._proved(opened, point), await self._schedule(point)
         worker = await self.drawers.take()
-        if point.id in self._unwanted:  # somebody dragged on while this one waited
+        if digest in self._unwanted:  # somebody dragged on while this one waited
             self.drawers.give_back(worker)
             msg = "nobody wants this point any more"
             raise GoneError(msg)
@@ -501,6 +472,8 @@ class Board:
                     self._drop(wanted)
                 if len(self.sessions) > KEPT_SESSIONS:
                     del self.sessions[session.name]
+            for opened in self.opened.values():
+                opened.forget(self._solves.keys() | {one.wants for one in self.sessions.values()})
             used = {session.problem for session in self.sessions.values()}
             for name in [name for name in self.opened if name not in used]:
                 busy = any(point in self._solves for point in self.opened[name].points)

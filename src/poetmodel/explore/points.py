@@ -96,6 +96,25 @@ class Point:
         for name in FIGURES:
             setattr(self, name, found[name])
 
+    def end(self, ended: dict[str, Any], schedule: bytes, *, before_s: float) -> None:
+        """Take over how a solve ended, with the best schedule; `before_s` went before it [s]."""
+        found = ended.get("found")
+        better = found is not None and (self.value is None or found["value"] <= self.value)
+        self.seconds = before_s + ended["build_s"] + ended["solve_s"]
+        self.proof = {key: ended[key] for key in ("termination", "build_s", "versions")}
+        self.proof["solve_s"] = before_s + ended["solve_s"]
+        self.bound = max(self.bound, ended["bound"])
+        self.state, self.provisional = "done", False
+        if better or not schedule or ended["status"] == "optimal":
+            self.status = ended["status"]
+        self.reason = "" if schedule else ended["reason"]
+        if found is not None and better:
+            self.figures(found)
+        if self.value is not None:
+            self.bound = min(self.bound, self.value)
+        self.revise(schedule)
+        self.note()
+
     def revise(self, schedule: bytes) -> None:
         """Begin a revision: something new is to be drawn."""
         self.revision += 1

@@ -162,4 +162,7 @@ class Store:
 
 
 def _point(row: tuple[str]) -> Point:
-    return Point(**json.loads(row[0]))
+    values = json.loads(row[0])
+    values["history"] = [tuple(moment) for moment in values["history"]]
+    values["lender"] = values["lender"] and tuple(values["lender"])
+    return Point(**values)

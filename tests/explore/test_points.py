@@ -1,0 +1,177 @@
+"""What one point tells another, and what a store keeps of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poetmodel.explore.points import MOST_HISTORY, Point, known_bound, neighbour, point_id
+from poetmodel.explore.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def point(ram_bytes: int = 100, deadline_s: float | None = None, **known: Any) -> Point:
+    """Return a point of one problem."""
+    name = point_id("problem", ram_bytes, deadline_s)
+    return Point(id=name, problem="problem", ram_bytes=ram_bytes, deadline_s=deadline_s, **known)
+
+
+def found(value: float, *, needs_bytes: int = 50, time_s: float = 1.0) -> dict[str, Any]:
+    """Return what a worker says of a schedule."""
+    return {
+        "value": value,
+        "energy_j": 10 + value,
+        "overhead_j": value,
+        "peak_ram_bytes": needs_bytes,
+        "needs_bytes": needs_bytes,
+        "makespan_s": time_s,
+        "time_s": time_s,
+    }
+
+
+def solved(ram_bytes: int, value: float, *, needs_bytes: int, time_s: float = 1.0) -> Point:
+    """Return a point with a schedule."""
+    made = point(ram_bytes)
+    made.take(found(value, needs_bytes=needs_bytes, time_s=time_s), b"schedule")
+    return made
+
+
+limits = st.tuples(
+    st.integers(1, 100), st.one_of(st.none(), st.floats(0.1, 9)), st.floats(0, 5), st.floats(0, 5)
+)
+
+
+@given(
+    at=limits,
+    others=st.lists(st.tuples(limits, st.integers(1, 100), st.floats(0.1, 9)), max_size=8),
+)
+def test_neighbour_keeps_the_limits_and_is_the_best(
+    at: tuple[int, float | None, float, float],
+    others: list[tuple[tuple[int, float | None, float, float], int, float]],
+) -> None:
+    """No schedule that needs more RAM or time is lent, and no better one is passed over."""
+    here = point(at[0], at[1])
+    known = [
+        point(ram, deadline, value=value, bound=bound, needs_bytes=needs, time_s=time_s)
+        for (ram, deadline, value, bound), needs, time_s in others
+    ]
+    fitting = [
+        one.value
+        for one in known
+        if one.needs_bytes <= here.ram_bytes
+        and one.time_s <= (math.inf if here.deadline_s is None else here.deadline_s)
+    ]
+    near = neighbour(here, known)
+    assert (None if near is None else near.value) == min(fitting, default=None)
+
+
+@pytest.mark.parametrize(
+    ("ram_bytes", "deadline_s", "holds"),
+    [(100, None, True), (120, None, True), (80, None, False), (120, 5.0, False)],
+)
+def test_bound_holds_only_where_less_is_allowed(
+    ram_bytes: int, deadline_s: float | None, holds: bool
+) -> None:
+    """One that was proved with less RAM, or for a deadline, says nothing."""
+    proved = point(ram_bytes, deadline_s, bound=3.0)
+    assert known_bound(point(100), [proved]) == (3.0 if holds else 0.0)
+    assert known_bound(point(100, 4.0), [proved]) == (3.0 if ram_bytes >= 100 else 0.0)
+
+
+def test_revision_grows_and_its_picture_has_a_name() -> None:
+    """Another schedule, or another proof of the same, is drawn anew."""
+    made = solved(100, 2.0, needs_bytes=90)
+    first = made.revision, made.digest
+    made.state, made.status = "done", "optimal"
+    made.revise(b"schedule")
+    assert made.revision == first[0] + 1
+    assert made.digest != first[1]
+
+
+def test_history_stays_small_and_keeps_its_ends() -> None:
+    """However often a bound moves."""
+    made = solved(100, 2.0, needs_bytes=90)
+    for step in range(5 * MOST_HISTORY):
+        made.bound, made.seconds = step / 10_000, float(step)
+        made.note()
+    assert len(made.history) <= MOST_HISTORY
+    assert made.history[0][0] == 0
+    assert made.history[-1] == (made.seconds, 2.0, made.bound)
+    assert [entry[0] for entry in made.history] == sorted(entry[0] for entry in made.history)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """Return an empty store."""
+    made = Store(tmp_path / "folder" / "store.sqlite")
+    yield made
+    made.close()
+
+
+def test_point_comes_back_as_it_was(store: Store) -> None:
+    """With its history and its schedule."""
+    made = solved(100, 2.0, needs_bytes=90)
+    made.note()
+    store.now(store.save, made, b"packed")
+    back = store.now(store.point, made.id)
+    assert back == made
+    assert store.now(store.schedule, made.id) == b"packed"
+    assert store.now(store.points, "problem") == [back]
+    assert store.now(store.points, "other") == []
+
+
+def test_better_point_is_never_overwritten(store: Store) -> None:
+    """Not by a worse schedule, a worse bound or an earlier state of another server."""
+    best = solved(100, 2.0, needs_bytes=90)
+    best.state, best.status, best.bound = "done", "optimal", 2.0
+    store.now(store.save, best, b"best")
+    worse = solved(100, 3.0, needs_bytes=90)
+    weaker = replace(best, bound=1.0, status="feasible")
+    earlier = replace(best, state="solving")
+    without = point(100)
+    for other in (worse, weaker, earlier, without):
+        store.now(store.save, other, b"other")
+    back = store.now(store.point, best.id)
+    assert back is not None
+    assert (back.value, back.bound, back.state) == (2.0, 2.0, "done")
+    assert store.now(store.schedule, best.id) == b"best"
+    better = solved(100, 1.5, needs_bytes=90)
+    store.now(store.save, better, b"better")
+    assert store.now(store.schedule, best.id) == b"better"
+
+
+def test_picture_of_an_earlier_revision_goes(store: Store) -> None:
+    """And one that another version drew is not shown."""
+    made = solved(100, 2.0, needs_bytes=90)
+    store.now(store.save, made, b"packed")
+    store.now(store.save_answer, made.id, made.digest, "now", b"picture")
+    assert store.now(store.answer, made.id, made.digest, "now") == b"picture"
+    assert store.now(store.answer, made.id, made.digest, "later") is None
+    before = made.digest
+    made.take(found(1.0), b"other")
+    store.now(store.save, made, b"other")
+    assert store.now(store.answer, made.id, before, "now") is None
+
+
+def test_token_stays_and_is_for_its_owner_alone(store: Store) -> None:
+    """The address of a server that is started again is the same."""
+    token = store.now(store.secret)
+    assert len(token) >= 24
+    assert store.now(store.secret) == token
+    assert store.path.stat().st_mode & 0o077 == 0
+
+
+def test_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    """The sentence names it."""
+    path = tmp_path / "notes.sqlite"
+    path.write_text("these are my notes, and long enough to be no database " * 20)
+    with pytest.raises(ValueError, match=r"--store .*notes\.sqlite: is no store"):
+        Store(path)
