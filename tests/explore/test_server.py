@@ -171,6 +171,13 @@ def test_exported_schedule_and_plan_are_valid_files(browser: Browser, tmp_path: 
     assert document.status == "optimal"
 
 
+def command_of(browser: Browser, point: dict[str, Any]) -> str:
+    """Return the lines that reproduce a point."""
+    reply = browser.client.get(f"/api/points/{point['id']}/export/command")
+    assert reply.status_code == 200, reply.text
+    return reply.text
+
+
 def run(*words: str) -> int:
     """Return the exit status of a command."""
     with pytest.raises(SystemExit) as end:
@@ -191,7 +198,7 @@ def test_command_reproduces_the_point(
     pass_s = problem["deadline"]["single_pass_s"]
     point = browser.ended(browser.want(problem, 0.4, deadline_s=1.5 * pass_s)["id"])
     assert point["status"] == "optimal"
-    text = browser.client.get(f"/api/points/{point['id']}/export/command").text
+    text = command_of(browser, point)
     monkeypatch.chdir(tmp_path)
     for line in text.splitlines():
         program, *words = shlex.split(line)
@@ -239,7 +246,7 @@ def test_c_of_a_step_file_keeps_the_ram_of_the_point(
         stated = json.loads(archive.read(manifest))
     assert {"pm_step.c", "pm_step.h", "weights.bin", "README.md"} <= names
     assert stated["arena"]["bytes"] <= stated["budget"]["arena_bytes"] <= point["ram_bytes"]
-    line = browser.client.get(f"/api/points/{point['id']}/export/command").text
+    line = command_of(browser, point)
     monkeypatch.chdir(tmp_path)
     assert run(*shlex.split(line)[1:]) == 0
     (made,) = tmp_path.glob("*/manifest.json")
