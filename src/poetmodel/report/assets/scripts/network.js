@@ -3,12 +3,10 @@
 page.define("network", (chart, data) => {
   const { div } = chart;
   chart.open ??= new Set();
-  const blockOf = new Map();
+  // By the data alone: while they are on their way, the page may know another graph.
+  const madeBy = new Map(data.outputs.flatMap((tensors, node) => tensors.map((tensor) => [tensor, node])));
   const rowOf = new Map();
-  data.blocks.forEach((block, b) => block.rows.forEach((row, r) => row.nodes.forEach((nodes, side) => nodes.forEach((node) => {
-    blockOf.set(node, b);
-    rowOf.set(node, [b, r, side]);
-  }))));
+  data.blocks.forEach((block, b) => block.rows.forEach((row, r) => row.nodes.forEach((nodes, side) => nodes.forEach((node) => rowOf.set(node, [b, r, side])))));
   const make = (tag, name, ...content) => {
     const element = document.createElement(tag);
     if (name) element.className = name;
@@ -104,7 +102,7 @@ page.define("network", (chart, data) => {
     const svg = shape("svg", { width: wide, height: tree.offsetHeight, "aria-hidden": "true" });
     const drawn = new Set();
     for (const [node, to] of place) for (const tensor of data.reads[node]) {
-      const from = place.get(page.graph.tensors[tensor][2]);
+      const from = place.get(madeBy.get(tensor));
       const key = `${from} ${to}`;
       if (from === undefined || from === to || drawn.has(key)) continue;
       drawn.add(key);
@@ -163,7 +161,7 @@ page.define("network", (chart, data) => {
   const light = (tensor, follow = true) => {
     div.querySelectorAll(".lit, .reads").forEach((one) => one.classList.remove("lit", "reads"));
     if (tensor === null) return;
-    const place = rowOf.get(page.graph.tensors[tensor][2]);
+    const place = rowOf.get(madeBy.get(tensor));
     if (!place) return;
     const here = (b, r) => lines.find((line) => line.b === b && (line.r === r || (line.r === null && !chart.open.has(line.entry.name))));
     const found = here(place[0], place[1]);
