@@ -221,8 +221,9 @@ page.define("timeline", (chart, line) => {
   }).join("");
   const tip = (at) => {  // the band that one points at
     if (!chart.under) return "";
-    const { band, x, y } = chart.under, right = x > at.left + 0.6 * at.width;
+    const { band, x, y } = chart.under;
     const words = `${nameOf(band.what)}${band.what < 0 ? " workspace" : ""}, ${size(band.bytes)}`;
+    const right = x + 7.5 * words.length > at.left + at.width;
     return `<path class="under" d="${outline(band, at)}"/><text class="tip" x="${(x + (right ? -8 : 8)).toFixed(1)}" y="${(y - 7).toFixed(1)}" style="text-anchor: ${right ? "end" : "start"}">${page.escaped(words)}</text>`;
   };
   const cursor = (at, l) => {
