@@ -334,3 +334,19 @@ def test_pictures_are_in_the_site(site: Path, pages: dict[Path, Loads]) -> None:
                     page.relative_to(site),
                     target,
                 )
+
+
+def test_animation_is_short_and_small_and_can_stand_still() -> None:
+    """Twenty seconds in 2.5 MB at most; readers who want no motion get a still of equal size."""
+    images = pytest.importorskip("PIL.Image")
+    path = ROOT / "docs" / "explore.webp"
+    assert path.stat().st_size < 2.5e6
+    moving = images.open(path)
+    lasting_ms = 0
+    for frame in range(moving.n_frames):
+        moving.seek(frame)
+        lasting_ms += moving.info["duration"]
+    assert 15_000 <= lasting_ms <= 25_000
+    assert images.open(path.with_suffix(".png")).size == moving.size
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert '<source media="(prefers-reduced-motion: reduce)" srcset="explore.png">' in text
