@@ -191,6 +191,7 @@ class Board:
             opened.points[name] = point
         asking = self.session(session)
         before, asking.wants, asking.problem = asking.wants, name, problem
+        asking.alone_s = time.monotonic()
         if before is not None and before != name:
             self._drop(before)
         again = more and not point.is_proved

@@ -45,4 +45,4 @@ class Session:
     problem: str | None = None
     listeners: list[Listener] = field(default_factory=list)
     alone_s: float = field(default_factory=time.monotonic)
-    """Since when nobody listens, on the monotonic clock [s]."""
+    """When it was last heard of, if nobody listens, on the monotonic clock [s]."""
