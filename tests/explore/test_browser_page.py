@@ -295,6 +295,9 @@ def test_below_the_minimum_the_page_says_why(page: Visit) -> None:
     panel = page.page.locator("#why")
     assert panel.locator("h2").inner_text() == "Why not less?"
     assert panel.locator("li").count() > 1
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(page.page)
+    assert found.violations_count == 0, found.generate_report()
     assert page.page.locator("#energy").get_attribute("data-value") is None
     panel.get_by_role("button", name="Go to").click()
     point = page.json(f"/api/points/{page.settled()['point']}")

@@ -447,7 +447,7 @@
     proving = null;
     const answer = pictured && answers.get(drawn);
     const point = pictured && points.get(pictured.id);
-    if (!answer || !answer.charts.progress || !mounted.has("progress-A") || !isWished(point) || point.state === "done" || !drawn.startsWith(`${point.id}:`)) return;
+    if (!answer || !answer.charts.progress || !mounted.has("progress-A") || !isWished(point) || (point.history || []).length < 2 || point.state === "done" || !drawn.startsWith(`${point.id}:`)) return;
     drawChart("progress", { ...answer.charts.progress, history: point.history, proven: false, end: $("say").textContent });
   };
   const proveSoon = () => { proving ??= setTimeout(prove, 2 * CALM_MS); };
