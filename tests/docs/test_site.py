@@ -341,13 +341,13 @@ def test_animation_is_short_and_small_and_can_stand_still() -> None:
     images = pytest.importorskip("PIL.Image")
     path = ROOT / "docs" / "explore.webp"
     assert path.stat().st_size < 2.5e6
-    moving = images.open(path)
     lasting_ms = 0
-    for frame in range(moving.n_frames):
-        moving.seek(frame)
-        moving.load()  # which reads how long it stands
-        lasting_ms += moving.info["duration"]
+    with images.open(path) as moving, images.open(path.with_suffix(".png")) as still:
+        for frame in range(moving.n_frames):
+            moving.seek(frame)
+            moving.load()  # which reads how long it stands
+            lasting_ms += moving.info["duration"]
+        assert still.size == moving.size
     assert 15_000 <= lasting_ms <= 25_000
-    assert images.open(path.with_suffix(".png")).size == moving.size
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert '<source media="(prefers-reduced-motion: reduce)" srcset="explore.png">' in text
