@@ -376,13 +376,16 @@
   let fetching = null;
   let calm = null;
   const keyOf = (point) => `${point.id}:${point.revision}`;
-  const fresh = (key) => { $("answer").dataset.stale = ""; root.dataset.answer = key; };
+  let fading = null;
+  const fade = () => { $("answer").dataset.stale = "yes"; };
+  const fresh = (key) => { clearTimeout(fading); fading = null; $("answer").dataset.stale = ""; root.dataset.answer = key; };
   // Shows the charts of a point; until they are there, and without a point, the old ones are faint.
   const picture = (point) => {
     pictured = point;
     const key = point && keyOf(point);
     if (drawn === key && key) { fresh(key); return; }
-    if (!point || !drawn || !drawn.startsWith(`${point.id}:`)) { $("answer").dataset.stale = "yes"; delete root.dataset.answer; }
+    if (!point || !drawn || !drawn.startsWith(`${point.id}:`)) { fade(); delete root.dataset.answer; }
+    else fading ??= setTimeout(fade, CALM_MS);  // the figures are of a newer schedule than the charts
     if (point && answers.has(key)) drawAnswer(point, answers.get(key));
     else if (point && (!fetching || fetching.id !== point.id)) fetchAnswer(point);
   };
