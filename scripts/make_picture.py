@@ -15,7 +15,7 @@ from poetmodel.device.room import PARTS
 from poetmodel.graph.catalogue import load_model
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
-from poetmodel.report.bands import plan_timeline
+from poetmodel.report.bands import outline, plan_timeline
 from poetmodel.report.pictures import COLOURS, PART_COLOURS, Kind
 from poetmodel.units import format_bytes
 
@@ -82,11 +82,7 @@ def _paint(figure: Any, shown: Any) -> None:
     for form, bands in shown["bands"].items():
         kind = form in tuple(Kind)
         colour = COLOURS[Kind(form)] if kind else PART_COLOURS[PARTS.index(form)][0]
-        polygons = [
-            [*((t, run[3]) for run in runs for t in run[:2])]
-            + [(t, run[2]) for run in reversed(runs) for t in reversed(run[:2])]
-            for runs in bands
-        ]
+        polygons = [outline(runs) for runs in bands]
         axes.add_collection(
             PolyCollection(polygons, facecolor=colour, edgecolor="#ffffff", linewidth=0.25)
         )

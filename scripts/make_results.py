@@ -96,9 +96,15 @@ def due() -> dict[Path, str]:
     if claims:
         text = INDEX.read_text(encoding="utf-8")
         pages[INDEX] = replace_block(text, "claims", claims)
+    return pages | _results(readme)
+
+
+def _results(readme: str) -> dict[Path, str]:
+    """Return the pages of results, and the README with what they come to."""
     source, records = read_newest("*[0-9].jsonl")
     if not records:
-        return pages | {README: replace_block(readme, "results", figures.NOTHING_YET)}
+        return {README: replace_block(readme, "results", figures.NOTHING_YET)}
+    pages: dict[Path, str] = {}
     grid_source, solved = read_newest("*-grid.jsonl")
     constrained_source, constrained = read_newest("*-constraints.jsonl")
     training_source, trained = read_newest("*-training.jsonl")

@@ -88,6 +88,13 @@ def kind_of(graph: Graph, i: int) -> str:
     return {Phase.STATE: "state", Phase.BACKWARD: "gradient"}.get(Phase(phase), "activation")
 
 
+def part_of(graph: Graph, i: int | None) -> int:
+    """Return which of `PARTS` a tensor is; None stands for a workspace."""
+    if i is None:
+        return len(PARTS) - 1
+    return ("state", "activation", "gradient").index(kind_of(graph, i))
+
+
 def keep_all_use(graph: Graph) -> RamUse:
     """Return the use at the keep-all peak: everything is kept to its last use, state throughout."""
     profile = checkpoint_all_profile(graph)

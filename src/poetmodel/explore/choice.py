@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MOST_TEXT: Final = 200
 """Most characters of a name."""
+State = Literal["sgd", "momentum", "adam", "frozen"]
+"""What of the state may be in the graph."""
 Size = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
 Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 
@@ -46,7 +48,7 @@ class Choice(BaseModel):
     batch: Size | None = None
     image: Size | None = None
     sequence: Size | None = None
-    state: Literal["sgd", "momentum", "adam", "frozen"] | None = None
+    state: State | None = None
     in_place: bool = False
     tile: Text | None = None
     train: Text | None = None

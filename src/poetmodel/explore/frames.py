@@ -52,21 +52,12 @@ async def receive_frame(stream: asyncio.StreamReader) -> Frame:
     return Frame(values=json.loads(text), body=await stream.readexactly(more))
 
 
-def pack(values: Any) -> bytes:
-    """Return plain values as compressed JSON."""
-    return zlib.compress(json.dumps(values, allow_nan=False).encode(), level=6)
-
-
-def unpack(body: bytes) -> Any:
-    """Return what `pack` packed."""
-    return json.loads(zlib.decompress(body))
-
-
 def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
     """Return a schedule as compressed JSON, without its graph."""
-    return pack(schedule.entries(has_state=bool(graph.state_tensors)))
+    entries = schedule.entries(has_state=bool(graph.state_tensors))
+    return zlib.compress(json.dumps(entries, allow_nan=False).encode())
 
 
 def unpack_schedule(body: bytes) -> Schedule:
     """Return a packed schedule."""
-    return Schedule.of_entries(unpack(body), None)
+    return Schedule.of_entries(json.loads(zlib.decompress(body)), None)

@@ -7,16 +7,20 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import uvicorn
 
 from poetmodel.data import installed
 from poetmodel.explore.board import Board
+from poetmodel.explore.choice import State
 from poetmodel.explore.crew import Crew
-from poetmodel.explore.page import explorer_page
 from poetmodel.explore.server import application
 from poetmodel.explore.store import Store
+from poetmodel.problem import Quantity
+from poetmodel.report.facts import CHOICES
+from poetmodel.report.folding import HEADS
+from poetmodel.report.template import render
 
 if TYPE_CHECKING:
     import socket
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 SOLVING: Final = 15
 DRAWING: Final = 5
 """Niceness of the processes that solve and that draw: the server comes first, pictures second."""
+CHARTS: Final = ("timeline", "gauge", "progress", "network", "decisions", "map")
+"""The types of the charts of an answer, in the order in which they are drawn."""
 STOP_S: Final = 1
 """How long open streams may take to end [s]."""
 
@@ -102,6 +108,21 @@ def explorer(
     token = kept.now(kept.secret)
     app = application(board, catalogue, page=explorer_page, initial=initial, token=token, port=port)
     return Explorer(app=app, board=board, store=kept, token=token)
+
+
+def explorer_page() -> str:
+    """Return the explorer as the text of an HTML page; its data come over the API."""
+    return render(
+        "explore.html.jinja",
+        package="poetmodel.explore",
+        chart_scripts=CHARTS,
+        charts={"graph": None, "charts": []},
+        quantities=[str(quantity) for quantity in Quantity],
+        states=get_args(State),
+        decision_heads=HEADS,
+        choices=list(CHOICES.values()),
+        version=installed("poetmodel") or "",
+    )
 
 
 class _Server(uvicorn.Server):

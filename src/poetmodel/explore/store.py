@@ -45,8 +45,6 @@ CREATE TABLE IF NOT EXISTS answers (
     PRIMARY KEY (point, digest)
 ) STRICT;
 """
-_RANKS: Final = {"done": 2}
-"""How much a state tells; a point never falls behind."""
 
 
 class Store:
@@ -121,7 +119,7 @@ class Store:
     def save(self, point: Point, schedule: bytes | None) -> None:
         """Write a point unless what is there is better; without a schedule the old one stays."""
         facts = json.dumps(asdict(point), allow_nan=False)
-        rank = _RANKS.get(point.state, 1)
+        rank = 2 if point.is_over else 1  # a point never falls behind
         values = (
             *(point.id, point.problem, point.ram_bytes, point.deadline_s, point.state, rank),
             *(point.value, point.bound, point.digest, facts, schedule, time.time()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import PARTS, kind_of
+from poetmodel.device.room import PARTS, part_of
 from poetmodel.plan.arena import Content
 from poetmodel.plan.listing import Words
 from poetmodel.plan.program import Op
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.plan.program import Instruction, Plan
     from poetmodel.plan.simulation import Moment, PlanCheck
+    from poetmodel.plan.stays import Stay
 
 Event = dict[str, Any]
 
@@ -24,7 +25,6 @@ PROCESS: Final = 1
 CORE: Final = 1
 BUS: Final = 2
 _TRACKS: Final = {CORE: "core", BUS: "bus"}
-_PART: Final = dict(zip(("state", "activation", "gradient", "workspace"), PARTS, strict=True))
 
 
 def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
@@ -242,17 +242,13 @@ def _counters(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Event]:
 
 def _by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
     """Return for each kind what it takes during and after each instruction [B]."""
-    found = stays(graph, plan)
-    kinds = [
-        "workspace" if one.content == Content.WORKSPACE else _PART[kind_of(graph, one.index)]
-        for one in found
-    ]
+    of_part: list[list[Stay]] = [[] for _ in PARTS]
+    for one in stays(graph, plan):
+        tensor = one.index if one.content == Content.OUTPUT else None
+        of_part[part_of(graph, tensor)].append(one)
     return {
-        part: ram_in_use(
-            [one for one, kind in zip(found, kinds, strict=True) if kind == part],
-            len(plan.program),
-        )
-        for part in PARTS
+        part: ram_in_use(found, len(plan.program))
+        for part, found in zip(PARTS, of_part, strict=True)
     }
 
 

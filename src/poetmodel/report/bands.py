@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import PARTS, kind_of
+from poetmodel.device.room import part_of
 from poetmodel.plan import Op
 from poetmodel.plan.stays import Origin
 from poetmodel.report.pictures import Kind, in_order
@@ -13,7 +13,7 @@ from poetmodel.report.timeline import AGAIN, FIRST_READ, LETTERS, ORIGINS, plan_
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan, PlanCheck
@@ -97,6 +97,13 @@ class Timeline:
         return tuple(sorted({band.part for band in self.bands}))
 
 
+def outline(runs: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """Return the corners of a band: along its top, and back along its bottom."""
+    top = [(time, run[3]) for run in runs for time in run[:2]]
+    bottom = [(time, run[2]) for run in runs for time in run[:2]]
+    return [*top, *reversed(bottom)]
+
+
 def plan_timeline(graph: Graph, plan: Plan, check: PlanCheck) -> Timeline:
     """Describe the picture of a plan, of which `check` knows the times.
 
@@ -173,7 +180,8 @@ def _bands(
     base = dict.fromkeys(shown, 0)
     scale = chart["scale"]
     found = sorted(
-        (_part(graph, stay[0]), max(stay[2], 0), -stay[3], stay) for stay in chart["stays"]
+        (part_of(graph, stay[0] if stay[0] >= 0 else None), max(stay[2], 0), -stay[3], stay)
+        for stay in chart["stays"]
     )
     for part, begin, _, stay in found:
         what, size, _, end, origin, _, given_at, given, *_ = stay
@@ -195,8 +203,3 @@ def _bands(
                 name=graph.tensors[what].name if what >= 0 else graph.nodes[-1 - what].name,
                 runs=tuple((run[0], run[1], run[2], run[3]) for run in runs),
             )
-
-
-def _part(graph: Graph, what: int) -> int:
-    kinds = ("state", "activation", "gradient")
-    return len(PARTS) - 1 if what < 0 else kinds.index(kind_of(graph, what))

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.device.room import PARTS, kind_of
 from poetmodel.report.pictures import (
     COLOURS,
+    DARK_COLOURS,
+    LINE_COLOURS,
     PART_COLOURS,
     Kind,
     address_map,
     colour_of,
+    rounded,
     size_unit,
     stage_actions,
 )
@@ -27,27 +30,6 @@ if TYPE_CHECKING:
 
 
 KINDS: Final = tuple(Kind)
-DARK: Final[Mapping[Kind, str]] = {
-    Kind.COMPUTED: "#3A9BDC",
-    Kind.RECOMPUTED: "#F0B93A",
-    Kind.KEPT: "#3F6078",
-    Kind.PAGED_IN: "#23C497",
-    Kind.PAGED_OUT: "#E29AC4",
-    Kind.STALL: "#F07F3C",
-    Kind.WORKSPACE: "#8A949C",
-}
-"""The hues of `poetmodel.report.pictures.COLOURS` on a dark ground."""
-LINES: Final = (
-    ("#0072B2", "#4AA3DF"),
-    ("#D55E00", "#F07F3C"),
-    ("#009E73", "#23C497"),
-    ("#CC79A7", "#E29AC4"),
-    ("#8A6D00", "#F0B93A"),
-    ("#555555", "#B4C0CA"),
-)
-"""Colours of lines, on a light and on a dark ground, after Okabe and Ito."""
-DIGITS: Final = 8
-"""Digits of times and sizes in a chart."""
 DECADES: Final = 30
 """Values whose largest is so many times the least are drawn to a logarithmic scale."""
 
@@ -55,7 +37,12 @@ DECADES: Final = 30
 def kinds() -> list[dict[str, str]]:
     """Return the kinds of cells and bars with their colours."""
     return [
-        {"name": str(kind), "light": COLOURS[kind], "dark": DARK[kind], "key": kind.name.lower()}
+        {
+            "name": str(kind),
+            "light": COLOURS[kind],
+            "dark": DARK_COLOURS[kind],
+            "key": kind.name.lower(),
+        }
         for kind in KINDS
     ]
 
@@ -70,7 +57,7 @@ def parts() -> list[dict[str, str]]:
 
 def line_colours() -> list[dict[str, str]]:
     """Return the colours of lines, by ground."""
-    return [{"light": light, "dark": dark} for light, dark in LINES]
+    return [{"light": light, "dark": dark} for light, dark in LINE_COLOURS]
 
 
 def graph_chart(graph: Graph) -> dict[str, Any]:
@@ -142,14 +129,14 @@ def box_chart(picture: AddressMap) -> dict[str, Any]:
         "boxes": [
             [
                 KINDS.index(box.kind),
-                *map(_short, (box.start, box.end - box.start, box.low, box.high - box.low)),
+                *map(rounded, (box.start, box.end - box.start, box.low, box.high - box.low)),
                 escaped(box.details),
                 box.tensor,
             ]
             for box in picture.boxes
         ],
-        "end": _short(picture.end) or 1,
-        "limit": _short(picture.limit),
+        "end": rounded(picture.end) or 1,
+        "limit": rounded(picture.limit),
         "x_name": picture.time_name,
         "y_name": picture.address_name,
         "limit_name": picture.limit_name,
@@ -173,8 +160,8 @@ def front_chart(
     found = [
         {
             "name": name,
-            "x": [_short(row["peak_ram_bytes"] / scale) for row in points],
-            "y": [_short(_overhead(row)) for row in points],
+            "x": [rounded(row["peak_ram_bytes"] / scale) for row in points],
+            "y": [rounded(_overhead(row)) for row in points],
             "proven": [row["status"] == "optimal" for row in points],
             "texts": [_point(row, on_front=row["key"] in kept) for row in points],
         }
@@ -184,7 +171,7 @@ def front_chart(
     edge: list[tuple[float, float]] = []
     for x, y in sorted((row["peak_ram_bytes"] / scale, _overhead(row)) for row in held):
         if not edge or y < edge[-1][1]:
-            edge.append((_short(x), _short(y)))
+            edge.append((rounded(x), rounded(y)))
     return {
         "lines": found,
         "front": {"x": [x for x, _ in edge], "y": [y for _, y in edge]},
@@ -213,7 +200,3 @@ def _point(row: Mapping[str, Any], *, on_front: bool) -> str:
         "proven optimal" if row["status"] == "optimal" else "not proven",
     ]
     return ", ".join(parts + ["on the front of energy, RAM and time"] * on_front)
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.device.room import DeviceRoom, RamUse, gauge, keep_all_use
 from poetmodel.plan import Op
 from poetmodel.report.charts import line_colours
-from poetmodel.report.pictures import size_unit, time_unit
+from poetmodel.report.pictures import rounded, size_unit, time_unit
 from poetmodel.report.presenter import escaped
 from poetmodel.units import format_bytes
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 LEAST: Final = 2
 """Plans that are worth common axes."""
-DIGITS: Final = 8
-"""Digits of times and sizes."""
 
 
 def overlay_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
@@ -51,9 +49,9 @@ def overlay_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
             {
                 "label": subject.label,
                 "name": escaped(subject.sources.schedule),
-                "x": [_short(time / factor) for time, _ in corners],
-                "y": [_short(ram / scale) for _, ram in corners],
-                "budget": None if budget is None else _short(budget / scale),
+                "x": [rounded(time / factor) for time, _ in corners],
+                "y": [rounded(ram / scale) for _, ram in corners],
+                "budget": None if budget is None else rounded(budget / scale),
                 "budget_name": "" if budget is None else format_bytes(budget),
             }
         )
@@ -116,7 +114,3 @@ def _levels(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[tuple[float,
         yield (moment.end_s if computes else moment.issued_s), moment.ram_bytes
     if check.moments:
         yield check.makespan_s or 0.0, check.moments[-1].ram_bytes
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")

@@ -49,6 +49,25 @@ COLOURS: Final[Mapping[Kind, str]] = {
     Kind.WORKSPACE: "#999999",
 }
 """One colour each, after Okabe and Ito, whose colours the colour-blind can tell apart."""
+DARK_COLOURS: Final[Mapping[Kind, str]] = {
+    Kind.COMPUTED: "#3A9BDC",
+    Kind.RECOMPUTED: "#F0B93A",
+    Kind.KEPT: "#3F6078",
+    Kind.PAGED_IN: "#23C497",
+    Kind.PAGED_OUT: "#E29AC4",
+    Kind.STALL: "#F07F3C",
+    Kind.WORKSPACE: "#8A949C",
+}
+"""The same hues on a dark ground."""
+LINE_COLOURS: Final = (
+    ("#0072B2", "#4AA3DF"),
+    ("#D55E00", "#F07F3C"),
+    ("#009E73", "#23C497"),
+    ("#CC79A7", "#E29AC4"),
+    ("#8A6D00", "#F0B93A"),
+    ("#555555", "#B4C0CA"),
+)
+"""Colours of lines, on a light and on a dark ground."""
 PART_COLOURS: Final = (
     ("#3F5B7C", "#5B7C9E"),
     ("#86BDE3", "#3C7FB1"),
@@ -58,6 +77,15 @@ PART_COLOURS: Final = (
 """Colours of state, activations, gradients and workspace, on a light and on a dark ground."""
 CURVE_COLOUR: Final = "#555555"
 LIMIT_COLOUR: Final = "#B00020"
+
+
+DIGITS: Final = 8
+"""Digits of times and sizes in a chart."""
+
+
+def rounded(value: float) -> float:
+    """Return a time or a size with the digits that a chart needs."""
+    return float(f"{value:.{DIGITS}g}")
 
 
 def in_order(kinds: Iterable[Kind | None]) -> tuple[Kind, ...]:

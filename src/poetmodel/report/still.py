@@ -6,6 +6,7 @@ import io
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import PARTS
+from poetmodel.report.bands import outline
 from poetmodel.report.pictures import (
     COLOURS,
     CURVE_COLOUR,
@@ -130,9 +131,7 @@ def _draw_stack(axes: Any, picture: Timeline, end: float) -> None:
     _draw_bands(axes, picture.bands, top)
     axes.step(times, values, where="post", color=CURVE_COLOUR, linewidth=0.7)
     if picture.limit is not None:
-        line = axes.axhline(picture.limit, color=LIMIT_COLOUR, linestyle="--", linewidth=1.2)
-        line.set_label(picture.limit_name)
-        handles.append(line)
+        handles.append(_draw_limit(axes, picture.limit, picture.limit_name))
     for band in picture.bands:
         _name_band(axes, band, (end / WIDTH_INCHES, top / STACK_INCHES))
     axes.set_ylim(0, top)
@@ -147,10 +146,8 @@ def _draw_bands(axes: Any, bands: Sequence[Band], top: float) -> None:
 
     groups: dict[tuple[int, Kind | None, bool], list[Any]] = {}
     for band in bands:
-        upper = [(x, run[3]) for run in band.runs for x in run[:2]]
-        lower = [(x, run[2]) for run in band.runs for x in run[:2]]
         tall = max(run[3] - run[2] for run in band.runs) > RIM_SHARE * top
-        groups.setdefault((band.part, band.kind, tall), []).append([*upper, *reversed(lower)])
+        groups.setdefault((band.part, band.kind, tall), []).append(outline(band.runs))
     for (part, kind, tall), shapes in groups.items():
         colour = PART_COLOURS[part][0]
         axes.add_collection(
@@ -176,16 +173,28 @@ def _name_band(axes: Any, band: Band, room: tuple[float, float]) -> None:
         return
     if (high - low) / room[1] < NAME_INCHES:
         return
+    _write(axes, (start + end) / 2, (low + high) / 2, name, dark=band.part == 0)
+
+
+def _write(axes: Any, x: float, y: float, name: str, *, dark: bool) -> None:
+    """Write a name in the middle of what has it, which is dark or pale."""
     axes.text(
-        (start + end) / 2,
-        (low + high) / 2,
+        x,
+        y,
         name,
         ha="center",
         va="center_baseline",
         fontsize=FONT,
-        color="white" if band.part == 0 else "black",
+        color="white" if dark else "black",
         clip_on=True,
     )
+
+
+def _draw_limit(axes: Any, limit: float, name: str) -> Any:
+    """Draw a limit; return its entry of the legend."""
+    line = axes.axhline(limit, color=LIMIT_COLOUR, linestyle="--", linewidth=1.2)
+    line.set_label(name)
+    return line
 
 
 def _draw_lane(axes: Any, place: int, lane: Sequence[Bar], *, room: float) -> None:
@@ -208,16 +217,7 @@ def _draw_lane(axes: Any, place: int, lane: Sequence[Bar], *, room: float) -> No
         name = shortened(bar.name)
         if bar.end - bar.start < LETTER_INCHES * (len(name) + 1) * room or bar.kind in HATCHED:
             continue
-        axes.text(
-            (bar.start + bar.end) / 2,
-            place,
-            name,
-            ha="center",
-            va="center_baseline",
-            fontsize=FONT,
-            color="black" if bar.kind in PALE else "white",
-            clip_on=True,
-        )
+        _write(axes, (bar.start + bar.end) / 2, place, name, dark=bar.kind not in PALE)
 
 
 # -- addresses ---------------------------------------------------------------------------------
@@ -248,18 +248,9 @@ def _addresses(picture: AddressMap) -> Any:
         name = shortened(box.name)
         wide = (box.end - box.start) * WIDTH_INCHES / end >= LETTER_INCHES * (len(name) + 1)
         if wide and (box.high - box.low) * ADDRESS_INCHES / top >= NAME_INCHES:
-            axes.text(
-                (box.start + box.end) / 2,
-                (box.low + box.high) / 2,
-                name,
-                ha="center",
-                va="center_baseline",
-                fontsize=FONT,
-                color="black" if box.kind in PALE else "white",
-                clip_on=True,
-            )
-    limit = axes.axhline(picture.limit, color=LIMIT_COLOUR, linestyle="--", linewidth=1.2)
-    limit.set_label(picture.limit_name)
+            x, y = (box.start + box.end) / 2, (box.low + box.high) / 2
+            _write(axes, x, y, name, dark=box.kind not in PALE)
+    limit = _draw_limit(axes, picture.limit, picture.limit_name)
     axes.set(xlim=(0, end), ylim=(0, 1.03 * top))
     axes.set(xlabel=picture.time_name, ylabel=picture.address_name)
     axes.spines[["top", "right"]].set_visible(False)

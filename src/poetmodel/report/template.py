@@ -8,8 +8,7 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.report.charts import KINDS, kinds, parts
-from poetmodel.report.pictures import Kind
+from poetmodel.report.charts import kinds, parts
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -55,8 +54,6 @@ def render(
             charts={
                 "kinds": kinds(),
                 "parts": parts(),
-                "stall": KINDS.index(Kind.STALL),
-                "marked": KINDS.index(Kind.PAGED_OUT),
                 **charts,
             },
             plotly=packed_plotly(),

@@ -10,7 +10,7 @@ from poetmodel.plan import Op
 from poetmodel.plan.arena import Content
 from poetmodel.plan.simulation import check_plan
 from poetmodel.plan.stays import Origin, stays
-from poetmodel.report.pictures import size_unit, time_unit
+from poetmodel.report.pictures import rounded, size_unit, time_unit
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from poetmodel.plan.stays import Stay
     from poetmodel.report.subject import Subject
 
-DIGITS: Final = 8
-"""Digits of times."""
 AGAIN: Final = "a"
 """A computation of a node that was computed before."""
 FIRST_READ: Final = "r"
@@ -77,9 +75,9 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
     return {
         "ops": ops,
         "of": of,
-        "issued": [_short(time / factor) for time in issued] if check.makespan_s else None,
+        "issued": [rounded(time / factor) for time in issued] if check.makespan_s else None,
         "work": [
-            [position, _short(moment.start_s / factor), _short(moment.end_s / factor)]
+            [position, rounded(moment.start_s / factor), rounded(moment.end_s / factor)]
             for position, moment in enumerate(moments)
             if moment.end_s > moment.start_s
         ],
@@ -184,7 +182,3 @@ def _by_step(subject: Subject) -> dict[str, Any]:
         "ghost": [own, [profile[curve[at].node] for at in own]],
         **_budget(subject.budget_bytes, simulation.peak_ram_bytes),
     }
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
