@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Self
 
     from playwright.sync_api import Browser, Page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-DESKTOP = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
-PHONE = {
+DESKTOP: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
+PHONE: dict[str, Any] = {
     "viewport": {"width": 390, "height": 844},
     "color_scheme": "dark",
     "has_touch": True,
@@ -24,12 +25,30 @@ PATIENCE_MS = 120_000
 
 
 @dataclass(slots=True)
-class Report:
-    """An open page, and all that it said and asked for."""
+class OpenPage:
+    """A page, and all that it said and asked for."""
 
     page: Page
     messages: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+
+    @classmethod
+    def at(cls, browser: Browser, how: dict[str, Any], *addresses: str) -> Self:
+        """Open one address after the other, and wait until plotly is unpacked."""
+        found = cls(browser.new_context(**how).new_page())
+        page = found.page
+        page.on("console", lambda message: found.messages.append(message.text))
+        page.on("pageerror", lambda error: found.messages.append(str(error)))
+        page.on("request", lambda request: found.requests.append(request.url))
+        for address in addresses:
+            page.goto(address, timeout=PATIENCE_MS)
+        page.wait_for_selector("html[data-ready]", state="attached", timeout=PATIENCE_MS)
+        return found
+
+
+@dataclass(slots=True)
+class Report(OpenPage):
+    """The page of a report."""
 
     def draw(self, chart: str) -> None:
         """Scroll to a chart and wait until it is drawn."""
@@ -42,11 +61,5 @@ class Report:
 
 
 def opened(browser: Browser, file: Path, how: dict[str, Any]) -> Report:
-    """Open a page and wait until plotly is unpacked."""
-    report = Report(browser.new_context(**how).new_page())
-    report.page.on("console", lambda message: report.messages.append(message.text))
-    report.page.on("pageerror", lambda error: report.messages.append(str(error)))
-    report.page.on("request", lambda request: report.requests.append(request.url))
-    report.page.goto(file.as_uri(), timeout=PATIENCE_MS)
-    report.page.wait_for_selector("html[data-ready]", state="attached", timeout=PATIENCE_MS)
-    return report
+    """Open a report."""
+    return Report.at(browser, how, file.as_uri())

@@ -1,83 +1,24 @@
-"""The explorer in a process of its own, and its page in a browser."""
+"""The explorer's page in a browser."""
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
+from browser_pages import PATIENCE_MS, OpenPage
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from playwright.sync_api import Browser
 
-    from playwright.sync_api import Browser, Page
+    from explorers import Explorer
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-PATIENCE_MS = 120_000
-"""How long anything may take on a busy machine; no promise of speed."""
 WIDE: dict[str, Any] = {"viewport": {"width": 1440, "height": 900}}
-PHONE: dict[str, Any] = {
-    "viewport": {"width": 390, "height": 844},
-    "has_touch": True,
-    "is_mobile": True,
-}
 
 
 @dataclass(slots=True)
-class Explorer:
-    """A server that can be killed and started again, with the same port and store."""
-
-    store: Path
-    port: int
-    process: subprocess.Popen[str] | None = None
-    address: str = ""
-
-    def start(self) -> None:
-        """Start it and wait for its address."""
-        command = [sys.executable, "-m", "poetmodel", "explore", "mlp", "--device", "mkr1000"]
-        more = ["--port", f"{self.port}", "--store", f"{self.store}", "--no-browser"]
-        self.process = subprocess.Popen(
-            [*command, *more, "--time-limit", "60"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        assert self.process.stdout is not None
-        said = []
-        for line in self.process.stdout:
-            said.append(line)
-            found = re.search(r"http://\S+", line)
-            if found:
-                self.address = found[0]
-                return
-        raise AssertionError("".join(said))
-
-    def kill(self) -> None:
-        """End it and its workers at once, as a power cut would."""
-        assert self.process is not None
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
-@dataclass(slots=True)
-class Visit:
-    """An open page, and all that it said and asked for."""
-
-    page: Page
-    messages: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
+class Visit(OpenPage):
+    """The page of an explorer."""
 
     @property
     def state(self) -> dict[str, str]:
@@ -126,35 +67,7 @@ class Visit:
         assert self.messages == []
 
 
-def free_port() -> int:
-    """Return a port that nobody uses now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 def visit(browser: Browser, explorer: Explorer, how: dict[str, Any] = WIDE, **view: str) -> Visit:
     """Open the explorer's page, perhaps at a certain view."""
-    found = Visit(browser.new_context(accept_downloads=True, **how).new_page())
-    page = found.page
-    page.on("console", lambda message: found.messages.append(message.text))
-    page.on("pageerror", lambda error: found.messages.append(str(error)))
-    page.on("request", lambda request: found.requests.append(request.url))
-    page.goto(explorer.address, timeout=PATIENCE_MS)
-    if view:
-        port = f"http://127.0.0.1:{explorer.port}/"
-        page.goto(f"{port}?{urlencode(view)}", timeout=PATIENCE_MS)
-    page.wait_for_selector("html[data-ready]", state="attached", timeout=PATIENCE_MS)
-    return found
-
-
-@contextmanager
-def running(folder: Path) -> Iterator[Explorer]:
-    """Run the explorer for a while."""
-    explorer = Explorer(folder / "explore.sqlite", free_port())
-    explorer.start()
-    try:
-        yield explorer
-    finally:
-        explorer.kill()
+    there = [f"http://127.0.0.1:{explorer.port}/?{urlencode(view)}"] if view else []
+    return Visit.at(browser, how, explorer.url, *there)

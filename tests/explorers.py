@@ -39,7 +39,7 @@ def until(found: Callable[[], Any]) -> Any:
     raise AssertionError(msg)
 
 
-class Browser:
+class Visitor:
     """What a page does: it opens problems, wants points and listens."""
 
     def __init__(self, client: httpx.Client, session: str = "one") -> None:
@@ -143,7 +143,7 @@ class Explorer:
         self.options = options
         self.process: subprocess.Popen[str] | None = None
         self.url = ""
-        self.browsers: list[Browser] = []
+        self.visitors: list[Visitor] = []
 
     def start(self) -> None:
         """Start it, and wait for its address."""
@@ -170,12 +170,12 @@ class Explorer:
             self.process.stdout.close()
         return self.process.wait(PATIENCE_S)
 
-    def browser(self, session: str = "one") -> Browser:
-        """Return a browser that has opened the printed address."""
+    def visitor(self, session: str = "one") -> Visitor:
+        """Return a visitor that has opened the printed address."""
         client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE_S)
         assert client.get(self.url).status_code == 303
-        self.browsers.append(Browser(client, session))
-        return self.browsers[-1]
+        self.visitors.append(Visitor(client, session))
+        return self.visitors[-1]
 
 
 @contextmanager
@@ -188,5 +188,5 @@ def running(folder: Path, *options: str) -> Iterator[Explorer]:
     finally:
         if explorer.process is not None and explorer.process.poll() is None:
             explorer.end(signal.SIGKILL)
-        for browser in explorer.browsers:
-            browser.close()
+        for visitor in explorer.visitors:
+            visitor.close()

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from base64 import b64decode
@@ -17,11 +16,10 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from browser_pages import PATIENCE_MS
 from site_pages import PAGES, notebook_page, site_links, site_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,22 +217,6 @@ def test_pages_from_outside_docs_exist() -> None:
 
 
 # -- in a browser ----------------------------------------------------------------------------------
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-PATIENCE_MS = 60_000
-"""How long a page may take on a busy machine; no promise of speed."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Start the browser that the system has."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 def faults_of(page: Page) -> list[str]:

@@ -12,19 +12,19 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from explorers import Browser
+    from explorers import Visitor
 
 if not all(map(find_spec, ("fastapi", "uvicorn", "httpx", "jinja2", "plotly"))):
     collect_ignore_glob = ["*.py"]
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Return a browser on an explorer with one process that solves and one that draws."""
+def visitor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visitor]:
+    """Return a visitor on an explorer with one process that solves and one that draws."""
     import httpx
     import uvicorn
 
-    from explorers import MLP, PATIENCE_S, STEP, Browser, until
+    from explorers import MLP, PATIENCE_S, STEP, Visitor, until
     from poetmodel.explore.choice import Catalogue
     from poetmodel.explore.running import explorer
 
@@ -44,7 +44,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     until(lambda: server.started)
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
         client.get("/", params={"token": made.token})
-        yield Browser(client)
+        yield Visitor(client)
     server.should_exit = True
     thread.join()
     made.store.close()

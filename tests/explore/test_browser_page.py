@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from explorer_pages import CHROMIUM, PATIENCE_MS, PHONE, WIDE, Explorer, Visit, running, visit
+from browser_pages import PATIENCE_MS, PHONE
+from explorer_pages import WIDE, Visit, visit
+from explorers import running
 from poetmodel.schedule.io import parse_document
 
 if TYPE_CHECKING:
@@ -16,8 +19,12 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
+    from explorers import Explorer
+
 pytestmark = pytest.mark.browser
 
+SMALL = ("mlp", "--device", "mkr1000", "--time-limit", "60")
+"""A problem that is solved in a moment."""
 SLOW = {"model": "resnet8", "device": "nano33ble", "ram": "40%"}
 """A problem whose proof takes minutes; its first schedules come at once."""
 MOST_BYTES = 6_000_000
@@ -31,22 +38,9 @@ ADDRESS = """(bytes) => { const text = new URLSearchParams(location.search).get(
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Start the browser that the system has."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="module")
 def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explorer]:
     """Run one explorer for all tests."""
-    pytest.importorskip("fastapi", reason="fastapi is not installed")
-    with running(tmp_path_factory.mktemp("explore")) as started:
+    with running(tmp_path_factory.mktemp("explore"), *SMALL) as started:
         yield started
 
 
@@ -228,11 +222,11 @@ def test_reload_in_the_middle_of_a_solve(opened: Callable[..., Visit]) -> None:
 
 def test_killed_server_loses_nothing(browser: Browser, tmp_path: Path) -> None:
     """The page says quietly that it reconnects; then it has all answers again."""
-    with running(tmp_path) as explorer:
+    with running(tmp_path, *SMALL) as explorer:
         page = visit(browser, explorer, ram="80%")
         before = page.settled()
         energy = page.figure("energy")
-        explorer.kill()
+        explorer.end(signal.SIGKILL)
         page.until(connection="lost")
         assert page.page.locator("#connection").inner_text() == "Reconnecting …"
         explorer.start()

@@ -47,9 +47,9 @@ def gone(pid: int) -> bool:
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     """The exit status is 0, and no process is left."""
     with running(tmp_path, *SMALL) as explorer:
-        browser = explorer.browser()
-        browser.listen()
-        browser.ended(browser.want(browser.open(MLP), 0.5)["id"])
+        visitor = explorer.visitor()
+        visitor.listen()
+        visitor.ended(visitor.want(visitor.open(MLP), 0.5)["id"])
         pids = list(workers_of(explorer))
         assert len(pids) >= 2
         assert explorer.end(signal.SIGINT) == 0
@@ -60,19 +60,19 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
 def test_killed_server_loses_nothing(tmp_path: Path) -> None:
     """Known answers come at once from the store, and what was being solved goes on from there."""
     with running(tmp_path, *SMALL) as explorer:
-        browser = explorer.browser()
-        known = browser.ended(browser.want(browser.open(MLP), 0.5)["id"])
-        drawn = browser.answer(known["id"])
-        browser.listen()
-        problem = browser.open(LONG)
-        begun = browser.want(problem, 0.2)
-        found = until(lambda: one if (one := browser.point(begun["id"]))["bound"] else None)
+        visitor = explorer.visitor()
+        known = visitor.ended(visitor.want(visitor.open(MLP), 0.5)["id"])
+        drawn = visitor.answer(known["id"])
+        visitor.listen()
+        problem = visitor.open(LONG)
+        begun = visitor.want(problem, 0.2)
+        found = until(lambda: one if (one := visitor.point(begun["id"]))["bound"] else None)
         until(lambda: stored(explorer.store, begun["id"]))
         pids = list(workers_of(explorer))
         explorer.end(signal.SIGKILL)
         until(lambda: all(map(gone, pids)))
         explorer.start()
-        again = explorer.browser()
+        again = explorer.visitor()
         (listed,) = again.open(MLP)["points"]
         assert known == {**listed, "history": known["history"]}
         assert again.want(again.open(MLP), 0.5) == known
@@ -99,29 +99,29 @@ def stored(store: Path, point: str) -> bool:
 def test_drag_cancels_what_nobody_wants(tmp_path: Path) -> None:
     """Of all stops only the last one is solved, and what was found before is kept."""
     with running(tmp_path, *SMALL) as explorer:
-        browser = explorer.browser()
-        browser.listen()
-        problem = browser.open(LONG)
-        stops = [browser.want(problem, share)["id"] for share in (0.5, 0.4, 0.3, 0.2)]
-        until(lambda: browser.point(stops[-1])["state"] == "solving")
-        assert [browser.point(stop)["state"] for stop in stops[:-1]] == ["cancelled"] * 3
-        told = until(lambda: [one for kind, one in browser.events if kind == "point"])
+        visitor = explorer.visitor()
+        visitor.listen()
+        problem = visitor.open(LONG)
+        stops = [visitor.want(problem, share)["id"] for share in (0.5, 0.4, 0.3, 0.2)]
+        until(lambda: visitor.point(stops[-1])["state"] == "solving")
+        assert [visitor.point(stop)["state"] for stop in stops[:-1]] == ["cancelled"] * 3
+        told = until(lambda: [one for kind, one in visitor.events if kind == "point"])
         assert all(one["id"] in stops for one in told)
-        assert browser.pictured(stops[-1])["energy_j"] > 0
+        assert visitor.pictured(stops[-1])["energy_j"] > 0
 
 
 @pytest.mark.slow
 def test_two_sessions_share_a_solve(tmp_path: Path) -> None:
     """It goes on while one of them wants it, and both hear of it; the last one ends it."""
     with running(tmp_path, *SMALL) as explorer:
-        one, two = explorer.browser("one"), explorer.browser("two")
-        for browser in (one, two):
-            browser.listen()
+        one, two = explorer.visitor("one"), explorer.visitor("two")
+        for visitor in (one, two):
+            visitor.listen()
         problem = one.open(LONG)
         point = one.want(problem, 0.2)["id"]
         assert two.want(two.open(LONG), 0.2)["id"] == point
-        for browser in (one, two):
-            until(lambda heard=browser.events: any(p["bound"] for kind, p in heard))
+        for visitor in (one, two):
+            until(lambda heard=visitor.events: any(p["bound"] for kind, p in heard))
         one.want(problem, 0.9)
         assert two.point(point)["state"] == "solving"
         two.want(problem, 0.9)
@@ -132,13 +132,13 @@ def test_two_sessions_share_a_solve(tmp_path: Path) -> None:
 def test_reload_goes_on(tmp_path: Path) -> None:
     """A page that comes back within seconds finds its solve where it is."""
     with running(tmp_path, *SMALL) as explorer:
-        browser = explorer.browser()
-        browser.listen()
-        problem = browser.open(LONG)
-        point = browser.want(problem, 0.2)["id"]
-        before = until(lambda: one if (one := browser.point(point))["bound"] else None)
-        browser.close()
-        again = explorer.browser()
+        visitor = explorer.visitor()
+        visitor.listen()
+        problem = visitor.open(LONG)
+        point = visitor.want(problem, 0.2)["id"]
+        before = until(lambda: one if (one := visitor.point(point))["bound"] else None)
+        visitor.close()
+        again = explorer.visitor()
         again.listen()
         assert until(lambda: [p for kind, p in again.events if kind == "point"])[0]["id"] == point
         after = again.want(problem, 0.2)
@@ -151,12 +151,12 @@ def test_reload_goes_on(tmp_path: Path) -> None:
 def test_wish_of_a_closed_page_lapses(tmp_path: Path) -> None:
     """Nothing is solved for nobody."""
     with running(tmp_path, *SMALL) as explorer:
-        browser = explorer.browser()
-        browser.listen()
-        point = browser.want(browser.open(LONG), 0.2)["id"]
-        until(lambda: browser.point(point)["state"] == "solving")
-        browser.close()
-        other = explorer.browser("other")
+        visitor = explorer.visitor()
+        visitor.listen()
+        point = visitor.want(visitor.open(LONG), 0.2)["id"]
+        until(lambda: visitor.point(point)["state"] == "solving")
+        visitor.close()
+        other = explorer.visitor("other")
         assert until(lambda: other.point(point)["state"] == "cancelled")
 
 
@@ -164,26 +164,26 @@ def test_wish_of_a_closed_page_lapses(tmp_path: Path) -> None:
 def test_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     """The point fails with a sentence, and the next wish is solved."""
     with running(tmp_path, *SMALL) as explorer:
-        browser = explorer.browser()
-        browser.listen()
-        problem = browser.open(LONG)
-        point = browser.want(problem, 0.2)["id"]
-        until(lambda: browser.point(point)["state"] == "solving")
+        visitor = explorer.visitor()
+        visitor.listen()
+        problem = visitor.open(LONG)
+        point = visitor.want(problem, 0.2)["id"]
+        until(lambda: visitor.point(point)["state"] == "solving")
         for pid in workers_of(explorer):
             os.kill(pid, signal.SIGKILL)
-        failed = browser.ended(point)
+        failed = visitor.ended(point)
         assert failed["state"] == "failed"
         assert "ended unexpectedly" in failed["reason"]
-        assert browser.ended(browser.want(browser.open(MLP), 0.4)["id"])["status"] == "optimal"
-        assert browser.want(problem, 0.2)["state"] == "waiting"
-        until(lambda: browser.point(point)["state"] == "solving")
+        assert visitor.ended(visitor.want(visitor.open(MLP), 0.4)["id"])["status"] == "optimal"
+        assert visitor.want(problem, 0.2)["state"] == "waiting"
+        until(lambda: visitor.point(point)["state"] == "solving")
 
 
 @pytest.mark.slow
 def test_two_servers_share_a_store(tmp_path: Path) -> None:
     """Each sees what the other has solved, and the file stays whole."""
     with running(tmp_path, *SMALL) as first, running(tmp_path, *SMALL) as second:
-        one, two = first.browser(), second.browser()
+        one, two = first.visitor(), second.visitor()
         problem = one.open(MLP)
         two.open(MLP)
         for place in range(8):

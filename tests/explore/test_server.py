@@ -22,43 +22,43 @@ from poetmodel.solver import solve
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from explorers import Browser
+    from explorers import Visitor
 
 
-def solved(browser: Browser, share: float = 0.3, **more: Any) -> dict[str, Any]:
+def solved(visitor: Visitor, share: float = 0.3, **more: Any) -> dict[str, Any]:
     """Return a point of the small network once it is over."""
-    return browser.ended(browser.want(browser.open(MLP), share, **more)["id"])
+    return visitor.ended(visitor.want(visitor.open(MLP), share, **more)["id"])
 
 
-def test_choices_name_networks_and_devices(browser: Browser) -> None:
+def test_choices_name_networks_and_devices(visitor: Visitor) -> None:
     """All that is built in may be chosen, and the page begins with what the command line says."""
-    found = browser.client.get("/api/choices").json()
+    found = visitor.client.get("/api/choices").json()
     assert {"name": "mlp", "group": "network"} in found["models"]
     assert {"name": "mkr1000", "ram_bytes": 32768} in found["devices"]
     assert found["initial"] == MLP
 
 
-def test_page_is_served(browser: Browser) -> None:
+def test_page_is_served(visitor: Visitor) -> None:
     """It is one HTML page, whose policy forbids to load anything from elsewhere."""
-    reply = browser.client.get("/")
+    reply = visitor.client.get("/")
     assert reply.status_code == 200
     assert "<html" in reply.text
     assert "default-src 'none'" in reply.headers["content-security-policy"]
 
 
-def test_problem_has_the_marks_of_its_sliders(browser: Browser) -> None:
+def test_problem_has_the_marks_of_its_sliders(visitor: Visitor) -> None:
     """Minimum RAM and keep-all peak are those of the problem; charts get the graph."""
-    found = browser.open(MLP)
+    found = visitor.open(MLP)
     assert (found["floor_bytes"], found["keep_all_bytes"]) == (4336, 6736)
     assert found["deadline"]["least_s"] < found["deadline"]["most_s"]
     assert len(found["graph"]["nodes"]) > 5
-    assert browser.open(MLP)["problem"] == found["problem"]
-    assert browser.open({**MLP, "batch": 2})["problem"] != found["problem"]
+    assert visitor.open(MLP)["problem"] == found["problem"]
+    assert visitor.open({**MLP, "batch": 2})["problem"] != found["problem"]
 
 
-def test_point_is_solved_to_the_optimum(browser: Browser) -> None:
+def test_point_is_solved_to_the_optimum(visitor: Visitor) -> None:
     """Its figures are those of `poetmodel.solve`, its gap is closed, its history ends with it."""
-    point = solved(browser)
+    point = solved(visitor)
     assert (point["state"], point["status"]) == ("done", "optimal")
     graph = load_model("mlp")
     costs = Costs.estimate(graph, load_device("mkr1000"))
@@ -69,101 +69,101 @@ def test_point_is_solved_to_the_optimum(browser: Browser) -> None:
     assert point["history"][-1][1] == point["value"]
 
 
-def test_known_point_is_answered_at_once(browser: Browser) -> None:
+def test_known_point_is_answered_at_once(visitor: Visitor) -> None:
     """Whoever wants it again gets it as it is."""
-    point = solved(browser)
-    again = browser.want(browser.open(MLP), 0.3)
-    assert again == browser.point(point["id"])
+    point = solved(visitor)
+    again = visitor.want(visitor.open(MLP), 0.3)
+    assert again == visitor.point(point["id"])
     assert again["state"] == "done"
 
 
-def test_answer_has_charts_decisions_and_words(browser: Browser) -> None:
+def test_answer_has_charts_decisions_and_words(visitor: Visitor) -> None:
     """The charts are those of the report, and an answer is the same for ever."""
-    point = solved(browser)
+    point = solved(visitor)
     path = f"/api/points/{point['id']}/answer?revision={point['revision']}"
-    reply = browser.client.get(path)
+    reply = visitor.client.get(path)
     found = reply.json()
     assert {"timeline", "map", "gauge", "decisions"} <= found["charts"].keys()
     assert found["facts"]["energy_j"] == pytest.approx(point["energy_j"])
     assert found["facts"]["valid"]
     assert len(found["answers"]) == 3
     known = {"If-None-Match": reply.headers["etag"]}
-    assert browser.client.get(path, headers=known).status_code == 304
-    assert browser.client.get(path).content == reply.content
+    assert visitor.client.get(path, headers=known).status_code == 304
+    assert visitor.client.get(path).content == reply.content
 
 
-def test_revision_that_is_over_is_gone(browser: Browser) -> None:
+def test_revision_that_is_over_is_gone(visitor: Visitor) -> None:
     """The newest one is named instead."""
-    point = solved(browser)
+    point = solved(visitor)
     path = f"/api/points/{point['id']}/answer?revision="
-    reply = browser.client.get(f"{path}99")
+    reply = visitor.client.get(f"{path}99")
     assert reply.status_code == 307
     assert reply.headers["location"] == f"{path}{point['revision']}"
 
 
-def test_neighbour_answers_at_once(browser: Browser) -> None:
+def test_neighbour_answers_at_once(visitor: Visitor) -> None:
     """A schedule of less RAM is valid with more: it is there before anything was solved."""
-    problem = browser.open({**MLP, "batch": 3})
-    tight = browser.ended(browser.want(problem, 0.0)["id"])
-    begun = browser.want(problem, 0.01)
+    problem = visitor.open({**MLP, "batch": 3})
+    tight = visitor.ended(visitor.want(problem, 0.0)["id"])
+    begun = visitor.want(problem, 0.01)
     assert begun["revision"] == 1
     assert begun["energy_j"] == pytest.approx(tight["energy_j"])
     assert begun["neighbour_bytes"] == tight["ram_bytes"]
-    ended = browser.ended(begun["id"])
+    ended = visitor.ended(begun["id"])
     assert ended["value"] <= tight["value"]
     assert not ended["provisional"]
 
 
-def test_bound_of_more_ram_holds_for_less(browser: Browser) -> None:
+def test_bound_of_more_ram_holds_for_less(visitor: Visitor) -> None:
     """Where it reaches a neighbour's schedule, nothing is left to solve."""
-    problem = browser.open({**MLP, "batch": 5})
-    low, high = (browser.ended(browser.want(problem, share)["id"]) for share in (0.5, 0.6))
-    between = browser.want(problem, 0.55)
+    problem = visitor.open({**MLP, "batch": 5})
+    low, high = (visitor.ended(visitor.want(problem, share)["id"]) for share in (0.5, 0.6))
+    between = visitor.want(problem, 0.55)
     assert low["value"] >= high["value"]
     if low["value"] == high["value"]:
         assert (between["state"], between["status"]) == ("done", "optimal")
     assert between["bound"] >= high["bound"] * (1 - 1e-9)
-    assert browser.ended(between["id"])["status"] == "optimal"
+    assert visitor.ended(between["id"])["status"] == "optimal"
 
 
-def test_less_than_the_minimum_is_infeasible_and_says_why(browser: Browser) -> None:
+def test_less_than_the_minimum_is_infeasible_and_says_why(visitor: Visitor) -> None:
     """The node of the largest working set and what it holds are named, and they add up."""
-    problem = browser.open(MLP)
-    point = browser.ended(browser.want(problem, -0.5)["id"])
+    problem = visitor.open(MLP)
+    point = visitor.ended(visitor.want(problem, -0.5)["id"])
     assert (point["state"], point["status"], point["revision"] > 0) == ("done", "infeasible", True)
     assert "the minimum RAM is 4,336 B" in point["reason"]
     path = f"/api/problems/{problem['problem']}/why"
-    why = browser.client.get(path, params={"ram_bytes": point["ram_bytes"]}).json()
+    why = visitor.client.get(path, params={"ram_bytes": point["ram_bytes"]}).json()
     assert why["node"] == "fc1"
     assert why["least_bytes"] == 4336
     assert why["missing_bytes"] == 4336 - point["ram_bytes"]
     held = sum(one["bytes"] for one in why["held"])
     assert held + why["workspace_bytes"] - why["shared_bytes"] == why["least_bytes"]
-    late = browser.client.get(path, params={"ram_bytes": 9999, "deadline_s": 1e-6}).json()
+    late = visitor.client.get(path, params={"ram_bytes": 9999, "deadline_s": 1e-6}).json()
     assert "a single pass over all nodes" in late["text"]
-    assert browser.client.get(f"/api/points/{point['id']}/answer").status_code == 410
+    assert visitor.client.get(f"/api/points/{point['id']}/answer").status_code == 410
 
 
-def test_deadline_is_kept(browser: Browser) -> None:
+def test_deadline_is_kept(visitor: Visitor) -> None:
     """A tight one forces another schedule, and its time is within it."""
-    problem = browser.open(MLP)
-    loose = solved(browser)
+    problem = visitor.open(MLP)
+    loose = solved(visitor)
     deadline_s = (problem["deadline"]["least_s"] + loose["time_s"]) / 2
-    tight = browser.ended(browser.want(problem, 0.3, deadline_s=deadline_s)["id"])
+    tight = visitor.ended(visitor.want(problem, 0.3, deadline_s=deadline_s)["id"])
     assert tight["status"] in ("optimal", "infeasible")
     if tight["value"] is not None:
         assert tight["time_s"] <= deadline_s
         assert tight["value"] >= loose["value"] * (1 - 1e-9)
 
 
-def test_exported_schedule_and_plan_are_valid_files(browser: Browser, tmp_path: Path) -> None:
+def test_exported_schedule_and_plan_are_valid_files(visitor: Visitor, tmp_path: Path) -> None:
     """The verifier accepts the schedule under the problem that it states, and its figures."""
-    point = solved(browser)
+    point = solved(visitor)
     path = f"/api/points/{point['id']}/export"
-    reply = browser.client.get(f"{path}/schedule")
+    reply = visitor.client.get(f"{path}/schedule")
     assert 'filename="mlp.schedule.json"' in reply.headers["content-disposition"]
     (tmp_path / "mlp.schedule.json").write_bytes(reply.content)
-    (tmp_path / "mlp.plan.json").write_bytes(browser.client.get(f"{path}/plan").content)
+    (tmp_path / "mlp.plan.json").write_bytes(visitor.client.get(f"{path}/plan").content)
     for name in ("mlp.schedule.json", "mlp.plan.json"):
         assert run("verify", str(tmp_path / name), "--graph", "mlp", "--device", "mkr1000") == 0
     document = load_document(tmp_path / "mlp.schedule.json")
@@ -171,9 +171,9 @@ def test_exported_schedule_and_plan_are_valid_files(browser: Browser, tmp_path: 
     assert document.status == "optimal"
 
 
-def command_of(browser: Browser, point: dict[str, Any]) -> str:
+def command_of(visitor: Visitor, point: dict[str, Any]) -> str:
     """Return the lines that reproduce a point."""
-    reply = browser.client.get(f"/api/points/{point['id']}/export/command")
+    reply = visitor.client.get(f"/api/points/{point['id']}/export/command")
     assert reply.status_code == 200, reply.text
     return reply.text
 
@@ -191,14 +191,14 @@ def run(*words: str) -> int:
     ids=["energy", "time", "no-recompute", "state"],
 )
 def test_command_reproduces_the_point(
-    browser: Browser, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    visitor: Visitor, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lines, run as they are, end with a schedule of the same value, proven."""
-    problem = browser.open({**MLP, "batch": 2, **more})
+    problem = visitor.open({**MLP, "batch": 2, **more})
     pass_s = problem["deadline"]["single_pass_s"]
-    point = browser.ended(browser.want(problem, 0.4, deadline_s=1.5 * pass_s)["id"])
+    point = visitor.ended(visitor.want(problem, 0.4, deadline_s=1.5 * pass_s)["id"])
     assert point["status"] == "optimal"
-    text = command_of(browser, point)
+    text = command_of(visitor, point)
     monkeypatch.chdir(tmp_path)
     for line in text.splitlines():
         program, *words = shlex.split(line)
@@ -211,34 +211,34 @@ def test_command_reproduces_the_point(
     assert document.stated["energy_j"] == pytest.approx(point["energy_j"], rel=1e-6)
 
 
-def test_report_is_a_whole_page(browser: Browser) -> None:
+def test_report_is_a_whole_page(visitor: Visitor) -> None:
     """It is the one that ``poetmodel report`` writes."""
-    point = solved(browser)
-    reply = browser.client.get(f"/api/points/{point['id']}/export/report")
+    point = solved(visitor)
+    reply = visitor.client.get(f"/api/points/{point['id']}/export/report")
     assert reply.headers["content-type"].startswith("text/html")
     assert "<title>mlp on " in reply.text
 
 
-def test_c_needs_a_step_file(browser: Browser) -> None:
+def test_c_needs_a_step_file(visitor: Visitor) -> None:
     """Of a built-in network there is no code, and a sentence says so."""
-    problem, point = browser.open(MLP), solved(browser)
+    problem, point = visitor.open(MLP), solved(visitor)
     assert "c" not in problem["exports"]
-    reply = browser.client.get(f"/api/points/{point['id']}/export/c")
+    reply = visitor.client.get(f"/api/points/{point['id']}/export/c")
     assert reply.status_code == 409
     assert "step file" in reply.json()["detail"]
 
 
 def test_c_of_a_step_file_keeps_the_ram_of_the_point(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    visitor: Visitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The zip is a whole folder of C, whose tensors have no more RAM than the point.
 
     The command that is handed out makes the same folder.
     """
-    problem = browser.open({"model": STEP.name, "device": "nrf52840"})
+    problem = visitor.open({"model": STEP.name, "device": "nrf52840"})
     assert "c" in problem["exports"]
-    point = browser.ended(browser.want(problem, 0.6)["id"])
-    reply = browser.client.get(f"/api/points/{point['id']}/export/c")
+    point = visitor.ended(visitor.want(problem, 0.6)["id"])
+    reply = visitor.client.get(f"/api/points/{point['id']}/export/c")
     assert reply.status_code == 200, reply.text
     with zipfile.ZipFile(io.BytesIO(reply.content)) as archive:
         names = {name.partition("/")[2] for name in archive.namelist()}
@@ -246,7 +246,7 @@ def test_c_of_a_step_file_keeps_the_ram_of_the_point(
         stated = json.loads(archive.read(manifest))
     assert {"pm_step.c", "pm_step.h", "weights.bin", "README.md"} <= names
     assert stated["arena"]["bytes"] <= stated["budget"]["arena_bytes"] <= point["ram_bytes"]
-    line = command_of(browser, point)
+    line = command_of(visitor, point)
     monkeypatch.chdir(tmp_path)
     assert run(*shlex.split(line)[1:]) == 0
     (made,) = tmp_path.glob("*/manifest.json")
@@ -264,10 +264,10 @@ def test_c_of_a_step_file_keeps_the_ram_of_the_point(
     ],
 )
 def test_choice_that_cannot_be_is_a_sentence(
-    browser: Browser, choice: dict[str, Any], sentence: str
+    visitor: Visitor, choice: dict[str, Any], sentence: str
 ) -> None:
-    """Only what the catalogue names is read, never a path from the browser."""
-    reply = browser.client.post("/api/problems", json=choice)
+    """Only what the catalogue names is read, never a path from the visitor."""
+    reply = visitor.client.post("/api/problems", json=choice)
     assert reply.status_code == 409
     assert sentence in reply.json()["detail"]
 
@@ -286,31 +286,31 @@ def test_choice_that_cannot_be_is_a_sentence(
     ],
 )
 def test_request_that_makes_no_sense_is_refused(
-    browser: Browser, path: str, given: dict[str, Any]
+    visitor: Visitor, path: str, given: dict[str, Any]
 ) -> None:
     """The sentence names the field."""
-    reply = browser.client.post(path, json=given)
+    reply = visitor.client.post(path, json=given)
     assert reply.status_code == 422
     assert isinstance(reply.json()["detail"], str)
 
 
-def test_what_is_not_known_is_gone(browser: Browser) -> None:
+def test_what_is_not_known_is_gone(visitor: Visitor) -> None:
     """A page that is older than its server is told to choose again."""
     for reply in (
-        browser.client.get("/api/points/none"),
-        browser.client.get("/api/problems/none/why?ram_bytes=5"),
-        browser.client.post("/api/points", json={"problem": "no", "ram_bytes": 9, "session": "s"}),
+        visitor.client.get("/api/points/none"),
+        visitor.client.get("/api/problems/none/why?ram_bytes=5"),
+        visitor.client.post("/api/points", json={"problem": "no", "ram_bytes": 9, "session": "s"}),
     ):
         assert reply.status_code == 410
         assert "choose model and device again" in reply.json()["detail"]
-    assert browser.client.get("/nowhere").status_code == 404
+    assert visitor.client.get("/nowhere").status_code == 404
 
 
 @pytest.mark.parametrize("batch", [7, 9])
-def test_first_schedule_is_valid(browser: Browser, batch: int, tmp_path: Path) -> None:
+def test_first_schedule_is_valid(visitor: Visitor, batch: int, tmp_path: Path) -> None:
     """What is shown while nothing is proved keeps all limits, too."""
-    problem = browser.open({**MLP, "batch": batch})
-    point = browser.pictured(browser.want(problem, 0.2)["id"])
+    problem = visitor.open({**MLP, "batch": batch})
+    point = visitor.pictured(visitor.want(problem, 0.2)["id"])
     path = tmp_path / "first.schedule.json"
-    path.write_bytes(browser.client.get(f"/api/points/{point['id']}/export/schedule").content)
+    path.write_bytes(visitor.client.get(f"/api/points/{point['id']}/export/schedule").content)
     assert run("verify", str(path), "--graph", "mlp", "--batch", str(batch)) == 0
