@@ -230,16 +230,15 @@ def test_killed_server_loses_nothing(browser: Browser, tmp_path: Path) -> None:
         page.until(connection="lost")
         assert page.page.locator("#connection").inner_text() == "Reconnecting …"
         explorer.start()
-        after = page.until(connection="up", state="done", point=before["point"])
+        page.until(connection="up", state="done", point=before["point"])
         assert page.page.locator("#connection").inner_text() == ""
         assert page.figure("energy") == energy
-        point = page.json(f"/api/points/{after['point']}")
-        assert point["energy_j"] == energy
         page.type("ram", "78%")
         page.page.wait_for_function(
             "(old) => document.documentElement.dataset.point !== old", arg=before["point"]
         )
         page.settled()
+        assert page.json(f"/api/points/{before['point']}")["energy_j"] == energy
         assert {message.partition("net::")[0] for message in page.messages} <= {
             "Failed to load resource: "
         }
