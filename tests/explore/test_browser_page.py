@@ -323,6 +323,22 @@ def test_fields_take_sizes_and_shares(page: Visit) -> None:
     assert "5 KiB" in (page.page.locator("#ram").get_attribute("aria-valuetext") or "")
 
 
+def test_another_model_in_the_middle_of_a_drag(opened: Callable[..., Visit]) -> None:
+    """Charts of the old network make room in silence, and the new one's answer is seen."""
+    there = opened(model="ds-cnn", device="nrf52840")
+    there.settled()
+    there.page.locator("#ram").focus()
+    for _ in range(30):
+        there.page.keyboard.press("ArrowLeft")
+    there.page.locator("#model").select_option("mlp")
+    there.page.wait_for_function(
+        """() => { const { data, layout } = document.getElementById('points-A');
+        return document.title.startsWith('mlp') && data && data[1].y.length === 1
+          && layout.yaxis.range[0] < data[1].y[0] && data[1].y[0] < layout.yaxis.range[1]; }""",
+        timeout=PATIENCE_MS,
+    )
+
+
 def test_point_of_the_chart_leads_there(page: Visit) -> None:
     """A key or a click on an answer of the Pareto chart goes to its limits."""
     page.type("ram", "88%")

@@ -100,7 +100,7 @@ class Board:
         self._reading: dict[Choice, asyncio.Task[Opened]] = {}
         self._choices: OrderedDict[Choice, str] = OrderedDict()
         self._solves: dict[str, asyncio.Task[None]] = {}
-        self._drawings: dict[str, asyncio.Task[bytes]] = {}
+        self._drawings: dict[str, asyncio.Task[bytes | None]] = {}
         self._schedules: dict[str, bytes] = {}
         self._unwanted: set[str] = set()
         self._background: set[asyncio.Task[Any]] = set()
@@ -354,12 +354,14 @@ class Board:
 
     # -- answers ---------------------------------------------------------------------------------
 
-    async def answer(self, name: str, revision: int | None) -> bytes:
-        """Return what is drawn of a point, gzipped JSON."""
+    async def answer(self, name: str, revision: int | None) -> bytes | None:
+        """Return what is drawn of a point, gzipped JSON.
+
+        None where there is nothing to draw, or nobody wanted it any more when its turn came.
+        """
         opened, point = self.find(name)
         if point.value is None:
-            msg = "there is no schedule yet" if not point.is_over else point.reason
-            raise GoneError(msg)
+            return None
         if revision is not None and revision != point.revision:
             msg = f"revision {revision} is over: the newest one is {point.revision}"
             raise GoneError(msg)
@@ -375,7 +377,7 @@ class Board:
         self._drawings.pop(digest, None)
         self._unwanted.discard(digest)
 
-    async def _draw(self, opened: Opened, point: Point) -> bytes:
+    async def _draw(self, opened: Opened, point: Point) -> bytes | None:
         digest = point.digest
         name, of = point.id, digest
         if point.provisional and point.lender is not None:
@@ -387,8 +389,7 @@ class Board:
         worker = await self.drawers.take()
         if digest in self._unwanted:  # somebody dragged on while this one waited
             self.drawers.give_back(worker)
-            msg = "nobody wants this point any more"
-            raise GoneError(msg)
+            return None
         reply = await self.drawers.let(worker, {**job, "task": "draw"}, schedule)
         await self.store.call(self.store.save_answer, point.id, digest, self.drawn_by, reply.body)
         return reply.body

@@ -30,7 +30,8 @@ in SI units; bodies of requests are JSON.
     What is drawn of a point: ``{charts: {TYPE: data}, answers: [{question, word, text, mood}],
     facts, command}``, with the charts of the report by their types and what it says of one
     schedule; of a provisional point that of the neighbour. It waits until it is drawn. It never
-    changes for a revision (``ETag``); one that is over redirects to the newest one.
+    changes for a revision (``ETag``); one that is over redirects to the newest one. 204 where
+    there is nothing to draw, or nobody wanted it any more.
 ``GET /api/problems/ID/why?ram_bytes=N&deadline_s=S``
     Which limits no schedule can keep, and what the minimum RAM consists of: ``{text, reasons, node,
     phase, least_bytes, missing_bytes, held: [{tensor, index, bytes, role}], workspace_bytes,
@@ -155,6 +156,8 @@ def application(  # noqa: C901 - the routes, each a few lines
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         body = await board.answer(point, revision)
+        if body is None:
+            return Response(status_code=204)
         headers["Content-Encoding"] = "gzip"
         return Response(body, media_type="application/json", headers=headers)
 

@@ -397,6 +397,7 @@
     fetching = mine;
     try {
       const reply = await ask(`/api/points/${coded(point.id)}/answer?revision=${point.revision}`, { signal: mine.stop.signal });
+      if (reply.status === 204) { setTimeout(() => { if (isPictured(point)) picture(pictured); }, RETRY_MS); return; }
       const answer = await reply.json();
       got = { ...point, revision: Number(new URL(reply.url).searchParams.get("revision")) };  // perhaps a newer one
       answers.set(keyOf(got), answer);

@@ -64,7 +64,7 @@ page.define("points", (chart, { points, scale, budget_bytes, here, go }) => {
       uirevision: "kept",
       shapes: [{ type: "line", xref: "x", yref: "paper", x0: budget_bytes, x1: budget_bytes, y0: 0, y1: 1, line: { color: page.skin.limit, width: 1.5, dash: "dash" } }],
       xaxis: page.axis({ title: { text: "RAM that the schedule needs", standoff: 4 }, type: scale.log ? "log" : "linear", range: ends, tickvals: sizes, ticktext: sizes.map(units.bytes) }),
-      yaxis: page.axis({ title: { text: "energy overhead", standoff: 4 }, ...(log ? decades() : { ticksuffix: " %", rangemode: "tozero", ...(Math.max(0, ...y) > 0 ? {} : { range: [-0.1, 1] }) }) }),
+      yaxis: page.axis({ title: { text: "energy overhead", standoff: 4 }, ...(log ? decades() : { type: "linear", ticksuffix: " %", range: [-0.03, 1.1].map((end) => end * (Math.max(0, ...y) || 1)) }) }),
     }), page.config());
   };
   const leave = (at) => { const point = held[at]; if (point) go(point.ram_bytes, point.deadline_s); };

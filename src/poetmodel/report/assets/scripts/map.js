@@ -1,6 +1,7 @@
 // The map of stages and nodes. Cells that are smaller than a mark get one of the least size, so that
 // recomputations and transfers are seen at every scale.
 page.define("map", (chart, map) => {
+  const { graph } = page;  // of these data, also when the page knows another one by now
   const { div } = chart;
   const NOTHING = [0, false, "not in RAM at the start of the stage; no action"];
   const LEAST = 5;
@@ -54,7 +55,7 @@ page.define("map", (chart, map) => {
   const cursor = { row: 0, column: 0, keys: false };
   const shapes = () => {
     const found = [];
-    const tensor = page.selected === null ? null : page.graph.tensors[page.selected];
+    const tensor = page.selected === null || graph !== page.graph ? null : graph.tensors[page.selected];
     if (tensor) found.push({ type: "rect", layer: "above", x0: tensor[2] - 0.5, x1: tensor[2] + 0.5, y0: tensor[2] - 0.5, y1: n - 0.5, line: { color: page.skin.ink, width: 1.5 }, fillcolor: page.skin.ink, opacity: 0.35 });
     const { row, column } = cursor;
     if (cursor.keys) found.push({ type: "rect", x0: column - 0.6, x1: column + 0.6, y0: row - 0.6, y1: row + 0.6, line: { color: page.skin.limit, width: 3 } });
@@ -100,7 +101,7 @@ page.define("map", (chart, map) => {
     tell();
   };
   const pick = () => {
-    const made = page.graph.tensors.flatMap((tensor, i) => (tensor[2] === cursor.column ? [i] : []));
+    const made = graph.tensors.flatMap((tensor, i) => (tensor[2] === cursor.column ? [i] : []));
     page.select(made[made.indexOf(page.selected) + 1] ?? null);
   };
   const listen = () => {

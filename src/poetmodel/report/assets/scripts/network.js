@@ -1,6 +1,7 @@
 // The blocks of the model from inputs to loss. A block opens into its nodes; forward and backward
 // stand side by side. The lines to the left are what nodes read, in networkx's layout.
 page.define("network", (chart, data) => {
+  const { graph } = page;  // of these data, also when the page knows another one by now
   const { div } = chart;
   chart.open ??= new Set();
   // By the data alone: while they are on their way, the page may know another graph.
@@ -41,7 +42,7 @@ page.define("network", (chart, data) => {
     return { element, entry, level, b, r };
   };
   const piecesOf = (row) => row.nodes.map((nodes) => nodes.flatMap(
-    (node) => data.outputs[node].filter((tensor) => page.graph.tensors[tensor][1]).map((tensor) => part(data.choices[tensor], page.graph.tensors[tensor][1], tensor)),
+    (node) => data.outputs[node].filter((tensor) => graph.tensors[tensor][1]).map((tensor) => part(data.choices[tensor], graph.tensors[tensor][1], tensor)),
   ));
   const opens = (block) => block.rows.length > 1;
   const rows = () => data.blocks.flatMap((block, b) => {
@@ -120,7 +121,7 @@ page.define("network", (chart, data) => {
   };
 
   // -- choosing ---------------------------------------------------------------------------------
-  const about = (tensor) => `${page.graph.tensors[tensor][0]}: ${data.sizes[tensor]}, ${data.choices[tensor]}`;
+  const about = (tensor) => `${graph.tensors[tensor][0]}: ${data.sizes[tensor]}, ${data.choices[tensor]}`;
   const tell = (line, tensor) => chart.say(tensor === undefined ? spoken(line.entry.name, line.entry.sides) : about(Number(tensor)));
   const turn = (line, open) => {
     if (open) chart.open.add(line.entry.name); else chart.open.delete(line.entry.name);
@@ -174,7 +175,7 @@ page.define("network", (chart, data) => {
     found.element.classList.add("lit");
     lines.find((line) => line.level === 1 && line.b === place[0]).element.classList.add("lit");
     div.querySelectorAll(`[data-tensor="${tensor}"]`).forEach((piece) => piece.classList.add("lit"));
-    const readers = data.reads.flatMap((read, node) => (read.includes(tensor) ? [page.graph.nodes[node]] : []));
+    const readers = data.reads.flatMap((read, node) => (read.includes(tensor) ? [graph.nodes[node]] : []));
     chart.say(`${about(tensor)}; ${readers.length ? `read by ${readers.join(", ")}` : "nothing reads it"}`);
     if (follow) reveal(found.element);
   };

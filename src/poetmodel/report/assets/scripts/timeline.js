@@ -1,6 +1,7 @@
 // RAM over time, band by band: each copy of a tensor and each workspace, as long as it is there; core
 // and bus above; the budget; behind it what keep-all would take. Values: poetmodel.report.timeline.
 page.define("timeline", (chart, line) => {
+  const { graph } = page;  // of these data, also when the page knows another one by now
   const { div } = chart;
   const panel = page.$(`${div.id}-alive`);
   const n = line.ops.length;
@@ -29,7 +30,7 @@ page.define("timeline", (chart, line) => {
 
   // -- bands: stacked by part, then in the order in which they come ------------------------------
   const parts = page.data.parts;
-  const partOf = (what) => (what < 0 ? 3 : ["state", "activation", "gradient"].indexOf(page.graph.tensors[what][3]));
+  const partOf = (what) => (what < 0 ? 3 : ["state", "activation", "gradient"].indexOf(graph.tensors[what][3]));
   const bands = line.stays.map(([what, bytes, begin, end, origin, stored, givenAt, given, replaced, ...reads]) => ({
     what, bytes, begin, end, origin, stored, given, givenAt, replaced, reads, part: partOf(what),
     from: 2 * Math.max(begin, 0), to: Math.min(2 * end + 1, 2 * n), runs: [],
@@ -56,9 +57,9 @@ page.define("timeline", (chart, line) => {
     for (const [unit, factor] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) if (bytes >= factor) return `${(bytes / factor).toFixed(2)} ${unit}`;
     return `${bytes} B`;
   };
-  const node = (k) => page.graph.nodes[k];
-  const nameOf = (what) => (what < 0 ? `${node(-1 - what)}` : page.graph.tensors[what][0]);
-  const subject = (p) => ("cas".includes(line.ops[p]) ? node(line.of[p]) : page.graph.tensors[line.of[p]][0]);
+  const node = (k) => graph.nodes[k];
+  const nameOf = (what) => (what < 0 ? `${node(-1 - what)}` : graph.tensors[what][0]);
+  const subject = (p) => ("cas".includes(line.ops[p]) ? node(line.of[p]) : graph.tensors[line.of[p]][0]);
   const clock = (x) => {
     if (!x) return "0\u00a0s";
     const seconds = x * { s: 1, ms: 1e-3, us: 1e-6 }[line.unit];
@@ -130,10 +131,11 @@ page.define("timeline", (chart, line) => {
     item.append(button);
     return item;
   };
-  const isSelected = (band) => page.selected !== null && (band.what === page.selected || band.replaced === page.selected);
+  const hasSelected = () => page.selected !== null && graph === page.graph;
+  const isSelected = (band) => hasSelected() && (band.what === page.selected || band.replaced === page.selected);
   const story = (l) => {  // the copies of the selected tensor, one after the other
     const own = bands.filter(isSelected), item = element("div", undefined, "chosen");
-    const [name, bytes] = page.graph.tensors[page.selected];
+    const [name, bytes] = graph.tensors[page.selected];
     const head = element("p");
     head.append(element("b", name), element("span", size(bytes), "n"));
     const clear = element("button", "\u00d7");
@@ -187,7 +189,7 @@ page.define("timeline", (chart, line) => {
       turn.addEventListener("click", () => { chart.counted = timed; page.replace(chart.id, line); });
       hint.append(turn);
     }
-    const chosen = page.selected === null ? [] : [story(l)];
+    const chosen = hasSelected() ? [story(l)] : [];
     panel.querySelector(".more-of-it").replaceChildren(total, keys, ...chosen, list, hint);
     panel.classList.toggle("pinned", Boolean(chart.pinned));
   };
