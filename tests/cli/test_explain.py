@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -263,6 +264,7 @@ def test_noise_below_the_gap_is_nothing(
         (0.004, -1.0, "0 J to +4 mJ"),
         (1e-8, -1e-8, "0 J"),
         (None, 0.001, "+1 mJ or more"),
+        (None, -1.0, "0 J or more"),
         (None, None, "unknown"),
     ],
 )
@@ -288,4 +290,34 @@ def test_price_that_is_not_proven_is_a_range(
         time_s=None if energy_j is None else 0.0,
         least_j=least_j,
     )
+    assert price(account, [other]) == words
+
+
+@pytest.mark.parametrize(
+    ("energy_j", "least_j", "words"),
+    [
+        (0.004, -0.001, "at most +4 mJ"),
+        (0.004, 0.001, "+1 mJ to +4 mJ"),
+        (None, -0.001, "unknown"),
+    ],
+)
+def test_bound_below_zero_is_not_shown(
+    energy_j: float | None, least_j: float, words: str, tmp_path: Path, chain_file: Path
+) -> None:
+    """Beside a schedule that is not proven, a bound below its energy tells nothing of a decision."""
+    out = tmp_path / "chain.schedule.json"
+    assert invoke("solve", chain_file, "--device", "rpi4b", "--ram", "350", "--out", out).status == 0
+    found = read_valid(out, FileGraphOptions(graph=str(chain_file)), CostOptions())
+    stated = {key: value for key, value in found.document.stated.items() if "bound" not in key}
+    open_one = replace(found, document=replace(found.document, stated=stated))
+    account = Account(stated=open_one, decisions=(), at_limit=(), asked=(), more_ram=())
+    other = Alternative(
+        tensor=0,
+        forbidden=Forbidden.PAGING,
+        how=How.BOUNDED,
+        energy_j=energy_j,
+        time_s=0.0,
+        least_j=least_j,
+    )
+    assert account.least_possible_j <= 0
     assert price(account, [other]) == words

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetmodel.explore.points import MOST_HISTORY, Point, known_bound, neighbour, point_id
+from poetmodel.explore.points import MOST_HISTORY, Point, joined, known_bound, neighbour, point_id
 from poetmodel.explore.store import Store
 
 if TYPE_CHECKING:
@@ -146,6 +146,43 @@ def test_better_point_is_never_overwritten(store: Store) -> None:
     better = solved(100, 1.5, needs_bytes=90)
     store.now(store.save, better, b"better")
     assert store.now(store.schedule, best.id) == b"better"
+
+
+@given(
+    first=st.tuples(st.floats(1, 5), st.floats(0, 1)),
+    second=st.tuples(st.floats(1, 5), st.floats(0, 1)),
+    carried=st.booleans(),
+)
+def test_two_servers_lose_nothing_of_a_point(
+    first: tuple[float, float], second: tuple[float, float], carried: bool
+) -> None:
+    """The better schedule and the better bound stay, whoever of them had which."""
+    one, other = (solved(100, value, needs_bytes=90) for value, _ in (first, second))
+    one.bound, other.bound = first[1], second[1]
+    both, is_new = joined(one, other, carried=carried)
+    assert both.value == (min(first[0], second[0]) if carried else first[0])
+    assert both.bound == max(first[1], second[1])
+    assert is_new <= (both.value == second[0])
+
+
+def test_bound_of_another_server_stays_in_the_store(store: Store) -> None:
+    """A better schedule with a worse bound takes its place, and its picture is drawn anew."""
+    bounded = solved(100, 3.0, needs_bytes=90)
+    bounded.bound = 1.8
+    store.now(store.save, bounded, b"bounded")
+    better = solved(100, 2.0, needs_bytes=90)
+    better.bound = 0.5
+    store.now(store.save, better, b"better")
+    back = store.now(store.point, better.id)
+    assert back is not None
+    assert (back.value, back.bound) == (2.0, 1.8)
+    assert back.digest not in (better.digest, bounded.digest)
+    assert store.now(store.schedule, better.id) == b"better"
+    store.now(store.save, replace(bounded, bound=1.9), None)
+    back = store.now(store.point, better.id)
+    assert back is not None
+    assert (back.value, back.bound) == (2.0, 1.9)
+    assert store.now(store.schedule, better.id) == b"better"
 
 
 def test_picture_of_an_earlier_revision_goes(store: Store) -> None:

@@ -304,6 +304,9 @@ def test_what_is_not_known_is_gone(visitor: Visitor) -> None:
         assert reply.status_code == 410
         assert "choose model and device again" in reply.json()["detail"]
     assert visitor.client.get("/nowhere").status_code == 404
+    other = visitor.client.put("/api/choices")
+    assert (other.status_code, other.headers["allow"]) == (405, "GET")
+    assert "takes GET" in other.json()["detail"]
 
 
 @pytest.mark.parametrize("batch", [7, 9])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -156,10 +157,9 @@ def _alternative(account: Account, other: Alternative) -> Fact:
         if other.becomes is not None:
             note = f"{other.becomes} in its longest gap it breaks a limit"
             return row(without_it, "unknown", note)
-        if other.least_j is None:
-            return row(without_it, "unknown", "no schedule was found")
-        note = "proven; there may be no such schedule at all"
-        return row(without_it, f"{account.signed(other.least_j)} or more", note)
+        known = price(account, [other])
+        proven = "proven; there may be no such schedule at all"
+        return row(without_it, known, "no schedule was found" if known == "unknown" else proven)
     becomes = "" if other.becomes is None else f"{other.becomes} instead; "
     seconds = other.time_s or 0.0
     sign = "-" if seconds < 0 else "+"
@@ -184,17 +184,17 @@ def price(account: Account, others: Sequence[Alternative]) -> str:
     """Return the cost of the cheapest alternative, as a range where it is not proven."""
     prices = [other.energy_j for other in others if other.energy_j is not None]
     least = [other.least_j for other in others if other.least_j is not None]
+    proven = 0 < len(least) == len(others)
+    lowest_j = max(min(least), account.least_possible_j) if proven else -math.inf
     if not prices:
-        return (
-            f"{account.signed(min(least))} or more" if 0 < len(least) == len(others) else "unknown"
-        )
+        above = lowest_j >= -account.noise_j
+        return f"{account.signed(lowest_j)} or more" if above else "unknown"
     price = account.signed(min(prices))
     if all(_is_settled(account, other) for other in others):
         return price
-    if len(least) < len(others):
+    if lowest_j < -account.noise_j:  # a better schedule is possible: says nothing of this decision
         return f"at most {price}"
-    lowest_j = min(max(min(least), account.least_possible_j), *prices)
-    least_price = account.signed(lowest_j)
+    least_price = account.signed(min(lowest_j, *prices))
     return price if least_price == price else f"{least_price} to {price}"
 
 

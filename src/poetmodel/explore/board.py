@@ -186,6 +186,9 @@ class Board:
             point = opened.points.get(name)  # it may have come meanwhile
             if stored is not None and (point is None or _is_ahead(stored, point)):
                 point = opened.points[name] = _left(stored)
+            elif stored is not None and point is not None:
+                most = stored.bound if point.value is None else min(stored.bound, point.value)
+                point.bound = max(point.bound, most)
         if point is None:
             point = Point(id=name, problem=problem, ram_bytes=ram_bytes, deadline_s=deadline_s)
             opened.points[name] = point

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.result import relative_gap
@@ -84,6 +84,11 @@ class Point:
         """Whether a further solve could not tell more."""
         return self.is_over and self.status in ("optimal", "infeasible")
 
+    @property
+    def standing(self) -> int:
+        """How much the end of its solve tells: 0 before it, 1 after it, 2 with a proof."""
+        return self.is_over + self.is_proved
+
     def take(self, found: dict[str, Any], schedule: bytes) -> None:
         """Take over a schedule with its figures."""
         self.figures(found)
@@ -143,6 +148,26 @@ def point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str:
     """Return the id of a point: what its problem, its RAM and its deadline come to."""
     stated = f"{problem} {ram_bytes} {deadline_s!r}"
     return hashlib.sha256(stated.encode()).hexdigest()[:20]
+
+
+def joined(before: Point, new: Point, *, carried: bool) -> tuple[Point, bool]:
+    """Return what two servers know of a point together, and whether it is the new one's schedule.
+
+    The better schedule counts, and of equal ones that whose solve went further; the bound is the
+    higher one. A new value counts only if its schedule is `carried` along.
+    """
+    if before.value == new.value:
+        figures = carried or all(getattr(before, name) == getattr(new, name) for name in FIGURES)
+        is_new = figures and new.standing >= before.standing
+    else:
+        lower = before.value is None or (new.value is not None and new.value < before.value)
+        is_new = carried and lower
+    best = new if is_new else before
+    bound = max(before.bound, new.bound, 0.0)
+    bound = bound if best.value is None else min(bound, best.value)
+    if bound <= best.bound:
+        return best, is_new
+    return replace(best, bound=bound, history=list(best.history)), is_new
 
 
 def neighbour(point: Point, others: Iterable[Point]) -> Point | None:

@@ -222,8 +222,13 @@ def _sentences(app: FastAPI) -> None:
         return say(422, "; ".join(faults))
 
     @app.exception_handler(HTTPException)
-    def _http(_: Request, error: HTTPException) -> JSONResponse:
-        return say(error.status_code, f"{error.detail}: there is nothing at this address")
+    def _http(request: Request, error: HTTPException) -> JSONResponse:
+        allowed = (error.headers or {}).get("allow")
+        if allowed is None:
+            return say(error.status_code, f"{error.detail}: there is nothing at this address")
+        found = say(error.status_code, f"{request.method}: this address takes {allowed}")
+        found.headers["allow"] = allowed
+        return found
 
     @app.exception_handler(GoneError)
     def _gone(_: Request, error: GoneError) -> JSONResponse:

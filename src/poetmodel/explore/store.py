@@ -13,15 +13,15 @@ import secrets
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from poetmodel.errors import InputError
-from poetmodel.explore.points import Point
+from poetmodel.explore.points import Point, joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     _Result = TypeVar("_Result")
@@ -117,28 +117,36 @@ class Store:
         return b"" if row is None or row[0] is None else row[0]
 
     def save(self, point: Point, schedule: bytes | None) -> None:
-        """Write a point unless what is there is better; without a schedule the old one stays."""
-        facts = json.dumps(asdict(point), allow_nan=False)
-        rank = 2 if point.is_over else 1  # a point never falls behind
-        values = (
-            *(point.id, point.problem, point.ram_bytes, point.deadline_s, point.state, rank),
-            *(point.value, point.bound, point.digest, facts, schedule, time.time()),
-        )
+        """Write a point with what the store knows better; without a schedule the old one stays."""
+        with self._writing() as connection:
+            before = self.point(point.id)
+            kept, is_new = point, True
+            if before is not None:
+                kept, is_new = joined(before, point, carried=schedule is not None)
+            if kept == before:
+                return
+            packed = (schedule if is_new else None) or self.schedule(point.id)
+            if kept not in (before, point):  # a bound that only the other one knew
+                kept.revise(packed)
+            facts = json.dumps(asdict(kept), allow_nan=False)
+            connection.execute(
+                "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(kept.id, kept.problem, kept.ram_bytes, kept.deadline_s, kept.state),
+                    *(kept.standing, kept.value, kept.bound, kept.digest, facts),
+                    *(packed or None, time.time()),
+                ),
+            )
+            connection.execute(
+                "DELETE FROM answers WHERE point = ? AND digest <> ?", (kept.id, kept.digest)
+            )
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """Let nobody else write between what is read here and what is written."""
+        self._connection.execute("BEGIN IMMEDIATE")
         with self._connection as connection:
-            connection.execute(
-                "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO"
-                " UPDATE SET state = excluded.state, rank = excluded.rank, value = excluded.value,"
-                " bound = excluded.bound, digest = excluded.digest, facts = excluded.facts,"
-                " schedule = coalesce(excluded.schedule, schedule), changed_s = excluded.changed_s"
-                " WHERE excluded.value < value OR (value IS NULL AND excluded.value IS NOT NULL) OR"
-                " (excluded.value IS value AND excluded.bound >= bound AND excluded.rank >= rank)",
-                values,
-            )
-            connection.execute(
-                "DELETE FROM answers WHERE point = ?1 AND digest <> "
-                "(SELECT digest FROM points WHERE id = ?1)",
-                (point.id,),
-            )
+            yield connection
 
     def answer(self, name: str, digest: str, drawn_by: str) -> bytes | None:
         """Return the answer on a point as it was drawn by this version."""
