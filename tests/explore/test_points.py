@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -212,3 +214,26 @@ def test_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     path.write_text("these are my notes, and long enough to be no database " * 20)
     with pytest.raises(ValueError, match=r"--store .*notes\.sqlite: is no store"):
         Store(path)
+
+
+@pytest.mark.parametrize(
+    ("statements", "words"),
+    [
+        ("CREATE TABLE photos (name TEXT)", "is a database, but no store of the explorer"),
+        (
+            "CREATE TABLE points (id TEXT); CREATE TABLE answers (id TEXT); CREATE TABLE meta "
+            "(key TEXT PRIMARY KEY, value TEXT); INSERT INTO meta VALUES ('format', '99')",
+            r"another version of poetmodel \(format 99",
+        ),
+    ],
+)
+def test_database_of_others_is_left_alone(tmp_path: Path, statements: str, words: str) -> None:
+    """It is refused before anything is written into it."""
+    path = tmp_path / "theirs.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(statements)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=words):
+        Store(path)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]

@@ -44,16 +44,19 @@ def gone(pid: int) -> bool:
     return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
 
 
-def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
-    """The exit status is 0, and no process is left."""
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_everything(tmp_path: Path, asked: signal.Signals) -> None:
+    """So does a polite kill: the exit status is 0, no process is left, and one file."""
     with running(tmp_path, *SMALL) as explorer:
         visitor = explorer.visitor()
         visitor.listen()
         visitor.ended(visitor.want(visitor.open(MLP), 0.5)["id"])
         pids = list(workers_of(explorer))
         assert len(pids) >= 2
-        assert explorer.end(signal.SIGINT) == 0
+        assert explorer.end(asked) == 0
         until(lambda: all(map(gone, pids)))
+        store = explorer.store
+        assert [one.name for one in store.parent.iterdir() if store.name in one.name] == [store.name]
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
@@ -69,6 +71,8 @@ def serve(
     )
     address = f"http://127.0.0.1:{port}/?token={made.token}"
     server = _Server(config, made.board, lambda: ready(address))
+    if threading.current_thread() is threading.main_thread():  # a polite kill ends as Ctrl-C does
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with suppress(KeyboardInterrupt):  # which is how the server ends
             server.run([listening])

@@ -60,6 +60,7 @@ class Store:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # the token is inside
             connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+            self._check_own(connection)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.executescript(_TABLES)
@@ -68,6 +69,23 @@ class Store:
                 f"--store {self.path}: is no store of the explorer, or cannot be written ({error})"
             ) from error
         return connection
+
+    def _check_own(self, connection: sqlite3.Connection) -> None:
+        """Refuse what another program, or another version, wrote, before anything is written."""
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        if not tables:
+            return
+        if not {"meta", "points", "answers"} <= tables:
+            raise InputError(
+                f"--store {self.path}: is a database, but no store of the explorer; give another "
+                "file"
+            )
+        found = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+        if found is not None and found[0] != str(FORMAT):
+            raise InputError(
+                f"--store {self.path}: was written by another version of poetmodel (format "
+                f"{found[0]}, expected {FORMAT}); give another file"
+            )
 
     async def call(self, function: Callable[..., _Result], *given: Any) -> _Result:
         """Run one of the methods below in the store's thread."""
@@ -92,11 +110,6 @@ class Store:
                 (secrets.token_urlsafe(24), str(FORMAT)),
             )
         found = dict(connection.execute("SELECT key, value FROM meta"))
-        if found["format"] != str(FORMAT):
-            raise InputError(
-                f"--store {self.path}: was written by another version of poetmodel (format "
-                f"{found['format']}, expected {FORMAT}); give another file"
-            )
         return str(found["token"])
 
     def points(self, problem: str) -> list[Point]:
