@@ -306,7 +306,8 @@ def test_bound_below_zero_is_not_shown(
 ) -> None:
     """Beside a schedule that is not proven, a bound below its energy tells nothing of a decision."""
     out = tmp_path / "chain.schedule.json"
-    assert invoke("solve", chain_file, "--device", "rpi4b", "--ram", "350", "--out", out).status == 0
+    where = ("--device", "rpi4b", "--ram", "350", "--out", out)
+    assert invoke("solve", chain_file, *where).status == 0
     found = read_valid(out, FileGraphOptions(graph=str(chain_file)), CostOptions())
     stated = {key: value for key, value in found.document.stated.items() if "bound" not in key}
     open_one = replace(found, document=replace(found.document, stated=stated))

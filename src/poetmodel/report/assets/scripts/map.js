@@ -121,7 +121,7 @@ page.define("map", (chart, map) => {
     if (!codes) fill();
     const steps = page.data.kinds.length;
     const scale = page.data.kinds.flatMap((_, kind) => [[kind / steps, page.colour(kind)], [(kind + 1) / steps, page.colour(kind)]]);
-    const names = { title: { text: "node", standoff: 4 }, showgrid: false, zeroline: false, nticks: page.narrow() ? 5 : 12 };
+    const names = { title: { text: "node", standoff: 4 }, showgrid: false, zeroline: false, nticks: page.narrow() ? 5 : 12, ...(n <= 12 ? { dtick: 1 } : {}) };
     const styles = markers();
     const traces = [
       { type: "heatmap", z: codes, hoverinfo: "none", colorscale: scale, zmin: -0.5, zmax: steps - 0.5, showscale: false, xgap: n < 120 ? 1 : 0, ygap: n < 120 ? 1 : 0 },
