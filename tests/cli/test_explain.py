@@ -304,7 +304,7 @@ def test_price_that_is_not_proven_is_a_range(
 def test_bound_below_zero_is_not_shown(
     energy_j: float | None, least_j: float, words: str, tmp_path: Path, chain_file: Path
 ) -> None:
-    """Beside a schedule that is not proven, a bound below its energy tells nothing of a decision."""
+    """Beside a schedule that is not proven it tells nothing of a decision."""
     out = tmp_path / "chain.schedule.json"
     where = ("--device", "rpi4b", "--ram", "350", "--out", out)
     assert invoke("solve", chain_file, *where).status == 0
