@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LIBRARIES: Final = ("jinja2", "plotly")
 """What a page needs."""
+NEEDED: Final = {"timeline": ("bands",)}
+"""Scripts that those of charts need before them."""
 OWN: Final = "poetmodel.report"
 """The package whose assets all pages share."""
 
@@ -49,6 +51,7 @@ def render(
         .get_template(template)
         .render(
             chart_scripts=chart_scripts,
+            scripts=[name for chart in chart_scripts for name in (*NEEDED.get(chart, ()), chart)],
             kinds=kinds(),
             parts_of_ram=parts(),
             charts={

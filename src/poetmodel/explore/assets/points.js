@@ -72,11 +72,11 @@ page.define("points", (chart, { points, scale, budget_bytes, here, go }) => {
   const click = (event) => { if (event.points[0].curveNumber === 1) leave(event.points[0].pointNumber); };
   const key = (name) => {
     if (name === "Enter") { leave(cursor); return cursor >= 0; }
-    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -held.length, End: held.length }[name];
+    const step = page.step(name, held.length);
     if (!step || !held.length) return false;
-    cursor = Math.min(held.length - 1, Math.max(0, cursor + step));
+    cursor = page.within(cursor + step, held.length - 1);
     chart.say(words(held[cursor]));
-    window.Plotly.relayout(div, { annotations: [{ x: scale.log ? Math.log10(x[cursor]) : x[cursor], y: log ? Math.log10(y[cursor]) : y[cursor], text: "", showarrow: true, ax: 0, ay: -30, arrowcolor: page.skin.limit, arrowwidth: 2 }] });
+    window.Plotly.relayout(div, { annotations: [page.arrow(scale.log ? Math.log10(x[cursor]) : x[cursor], log ? Math.log10(y[cursor]) : y[cursor])] });
     return true;
   };
   return { draw, hover, click, key };

@@ -36,9 +36,9 @@ page.define("addresses", (chart, map) => {
     if (tensor !== null) page.select(tensor === page.selected ? null : tensor);
   };
   const key = (name) => {
-    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -map.boxes.length, End: map.boxes.length, PageUp: -10, PageDown: 10 }[name];
+    const step = page.step(name, map.boxes.length);
     if (!step || !map.boxes.length) return false;
-    cursor = Math.min(map.boxes.length - 1, Math.max(0, cursor + step));
+    cursor = page.within(cursor + step, map.boxes.length - 1);
     chart.say(map.boxes[cursor][5]);
     light();
     return true;

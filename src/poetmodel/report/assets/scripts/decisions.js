@@ -90,11 +90,7 @@
     row.focus({ preventScroll: true });
     reveal(row);
   };
-  const reveal = (row) => {
-    const [inner, outer] = [row.getBoundingClientRect(), box.getBoundingClientRect()];
-    const top = outer.top + table.tHead.offsetHeight;
-    if (inner.top < top || inner.bottom > outer.bottom) box.scrollTop += inner.top - top - (outer.bottom - top) / 3;
-  };
+  const reveal = (row) => page.reveal(row, box, table.tHead);
   body.addEventListener("click", (event) => {
     const row = event.target.closest("tr");
     if (row && window.getSelection().isCollapsed) choose(row);
@@ -103,10 +99,9 @@
     const row = event.target.closest("tr");
     if (!row || event.ctrlKey || event.metaKey || event.altKey) return;
     const rows = Array.from(body.rows).filter((other) => !other.hidden);
-    const at = rows.indexOf(row);
     const unit = unitOf(row);
-    const to = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + 10, PageUp: at - 10, Home: 0, End: rows.length - 1 }[event.key];
-    if (to !== undefined) focus(rows[Math.min(rows.length - 1, Math.max(0, to))]);
+    const to = page.rowAt(event.key, rows.indexOf(row), rows.length);
+    if (to !== undefined) focus(rows[to]);
     else if (event.key === "Enter" || event.key === " ") choose(row);
     else if (event.key === "ArrowRight" && row === unit.row && unit.members.length) turn(unit, true);
     else if (event.key === "ArrowLeft" && unit.members.length) { turn(unit, false); focus(unit.row); }
@@ -123,27 +118,16 @@
   };
 
   // -- rows that come as data --------------------------------------------------------------------
-  const cell = (name, ...content) => {
-    const td = document.createElement("td");
-    td.className = name;
-    td.append(...content);
-    return td;
-  };
-  const span = (...content) => {
-    const made = document.createElement("span");
-    made.append(...content);
-    return made;
-  };
+  const span = (...content) => page.make("span", "", ...content);
   const rowOf = (entry, kind) => {
-    const row = document.createElement("tr");
-    row.className = kind;
+    const row = page.make("tr", kind);
     row.dataset.choice = entry.choice;
     if (entry.tensor !== null) row.dataset.tensor = entry.tensor;
-    const name = cell("name", span(span(entry.name.slice(0, entry.tail)), span(entry.name.slice(entry.tail))));
+    const name = page.make("td", "name", span(span(entry.name.slice(0, entry.tail)), span(entry.name.slice(entry.tail))));
     name.title = entry.name;
-    row.append(name, cell("choice", document.createElement("i"), entry.choice));
+    row.append(name, page.make("td", "choice", page.make("i"), entry.choice));
     for (const [value, text] of entry.cells) {
-      const figure = cell("n", text);
+      const figure = page.make("td", "n", text);
       figure.dataset.v = value;
       row.append(figure);
     }

@@ -21,12 +21,12 @@ page.define("front", (chart, front) => {
   };
   const hover = (event) => chart.say(page.pointed(event));
   const key = (name) => {
-    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -points.length, End: points.length }[name];
+    const step = page.step(name, points.length);
     if (!step || !points.length) return false;
-    cursor = Math.min(points.length - 1, Math.max(0, cursor + step));
+    cursor = page.within(cursor + step, points.length - 1);
     const [text, x, y] = points[cursor];
     chart.say(text);
-    window.Plotly.relayout(div, { annotations: [{ x, y: front.log ? Math.log10(y) : y, text: "", showarrow: true, ax: 0, ay: -30, arrowcolor: page.skin.limit, arrowwidth: 2 }] });
+    window.Plotly.relayout(div, { annotations: [page.arrow(x, front.log ? Math.log10(y) : y)] });
     return true;
   };
   return { draw, hover, key };

@@ -9,43 +9,37 @@ page.define("gauge", (chart, gauge) => {
     MOST * Math.max(...gauge.rows.map((row) => Math.max(row.ram, needs(row)))),
     Math.max(...rows.map((row) => Math.max(row.ram, needs(row)))),
   );
-  const made = (tag, style, words) => {
-    const element = document.createElement(tag);
-    if (style) element.className = style;
-    if (words !== undefined) element.textContent = words;
-    return element;
-  };
   const share = (bytes) => `${(100 * Math.min(1, bytes / whole)).toFixed(3)}%`;
   const line = (row) => {
-    const found = made("div", `gauge-line${row.apart ? " apart" : ""}${row.missing ? " missing" : ""}`);
-    const words = made("p", "gauge-words");
+    const found = page.make("div", `gauge-line${row.apart ? " apart" : ""}${row.missing ? " missing" : ""}`);
+    const words = page.make("p", "gauge-words");
     const name = row.apart ? `keep-all${devices.size > 1 ? ` on ${row.device}` : ""}` : gauge.rows.length > 1 ? row.label : "this schedule";
-    words.append(made("b", "", name), row.missing
+    words.append(page.make("b", "", name), row.missing
       ? ` ${page.size(row.missing)} missing of ${page.size(row.ram)}: it does not train there`
       : ` ${page.size(row.free)} of ${page.size(row.ram)} free: it trains there`);
-    const bar = made("div", "gauge-bar");
-    const room = made("u");
+    const bar = page.make("div", "gauge-bar");
+    const room = page.make("u");
     room.style.width = share(row.ram);
     bar.append(room);
     let left = 0;
     row.parts.forEach((part, k) => {
       if (!part) return;
-      const piece = made("i", NAMES[k]);
+      const piece = page.make("i", NAMES[k]);
       piece.style.left = share(left);
       piece.style.width = `${(100 * (Math.min(whole, left + part) - Math.min(whole, left)) / whole).toFixed(3)}%`;
       piece.title = `${NAMES[k]} ${page.size(part)}`;
       bar.append(piece);
       left += part;
     });
-    if (left > whole) bar.append(made("s", "cut"));
-    const end = made("b");
+    if (left > whole) bar.append(page.make("s", "cut"));
+    const end = page.make("b");
     end.style.left = share(row.ram);
     bar.append(end);
-    const parts = made("ul", "keys");
+    const parts = page.make("ul", "keys");
     row.parts.forEach((part, k) => {
       if (!part) return;
-      const key = made("li");
-      key.append(made("i", NAMES[k]), `${NAMES[k]} ${page.size(part)}`);
+      const key = page.make("li");
+      key.append(page.make("i", NAMES[k]), `${NAMES[k]} ${page.size(part)}`);
       parts.append(key);
     });
     found.append(words, bar, parts);

@@ -91,9 +91,7 @@ page.define("map", (chart, map) => {
     if (!found) return;
     [cursor.row, cursor.column] = found;
     const [, , words] = labelAt(...found);
-    const name = document.createElement("b");
-    name.textContent = map.columns[found[1]];
-    tip.replaceChildren(name, ...[`stage ${found[0]} (${map.columns[found[0]]})`, ...words.split("; ")].flatMap((line) => [document.createElement("br"), line]));
+    tip.replaceChildren(page.make("b", "", map.columns[found[1]]), ...[`stage ${found[0]} (${map.columns[found[0]]})`, ...words.split("; ")].flatMap((line) => [page.make("br"), line]));
     const box = div.getBoundingClientRect();
     const [x, y] = [event.clientX - box.x, event.clientY - box.y];
     tip.style.left = `${x + 14 + tip.offsetWidth > box.width ? Math.max(2, x - 14 - tip.offsetWidth) : x + 14}px`;
@@ -135,8 +133,7 @@ page.define("map", (chart, map) => {
       uirevision: "kept", shapes: shapes(),
     }), page.config());
     if (!div.querySelector(":scope > .tip")) {
-      const tip = document.createElement("div");
-      tip.className = "tip";
+      const tip = page.make("div", "tip");
       tip.hidden = true;
       div.append(tip);
     }
@@ -149,8 +146,7 @@ page.define("map", (chart, map) => {
     if (name === "Enter" || name === " ") { pick(); return true; }
     const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -n], End: [0, n], PageUp: [-10, 0], PageDown: [10, 0] }[name];
     if (!step) return false;
-    const inside = (value) => Math.min(n - 1, Math.max(0, value));
-    Object.assign(cursor, { row: inside(cursor.row + step[0]), column: inside(cursor.column + step[1]), keys: true });
+    Object.assign(cursor, { row: page.within(cursor.row + step[0], n - 1), column: page.within(cursor.column + step[1], n - 1), keys: true });
     tell();
     reshape();
     return true;

@@ -8,12 +8,7 @@ page.define("network", (chart, data) => {
   const madeBy = new Map(data.outputs.flatMap((tensors, node) => tensors.map((tensor) => [tensor, node])));
   const rowOf = new Map();
   data.blocks.forEach((block, b) => block.rows.forEach((row, r) => row.nodes.forEach((nodes, side) => nodes.forEach((node) => rowOf.set(node, [b, r, side])))));
-  const make = (tag, name, ...content) => {
-    const element = document.createElement(tag);
-    if (name) element.className = name;
-    element.append(...content);
-    return element;
-  };
+  const { make } = page;
   const shareOf = (bytes) => `${(100 * bytes) / Math.max(1, data.most_bytes)}%`;
   const part = (choice, bytes, tensor) => {
     const piece = make("i");
@@ -134,11 +129,7 @@ page.define("network", (chart, data) => {
     const next = tensor === undefined ? tensors[tensors.indexOf(page.selected) + 1] : Number(tensor);
     page.select(next === undefined || next === page.selected ? null : next);
   };
-  const reveal = (element) => {
-    const [inner, outer] = [element.getBoundingClientRect(), div.getBoundingClientRect()];
-    const top = outer.top + div.querySelector(".heads").offsetHeight;
-    if (inner.top < top || inner.bottom > outer.bottom) div.scrollTop += inner.top - top - (outer.bottom - top) / 3;
-  };
+  const reveal = (element) => page.reveal(element, div, div.querySelector(".heads"));
   const focus = (line) => {
     for (const other of lines) other.element.tabIndex = -1;
     line.element.tabIndex = 0;
@@ -149,8 +140,8 @@ page.define("network", (chart, data) => {
     const at = lines.findIndex((line) => line.element === event.target);
     if (at < 0 || event.ctrlKey || event.metaKey || event.altKey) return;
     const line = lines[at];
-    const to = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + 10, PageUp: at - 10, Home: 0, End: lines.length - 1 }[event.key];
-    if (to !== undefined) focus(lines[Math.min(lines.length - 1, Math.max(0, to))]);
+    const to = page.rowAt(event.key, at, lines.length);
+    if (to !== undefined) focus(lines[to]);
     else if (event.key === "Enter" || event.key === " ") pick(line);
     else if (event.key === "ArrowRight" && line.r === null) turn(line, true);
     else if (event.key === "ArrowLeft") {

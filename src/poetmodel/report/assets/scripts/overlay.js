@@ -5,23 +5,14 @@ page.define("overlay", (chart, found) => {
   const DASHES = ["solid", "solid", "solid", "dot", "dot", "dot"];
   const colour = (at) => found.colours[at % found.colours.length][page.skin.colour];
   let cursor = null;
-  const at = (curve, x) => {
-    if (x > curve.x[curve.x.length - 1]) return null;
-    let low = 0, high = curve.x.length - 1;
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (curve.x[middle] <= x) low = middle; else high = middle - 1;
-    }
-    return curve.y[low];
-  };
+  const at = (curve, x) => (x > curve.x[curve.x.length - 1] ? null : curve.y[page.lastUpTo(x, curve.x.length, (place) => curve.x[place])]);
   const keys = () => {
     const list = page.$(`${div.id}-keys`);
     if (!list) return;
     list.replaceChildren(...found.curves.map((curve, k) => {
-      const item = document.createElement("li"), mark = document.createElement("i");
+      const mark = page.make("i");
       mark.style.background = colour(k);
-      item.append(mark, `${curve.label}: ${page.plain(curve.name)}${curve.budget_name ? `, budget ${curve.budget_name}` : ""}`);
-      return item;
+      return page.make("li", "", mark, `${curve.label}: ${page.plain(curve.name)}${curve.budget_name ? `, budget ${curve.budget_name}` : ""}`);
     }));
   };
   const draw = () => {
@@ -44,15 +35,14 @@ page.define("overlay", (chart, found) => {
     div.dataset.axes = "xaxis";
     div.whole = { xaxis: [0, last] };
     return window.Plotly.react(div, traces, page.layout({
-      uirevision: "kept", annotations: notes, shapes: line(), hovermode: false,
+      uirevision: "kept", annotations: notes, shapes: page.upright(cursor), hovermode: false,
       xaxis: page.axis({ title: { text: `time [${found.time}]`, standoff: 4 }, range: div.whole.xaxis, minallowed: 0, maxallowed: last }),
       yaxis: page.axis({ title: { text: `RAM [${found.size}]`, standoff: 4 }, range: [0, top], fixedrange: true }),
     }), page.config());
   };
-  const line = () => (cursor === null ? [] : [{ type: "line", x0: cursor, x1: cursor, yref: "paper", y0: 0, y1: 1, line: { color: page.skin.ink, width: 1 } }]);
   const read = (x) => {
     cursor = x;
-    if (div._fullLayout) window.Plotly.relayout(div, { shapes: line() });
+    if (div._fullLayout) window.Plotly.relayout(div, { shapes: page.upright(cursor) });
     if (x === null) { chart.say(""); return; }
     chart.say(`at ${page.number(x)} ${found.time}: ${found.curves.map((curve) => {
       const y = at(curve, x);
@@ -62,7 +52,7 @@ page.define("overlay", (chart, found) => {
   const key = (name) => {
     const step = { ArrowLeft: -0.01, ArrowRight: 0.01, PageUp: -0.1, PageDown: 0.1, Home: -1, End: 1 }[name];
     if (!step) return false;
-    read(Math.min(last, Math.max(0, (cursor === null ? (step > 0 ? -step * last : 0) : cursor) + step * last)));
+    read(page.within((cursor === null ? (step > 0 ? -step * last : 0) : cursor) + step * last, last));
     return true;
   };
   return { draw, read, key };

@@ -124,6 +124,35 @@ const page = (() => {
     return window.Plotly.relayout(div, change);
   };
 
+  // -- parts of charts ---------------------------------------------------------------------------
+  const make = (tag, name, ...content) => {  // an element with its class
+    const element = document.createElement(tag);
+    if (name) element.className = name;
+    element.append(...content);
+    return element;
+  };
+  const within = (value, most) => Math.min(most, Math.max(0, value));
+  const lastUpTo = (most, count, valueAt) => {  // where the last of growing values is that is at most so much
+    let low = 0, high = count - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (valueAt(middle) <= most) low = middle; else high = middle - 1;
+    }
+    return low;
+  };
+  const upright = (x) => (x === null ? [] : [{ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: skin.ink, width: 1 } }]);
+  const arrow = (x, y) => ({ x, y, text: "", showarrow: true, ax: 0, ay: -30, arrowcolor: skin.limit, arrowwidth: 2 });
+  const step = (key, count) => ({ ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -count, End: count }[key]);
+  const rowAt = (key, at, count) => {  // where a key leads to in a table or tree
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + 10, PageUp: at - 10, Home: 0, End: count - 1 }[key];
+    return to === undefined ? undefined : within(to, count - 1);
+  };
+  const reveal = (row, box, head) => {  // scrolls a box so that a row is seen below its head
+    const [inner, outer] = [row.getBoundingClientRect(), box.getBoundingClientRect()];
+    const top = outer.top + head.offsetHeight;
+    if (inner.top < top || inner.bottom > outer.bottom) box.scrollTop += inner.top - top - (outer.bottom - top) / 3;
+  };
+
   // -- the life of a chart: drawn when it comes near the window, then kept up to date -----------
   const makers = {};
   const charts = new Map();
@@ -218,6 +247,7 @@ const page = (() => {
 
   return {
     $, data, ready, define, mount, replace, select, escaped, plain, pointed, narrow, coarse, config, axis, log, layout, colour, number, size,
+    make, within, lastUpTo, upright, arrow, step, rowAt, reveal,
     know: (found) => { know(found); tell(); },
     onSelect: (heard) => listeners.push(heard),
     get graph() { return graph; },

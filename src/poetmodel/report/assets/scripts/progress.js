@@ -10,7 +10,6 @@ page.define("progress", (chart, found) => {
   const COLOURS = { light: ["#0072B2", "#007A58", "rgba(0,114,178,.13)"], dark: ["#4AA3DF", "#23C497", "rgba(74,163,223,.17)"] };
   let cursor = null;
   const words = (value) => (value === null ? "none yet" : `${page.number(value)}${found.unit ? ` ${found.unit}` : ""}`);
-  const line = () => (cursor === null ? [] : [{ type: "line", x0: cursor, x1: cursor, yref: "paper", y0: 0, y1: 1, line: { color: page.skin.ink, width: 1 } }]);
   const draw = () => {
     const [blue, green, shade] = COLOURS[page.skin.colour];
     const known = rows.findIndex((row) => row[1] !== null && row[2] !== null);
@@ -36,7 +35,7 @@ page.define("progress", (chart, found) => {
     div.dataset.axes = "xaxis";
     div.whole = { xaxis: range };
     return window.Plotly.react(div, traces, page.layout({
-      annotations: notes, shapes: line(), uirevision: "kept", hovermode: false,
+      annotations: notes, shapes: page.upright(cursor), uirevision: "kept", hovermode: false,
       xaxis: page.axis({ title: { text: "time of the solve [s]", standoff: 4 }, range, ...(log ? page.log(first, last) : {}) }),
       yaxis: page.axis({ title: { text: `${found.y_name}${found.unit ? ` [${found.unit}]` : ""}`, standoff: 4 }, range: [base, high + 2 * pad], fixedrange: true }),
     }), page.config());
@@ -48,17 +47,15 @@ page.define("progress", (chart, found) => {
   };
   const read = (x) => {
     cursor = x;
-    if (div._fullLayout) window.Plotly.relayout(div, { shapes: line() });
+    if (div._fullLayout) window.Plotly.relayout(div, { shapes: page.upright(cursor) });
     if (x === null) { chart.say(found.end); return; }
-    let row = 0;
-    while (row + 1 < rows.length && rows[row + 1][0] <= x) row += 1;
-    show(row);
+    show(page.lastUpTo(x, rows.length, (row) => rows[row][0]));
   };
   let place = -1;
   const key = (name) => {
-    const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -rows.length, End: rows.length }[name];
+    const step = page.step(name, rows.length);
     if (!step) return false;
-    place = Math.min(rows.length - 1, Math.max(0, place + step));
+    place = page.within(place + step, rows.length - 1);
     read(xs[place]);
     show(place);
     return true;

@@ -10,53 +10,13 @@ page.define("timeline", (chart, line) => {
   const RECOMPUTED = 1, PAGED_IN = 2, RESIDENT = 3;
   const MOST = 30;  // rows of the list while one only points
 
-  // -- levels: RAM during an instruction (2 p) and after it (2 p + 1); only some take time -------
-  const timed = line.issued !== null && !chart.counted;
-  const starts = new Float64Array(2 * n + 1);
-  for (let p = 0; p < n; p += 1) starts[2 * p] = starts[2 * p + 1] = timed ? line.issued[p] : p;
-  if (timed) for (const [p, , end] of line.work) if ("ca".includes(line.ops[p])) starts[2 * p + 1] = end;
-  if (!timed) for (let p = 0; p < n; p += 1) starts[2 * p + 1] = p + 1;
-  const last = timed ? line.issued[n] : n;
-  starts[2 * n] = last;
-  const levels = [];  // those that take time
-  const first = new Int32Array(2 * n + 2);  // the first of them from a level on
-  for (let l = 0; l < 2 * n; l += 1) {
-    first[l] = levels.length;
-    if (starts[l + 1] > starts[l]) levels.push(l);
-  }
-  first[2 * n] = first[2 * n + 1] = levels.length;
-  const edges = [...levels.map((l) => starts[l]), last];
-  const bytesAt = (l) => (l % 2 ? line.after : line.during)[l >> 1] || 0;
-
-  // -- bands: stacked by part, then in the order in which they come ------------------------------
+  const { timed, starts, last, levels, first, edges, bytesAt, bands, heightAt, alive, height } = makeBands(line, graph, chart.counted);
   const parts = page.data.parts;
-  const partOf = (what) => (what < 0 ? 3 : ["state", "activation", "gradient"].indexOf(graph.tensors[what][3]));
-  const bands = line.stays.map(([what, bytes, begin, end, origin, stored, givenAt, given, replaced, ...reads]) => ({
-    what, bytes, begin, end, origin, stored, given, givenAt, replaced, reads, part: partOf(what),
-    from: 2 * Math.max(begin, 0), to: Math.min(2 * end + 1, 2 * n), runs: [],
-  }));
-  bands.sort((a, b) => a.part - b.part || a.from - b.from || b.to - a.to || a.what - b.what);
-  const base = new Float64Array(levels.length);
-  const heightAt = (band, l) => band.bytes - (band.givenAt >= 0 && l >= 2 * band.givenAt ? band.given : 0);
-  for (const band of bands) {
-    for (let v = first[band.from]; v < first[band.to]; v += 1) {
-      const low = base[v], high = low + heightAt(band, levels[v]);
-      const run = band.runs[band.runs.length - 1];
-      if (run && run[2] === low && run[3] === high) run[1] = v + 1;
-      else band.runs.push([v, v + 1, low, high]);
-      base[v] = high;
-    }
-  }
-  const alive = (l) => bands.filter((band) => band.from <= l && l < band.to && heightAt(band, l) > 0);
-  const height = Math.max(1, ...line.during, ...line.ghost[1]);
   const above = line.budget !== null && line.budget > 2.2 * height;  // a budget that far off is only named
   const top = 1.12 * Math.max(height, above ? 0 : line.budget || 0);
 
   // -- words -----------------------------------------------------------------------------------
-  const size = (bytes) => {
-    for (const [unit, factor] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) if (bytes >= factor) return `${(bytes / factor).toFixed(2)} ${unit}`;
-    return `${bytes} B`;
-  };
+  const { make, size } = page;
   const node = (k) => graph.nodes[k];
   const nameOf = (what) => (what < 0 ? `${node(-1 - what)}` : graph.tensors[what][0]);
   const subject = (p) => ("cas".includes(line.ops[p]) ? node(line.of[p]) : graph.tensors[line.of[p]][0]);
@@ -108,49 +68,43 @@ page.define("timeline", (chart, line) => {
     const over = stripe(band), under = colourOf(band);
     return over ? `repeating-linear-gradient(135deg, ${under} 0 3px, ${over} 3px 6px)` : under;
   };
-  const element = (tag, words, style) => {
-    const made = document.createElement(tag);
-    if (words !== undefined) made.textContent = words;
-    if (style) made.className = style;
-    return made;
-  };
   const entry = (band, l) => {
-    const item = element("li");
-    const button = element(band.what < 0 ? "div" : "button");
+    const item = make("li");
+    const button = make(band.what < 0 ? "div" : "button");
     if (band.what >= 0) {
       button.type = "button";
       button.addEventListener("click", () => page.select(page.selected === band.what ? null : band.what));
       button.setAttribute("aria-pressed", String(page.selected === band.what));
     }
-    const mark = element("i");
+    const mark = make("i");
     mark.style.background = swatch(band);
     const bytes = heightAt(band, l);
     item.dataset.what = band.what;
     item.dataset.bytes = bytes;
-    button.append(mark, element("b", nameOf(band.what)), element("span", size(bytes), "n"), element("small", `${why(band, l >> 1)}; ${goes(band)}`));
+    button.append(mark, make("b", "", nameOf(band.what)), make("span", "n", size(bytes)), make("small", "", `${why(band, l >> 1)}; ${goes(band)}`));
     item.append(button);
     return item;
   };
   const hasSelected = () => page.selected !== null && graph === page.graph;
   const isSelected = (band) => hasSelected() && (band.what === page.selected || band.replaced === page.selected);
   const story = (l) => {  // the copies of the selected tensor, one after the other
-    const own = bands.filter(isSelected), item = element("div", undefined, "chosen");
+    const own = bands.filter(isSelected), item = make("div", "chosen");
     const [name, bytes] = graph.tensors[page.selected];
-    const head = element("p");
-    head.append(element("b", name), element("span", size(bytes), "n"));
-    const clear = element("button", "\u00d7");
+    const head = make("p");
+    head.append(make("b", "", name), make("span", "n", size(bytes)));
+    const clear = make("button", "", "\u00d7");
     clear.type = "button";
     clear.setAttribute("aria-label", `Light ${name} no longer`);
     clear.addEventListener("click", () => page.select(null));
     head.append(clear);
-    const list = element("ol");
+    const list = make("ol");
     own.forEach((band, k) => {
       const now = band.from <= l && l < band.to;
-      const line = element("li", told(band), now ? "now-here" : "");
-      if (k && own[k - 1].stored) list.append(element("li", "on storage in between", "away"));
+      const line = make("li", now ? "now-here" : "", told(band));
+      if (k && own[k - 1].stored) list.append(make("li", "away", "on storage in between"));
       list.append(line);
     });
-    if (!own.length) list.append(element("li", "never takes RAM of its own", "away"));
+    if (!own.length) list.append(make("li", "away", "never takes RAM of its own"));
     item.append(head, list);
     return item;
   };
@@ -162,29 +116,29 @@ page.define("timeline", (chart, line) => {
     panel.dataset.level = l;
     panel.dataset.bytes = bytes;
     const share = line.budget ? `, ${(100 * bytes / line.budget).toPrecision(3)} % of the budget` : "";
-    const total = element("p", undefined, "total");
-    total.append(element("b", size(bytes)), `${share}${kept === null ? "" : `; keep-all ${size(kept)} here`}`);
-    const keys = element("ul", undefined, "keys");
+    const total = make("p", "total");
+    total.append(make("b", "", size(bytes)), `${share}${kept === null ? "" : `; keep-all ${size(kept)} here`}`);
+    const keys = make("ul", "keys");
     parts.forEach((part, k) => {
       const sum = there.reduce((found, band) => found + (band.part === k ? heightAt(band, l) : 0), 0);
       if (!sum) return;
-      const key = element("li"), mark = element("i");
+      const key = make("li"), mark = make("i");
       mark.style.background = part[page.skin.colour];
-      key.append(mark, `${part.name} `, element("b", size(sum)));
+      key.append(mark, `${part.name} `, make("b", "", size(sum)));
       keys.append(key);
     });
-    const list = element("ul", undefined, "stays");
+    const list = make("ul", "stays");
     const shown = chart.pinned ? there : there.slice(0, MOST);
     list.append(...shown.map((band) => entry(band, l)));
     if (shown.length < there.length) {
       const rest = there.slice(MOST).reduce((sum, band) => sum + heightAt(band, l), 0);
-      const more = element("li", `and ${there.length - MOST} smaller ones, ${size(rest)}; click to see all`, "more");
+      const more = make("li", "more", `and ${there.length - MOST} smaller ones, ${size(rest)}; click to see all`);
       more.dataset.bytes = rest;
       list.append(more);
     }
-    const hint = element("p", chart.pinned ? "Pinned: click there again or press Escape. " : `${page.coarse ? "Tap" : "Click"} the chart to pin. `, "hint");
+    const hint = make("p", "hint", chart.pinned ? "Pinned: click there again or press Escape. " : `${page.coarse ? "Tap" : "Click"} the chart to pin. `);
     if (line.issued !== null) {
-      const turn = element("button", timed ? "Show by instruction" : "Show by time");
+      const turn = make("button", "", timed ? "Show by instruction" : "Show by time");
       turn.type = "button";
       turn.addEventListener("click", () => { chart.counted = timed; page.replace(chart.id, line); });
       hint.append(turn);
@@ -264,18 +218,13 @@ page.define("timeline", (chart, line) => {
   const lastFirst = (p) => { while (p > 0 && !"cs".includes(line.ops[p])) p -= 1; return line.of[p]; };
   const show = (l) => {
     if (!n) return;
-    chart.level = Math.min(Math.max(l, 0), 2 * n - 1);
+    chart.level = page.within(l, 2 * n - 1);
     chart.anchor = chart.rest === undefined ? undefined : lastFirst(chart.rest >> 1);
     fill(chart.level);
     paint("cursor");
   };
   const levelAt = (x) => {  // the last level that takes time and begins at or before x
-    let low = 0, high = levels.length - 1;
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (edges[middle] <= x) low = middle; else high = middle - 1;
-    }
-    return levels.length ? levels[low] : peak;
+    return levels.length ? levels[page.lastUpTo(x, levels.length, (v) => edges[v])] : peak;
   };
   const pointed = (event) => {
     if (!div._fullLayout) return null;
@@ -320,7 +269,7 @@ page.define("timeline", (chart, line) => {
   };
   const free = () => { chart.pinned = false; chart.rest = undefined; show(peak); };
   const key = (name) => {
-    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -n, End: n, PageUp: -10, PageDown: 10 }[name];
+    const step = page.step(name, n);
     if (name === "Enter" || name === " ") { chart.pinned = !chart.pinned; show(chart.level ?? peak); return true; }
     if (name === "ArrowUp" || name === "ArrowDown") {
       const there = alive(chart.level ?? peak).filter((band) => band.what >= 0);
@@ -331,7 +280,7 @@ page.define("timeline", (chart, line) => {
     }
     if (!step || !n) return false;
     const before = chart.rest === undefined ? -1 : chart.rest >> 1;
-    chart.rest = 2 * Math.min(n - 1, Math.max(0, before + step));
+    chart.rest = 2 * page.within(before + step, n - 1);
     show(chart.rest);
     return true;
   };
