@@ -11,13 +11,6 @@
   const RETRY_MS = 1000;
   const KEPT = 80;
   const CHARTS = JSON.parse($("answer").dataset.charts);
-  const PLAIN = {
-    batch: null, image: null, sequence: null, state: null, train: null, tile: null, in_place: false, paging: true, recompute: true,
-    minimize: "energy", deadline_counts: null, aux_bytes: null, count_parameters: false,
-  };
-  const NUMBERS = ["batch", "image", "sequence", "aux_bytes"];
-  const FIELDS = ["model", "device", ...Object.keys(PLAIN)];
-  const coded = (id) => encodeURIComponent(id);
 
   let choice = null;
   let problem = null;
@@ -30,67 +23,17 @@
   const session = before || Array.from(window.crypto.getRandomValues(new Uint32Array(3)), (part) => part.toString(36)).join("");
   window.sessionStorage.setItem("session", session);
 
-  // -- asking the server -----------------------------------------------------------------------
-  class Refused extends Error {}
-  const ask = async (path, { body, signal } = {}) => {
-    const how = body ? { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) } : {};
-    let reply;
-    try {
-      reply = await fetch(path, { ...how, signal, credentials: "same-origin" });
-    } catch (error) {
-      if (error.name !== "AbortError") lose();
-      throw error;
-    }
-    if (reply.status === 410 && body) { enter(); throw new DOMException("opened again", "AbortError"); }
-    if (reply.status === 403) { shut(); throw new Refused("the address of this page is no longer valid"); }
-    if (!reply.ok) throw new Refused(await sentence(reply));
-    return reply;
-  };
-  const sentence = async (reply) => {
-    try { return String((await reply.json()).detail); } catch { return `the server answered ${reply.status}`; }
-  };
-  // What was refused is said; a lost connection and an older wish are dealt with elsewhere.
-  const told = (error, where) => { if (error instanceof Refused) $(where).textContent = capital(error.message); };
-  const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.?!]$/.test(text) ? "" : ".");
-
-  // -- events, and a connection that comes back -------------------------------------------------
-  let events = null;
-  let lost = false;
-  let over = false;
-  const listen = () => {
-    events = new EventSource(`/api/events?session=${coded(session)}`);
-    events.addEventListener("error", lose);
-    for (const name of ["point", "front"]) events.addEventListener(name, (event) => heard(JSON.parse(event.data)));
-  };
-  const lose = () => {
-    if (lost || over) return;
-    lost = true;
-    events?.close();
-    root.dataset.connection = "lost";
-    $("connection").textContent = "Reconnecting …";
-    setTimeout(again, RETRY_MS);
-  };
-  const again = async () => {
-    lost = false;
-    try { await ask("/api/choices"); } catch { return; }
-    root.dataset.connection = "up";
-    $("connection").textContent = "";
-    if (!choice) { begin(); return; }
-    listen();
-    enter();
-  };
-  const shut = () => {
-    over = true;
-    events?.close();
-    root.dataset.connection = "over";
-    $("connection").textContent = "This address is no longer valid: open the one that poetmodel explore printed.";
-  };
+  // The server; when it is there again, what was wished is wished again.
+  const { ask, told, listen, sentence, Refused } = makeServer(session, {
+    heard: (point) => heard(point),
+    gone: () => enter(),
+    again: () => { if (!choice) { begin(); return; } listen(); enter(); },
+  });
 
   // -- the address: a link or a reload shows the same view -------------------------------------
   const sizeText = (bytes) => (bytes % 1024 ? String(bytes) : `${bytes / 1024}KiB`);
   const writeAddress = () => {
-    const query = new URLSearchParams();
-    for (const name of FIELDS) if (name in PLAIN ? choice[name] !== PLAIN[name] : choice[name]) query.set(name, typeof choice[name] === "boolean" ? Number(choice[name]) : choice[name]);
+    const query = new URLSearchParams(choices.stated(choice));
     if (wished.ram_bytes !== null) query.set("ram", sizeText(wished.ram_bytes));
     if (wished.deadline_s !== null) query.set("deadline", `${wished.deadline_s}s`);
     const found = `?${query}`;
@@ -99,47 +42,17 @@
   let stated = null;  // the limits of the address, until a problem is there to say what 50% means
   const readAddress = (initial) => {
     const query = new URLSearchParams(window.location.search);
-    const found = { ...PLAIN, ...(query.has("model") ? { model: initial.model, device: initial.device } : initial) };
-    for (const name of FIELDS) {
-      if (!query.has(name)) continue;
-      const text = query.get(name);
-      found[name] = typeof PLAIN[name] === "boolean" ? text !== "0" : NUMBERS.includes(name) ? Number(text) || null : text;
-    }
-    choice = Object.fromEntries(FIELDS.map((name) => [name, found[name]]));
+    choice = choices.read(query, initial);
     wished = { ram_bytes: initial.ram_bytes ?? null, deadline_s: initial.deadline_s ?? null };
     stated = { ram: query.get("ram"), deadline: query.get("deadline") };
   };
 
   // -- the problem: its controls, and what the server says of it -------------------------------
-  const fillChoices = ({ models, devices }) => {
-    const groups = new Map();
-    for (const { name, group } of models) groups.set(group, [...(groups.get(group) || []), name]);
-    $("model").replaceChildren(...Array.from(groups, ([group, names]) => {
-      const found = document.createElement("optgroup");
-      found.label = group;
-      found.append(...names.map((name) => new Option(name)));
-      return found;
-    }));
-    $("device").replaceChildren(...devices.map(({ name, ram_bytes }) => new Option(`${name} (${units.bytes(ram_bytes)})`, name)));
-  };
-  const showChoice = () => {
-    for (const name of FIELDS) {
-      const field = $(name);
-      if (!field) continue;
-      if (field.type === "checkbox") field.checked = choice[name];
-      else field.value = choice[name] ?? "";
-    }
-    for (const name of ["train", "tile"]) $(name).parentElement.hidden = !choice.state;
-    const words = [choice.model, choice.device, choice.batch && `batch ${choice.batch}`, choice.state, choice.train && `train ${choice.train}`, choice.tile && `tiles of ${choice.tile}`, choice.in_place && "in place", !choice.paging && "no paging", !choice.recompute && "no recomputation", choice.minimize !== "energy" && `least ${choice.minimize}`];
-    $("problem-words").textContent = words.filter(Boolean).join(" · ");
-  };
   const readChoice = (event) => {
-    const field = event.target;
-    if (!FIELDS.includes(field.name)) return;
-    const value = field.type === "checkbox" ? field.checked : field.type === "number" ? Number(field.value) || null : field.value || null;
-    choice = { ...choice, [field.name]: value };
-    if (!choice.state) choice = { ...choice, train: null, tile: null };
-    showChoice();
+    const found = choices.changed(choice, event.target);
+    if (!found) return;
+    choice = found;
+    choices.show(choice);
     enter();
   };
   let entering = 0;
@@ -324,7 +237,7 @@
   const panel = (head, text, button, then = null) => {
     $("why").hidden = false;
     $("why-head").textContent = head;
-    $("why-text").textContent = capital(text);
+    $("why-text").textContent = sentence(text);
     $("why-held").replaceChildren();
     $("why-go").hidden = !then;
     $("why-go").textContent = button;
@@ -353,7 +266,7 @@
   const explain = async (signal) => {
     const limits = new URLSearchParams({ ram_bytes: wished.ram_bytes });
     if (wished.deadline_s !== null) limits.set("deadline_s", wished.deadline_s);
-    const why = await (await ask(`/api/problems/${coded(problem.problem)}/why?${limits}`, { signal })).json();
+    const why = await (await ask(`/api/problems/${encodeURIComponent(problem.problem)}/why?${limits}`, { signal })).json();
     adopt();
     nothing();
     offer(null);
@@ -396,7 +309,7 @@
     let got = point;
     fetching = mine;
     try {
-      const reply = await ask(`/api/points/${coded(point.id)}/answer?revision=${point.revision}`, { signal: mine.stop.signal });
+      const reply = await ask(`/api/points/${encodeURIComponent(point.id)}/answer?revision=${point.revision}`, { signal: mine.stop.signal });
       if (reply.status === 204) { setTimeout(() => { if (isPictured(point)) picture(pictured); }, RETRY_MS); return; }
       const answer = await reply.json();
       got = { ...point, revision: Number(new URL(reply.url).searchParams.get("revision")) };  // perhaps a newer one
@@ -476,7 +389,7 @@
   const take = async (what) => {
     $("take-error").textContent = "";
     try {
-      const reply = await ask(`/api/points/${coded(offered.id)}/export/${what}`);
+      const reply = await ask(`/api/points/${encodeURIComponent(offered.id)}/export/${what}`);
       const name = /filename="?([^";]+)"?/.exec(reply.headers.get("Content-Disposition") || "");
       const link = document.createElement("a");
       link.href = URL.createObjectURL(await reply.blob());
@@ -516,9 +429,9 @@
   const begin = async () => {
     let offers;
     try { offers = await (await ask("/api/choices")).json(); } catch (error) { told(error, "problem-error"); return; }
-    fillChoices(offers);
+    choices.fill(offers);
     readAddress(offers.initial);
-    showChoice();
+    choices.show(choice);
     listen();
     enter();
   };

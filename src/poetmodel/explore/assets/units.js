@@ -5,10 +5,8 @@ const units = (() => {
   const FORM = /^\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?)\s*([a-zµμ]*|%)\s*$/i;
   const figures = (value, digits) => value.toLocaleString("en", { maximumSignificantDigits: digits });
   const bytes = (value) => {
-    for (const [unit, factor] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
-      if (value >= factor) return `${(value / factor).toLocaleString("en", { maximumFractionDigits: 2 })} ${unit}`;
-    }
-    return `${Math.round(value).toLocaleString("en")} B`;
+    const [unit, factor] = page.unitOf(value);
+    return `${(factor === 1 ? Math.round(value) : value / factor).toLocaleString("en", { maximumFractionDigits: 2 })} ${unit}`;
   };
   const engineering = (value, unit) => {
     if (!value) return `0 ${unit}`;

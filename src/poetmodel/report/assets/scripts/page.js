@@ -81,9 +81,10 @@ const page = (() => {
     modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]],
   });
   const number = (value) => (value !== 0 && Math.abs(value) < 1e-3 ? value.toPrecision(3) : String(Number(value.toPrecision(4))));
+  const unitOf = (bytes) => [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]].find((unit) => bytes >= unit[1]) || ["B", 1];
   const size = (bytes) => {
-    for (const [unit, factor] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) if (bytes >= factor) return `${(bytes / factor).toFixed(2)} ${unit}`;
-    return `${bytes} B`;
+    const [unit, factor] = unitOf(bytes);
+    return `${factor === 1 ? bytes : (bytes / factor).toFixed(2)} ${unit}`;
   };
   // A logarithmic axis from low to high whose labels are plain numbers: 0.1, 0.2, 0.5, 1, ...
   const log = (low, high) => {
@@ -246,7 +247,7 @@ const page = (() => {
   window.addEventListener("load", () => soon(start, { timeout: 1500 }));
 
   return {
-    $, data, ready, define, mount, replace, select, escaped, plain, pointed, narrow, coarse, config, axis, log, layout, colour, number, size,
+    $, data, ready, define, mount, replace, select, escaped, plain, pointed, narrow, coarse, config, axis, log, layout, colour, number, unitOf, size,
     make, within, lastUpTo, upright, arrow, step, rowAt, reveal,
     know: (found) => { know(found); tell(); },
     onSelect: (heard) => listeners.push(heard),
