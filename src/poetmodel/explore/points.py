@@ -1,4 +1,7 @@
-"""A point: a problem at one RAM and one deadline, what is known of it, and how far its solve is."""
+"""A point: a problem at one RAM and one deadline, what is known of it, and how far its solve is.
+
+A problem has all its points, one for each stop of the sliders that somebody wanted.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,12 @@ from poetmodel.result import relative_gap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
 
 MOST_HISTORY: Final = 400
 """Entries of a history; of more every second one goes."""
+KEPT_STOPS: Final = 500
+"""Points of a problem that are kept though nothing of their own is known."""
 FIGURES: Final = (
     "value",
     "energy_j",
@@ -142,6 +148,41 @@ class Point:
         known = self.value is not None
         bound_j = baseline + self.bound if known and minimize == "energy" else None
         return shown | {"bound_j": bound_j, "gap": self.gap}
+
+
+@dataclass(slots=True)
+class Opened:
+    """A problem that somebody looks at."""
+
+    name: str
+    facts: dict[str, Any]
+    """What the worker said of it."""
+    drawn: str
+    """The same for the page with the graph, as JSON, but for the last brace."""
+    points: dict[str, Point] = field(default_factory=dict)
+
+    def told(self, point: Point, *, brief: bool = False) -> dict[str, Any]:
+        """Return a point as the page gets it, a brief one without its history."""
+        objective = self.facts["objective"]
+        told = point.to_dict(objective["baseline"], minimize=objective["minimize"])
+        if brief:
+            del told["history"]
+        return told
+
+    def forget(self, used: AbstractSet[str | None]) -> None:
+        """Forget the oldest stops of a slider that left nothing behind."""
+        idle = [
+            name
+            for name, point in self.points.items()
+            if not point.is_over and (point.value is None or point.provisional) and name not in used
+        ]
+        for name in idle[:-KEPT_STOPS]:
+            del self.points[name]
+
+    def front(self) -> list[Point]:
+        """Return the points that have a schedule of their own."""
+        points = self.points.values()
+        return [point for point in points if point.value is not None and not point.provisional]
 
 
 def point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str:
