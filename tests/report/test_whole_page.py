@@ -107,7 +107,7 @@ def pointed(report: Report, chart: str, share: float) -> float:
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [
-        (1440, "light"),
+        pytest.param(1440, "light", marks=pytest.mark.slow),
         pytest.param(1440, "dark", marks=pytest.mark.slow),
         pytest.param(390, "light", marks=pytest.mark.slow),
         (390, "dark"),

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import uvicorn
 
 from poetmodel.data import installed
-from poetmodel.explore.board import Board
 from poetmodel.explore.choice import State
-from poetmodel.explore.crew import Crew
+from poetmodel.explore.coordination import Coordinator
+from poetmodel.explore.pool import WorkerPool
 from poetmodel.explore.server import application
 from poetmodel.explore.store import Store
 from poetmodel.problem import Quantity
@@ -70,7 +70,7 @@ def serve(
         lifespan="on",
     )
     address = f"http://127.0.0.1:{port}/?token={made.token}"
-    server = _Server(config, made.board, lambda: ready(address))
+    server = _Server(config, made.coordinator, lambda: ready(address))
     if threading.current_thread() is threading.main_thread():  # a polite kill ends as Ctrl-C does
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -85,7 +85,7 @@ class Explorer:
     """An explorer that is ready to be served."""
 
     app: Guard
-    board: Board
+    coordinator: Coordinator
     store: Store
     token: str
 
@@ -102,16 +102,18 @@ def explorer(
     """Open a store, and return the explorer of it; its workers start with it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     kept, text = Store(store), catalogue.to_json()
-    board = Board(
+    coordinator = Coordinator(
         kept,
-        solvers=Crew(workers or cores or 1, SOLVING, text, newest_first=True),
-        drawers=Crew(max(min(cores or 1, 2), (cores or 1) // 2), DRAWING, text),
+        solvers=WorkerPool(workers or cores or 1, SOLVING, text, newest_first=True),
+        drawers=WorkerPool(max(min(cores or 1, 2), (cores or 1) // 2), DRAWING, text),
         search=search,
         drawn_by=_version(),
     )
     token = kept.now(kept.secret)
-    app = application(board, catalogue, page=explorer_page, initial=initial, token=token, port=port)
-    return Explorer(app=app, board=board, store=kept, token=token)
+    app = application(
+        coordinator, catalogue, page=explorer_page, initial=initial, token=token, port=port
+    )
+    return Explorer(app=app, coordinator=coordinator, store=kept, token=token)
 
 
 def explorer_page() -> str:
@@ -132,9 +134,11 @@ def explorer_page() -> str:
 class _Server(uvicorn.Server):
     """A server that says when it has started, and ends its streams when it stops."""
 
-    def __init__(self, config: uvicorn.Config, board: Board, started: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, coordinator: Coordinator, started: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self._board = board
+        self._coordinator = coordinator
         self._tell = started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -145,7 +149,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all streams, then stop."""
-        self._board.silence()
+        self._coordinator.silence()
         await super().shutdown(sockets)
 
 

@@ -60,10 +60,10 @@ from starlette.exceptions import HTTPException
 
 from poetmodel.data import installed
 from poetmodel.errors import PoetModelError
-from poetmodel.explore.board import Board, GoneError
 from poetmodel.explore.choice import Choice  # noqa: TC001 - FastAPI reads it
-from poetmodel.explore.crew import WorkerError
+from poetmodel.explore.coordination import Coordinator, GoneError
 from poetmodel.explore.guard import Guard
+from poetmodel.explore.pool import WorkerError
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Wish(BaseModel):
 
 
 def application(  # noqa: C901 - the routes, each a few lines
-    board: Board,
+    coordinator: Coordinator,
     catalogue: Catalogue,
     *,
     page: Callable[[], str],
@@ -107,9 +107,9 @@ def application(  # noqa: C901 - the routes, each a few lines
 
     @asynccontextmanager
     async def living(_: FastAPI) -> AsyncIterator[None]:
-        await board.start()
+        await coordinator.start()
         yield
-        await board.stop()
+        await coordinator.stop()
 
     app = FastAPI(lifespan=living, docs_url=None, redoc_url=None, openapi_url=None)
     _sentences(app)
@@ -129,7 +129,7 @@ def application(  # noqa: C901 - the routes, each a few lines
 
     @app.post("/api/problems")
     async def open_problem(choice: Choice) -> Response:
-        found = await board.open(choice)
+        found = await coordinator.open(choice)
         points = [found.told(point, brief=True) for point in found.front()]
         added = json.dumps({"points": points}, allow_nan=False)
         # The graph is JSON already, an object without its last brace.
@@ -137,25 +137,25 @@ def application(  # noqa: C901 - the routes, each a few lines
 
     @app.post("/api/points")
     async def want(wish: Wish) -> dict[str, Any]:
-        return await board.want(
+        return await coordinator.want(
             wish.session, wish.problem, wish.ram_bytes, wish.deadline_s, more=wish.more
         )
 
     @app.get("/api/points/{point}")
     async def read_point(point: Name) -> dict[str, Any]:
-        opened, found = board.find(point)
+        opened, found = coordinator.find(point)
         return opened.told(found)
 
     @app.get("/api/points/{point}/answer")
     async def answer(request: Request, point: Name, revision: int | None = None) -> Response:
-        _, found = board.find(point)
+        _, found = coordinator.find(point)
         if revision is not None and found.value is not None and revision != found.revision:
             return RedirectResponse(f"/api/points/{point}/answer?revision={found.revision}")
-        tag = f'"{found.digest}-{board.drawn_by}"'
+        tag = f'"{found.digest}-{coordinator.drawn_by}"'
         headers = {"Cache-Control": "private, no-cache", "ETag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
-        body = await board.answer(point, revision)
+        body = await coordinator.answer(point, revision)
         if body is None:
             return Response(status_code=204)
         headers["Content-Encoding"] = "gzip"
@@ -163,7 +163,7 @@ def application(  # noqa: C901 - the routes, each a few lines
 
     @app.get("/api/points/{point}/export/{kind}")
     async def export(point: Name, kind: Kind) -> Response:
-        made = await board.export(point, kind)
+        made = await coordinator.export(point, kind)
         headers = {"Content-Disposition": f'attachment; filename="{made.values["name"]}"'}
         return Response(made.body, media_type=made.values["media"], headers=headers)
 
@@ -173,20 +173,20 @@ def application(  # noqa: C901 - the routes, each a few lines
         ram_bytes: Annotated[int, Query(ge=1, le=MAX_BYTES)],
         deadline_s: Annotated[float | None, Query(gt=0, le=1e12)] = None,
     ) -> dict[str, Any]:
-        return await board.why(problem, ram_bytes, deadline_s)
+        return await coordinator.why(problem, ram_bytes, deadline_s)
 
     @app.get("/api/events", response_class=EventSourceResponse)
     async def events(session: Session) -> AsyncIterator[ServerSentEvent]:
-        async for event in _events(board, session):
+        async for event in _events(coordinator, session):
             yield event
 
     return Guard(app, token=token, port=port)
 
 
-async def _events(board: Board, session: str) -> AsyncIterator[ServerSentEvent]:
+async def _events(coordinator: Coordinator, session: str) -> AsyncIterator[ServerSentEvent]:
     import asyncio
 
-    listener = board.listen(session)
+    listener = coordinator.listen(session)
     try:
         yield ServerSentEvent(comment="listening", retry=500)
         while True:
@@ -197,14 +197,14 @@ async def _events(board: Board, session: str) -> AsyncIterator[ServerSentEvent]:
                 yield ServerSentEvent(comment="alive")
             for kind, name in news:
                 try:
-                    opened, point = board.find(name)
+                    opened, point = coordinator.find(name)
                 except GoneError:
                     continue
                 told = opened.told(point, brief=kind == "front")
                 yield ServerSentEvent(event=kind, data=told)
             await asyncio.sleep(LEAST_PAUSE_S)
     finally:
-        board.leave(session, listener)
+        coordinator.leave(session, listener)
 
 
 def _sentences(app: FastAPI) -> None:

@@ -8,8 +8,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from poetmodel.explore.crew import Crew, RefusedError, WorkerError
 from poetmodel.explore.points import FIGURES, known_bound, neighbour
+from poetmodel.explore.pool import RefusedError, WorkerError, WorkerPool
 from poetmodel.result import relative_gap
 
 if TYPE_CHECKING:
@@ -35,7 +35,13 @@ class Solves:
     """The solves of a server."""
 
     def __init__(
-        self, store: Store, *, solvers: Crew, drawers: Crew, search: dict[str, Any], tell: Tell
+        self,
+        store: Store,
+        *,
+        solvers: WorkerPool,
+        drawers: WorkerPool,
+        search: dict[str, Any],
+        tell: Tell,
     ) -> None:
         self.store = store
         self.solvers = solvers

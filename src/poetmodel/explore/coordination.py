@@ -12,8 +12,8 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.explore.crew import Crew, RefusedError
 from poetmodel.explore.points import Opened, Point, point_id
+from poetmodel.explore.pool import RefusedError, WorkerPool
 from poetmodel.explore.sessions import Listener, Session
 from poetmodel.explore.solving import Solves
 
@@ -33,15 +33,15 @@ class GoneError(Exception):
     """Something that was asked for by a name that is not known, or not any more."""
 
 
-class Board:
+class Coordinator:
     """Problems, points, sessions and workers of one server."""
 
     def __init__(
         self,
         store: Store,
         *,
-        solvers: Crew,
-        drawers: Crew,
+        solvers: WorkerPool,
+        drawers: WorkerPool,
         search: dict[str, Any],
         drawn_by: str,
     ) -> None:
@@ -224,8 +224,8 @@ class Board:
             msg = "there is no schedule yet to export"
             raise RefusedError(msg)
         job = {**self.solves.proved(opened, point), "task": "export", "kind": kind}
-        crew = self.solvers if kind == "c" else self.drawers
-        return await crew.do(job, await self.solves.schedule(point))
+        pool = self.solvers if kind == "c" else self.drawers
+        return await pool.do(job, await self.solves.schedule(point))
 
     async def why(self, problem: str, ram_bytes: int, deadline_s: float | None) -> dict[str, Any]:
         """Return what binds at a RAM and a deadline."""

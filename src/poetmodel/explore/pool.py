@@ -133,7 +133,7 @@ class Worker:
 
 
 @dataclass(slots=True)
-class Crew:
+class WorkerPool:
     """Workers that share a queue."""
 
     size: int
