@@ -231,6 +231,7 @@ def test_killed_server_loses_nothing(browser: Browser, tmp_path: Path) -> None:
         assert page.page.locator("#connection").inner_text() == "Reconnecting …"
         explorer.start()
         page.until(connection="up", state="done", point=before["point"])
+        page.page.wait_for_selector("#problem:not([aria-busy])", timeout=PATIENCE_MS)
         assert page.page.locator("#connection").inner_text() == ""
         assert page.figure("energy") == energy
         page.type("ram", "78%")
