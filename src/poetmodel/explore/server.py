@@ -56,6 +56,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from poetmodel.data import installed
@@ -223,7 +224,7 @@ def _sentences(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> JSONResponse:
-        allowed = (error.headers or {}).get("allow")
+        allowed = Headers(error.headers).get("allow")
         if allowed is None:
             return say(error.status_code, f"{error.detail}: there is nothing at this address")
         found = say(error.status_code, f"{request.method}: this address takes {allowed}")
