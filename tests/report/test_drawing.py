@@ -25,7 +25,7 @@ from worked import even_costs
 if TYPE_CHECKING:
     from pathlib import Path
 
-ODD_NAMES = ("a<b>&amp;", "$x_1$", "tab\there", "\u4e2d", "%d {0}", "x" * 90)
+ODD_NAMES = ("a<b>&amp;", "\u00fc\u2192\u03b8\U0001f600", "$x_1$", "tab\there", "\u4e2d", "%d {0}", "x" * 90)
 
 
 def chain(names: tuple[str, ...] = ODD_NAMES) -> Graph:
@@ -135,3 +135,4 @@ def test_long_names_lose_their_middle() -> None:
     assert shortened("layer4.1.conv2.grad_weight") == "layer4.1.c..rad_weight"
     assert shortened("conv1") == "conv1"
     assert shortened("a\tb\u4e2d") == "a?b?"
+    assert shortened("\u00fcn\u00ef\u2192\u03b8") == "\u00fcn\u00ef\u2192\u03b8"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import PARTS
@@ -82,7 +83,15 @@ def shortened(name: str) -> str:
 
 
 def _drawable(text: str) -> str:
-    return "".join(c if c.isprintable() and c.isascii() else "?" for c in text)
+    return "".join(c if c.isprintable() and ord(c) in _glyphs() else "?" for c in text)
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    """Return the characters of the font that matplotlib brings along and draws with."""
+    from matplotlib.font_manager import findfont, get_font
+
+    return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())
 
 
 # -- timelines ---------------------------------------------------------------------------------
