@@ -29,9 +29,11 @@ const units = (() => {
     const name = unit in known ? unit : Object.keys(known).find((each) => each.toLowerCase() === unit.toLowerCase());
     return name ? Number(found[1]) * known[name] : null;
   };
+  // What the server takes too; null for all else.
+  const within = (value, least, most) => (value !== null && value >= least && value <= most ? value : null);
   return {
     bytes, seconds, share, joules: (value) => engineering(value, "J"),
-    readBytes: (text, whole) => { const found = read(text, SIZES, whole, 1); return found === null ? null : Math.floor(found); },
-    readSeconds: (text, whole) => { const found = read(text, TIMES, whole, null); return found === null ? null : Number(found.toPrecision(12)); },
+    readBytes: (text, whole) => { const found = read(text, SIZES, whole, 1); return within(found === null ? null : Math.floor(found), 1, 2 ** 53); },
+    readSeconds: (text, whole) => { const found = read(text, TIMES, whole, null); return within(found === null ? null : Number(found.toPrecision(12)), 1e-300, 1e12); },
   };
 })();
