@@ -77,7 +77,7 @@ def test_devices_are_offered(words: tuple[str, ...]) -> None:
         (("solve", "mlp", "--minimize"), ("energy", "time", "ram", "writes")),
         (("solve", "mlp", "--deadline-counts"), ("compute", "serial", "overlap")),
         (("plan", "x.json", "--mode"), ("blocking", "dma")),
-        (("plan", "x.json", "--format"), ("json", "text", "binary")),
+        (("plan", "x.json", "--format"), ("json", "text", "binary", "trace", "memory-viz")),
         (("bench",), tuple(FIGURES)),
     ],
 )

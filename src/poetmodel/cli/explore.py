@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from poetmodel.cli import options
 from poetmodel.cli.inputs import read_costs
-from poetmodel.cli.output import print_note, print_text
+from poetmodel.cli.output import print_note, print_text, set_quiet
 from poetmodel.data import installed
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.graph.catalogue import Variant
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class ServerOptions:
     no_browser: bool = options.output(
         False, "--no-browser", "Only print the address, open no browser."
     )
+    quiet: bool = options.output(False, "--quiet", "Print nothing but errors.", callback=set_quiet)
     workers: int | None = options.how(
         None,
         "--workers N",
@@ -61,7 +62,10 @@ def explore(
     """Open a local page: drag the RAM budget and see the schedule change."""
     missing = [name for name in ("fastapi", "uvicorn", "jinja2", "plotly") if not installed(name)]
     if missing:
-        raise InputError(f"explore needs {', '.join(missing)}: pip install 'poetmodel[explore]'")
+        raise MissingExtraError(
+            f"explore: needs {', '.join(missing)}, not installed here; "
+            "pip install 'poetmodel[explore]' installs what it needs"
+        )
     catalogue, choice, initial = _start(source, costing, limits)
     from poetmodel.explore.running import serve
 
