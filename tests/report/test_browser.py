@@ -255,7 +255,7 @@ def test_decisions_filter_and_sort(report: Report, subjects: list[Subject]) -> N
     page.locator("#choice").select_option("")
     page.locator("#filter").fill(tensors[0].name)
     assert shown.count() >= 2
-    assert all(tensors[0].name in text for text in shown.all_inner_texts())
+    assert all(tensors[0].name in text for text in shown.all_text_contents())
     page.locator("#filter").fill("")
     assert page.locator("#count").inner_text() == whole
     head = page.locator("#decision-table th", has_text="size")
