@@ -267,7 +267,7 @@ def test_address_has_the_whole_view(opened: Callable[..., Visit]) -> None:
     page.page.wait_for_function("() => location.search.includes('deadline=')")
     page.page.locator("#timeline-A-alive .stays button").first.click()
     name = page.state["selected"]
-    address = page.page.url
+    address = page.page.evaluate("() => location.href")
     assert "token" not in address
     there = opened()
     there.page.goto(address)
