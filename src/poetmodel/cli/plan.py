@@ -18,6 +18,7 @@ from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
 from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.problem import DeadlineCounts, Problem
+from poetmodel.problem.objective import transfer_mode
 from poetmodel.report.presenter import Fact, count, escaped, room_facts, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -369,11 +370,9 @@ def default_mode(
     device: Device | None, deadline_counts: str | None
 ) -> tuple[StorageMode, list[str]]:
     """Return the storage mode of a device, else the one that the deadline implies, and doubts."""
+    mode = transfer_mode(device, deadline_counts)
     overlap = deadline_counts == DeadlineCounts.OVERLAP
-    if device is None or device.storage is None:
-        return StorageMode.DMA if overlap else StorageMode.BLOCKING, []
-    mode = device.storage.mode
-    if mode == StorageMode.DMA or not overlap:
+    if device is None or mode == StorageMode.DMA or not overlap:
         return mode, []
     return mode, [
         "the time of this schedule lets transfers overlap computation, but the core of "

@@ -7,14 +7,14 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device import StorageMode
 from poetmodel.errors import InputError, PlanError, VerificationError
 from poetmodel.explore.frames import Frame, unpack_schedule
 from poetmodel.explore.tasks import gzipped, read_choice, read_problem
 from poetmodel.graph import Phase
 from poetmodel.planner import make_plan, verify
-from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacles
+from poetmodel.problem.objective import transfer_mode
 from poetmodel.report.charts import address_chart, stage_chart
 from poetmodel.report.facts import commands, decision_rows, facts
 from poetmodel.report.folding import decision_table
@@ -152,7 +152,11 @@ def subject_of(job: dict[str, Any], talk: Talk) -> Subject:
     notes, plan, check, places = [], None, None, None
     try:
         plan = make_plan(
-            graph, costs, schedule, mode=_mode(problem), ram_budget_bytes=problem.usable_ram_bytes
+            graph,
+            costs,
+            schedule,
+            mode=transfer_mode(costs.device, problem.deadline_counts),
+            ram_budget_bytes=problem.usable_ram_bytes,
         )
         check = check_plan(graph, costs, plan, aux_bytes=problem.aux_limit_bytes)
         if job["proof"]["final"] and not check.violations:
@@ -203,15 +207,6 @@ def document_of(result: SolveResult) -> ScheduleDocument:
         objective=ObjectiveEntry.model_validate(stated["objective"]),
         history=result.history,
     )
-
-
-def _mode(problem: Problem) -> StorageMode:
-    """Return how the device transfers, else what the deadline implies."""
-    storage = None if problem.costs.device is None else problem.costs.device.storage
-    if storage is not None:
-        return storage.mode
-    overlaps = problem.deadline_counts == DeadlineCounts.OVERLAP
-    return StorageMode.DMA if overlaps else StorageMode.BLOCKING
 
 
 # -- why not less ------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ from enum import StrEnum
 from operator import mul, neg
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from poetmodel.device import StorageMode
 from poetmodel.problem.totals import CONSTANT, Count, Total
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from poetmodel.device import Device
     from poetmodel.graph import Graph
     from poetmodel.problem.problem import Problem
     from poetmodel.problem.totals import Terms, TotalsConstraint
@@ -56,6 +58,14 @@ class DeadlineCounts(StrEnum):
     """Compute plus transfer time: storage that blocks the core."""
     OVERLAP = "overlap"
     """The makespan when one DMA channel moves tensors while the core computes."""
+
+
+def transfer_mode(device: Device | None, deadline_counts: str | None) -> StorageMode:
+    """Return how the storage of a device transfers, else what the deadline implies."""
+    if device is not None and device.storage is not None:
+        return device.storage.mode
+    overlap = deadline_counts == DeadlineCounts.OVERLAP
+    return StorageMode.DMA if overlap else StorageMode.BLOCKING
 
 
 class TimeSum(NamedTuple):
