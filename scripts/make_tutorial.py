@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -40,27 +41,69 @@ def digits() -> Any:
 
 
 def executed(path: Path = TUTORIAL) -> dict[str, Any]:
-    """Return a notebook with what its cells print when they run now, without times and colours."""
+    """Return a notebook with what its cells print when they run now, without colours.
+
+    They run in this process, each line ``!command`` by a shell: no kernel, no terminal, no network.
+    """
     nbformat: Any = import_module("nbformat")
-    client_class: Any = import_module("nbclient").NotebookClient
+    shells: Any = import_module("IPython.core.interactiveshell")
+    capturing: Any = import_module("IPython.utils.capture")
 
     beside = str(Path(sys.executable).parent)  # where the program is
     os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", "")])
     os.environ["COLUMNS"] = "100"
+    config: Any = import_module("traitlets.config").Config({"HistoryManager": {"enabled": False}})
+    shell = shells.InteractiveShell(config=config)
+    shell.system = _run_command
+    for name in ("write_output_prompt", "write_format_data", "finish_displayhook"):
+        setattr(shell.displayhook, name, lambda *_: None)  # values are shown as outputs
     notebook = nbformat.read(path, as_version=4)
-    client = client_class(
-        notebook,
-        timeout=MOST_SECONDS,
-        record_timing=False,
-        coalesce_streams=True,
-        resources={"metadata": {"path": str(path.parent)}},
-    )
-    client.execute()
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    folder = Path.cwd()
+    try:
+        os.chdir(path.parent)
+        for count, cell in enumerate(code, 1):
+            with capturing.capture_output(display=False) as captured:
+                result = shell.run_cell(cell.source)
+            result.raise_error()
+            cell.execution_count = count
+            cell.outputs = _outputs(nbformat.v4, shell, count, captured, result.result)
+    finally:
+        os.chdir(folder)
     found: dict[str, Any] = json.loads(nbformat.writes(notebook))
-    for output in (one for cell in found["cells"] for one in cell.get("outputs", ())):
-        if "text" in output:
-            plain = _COLOUR.sub("", "".join(output["text"]))
-            output["text"] = [f"{line.rstrip()}\n" for line in plain.splitlines()]
+    return found
+
+
+def _run_command(command: str) -> None:
+    """Run a command of a cell, and print what it prints."""
+    done = subprocess.run(  # noqa: S602 - the own commands of the notebook
+        command,
+        shell=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=MOST_SECONDS,
+    )
+    print(done.stdout, end="")  # noqa: T201
+    if done.returncode:
+        raise RuntimeError(f"{command}: exit status {done.returncode}")
+
+
+def _outputs(made: Any, shell: Any, count: int, captured: Any, result: object) -> list[Any]:
+    """Return what a cell printed, without colours, and the value that it ends with."""
+    found = []
+    for name, text in (("stdout", captured.stdout), ("stderr", captured.stderr)):
+        lines = _COLOUR.sub("", text).splitlines()
+        if lines:
+            plain = "".join(f"{line.rstrip()}\n" for line in lines)
+            found.append(made.new_output("stream", name=name, text=plain))
+    if result is not None:
+        data, metadata = shell.display_formatter.format(result)
+        found.append(
+            made.new_output("execute_result", data=data, metadata=metadata, execution_count=count)
+        )
     return found
 
 
