@@ -12,15 +12,13 @@ import torch
 from poetmodel.errors import listed
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph_signature import InputKind, Joint, shown_path
+from poetmodel.torch.snapshot import HOOKS, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _SETTINGS: Final = (bool, int, float, str, NoneType, tuple)
 """Types of the attributes of PyTorch's modules that say what a module computes."""
-_HOOKS: Final = (
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +68,31 @@ class Guards:
         self._written = tuple(argument.position for argument in inputs)
         self._shared = tuple(argument.name for argument in (*joint.owned, *inputs))
         self.compiled = self._assumptions(joint.inputs)
+        self._snapshot = self._taken()
+
+    def _taken(self) -> Snapshot | None:
+        """Return a snapshot of module and tensors as they are now.
+
+        None where one of them is in a place of its own, as a plain attribute: none can be taken.
+        """
+        settings = [(state, key) for state, key, _ in self._settings]
+        try:
+            return Snapshot(self._joint.owned, self._modules, settings)
+        except KeyError:
+            return None
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Return whether the step computes what PyTorch would for flat inputs.
 
         Raises `CaptureError` if no step would: it cannot run hooks of parameters, for one.
         """
-        return self._assumptions(inputs) == self.compiled
+        if not self._written and self._snapshot is not None and self._snapshot.is_current():
+            refuse_inputs(inputs)
+            return tuple(map(_form, inputs)) == self.compiled.inputs
+        found = self._assumptions(inputs) == self.compiled
+        if found:
+            self._snapshot = self._taken()
+        return found
 
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
         """Yield in words what is not as it was when the step was compiled."""
@@ -128,7 +144,7 @@ class Guards:
             inputs=tuple(map(_form, inputs)),
             modules=identities,
             training=tuple([state["training"] for state in states]),
-            hooks=tuple([tuple(chain(*map(state.get, _HOOKS))) for state in states]),
+            hooks=tuple([tuple(chain(*map(state.get, HOOKS))) for state in states]),
             settings=tuple([state.get(key) for state, key, _ in self._settings]),
             tensors=tuple(map(_form, values)),
             same=tuple([first.setdefault(found, k) for k, found in enumerate(shared)]),
