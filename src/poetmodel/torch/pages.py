@@ -269,7 +269,7 @@ def checksum(memory: memoryview) -> int:
     weights = np.arange(1, 2 * len(sums), 2, dtype=np.uint64)
     total = int((sums * weights).sum(dtype=np.uint64))
     rest = bytes(memory[whole:])
-    for place in range(0, len(rest), _WORD_BYTES):
-        word = int.from_bytes(rest[place : place + _WORD_BYTES], "little")
-        total += word * (2 * (len(sums) + place) + 1)
+    last = np.frombuffer(rest + bytes(-len(rest) % _WORD_BYTES), dtype=np.uint64)
+    weights = 2 * (len(sums) + np.arange(0, len(rest), _WORD_BYTES, dtype=np.uint64)) + 1
+    total += int((last * weights).sum(dtype=np.uint64))
     return total % 2**64

@@ -1,0 +1,334 @@
+"""A file that has the state of a training run: two generations of each tensor, and commit records.
+
+A step reads the current generation and writes the next one beside it. When all of that is on the
+medium, a record says which of the two each tensor is in; it is written in the place of the record
+before the last. So at every moment there is one whole state, whatever stops the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import weakref
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from poetmodel.errors import InputError
+from poetmodel.torch.errors import PageError
+from poetmodel.torch.mapped_memory import Pagemap
+from poetmodel.torch.pages import checksum, make_folder, read_page
+from poetmodel.torch.state_records import ABSENT, Format, Record, StateTensor, aligned
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from poetmodel.torch.mapped_memory import Memory
+    from poetmodel.torch.units import TensorStorage
+
+PREFIX: Final = ".poetmodel-state-"
+UNFINISHED: Final = ".new"
+"""How the name of a file ends that has no whole state yet."""
+LARGE_BYTES: Final = 1 << 20
+"""What is at least as large goes to the medium at once, and leaves RAM; the rest at the commit."""
+
+_KEPT: Final = "close() brings the state back to RAM"
+
+
+class StateFile:
+    """The state of one training run in a file in the user's folder, locked by its process.
+
+    Between steps the memory of a tensor, by `map`, is a private mapping of its current generation:
+    who writes to it changes no file. `take_over` makes such changes a generation of their own,
+    before the next step. So the file has what its record says, and every page is checked by it.
+
+    With one generation a step writes over the only one, and there is nothing to recover.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        tensors: Iterable[StateTensor],
+        *,
+        name: str = "",
+        generations: int = 2,
+        steps: int = 0,
+    ) -> None:
+        self.format = Format.of(tensors, name=name, generations=generations)
+        self.record = Record.blank(len(self.format.tensors), steps=steps)
+        """Of the current generation."""
+        self.storages: dict[int, TensorStorage] = {}
+        self._places: dict[int, int] = {}
+        for place, tensor in enumerate(self.format.tensors):
+            self.storages[tensor.storage.index] = tensor.storage
+            self._places[tensor.storage.index] = place
+        self.written_bytes = self.read_bytes = 0
+        self._next: dict[int, tuple[int, int]] = {}
+        """Slot and checksum of what the next generation has so far, by place."""
+        self._memories: dict[int, Memory] = {}
+        self._closed = False
+        self._make(folder)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the file [B]."""
+        return self.format.bytes
+
+    # -- the file --------------------------------------------------------------------------------
+
+    def _make(self, folder: str | Path) -> None:
+        make_folder(folder)
+        try:
+            descriptor, name = tempfile.mkstemp(prefix=PREFIX, suffix=UNFINISHED, dir=folder)
+        except OSError as error:
+            raise InputError(
+                f"{folder}: no state file can be made here ({error.strerror or error})"
+            ) from None
+        self._process = os.getpid()
+        self._descriptor = descriptor
+        self._named(Path(name))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(descriptor, 0, self.bytes)
+            os.pwrite(descriptor, self.format.header, 0)
+        except OSError as error:
+            self._remove()
+            raise InputError(
+                f"{folder}: no room for a state file of {format_bytes(self.bytes)} "
+                f"({error.strerror or error}); free some, or give more ram"
+            ) from None
+        os.register_at_fork(after_in_child=partial(_leave, weakref.ref(self)))
+
+    def _named(self, path: Path) -> None:
+        """Let the file at a path be the one that goes with this object."""
+        self.path = path
+        self._remove = weakref.finalize(self, _remove, self._descriptor, path, self._process)
+
+    def _publish(self) -> None:
+        """Give the file the name by which it is found; it has a whole state now."""
+        self._remove.detach()
+        path = self.path.rename(self.path.with_suffix(""))
+        self._named(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def check(self) -> None:
+        """Raise `PageError` unless the file is there, with its full size, and of this process."""
+        if self._closed:
+            raise PageError(f"{self.path}: the step was closed; compile again")
+        if self._process != os.getpid():
+            raise PageError(
+                f"{self.path}: the state is in a file of process {self._process}, and this is "
+                f"process {os.getpid()}, forked from it; compile in the process that trains"
+            )
+        there = os.fstat(self._descriptor)
+        if not there.st_nlink or not self.path.exists():
+            raise PageError(f"{self.path}: the state file was removed or moved; {_KEPT}")
+        if there.st_size < self.bytes:
+            raise PageError(
+                f"{self.path}: the state file has {there.st_size:,} of {self.bytes:,} B: state is "
+                "lost; load a checkpoint"
+            )
+
+    def close(self) -> None:
+        """Bring what is mapped back to RAM, at the same addresses, and remove the file.
+
+        What cannot be read is a `PageError`; the file stays then.
+        """
+        if self._closed or self._process != os.getpid():
+            self._closed = True
+            return
+        for index in list(self._memories):
+            self.unmap(index)
+        self._closed = True
+        self._remove()
+
+    def leave(self) -> None:
+        """In a forked process: let go of the file of its parent."""
+        self._remove.detach()
+        if not self._closed:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    # -- generations -----------------------------------------------------------------------------
+
+    def read(self, index: int, memory: memoryview) -> None:
+        """Read what a tensor is now; zeros if it is not there.
+
+        The file is checked to have what was written. What was changed through its mapping since
+        the last step is in it.
+        """
+        place = self._places[index]
+        slot = self.record.slots[place]
+        if slot == ABSENT:
+            np.frombuffer(memory, dtype=np.uint8)[:] = 0
+            return
+        self._read(place, slot, self.record.sums[place], memory)
+        mapped = self._memories.get(index)
+        if mapped is not None:
+            with Pagemap() as pages:
+                mapped.copy_written(pages, memory)
+
+    def _read(self, place: int, slot: int, expected: int, memory: memoryview) -> None:
+        offset, size = self.format.slot_offset(place, slot), len(memory)
+        with self._told(place, "could not be read"):
+            done = read_page(self._descriptor, memory, offset)
+            os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+        name = self.format.tensors[place].storage.name
+        if done < size:
+            raise PageError(
+                f"{self.path}: tensor {name!r}: only {done:,} of {size:,} B could be "
+                "read; the file was cut"
+            )
+        if checksum(memory) != expected:
+            raise PageError(
+                f"{self.path}: tensor {name!r} is not what was written; "
+                "something changed the file, or the medium is failing"
+            )
+        self.read_bytes += size
+
+    def write(self, index: int, memory: memoryview) -> None:
+        """Write a tensor of the next generation; what is not written stays as it is."""
+        place = self._places[index]
+        current = self.record.slots[place]
+        slot = 0 if current == ABSENT else (current + 1) % self.format.generations
+        offset = self.format.slot_offset(place, slot)
+        with self._told(place, "could not be written"):
+            self._put(memory, offset)
+            if len(memory) >= LARGE_BYTES:
+                os.fdatasync(self._descriptor)
+                os.posix_fadvise(self._descriptor, offset, len(memory), os.POSIX_FADV_DONTNEED)
+        self._next[place] = slot, checksum(memory)
+        self.written_bytes += len(memory)
+
+    def commit(self, *, steps: int = 0, absent: Iterable[int] = ()) -> None:
+        """Make what was written the current generation, for good when this returns.
+
+        Parameters
+        ----------
+        steps : int
+            Training steps since the last commit.
+        absent : iterable of int
+            Tensors that are not there any more.
+        """
+        gone = {self._places[index]: (ABSENT, 0) for index in absent}
+        self._next |= gone
+        record = self._following(steps=steps)
+        if self.format.generations > 1:
+            with self._told(None, "the commit record could not be written"):
+                self._commit(record)
+        written, self.record, self._next = self._next, record, {}
+        for index, memory in self._memories.items():
+            if self._places[index] in written:
+                self._map(index, memory)
+        if self.format.generations > 1 and self.path.suffix == UNFINISHED:
+            self._publish()
+
+    def _following(self, *, steps: int) -> Record:
+        """Return the record of the next generation, as far as it is written."""
+        pairs = list(zip(self.record.slots, self.record.sums, strict=True))
+        for place, pair in self._next.items():
+            pairs[place] = pair
+        return Record(
+            generation=self.record.generation + 1,
+            steps=self.record.steps + steps,
+            slots=tuple(slot for slot, _ in pairs),
+            sums=tuple(total for _, total in pairs),
+            random=torch.default_generator.get_state().numpy().tobytes(),
+        )
+
+    def _commit(self, record: Record) -> None:
+        """Write a record once the medium has all that it speaks of."""
+        os.fdatasync(self._descriptor)
+        self._put(memoryview(record.to_bytes()), self.format.record_offset(record.generation))
+        os.fdatasync(self._descriptor)
+        for place, (slot, _) in self._next.items():
+            size = self.format.tensors[place].storage.bytes
+            if size < LARGE_BYTES and slot != ABSENT:
+                offset = self.format.slot_offset(place, slot)
+                os.posix_fadvise(self._descriptor, offset, aligned(size), os.POSIX_FADV_DONTNEED)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether something was written since the last commit."""
+        return bool(self._next)
+
+    def rollback(self) -> None:
+        """Forget what was written since the last commit; with one generation, live with it."""
+        if self.format.generations == 1:
+            self.record = self._following(steps=0)
+        self._next = {}
+
+    def _put(self, memory: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(memory):
+            done += os.pwrite(self._descriptor, memory[done:], offset + done)
+
+    @contextmanager
+    def _told(self, place: int | None, fault: str) -> Iterator[None]:
+        """Turn what the system refuses into a `PageError` with the name of the tensor."""
+        try:
+            yield
+        except OSError as error:
+            what = "" if place is None else f"tensor {self.format.tensors[place].storage.name!r} "
+            raise PageError(f"{self.path}: {what}{fault}: {error.strerror or error}") from None
+
+    # -- mappings --------------------------------------------------------------------------------
+
+    def map(self, index: int, memory: Memory) -> None:
+        """Let memory be the current generation of a tensor, from now on."""
+        self._memories[index] = memory
+        self._map(index, memory)
+
+    def unmap(self, index: int) -> None:
+        """Bring a tensor back to RAM, as it is now, at the same address."""
+        memory = self._memories[index]
+        memory.load(partial(self.read, index))
+        del self._memories[index]
+
+    def _map(self, index: int, memory: Memory) -> None:
+        place = self._places[index]
+        offset = self.format.slot_offset(place, self.record.slots[place])
+        memory.map(self._descriptor, offset)
+
+    def take_over(self) -> None:
+        """Write what was changed through mappings, and let go of what was looked at.
+
+        The changes are in the next generation then; a `commit` makes it the current one.
+        """
+        with Pagemap() as pages:
+            for index, memory in self._memories.items():
+                place = self._places[index]
+                if place in self._next:
+                    continue
+                looked_at, changed = memory.look(pages, self.record.sums[place])
+                if changed:
+                    held = bytearray(self.storages[index].bytes)
+                    self.read(index, memoryview(held))
+                    self.write(index, memoryview(held))
+                elif looked_at:
+                    self._map(index, memory)
+
+
+def _remove(descriptor: int, path: Path, process: int) -> None:
+    """Remove the file, and its lock with it, in the process that made it."""
+    if os.getpid() == process:
+        with suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def _leave(found: weakref.ref[StateFile]) -> None:
+    """Let a forked process have no part in the file, lest it holds the lock of its parent."""
+    file = found()
+    if file is not None:
+        file.leave()
