@@ -10,9 +10,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from poetmodel.torch import trace  # noqa: E402
-from poetmodel.torch.interpreter import _peaks, heap_peak_bytes, kernel_of, storage_peak_bytes  # noqa: E402
-from traced_models import rows  # noqa: E402
+from poetmodel.torch import interpreter, trace  # noqa: E402
+from poetmodel.torch.interpreter import (  # noqa: E402
+    _peaks,
+    call,
+    heap_peak_bytes,
+    kernel_of,
+    replay,
+    sampled,
+    storage_peak_bytes,
+)
+from traced_models import Residual, images, rows  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import fx
@@ -100,6 +108,78 @@ def test_dropout_makes_its_results_and_nothing_else() -> None:
     assert heap_peak_bytes(lambda: kernel_of(forward)(x, 0.3, True)) < 5 * 1024 + 64
     assert heap_peak_bytes(lambda: kernel_of(backward)(x, mask, 2.0)) < 4096 + 64
     assert heap_peak_bytes(lambda: backward.target(x, mask, 2.0)) >= 2 * 4096
+
+
+def encoder() -> tuple[Any, ...]:
+    """Return a step of three equal layers of attention and a feed-forward part."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    inputs = (torch.randn(2, 5, 16), torch.randn(2, 5, 16))
+    return nn.TransformerEncoder(layer, 3), nn.functional.mse_loss, inputs
+
+
+def blocks() -> tuple[Any, ...]:
+    """Return a step of three equal blocks of convolution and batch norm."""
+    return images(nn.Sequential(*(Residual(4) for _ in range(3))), size=6)
+
+
+@pytest.mark.parametrize("make", [encoder, blocks])
+def test_equal_operations_are_executed_once(make: Any) -> None:
+    """Of three equal layers one computes; what the others would make has the same form."""
+    joint = trace(*make(), measure_workspace=False).joint
+    executed: list[Any] = []
+    forms: dict[Any, Any] = {}
+
+    def execute(node: Any, *given: Any) -> Any:
+        executed.append(node)
+        return call(node, *given)
+
+    def checked(node: Any, *given: Any) -> Any:
+        value = call(node, *given)
+        forms[node] = interpreter._form(value)
+        return value
+
+    replay(joint, checked)
+    like = sampled(joint, execute)
+    nodes = [node for node in joint.graph_module.graph.nodes if node.op == "call_function"]
+    assert sorted((*executed, *like)) == sorted(nodes)
+    heavy = [node for node in nodes if interpreter.is_counted(node)]
+    assert len(like) >= len(heavy) // 2
+    assert all(forms[node] == forms[first] for node, first in like.items())
+
+
+@pytest.mark.parametrize("make", [encoder, blocks])
+def test_units_and_workspaces_are_those_of_a_full_run(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph is the same whether equal operations run once or each time."""
+    step = make()
+    graph = trace(*step).graph
+    monkeypatch.setattr(interpreter, "is_counted", lambda _: False)
+    assert trace(*step).graph == graph
+
+
+def test_operations_that_fail_on_copies_get_their_own_values() -> None:
+    """A product that an operation can work on is not taken for an equal one that it cannot."""
+
+    def grow(x: torch.Tensor) -> torch.Tensor:
+        if x.trace() < 0:
+            raise ValueError("the trace is negative")
+        return x * 2
+
+    operation = torch.library.custom_op(
+        "poetmodel_test::grow", grow, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    operation.register_fake(torch.empty_like)
+    operation.register_autograd(lambda _, grad: grad * 2)
+
+    def forward(p: Any, x: torch.Tensor) -> torch.Tensor:
+        one, two = p[0].weight, p[1].weight
+        product = one @ -one.T
+        return x @ (product + operation(two @ two.T))
+
+    traced = trace(*rows(nn.Linear(4, 4), nn.Linear(4, 4), by=forward))
+    assert any(node.op.endswith("grow") for node in traced.graph.nodes)
+    assert not sampled(traced.joint, call)
 
 
 @dataclass(frozen=True)

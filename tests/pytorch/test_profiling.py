@@ -42,6 +42,20 @@ def test_profile_fits_its_graph(tmp_path: Path) -> None:
         assert page.page_in.energy_j == 0.15 * page.page_in.time_s
 
 
+def test_time_is_bounded(tmp_path: Path) -> None:
+    """When the time is used up no further step begins, and the profile says how many there were."""
+    traced = trace(*residual(), measure_workspace=False)
+    assert measure(traced, folder=tmp_path, repeats=3, most_s=0.0).repeats == 1
+    assert measure(traced, folder=tmp_path, repeats=3).repeats == 3
+
+
+def test_without_pages_no_folder_is_needed() -> None:
+    """Costs have no storage then, and nothing is said of pages."""
+    profile = measure(trace(*residual(), measure_workspace=False), folder=None, repeats=1)
+    assert profile.costs.pages is None
+    assert not any(note.startswith("page") for note in profile.notes)
+
+
 def test_notes_say_how_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeats, threads, folder, and where energies come from are said."""
     traced = trace(*residual(), measure_workspace=False)
@@ -114,7 +128,8 @@ def test_least_time_counts_and_views_belong_to_their_reader(
         return float(half % 2) * (10.0 - step)
 
     monkeypatch.setattr(profiling, "thread_time", clock)
-    times_s = profiling.unit_times_s(traced.joint, traced.parts, repeats=3)
+    times_s, steps = profiling.unit_times_s(traced.joint, traced.parts, repeats=3)
+    assert steps == 3
     assert times_s == tuple(8.0 * (1 + len(u.reads.views)) for u in traced.parts.units)
 
 
@@ -122,7 +137,7 @@ def test_threads_are_put_back() -> None:
     """Measuring with some threads leaves the setting of the process as it was."""
     traced = trace(*residual(), measure_workspace=False)
     before = torch.get_num_threads()
-    times_s = profiling.unit_times_s(traced.joint, traced.parts, repeats=1, threads=before + 1)
+    times_s, _ = profiling.unit_times_s(traced.joint, traced.parts, repeats=1, threads=before + 1)
     assert torch.get_num_threads() == before
     assert len(times_s) == len(traced.graph.nodes)
     assert min(times_s) > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import OrderedDict, UserDict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -242,6 +243,11 @@ def test_parameters_that_forward_changes_are_refused(
     assert state_of(own[0]) == before
 
 
+def doubled_gradient(_: Any, gradients: Any, __: Any) -> Any:
+    """Return twice the gradient."""
+    return tuple(2 * gradient for gradient in gradients)
+
+
 def test_what_acts_from_the_second_step_on_is_refused() -> None:
     """A hook that a module puts on itself in forward acts in the next step: so would eager's."""
     own = step_of(lambda m: m.register_forward_hook(doubled))
@@ -249,6 +255,14 @@ def test_what_acts_from_the_second_step_on_is_refused() -> None:
     with pytest.raises(pmt.CaptureError, match="gives other results when the step runs again"):
         pmt.compile(*own, ram="100%", device="rpi4b")
     assert state_of(own[0]) == before
+
+
+def test_what_acts_on_gradients_from_the_second_step_on_is_refused() -> None:
+    """The loss does not tell: what forward left behind makes the backward pass run again too."""
+    change = partial(nn.Module.register_full_backward_hook, hook=doubled_gradient)
+    own = rows(nn.Linear(4, 4), Ready(change))
+    with pytest.raises(pmt.CaptureError, match=r"again from .*: gradient of "):
+        pmt.compile(*own, ram="100%", device="rpi4b")
 
 
 def clock(_: Any) -> float:

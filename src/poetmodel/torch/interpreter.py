@@ -1,4 +1,8 @@
-"""The captured graph run node by node, with kernels that give what eager does; memory measured."""
+"""The captured graph run node by node, with kernels that give what eager does; memory measured.
+
+A network repeats itself. Where a run only measures, the expensive operations of one form (operator,
+shapes, strides, types, numbers) are computed once.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import sys
 import tempfile
 import weakref
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from contextlib import contextmanager
 from functools import cache
 from itertools import accumulate
@@ -18,11 +23,13 @@ from torch import fx
 from torch.autograd.profiler import profile, record_function
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
+from poetmodel.torch.errors import RAISED
 from poetmodel.torch.graph_signature import InputKind, Joint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from poetmodel.torch.units import Units
 
@@ -82,6 +89,110 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
         if n.op != "call_function":
             return super().run_node(n)
         return self._execute(n, *self.fetch_args_kwargs_from_env(n))
+
+
+# -- each form of operation once ----------------------------------------------------------------
+
+
+def is_counted(node: fx.Node) -> bool:
+    """Return whether an operation is a convolution, matrix product or attention."""
+    return getattr(node.target, "overloadpacket", None) in flop_registry
+
+
+class Sampler:
+    """Executes the first of the expensive operations of a form, and copies its outputs for others.
+
+    Expensive are convolutions, matrix products and attention: nearly all of the time of a step.
+    Their times and workspaces do not depend on values. The copies are values of the right kind,
+    but not those of the step: `sampled` runs it in full where an operation fails on them.
+    """
+
+    def __init__(self, joint: Joint, execute: Execute) -> None:
+        self._execute = execute
+        self._forms = {
+            node: _form(node.target, *_fakes(node))
+            for node in joint.graph_module.graph.nodes
+            if is_counted(node) and torch.Tag.nondeterministic_seeded not in node.target.tags
+        }
+        self._left = Counter(self._forms.values())
+        """How many of each form are to come, by what the capture predicts."""
+        self._first: dict[Hashable, tuple[fx.Node, Hashable, Any]] = {}
+        """Of each form that is to come again: the first one, its true form, and its outputs."""
+        self.like: dict[fx.Node, fx.Node] = {}
+        """Of each operation that was not executed the one whose outputs it has copies of."""
+
+    def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Return the outputs of an operation, or copies of those of one like it."""
+        form = self._forms.get(node)
+        if form is None:
+            return self._execute(node, arguments, keywords)
+        self._left[form] -= 1
+        kept = self._first.get(form) if self._left[form] else self._first.pop(form, None)
+        true = _form(node.target, arguments, keywords)
+        if kept is not None and kept[1] == true:
+            self.like[node] = kept[0]
+            return _copies(kept[2])
+        value = self._execute(node, arguments, keywords)
+        if self._left[form] and _is_new(value, (arguments, keywords)):
+            self._first[form] = (node, true, value)
+        return value
+
+
+def sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
+    """Run the step as `replay` does, with each form of expensive operation executed once.
+
+    Returns for each operation that was not executed the one that stands for it.
+    """
+    sampler = Sampler(joint, execute)
+    try:
+        replay(joint, sampler)
+    except RAISED:
+        if not sampler.like:
+            raise
+        replay(joint, execute)  # what failed may have failed on the copies
+        return {}
+    return sampler.like
+
+
+def _fakes(node: fx.Node) -> tuple[Any, Any]:
+    """Return the arguments of a node as the capture predicts them."""
+
+    def fake(source: fx.Node) -> Any:
+        return source.meta.get("val")
+
+    return fx.node.map_arg(node.args, fake), fx.node.map_arg(node.kwargs, fake)
+
+
+def _form(*given: Any) -> Hashable:
+    """Return what tells apart calls that do the same work on other values."""
+    leaves, spec = _pytree.tree_flatten(given)
+    return spec, tuple(
+        (leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.storage_offset())
+        if isinstance(leaf, torch.Tensor)
+        else (type(leaf), str(leaf))
+        for leaf in leaves
+    )
+
+
+def _is_new(value: Any, inputs: Any) -> bool:
+    """Return whether outputs are on the processor, in memory that no input has."""
+    there = {storage_key(tensor) for tensor in tensors_in(inputs)}
+    made = tensors_in(value)
+    return all(t.device.type == "cpu" and storage_key(t) not in there for t in made)
+
+
+def _copies(value: Any) -> Any:
+    """Return outputs that lie in memory as others do, with the same values."""
+    made: dict[int, torch.UntypedStorage] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        key = storage_key(tensor)
+        if key not in made:
+            made[key] = tensor.untyped_storage().clone()
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(made[key], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    return _pytree.tree_map_only(torch.Tensor, copy, value)
 
 
 # -- kernels -----------------------------------------------------------------------------------
@@ -187,9 +298,9 @@ def workspace_bytes(joint: Joint, parts: Units) -> tuple[int, ...]:
     """Measure the workspace of each unit, with the memory events of PyTorch's profiler.
 
     It is the highest total of allocations during the operation, less its outputs [B]; 0 on the
-    ``meta`` device, where nothing is computed. The step runs twice, first to fill the caches of
-    libraries. Only memory that goes through PyTorch's allocator is seen; that includes the
-    scratchpads of oneDNN convolutions, which are the largest.
+    ``meta`` device, where nothing is computed. The caches of libraries are full: the units were
+    found by running the step. Only memory that goes through PyTorch's allocator is seen; that
+    includes the scratchpads of oneDNN convolutions, which are the largest.
     """
     if any(joint.value(a).is_meta for a in joint.of(InputKind.PARAMETER)):
         return (0,) * len(parts.units)
@@ -201,8 +312,9 @@ def workspace_bytes(joint: Joint, parts: Units) -> tuple[int, ...]:
         with record_function(f"{_MARK}{numbers[node]}"):
             return call(node, arguments, keywords)
 
-    replay(joint)
-    peaks = _peaks(_events(lambda: replay(joint, execute)))
+    like: dict[fx.Node, fx.Node] = {}
+    peaks = _peaks(_events(lambda: like.update(sampled(joint, execute))))
+    peaks |= {numbers[node]: peaks.get(numbers[first], 0) for node, first in like.items()}
     sizes = [sum(parts.storages[index].bytes for index in unit.storages) for unit in parts.units]
     return tuple(max(0, peaks.get(k, 0) - size) for k, size in enumerate(sizes))
 

@@ -17,6 +17,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
 from torch.fx import traceback
 
+from poetmodel.collection import rare_collections
 from poetmodel.torch.errors import SeedError, explained
 from poetmodel.torch.fake_tensors import fake_mode, onednn
 from poetmodel.torch.graph_signature import (
@@ -98,6 +99,7 @@ def capture(
             # The LSTM of oneDNN has a backward that cannot be captured.
             onednn(enabled=mkldnn and not has_lstm),
             native_operators(),
+            rare_collections(),
         ):
             while True:
                 context = TracingContext(fake_mode(mkldnn=mkldnn))

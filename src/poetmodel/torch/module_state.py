@@ -71,6 +71,14 @@ class Attributes:
                 if isinstance(value, kinds):
                     yield value
 
+    def are_as_before(self) -> bool:
+        """Return whether there is nothing to put back."""
+        return (
+            all(type(module) is kind for module, kind in self._classes)
+            and all(flags.is_as_before() for flags in self._tensors)
+            and all(held.is_as_before() for held in self._held)
+        )
+
     def put_back(self, *, within: bool = False) -> tuple[tuple[str, str], ...]:
         """Put everything back; return path and attribute of the tensors that had been set.
 
@@ -115,6 +123,10 @@ class _Held:
         """Return what it held."""
         return self._before.values() if isinstance(self._before, dict) else self._before
 
+    def is_as_before(self) -> bool:
+        """Return whether it holds what it held."""
+        return _same(_content(self._value), self._before)
+
     def begin(self) -> None:
         """Note what a capture has put into it, where that is something that every module has."""
         if self._key in _OWN:
@@ -152,6 +164,15 @@ class _Flags:
         self._trained = tensor.requires_grad
         self._attributes = dict(vars(tensor))
         self._hooks = {name: dict(getattr(tensor, name) or {}) for name in _TENSOR_HOOKS}
+
+    def is_as_before(self) -> bool:
+        """Return whether flags, hooks and attributes are those of before."""
+        tensor = self._tensor
+        hooks = all(
+            _same(dict(getattr(tensor, name) or {}), found) for name, found in self._hooks.items()
+        )
+        trained = tensor.requires_grad == self._trained
+        return trained and hooks and _same(vars(tensor), self._attributes)
 
     def put_back(self) -> None:
         """Put it back."""

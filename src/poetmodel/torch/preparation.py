@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -43,6 +42,10 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
     from poetmodel.torch.comparison import Certificate
+
+
+MEASURING_S: Final = 2.0
+"""Time after which no further step is timed [s]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,5 +271,5 @@ def _costs(traced: Trace, options: Options) -> tuple[Costs, tuple[str, ...]]:
     folder = options.storage if options.pages else None
     if folder is not None:
         make_folder(folder)
-    found = measure(traced, folder=folder or tempfile.gettempdir())
+    found = measure(traced, folder=folder, most_s=MEASURING_S)
     return found.costs, found.notes

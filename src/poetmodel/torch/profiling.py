@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
@@ -18,7 +19,7 @@ import torch
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.graph_signature import InputKind, Joint
-from poetmodel.torch.interpreter import call, replay, temporarily
+from poetmodel.torch.interpreter import call, replay, sampled, temporarily
 from poetmodel.torch.pages import checksum, read_page, write_page
 from poetmodel.torch.tracing import Trace
 from poetmodel.torch.updates import ParameterUpdate, copies
@@ -39,33 +40,33 @@ class Profile:
 
     costs: Costs
     """Times and energies of every node and every tensor of the trace's graph."""
-    paging: Paging
-    """The fit that page costs come from."""
+    paging: Paging | None
+    """The fit that page costs come from; None where no tensor is to be paged."""
     power: Power
     repeats: int
-    """How often everything was measured."""
+    """How often all was measured; of equal operations the first of each step was."""
     threads: int
 
     @property
     def notes(self) -> tuple[str, ...]:
         """How the figures came about, one sentence each."""
-        medium = (
-            "the file cache was empty for every read"
-            if self.paging.cold
-            else "the file cache could not be emptied: page-ins may be those of RAM"
-        )
-        return (
-            f"compute times: least of {self.repeats} steps, {self.threads} thread(s)",
-            f"page times: measured in {self.paging.folder}; {medium}",
-            f"energies: {self.power.source}",
-        )
+        notes = [f"compute times: least of {self.repeats} steps, {self.threads} thread(s)"]
+        if self.paging is not None:
+            medium = (
+                "the file cache was empty for every read"
+                if self.paging.cold
+                else "the file cache could not be emptied: page-ins may be those of RAM"
+            )
+            notes.append(f"page times: measured in {self.paging.folder}; {medium}")
+        return (*notes, f"energies: {self.power.source}")
 
 
 def measure(
     trace: Trace,
     *,
-    folder: str | Path = ".",
+    folder: str | Path | None = ".",
     repeats: int = 5,
+    most_s: float = math.inf,
     threads: int | None = None,
     power_from: Device | None = None,
 ) -> Profile:
@@ -75,11 +76,13 @@ def measure(
     ----------
     trace : Trace
         The step; runs on the inputs that it was traced with.
-    folder : str or Path
-        Where pages are to lie.
+    folder : str or Path, optional
+        Where pages are to lie; None where no tensor is to be paged.
     repeats : int
         Steps that are timed, of which the least counts, and times that each page is moved, of
-        which the median does.
+        which the median does. In each, expensive operations of one form are timed once.
+    most_s : float
+        Time after which no further step is begun [s].
     threads : int, optional
         Threads that compute; by default as many as PyTorch is set to (`torch.get_num_threads`).
     power_from : Device, optional
@@ -98,23 +101,29 @@ def measure(
     """
     _check(trace, repeats, threads)
     threads = threads or torch.get_num_threads()
-    paging = measure_paging(folder, repeats=repeats)
-    times_s = unit_times_s(trace.joint, trace.parts, repeats=repeats, threads=threads)
+    paging = None if folder is None else measure_paging(folder, repeats=repeats)
+    times_s, repeats = unit_times_s(
+        trace.joint, trace.parts, repeats=repeats, most_s=most_s, threads=threads
+    )
     if power_from is not None:
         power = power_of(power_from)
     else:
         with limited_threads(threads):
             power = measured_power(lambda: replay(trace.joint)) or NOMINAL
-    into, out = paging.page_in, paging.page_out
-    sizes = trace.graph.tensor_bytes
     costs = Costs.from_arrays(
         trace.graph,
         compute_time_s=times_s,
         compute_energy_j=[time_s * power.compute_w for time_s in times_s],
-        page_in=[(into.time_s(b), into.time_s(b) * power.page_in_w) for b in sizes],
-        page_out=[(out.time_s(b), out.time_s(b) * power.page_out_w) for b in sizes],
+        page_in=None if paging is None else _page_costs(trace, paging.page_in, power.page_in_w),
+        page_out=None if paging is None else _page_costs(trace, paging.page_out, power.page_out_w),
     )
     return Profile(costs=costs, paging=paging, power=power, repeats=repeats, threads=threads)
+
+
+def _page_costs(trace: Trace, way: TransferTime, power_w: float) -> list[tuple[float, float]]:
+    """Return time and energy of a page of each tensor in one direction [s, J]."""
+    times_s = map(way.time_s, trace.graph.tensor_bytes)
+    return [(time_s, time_s * power_w) for time_s in times_s]
 
 
 def _check(trace: object, repeats: object, threads: object) -> None:
@@ -136,17 +145,18 @@ def _check(trace: object, repeats: object, threads: object) -> None:
 
 
 def unit_times_s(
-    joint: Joint, parts: Units, *, repeats: int = 5, threads: int = 1
-) -> tuple[float, ...]:
-    """Measure the time of each unit with the views of its inputs, the least of several steps [s].
+    joint: Joint, parts: Units, *, repeats: int = 5, most_s: float = math.inf, threads: int = 1
+) -> tuple[tuple[float, ...], int]:
+    """Measure the time of each unit with the views of its inputs [s]; return the steps that took.
 
     Whole steps are repeated, not single operations: an operation that runs again and again on the
-    same inputs finds them in the cache, which it does not in a training step. The first step is not
-    timed. The least is taken
+    same inputs finds them in the cache, which it does not in a training step. Of expensive
+    operations of one form the first in a step is timed for all. The least of all steps is taken
     because whatever else the machine does only adds. With one thread its processor time is taken,
     which does not run while other programs have the core; with more, the time of the wall clock.
     """
     least: dict[fx.Node, float] = {}
+    like: dict[fx.Node, fx.Node] = {}
     clock = thread_time if threads == 1 else perf_counter
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -162,14 +172,17 @@ def unit_times_s(
         least[node] = min(took, least.get(node, took))
         return value
 
+    done, begin = 0, perf_counter()
     with limited_threads(threads):
-        replay(joint)
-        for _ in range(repeats):
-            replay(joint, execute)
-    return tuple(
+        while done < repeats and (not done or perf_counter() - begin < most_s):
+            like.update(sampled(joint, execute))
+            done += 1
+    least |= {node: least[first] for node, first in like.items()}
+    times_s = tuple(
         0.0 if unit.is_source else least[unit.node] + sum(least[v] for v in unit.reads.views)
         for unit in parts.units
     )
+    return times_s, done
 
 
 def limited_threads(threads: int) -> AbstractContextManager[None]:

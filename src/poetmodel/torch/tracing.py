@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph_signature import InputKind, Joint
-from poetmodel.torch.interpreter import storage_key, workspace_bytes
+from poetmodel.torch.interpreter import is_counted, storage_key, workspace_bytes
 from poetmodel.torch.joint import capture
 from poetmodel.torch.training_units import TrainingUnits
-from poetmodel.torch.units import Unit, Units, is_counted
+from poetmodel.torch.units import Unit, Units
 from poetmodel.torch.updates import Update, with_optimizer
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def trace(
     name : str, optional
         Name of the graph; by default the class of `model`.
     measure_workspace : bool
-        Whether to measure the memory that operations need beside their outputs; takes two runs.
+        Whether to measure the memory that operations need beside their outputs; takes a run.
     optimizer : torch.optim.Optimizer, optional
         Make its step a part of the graph: SGD, Adam or AdamW. Parameters, moments and buffers are
         then state tensors, each parameter has an update at its place, operators may run in place,

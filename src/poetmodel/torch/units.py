@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,13 +31,22 @@ from poetmodel.torch.graph_signature import (
     in_module,
     shown_path,
 )
-from poetmodel.torch.interpreter import call, replay, storage_key, tensors_in
+from poetmodel.torch.interpreter import (
+    Sampler,
+    call,
+    is_counted,
+    replay,
+    storage_key,
+    tensors_in,
+)
 from poetmodel.torch.joint import LOSS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from torch import fx
+
+    from poetmodel.torch.interpreter import Execute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +155,15 @@ class Units:
         """In the order of their units."""
         self.direct: dict[fx.Node, tuple[int, int]] = {}
         """Nodes that stand for an output of a unit as it is: number of storage, and of layout."""
+        self._done: set[fx.Node] = set()
         self._begin()
-        replay(joint, self._execute)
+        sampler = Sampler(joint, call)
+        try:
+            replay(joint, partial(self._execute, sampler))
+        except CaptureError:
+            if not sampler.like:
+                raise
+            replay(joint, partial(self._execute, call))  # it may have failed on the copies
         self._end()
         self.emissions: list[Emission] = []
         """One per result, in the order in which they come; those of arguments at the end."""
@@ -162,17 +179,24 @@ class Units:
     def _end(self) -> None:
         """Do what comes after the operations, and before their results are looked for."""
 
-    def _execute(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _execute(
+        self,
+        compute: Execute,
+        node: fx.Node,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> Any:
         try:
-            value = call(node, arguments, keywords)
+            value = compute(node, arguments, keywords)
         except RAISED as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise CaptureError(
                 f"{self._joint.name}: {node.target}{in_module(node)} fails on the example inputs "
                 f"with {type(error).__name__}: {reason}; try one ordinary training step first"
             ) from error
-        if node.target is not operator.getitem:
+        if node.target is not operator.getitem and node not in self._done:
             self._add(node, arguments, keywords, value)
+            self._done.add(node)
         return value
 
     def _add(
@@ -298,11 +322,6 @@ def _gradient_flops(
     """
     each = (x if transposed else dy).numel() * (w.numel() // max(1, w.shape[0]))
     return 2 * int(each) * sum(wanted[:2])
-
-
-def is_counted(node: fx.Node) -> bool:
-    """Return whether an operation is a convolution, matrix product or attention."""
-    return getattr(node.target, "overloadpacket", None) in flop_registry
 
 
 # -- names and phases ---------------------------------------------------------------------------
