@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.errors import BackendUnavailableError, InputError, PoetModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import FrameType
 
 LEAST: Final = "2.9"
 """Oldest release whose capture says what goes in and out."""
@@ -29,6 +30,10 @@ class CaptureError(InputError):
 
 class SeedError(RuntimeError):
     """The random generator is seeded inside of a step."""
+
+
+class RandomReadError(RuntimeError):
+    """A random number is read inside of a step."""
 
 
 class PageError(PoetModelError, OSError):
@@ -118,6 +123,12 @@ def _reason(error: BaseException, where: str) -> str:
             f"the random generator is seeded{where}; a compiled step draws what follows the state "
             "before it: seed outside of the step, or draw once and make the result a buffer"
         )
+    if isinstance(error, RandomReadError):
+        return (
+            f"a random number is read{where} (an if, .item(), float(), ...), and a compiled step "
+            "would always do what it decided when it was captured; switch the random choice off, "
+            "or draw it outside of the step and give it as an input"
+        )
     if _is_memory(error):
         return f"there is not enough memory{where}; {_MEMORY_ADVICE}"
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -148,8 +159,8 @@ def _reason(error: BaseException, where: str) -> str:
     if kinds & _DATA_DEPENDENT:
         return (
             f"{operation}{where} reads a tensor's value (an if, .item(), float(), ...) and cannot "
-            "be captured; the graph must not depend on values: choose with torch.where, or compute "
-            "the value outside of the step"
+            "be captured: it depends on parameters, or on more than inputs and buffers; choose "
+            "with torch.where, or compute the value outside of the step"
         )
     reason = text[:_LONGEST].rstrip(".") + ("..." if len(text) > _LONGEST else "")
     return (
@@ -170,12 +181,22 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def user_place(error: BaseException) -> str | None:
     """Return the innermost line that belongs neither to PyTorch nor to this package."""
+    return _users(reversed(list(traceback.walk_tb(error.__traceback__))))
+
+
+def user_line(frame: FrameType) -> str | None:
+    """Return that line of what runs now, from a frame outwards."""
+    return _users(traceback.walk_stack(frame))
+
+
+def _users(frames: Iterable[tuple[FrameType, int]]) -> str | None:
+    """Return the first line of a user's code."""
     folders = [Path(__file__).parents[1]]
     torch = sys.modules.get("torch")
     if torch is not None and torch.__file__ is not None:
         folders.append(Path(torch.__file__).parent)
     library = Path(os.__file__).parent
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+    for frame, line in frames:
         path = frame.f_code.co_filename
         file = Path(path)
         standard = file.is_relative_to(library) and "site-packages" not in file.parts

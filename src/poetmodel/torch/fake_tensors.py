@@ -1,9 +1,9 @@
-"""The fake tensors of a capture: they lie in memory as real ones do, and constants have values."""
+"""The fake tensors of a capture: they lie in memory as real ones do, and known ones have values."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
@@ -11,12 +11,14 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
-from poetmodel.torch.errors import RAISED
+from poetmodel.torch.errors import RAISED, RandomReadError
 from poetmodel.torch.interpreter import storage_key, temporarily, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
+
+    from poetmodel.torch.known_values import Known, KnownValues
 
 
 def onednn(*, enabled: bool) -> AbstractContextManager[None]:
@@ -28,7 +30,7 @@ def onednn(*, enabled: bool) -> AbstractContextManager[None]:
 # -- strides -----------------------------------------------------------------------------------
 
 
-def fake_mode(*, mkldnn: bool) -> FakeTensorMode:
+def fake_mode(values: KnownValues, *, mkldnn: bool) -> FakeTensorMode:
     """Return a mode whose fake tensors lie in memory as the real ones do, with oneDNN on or off.
 
     A fake tensor has the strides that a prediction of the kernel says, and some predictions are
@@ -37,19 +39,20 @@ def fake_mode(*, mkldnn: bool) -> FakeTensorMode:
     that cannot be made of the real one, or one copy more or less than eager makes, which changes
     the order of sums. So each new form of a call runs once on zeros that lie as its inputs do, and
     its outputs are given the strides that come out. An operation that fails on zeros keeps the
-    predicted ones. Values that depend on nothing but the code are known, and may be read.
+    predicted ones. `values` are known, and may be read.
     """
     mode = FakeTensorMode()
     # No subclass: PyTorch finds the rules of some operators by the very type of the mode.
-    mode.dispatch = _RealStrides(mode, mkldnn=mkldnn)
+    mode.dispatch = _RealStrides(mode, values, mkldnn=mkldnn)
     return mode
 
 
 class _RealStrides:
     """What a fake mode calls for an operation: its own work, and the outputs then corrected."""
 
-    def __init__(self, mode: FakeTensorMode, *, mkldnn: bool) -> None:
+    def __init__(self, mode: FakeTensorMode, values: KnownValues, *, mkldnn: bool) -> None:
         self._mode = mode
+        self._values = values
         self._predict = mode.dispatch
         self._mkldnn = mkldnn
         self._depth = 0
@@ -62,11 +65,17 @@ class _RealStrides:
         reads = torch.Tag.data_dependent_output in func.tags
         shapes = torch.Tag.dynamic_output_shape in func.tags
         inner = self._depth > 0
-        constants = _real_constants(func, args, keywords) if reads or shapes or not inner else None
-        if constants is not None and reads:
-            return constants
-        if constants is not None and shapes:
-            return self._of(constants)
+        known = None
+        if reads or shapes or not inner:
+            ways = self._values
+            known = (ways.selected if shapes else ways.of)(func, args, keywords)
+        if known is not None and (reads or shapes):
+            if known.real is None:
+                raise RandomReadError
+            if reads:
+                self._values.read(known, known.real)
+                return known.real
+            return self._of(known)
         self._depth += 1
         try:
             value = self._predict(func, types, args, keywords)
@@ -75,18 +84,18 @@ class _RealStrides:
         if self._depth:  # what an operation is made of inside is its own affair
             return value
         value = self._corrected(func, args, keywords, value)
-        _remember(value, constants)
+        self._values.remember(value, known)
         return value
 
-    def _of(self, constants: Any) -> Any:
-        """Return fake tensors of the form of real ones, which hold their values."""
+    def _of(self, known: Known) -> Any:
+        """Return fake tensors of the form of real ones, which hold what is known of them."""
 
         def fake(real: torch.Tensor) -> torch.Tensor:
             return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
 
         with self._mode:
-            value = _pytree.tree_map_only(torch.Tensor, fake, constants)
-        _remember(value, constants)
+            value = _pytree.tree_map_only(torch.Tensor, fake, known.real)
+        self._values.remember(value, known)
         return value
 
     def _corrected(self, func: Any, args: Any, keywords: Any, value: Any) -> Any:
@@ -162,78 +171,3 @@ def _zeros(leaf: Any) -> Any:
     reach = sum((size - 1) * step for size, step in zip(leaf.shape, leaf.stride(), strict=True))
     whole = torch.zeros(reach + 1 if leaf.numel() else 0, dtype=leaf.dtype)
     return whole.as_strided(leaf.shape, leaf.stride())
-
-
-# -- constants ---------------------------------------------------------------------------------
-
-_LARGEST: Final = 2**20
-"""Constants of more elements are not kept [elements]."""
-
-_ATTRIBUTE: Final = "poetmodel_constant"
-"""Under which a fake tensor holds its value."""
-
-_FROM_NOTHING: Final = ("arange", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor")
-_FROM_A_FORM: Final = ("full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
-"""Operators that read nothing of a tensor but its form."""
-_LITERAL: Final = ("lift_fresh", "lift_fresh_copy")
-"""Operators that take the numbers of ``torch.tensor([1, 2])``."""
-_MAKERS: Final = frozenset((*_FROM_NOTHING, "tril_indices", "triu_indices", "zeros"))
-
-
-def _real_constants(func: Any, args: Any, keywords: Any) -> Any:
-    """Return what an operation gives if its inputs are constants; None where they are not.
-
-    Constants in place are constants still; what is written with other values is one no more.
-    """
-    inputs = tensors_in((args, keywords))
-    name = func.overloadpacket.__name__
-    if not inputs and name not in _MAKERS:
-        return None
-    form = name in _FROM_A_FORM
-    if form and any(tensor.numel() > _LARGEST for tensor in inputs):
-        return None
-    known = all(_value(tensor, func) is not None for tensor in inputs)
-    if torch.Tag.nondeterministic_seeded in func.tags or not (known or form):
-        if func._schema.is_mutable:  # noqa: SLF001 - what is written into is known by it alone
-            _forget(inputs)
-        return None
-
-    def real(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        value = _value(leaf, func)
-        return torch.empty(leaf.shape, dtype=leaf.dtype) if value is None else value
-
-    with no_dispatch(), torch.no_grad():
-        try:
-            own_args, own_keywords = _pytree.tree_map(real, (args, keywords))
-            return func(*own_args, **own_keywords)
-        except RAISED:
-            return None
-
-
-def _value(tensor: torch.Tensor, func: Any) -> torch.Tensor | None:
-    """Return the value of a fake tensor, where it is known."""
-    if func.overloadpacket.__name__ in _LITERAL and type(tensor) is torch.Tensor:
-        return tensor.clone()
-    value: torch.Tensor | None = getattr(tensor, _ATTRIBUTE, None)
-    gone = value is not None and value.numel() and not value.untyped_storage().nbytes()
-    return None if gone else value
-
-
-def _remember(value: Any, constants: Any) -> None:
-    """Let the outputs of an operation hold their values, where these are known."""
-    if constants is None:
-        return
-    pairs = zip(_pytree.tree_leaves(value), _pytree.tree_leaves(constants), strict=False)
-    for fake, real in pairs:
-        if isinstance(fake, torch.Tensor) and fake.shape == real.shape and real.numel() <= _LARGEST:
-            setattr(fake, _ATTRIBUTE, real)
-
-
-def _forget(tensors: Iterable[torch.Tensor]) -> None:
-    """Let tensors hold no value, nor those that share memory with them."""
-    for tensor in tensors:
-        value = getattr(tensor, _ATTRIBUTE, None)
-        if value is not None:
-            value.untyped_storage().resize_(0)

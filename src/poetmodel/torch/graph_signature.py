@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from poetmodel.torch.optimizers import LearningRate, Moment
+    from poetmodel.torch.value_guards import ValueGuards
 
 BODY: Final = "model"
 """Where the user's module lies in the captured one."""
@@ -154,6 +155,8 @@ class Joint:
     """How inputs are flattened (``torch.utils._pytree.TreeSpec``)."""
     inputs: tuple[Any, ...]
     """The inputs it was captured with, flat."""
+    read: ValueGuards
+    """What Python code of the model read from inputs and buffers: the graph holds for that."""
     optimizer: torch.optim.Optimizer | None = None
     """Whose updates are part of the step; None where it ends with the gradients."""
     clip_grad_norm: float | None = None
@@ -172,6 +175,18 @@ class Joint:
     def owned_values(self) -> list[torch.Tensor]:
         """Return what `owned` stand for now."""
         return self._lookup(self.module)
+
+    @cached_property
+    def _read_buffers(self) -> Lookup:
+        return Lookup([source.path for source in self.read.sources if source.position is None])
+
+    def read_from(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Return what the sources of `read` stand for now, for flat inputs."""
+        buffers = iter(self._read_buffers(self.module))
+        return [
+            next(buffers) if source.position is None else inputs[source.position]
+            for source in self.read.sources
+        ]
 
     def of(self, kind: InputKind) -> tuple[InputSpec, ...]:
         """Return the arguments of one kind, in order."""

@@ -86,6 +86,11 @@ class Guards:
 
         Raises `CaptureError` if no step would: it cannot run hooks of parameters, for one.
         """
+        joint = self._joint
+        return self._holds(inputs) and joint.read.hold(joint.read_from(inputs))
+
+    def _holds(self, inputs: Sequence[Any]) -> bool:
+        """Return whether all is as it was but for values."""
         if not self._written and self._snapshot is not None and self._snapshot.is_current():
             refuse_inputs(inputs)
             return tuple(map(_form, inputs)) == self.compiled.inputs
@@ -109,6 +114,8 @@ class Guards:
         yield from _changed([argument.name for argument in owned], before.tensors, now.tensors)
         yield from _untied(self._shared, before.same, now.same)
         yield from self._module_differences(now)
+        if before == now:
+            yield from self._joint.read.differences(self._joint.read_from(inputs))
 
     def _module_differences(self, now: Assumptions) -> Iterator[str]:
         before = self.compiled

@@ -32,7 +32,9 @@ from poetmodel.torch.graph_signature import (
 )
 from poetmodel.torch.inputs import flatten, loss_in, refuse, step_faults, takes_keywords, unflatten
 from poetmodel.torch.interpreter import temporarily, tensors_in
+from poetmodel.torch.known_values import Given, KnownValues
 from poetmodel.torch.module_state import AssignedBuffers, Attributes, Draws
+from poetmodel.torch.value_guards import ValueGuards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -102,9 +104,11 @@ def capture(
             rare_collections(),
         ):
             while True:
-                context = TracingContext(fake_mode(mkldnn=mkldnn))
+                values = KnownValues()
+                context = TracingContext(fake_mode(values, mkldnn=mkldnn))
                 recorded = _annotated(stepped, trail, draws.check)
-                with recorded, ExitStack() as stack, tracing(context):
+                given = _given(stepped, flat, values)
+                with recorded, given, ExitStack() as stack, tracing(context):
                     exported = aot_export_joint_with_descriptors(stack, stepped, tuple(flat))
                 if not assigned.learn():
                     break
@@ -122,6 +126,8 @@ def capture(
             ", ".join(shown_path(f"{path}.{key}") for path, key in stale),
         )
     graph_module = exported.graph_module
+    for node in graph_module.graph.nodes:
+        values.forget(node.meta.get("val"))
     arguments = tuple(input_specs(name, graph_module))
     joint = Joint(
         name=name,
@@ -131,8 +137,20 @@ def capture(
         results=tuple(output_specs(name, graph_module, arguments)),
         input_spec=spec,
         inputs=tuple(flat),
+        read=ValueGuards(tuple(values.reads.values())),
     )
     refuse(name, _faults(joint))
+    changed = {
+        result.target.target: result.target.name for result in joint.results if result.target
+    }
+    unsteady = [changed[g.path] for g in joint.read.sources if changed.keys() & {g.path}]
+    if unsteady:
+        _LOG.warning(
+            "%s: forward reads %s, which each step changes: once it reads something else, the step "
+            "is refused, or compiled again (dynamic='retrace')",
+            name,
+            ", ".join(unsteady),
+        )
     return joint
 
 
@@ -257,6 +275,26 @@ def _annotated(
             handle.remove()
         while open_contexts:
             open_contexts.pop().__exit__(None, None, None)
+
+
+@contextmanager
+def _given(stepped: torch.nn.Module, inputs: Sequence[Any], values: KnownValues) -> Iterator[None]:
+    """Let the values of inputs and buffers be known to each forward pass inside."""
+    buffers = {path: b.detach() for path, b in stepped.named_buffers(remove_duplicate=False)}
+    reals = [value.detach() if isinstance(value, torch.Tensor) else None for value in inputs]
+
+    def hook(_: torch.nn.Module, flat: Sequence[Any]) -> None:
+        for position, (fake, real) in enumerate(zip(flat, reals, strict=True)):
+            if real is not None:
+                values.give(fake, real, Given(position))
+        for path, fake in stepped.named_buffers(remove_duplicate=False):
+            values.give(fake, buffers[path], Given(None, path))
+
+    handle = stepped.register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 _PREFIXES: Final = ("upsample_", "_upsample_")
