@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.graph_signature import Joint
     from poetmodel.torch.joint import capture
     from poetmodel.torch.profiling import Profile, measure
+    from poetmodel.torch.recovery import recover
     from poetmodel.torch.tracing import Trace, trace
 
 _HOMES: Final = {
@@ -29,6 +30,7 @@ _HOMES: Final = {
     "compile": "compilation",
     "export": "exporting",
     "measure": "profiling",
+    "recover": "recovery",
     "trace": "tracing",
 }
 
@@ -44,6 +46,7 @@ __all__ = [
     "compile",
     "export",
     "measure",
+    "recover",
     "trace",
 ]
 

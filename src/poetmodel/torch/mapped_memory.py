@@ -79,6 +79,10 @@ class Memory:
         self.is_mapped = False
         """Whether it is a mapping of a file."""
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies in it."""
+        return bool(tensor.untyped_storage().data_ptr() == self._address)
+
     def map(self, descriptor: int, offset: int) -> None:
         """Let it be what a file has there; drop what was in its place."""
         _map(self._address, self._span, _FIXED, descriptor, offset)

@@ -27,7 +27,7 @@ from poetmodel.torch.state_records import ABSENT, Format, Record, StateTensor, a
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from poetmodel.torch.mapped_memory import Memory
     from poetmodel.torch.units import TensorStorage
@@ -72,6 +72,8 @@ class StateFile:
         self._next: dict[int, tuple[int, int]] = {}
         """Slot and checksum of what the next generation has so far, by place."""
         self._memories: dict[int, Memory] = {}
+        self._shown = False
+        """Whether mappings are what no commit has made current yet."""
         self._closed = False
         self._make(folder)
 
@@ -92,9 +94,11 @@ class StateFile:
             ) from None
         self._process = os.getpid()
         self._descriptor = descriptor
+        # Opened again: mappings, which forked processes have too, would hold on to a lock.
+        self._lock = os.open(name, os.O_RDONLY)
         self._named(Path(name))
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(descriptor, 0, self.bytes)
             os.pwrite(descriptor, self.format.header, 0)
         except OSError as error:
@@ -108,7 +112,8 @@ class StateFile:
     def _named(self, path: Path) -> None:
         """Let the file at a path be the one that goes with this object."""
         self.path = path
-        self._remove = weakref.finalize(self, _remove, self._descriptor, path, self._process)
+        descriptors = (self._descriptor, self._lock)
+        self._remove = weakref.finalize(self, _remove, descriptors, path, self._process)
 
     def _publish(self) -> None:
         """Give the file the name by which it is found; it has a whole state now."""
@@ -123,13 +128,13 @@ class StateFile:
 
     def check(self) -> None:
         """Raise `PageError` unless the file is there, with its full size, and of this process."""
-        if self._closed:
-            raise PageError(f"{self.path}: the step was closed; compile again")
         if self._process != os.getpid():
             raise PageError(
                 f"{self.path}: the state is in a file of process {self._process}, and this is "
                 f"process {os.getpid()}, forked from it; compile in the process that trains"
             )
+        if self._closed:
+            raise PageError(f"{self.path}: the step was closed; compile again")
         there = os.fstat(self._descriptor)
         if not there.st_nlink or not self.path.exists():
             raise PageError(f"{self.path}: the state file was removed or moved; {_KEPT}")
@@ -154,12 +159,25 @@ class StateFile:
 
     def leave(self) -> None:
         """In a forked process: let go of the file of its parent."""
-        self._remove.detach()
-        if not self._closed:
+        if self._remove.detach() is not None:
             os.close(self._descriptor)
-        self._descriptor = -1
+            os.close(self._lock)
+        self._descriptor = self._lock = -1
+        self._closed = True
 
     # -- generations -----------------------------------------------------------------------------
+
+    def is_there(self, index: int) -> bool:
+        """Return whether the current generation has a tensor."""
+        place = self._places[index]
+        if self._shown and place in self._next:
+            return True
+        return self.record.slots[place] != ABSENT
+
+    def has(self, index: int, total: int) -> bool:
+        """Return whether the current generation of a tensor has a checksum."""
+        place = self._places[index]
+        return self.record.slots[place] != ABSENT and self.record.sums[place] == total
 
     def read(self, index: int, memory: memoryview) -> None:
         """Read what a tensor is now; zeros if it is not there.
@@ -227,9 +245,7 @@ class StateFile:
             with self._told(None, "the commit record could not be written"):
                 self._commit(record)
         written, self.record, self._next = self._next, record, {}
-        for index, memory in self._memories.items():
-            if self._places[index] in written:
-                self._map(index, memory)
+        self._remap(written)
         if self.format.generations > 1 and self.path.suffix == UNFINISHED:
             self._publish()
 
@@ -257,6 +273,11 @@ class StateFile:
                 offset = self.format.slot_offset(place, slot)
                 os.posix_fadvise(self._descriptor, offset, aligned(size), os.POSIX_FADV_DONTNEED)
 
+    def show(self) -> None:
+        """Let mappings be what was written since the last commit, until the next `rollback`."""
+        self._shown = True
+        self._remap(self._next)
+
     @property
     def is_changed(self) -> bool:
         """Whether something was written since the last commit."""
@@ -266,7 +287,10 @@ class StateFile:
         """Forget what was written since the last commit; with one generation, live with it."""
         if self.format.generations == 1:
             self.record = self._following(steps=0)
-        self._next = {}
+        forgotten, self._next = self._next, {}
+        if self._shown:
+            self._shown = False
+            self._remap(forgotten)
 
     def _put(self, memory: memoryview, offset: int) -> None:
         done = 0
@@ -295,10 +319,26 @@ class StateFile:
         memory.load(partial(self.read, index))
         del self._memories[index]
 
+    def forget(self, index: int) -> None:
+        """Let memory that is mapped be that of nobody."""
+        self._memories.pop(index, None)
+
+    def is_mapped(self, index: int) -> bool:
+        """Return whether a tensor lies in the file."""
+        return index in self._memories
+
+    def _remap(self, places: Collection[int]) -> None:
+        for index, memory in self._memories.items():
+            if self._places[index] in places:
+                self._map(index, memory)
+
     def _map(self, index: int, memory: Memory) -> None:
         place = self._places[index]
-        offset = self.format.slot_offset(place, self.record.slots[place])
-        memory.map(self._descriptor, offset)
+        slot = self.record.slots[place]
+        if self._shown and place in self._next:
+            slot, _ = self._next[place]
+        if slot != ABSENT:
+            memory.map(self._descriptor, self.format.slot_offset(place, slot))
 
     def take_over(self) -> None:
         """Write what was changed through mappings, and let go of what was looked at.
@@ -319,12 +359,13 @@ class StateFile:
                     self._map(index, memory)
 
 
-def _remove(descriptor: int, path: Path, process: int) -> None:
+def _remove(descriptors: tuple[int, ...], path: Path, process: int) -> None:
     """Remove the file, and its lock with it, in the process that made it."""
     if os.getpid() == process:
         with suppress(OSError):
             path.unlink()
-        os.close(descriptor)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _leave(found: weakref.ref[StateFile]) -> None:

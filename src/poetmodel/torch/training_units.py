@@ -50,10 +50,10 @@ class TrainingUnits(Units):
             if number == len(self.units):
                 self._add_source(argument, value)
             layouts = self.storages[number].layouts
-            if _layout(value) not in layouts:
-                layouts = (*layouts, _layout(value))
+            if layout_of(value) not in layouts:
+                layouts = (*layouts, layout_of(value))
                 self.storages[number] = replace(self.storages[number], layouts=layouts)
-            place = layouts.index(_layout(value))
+            place = layouts.index(layout_of(value))
             self.direct[argument.node] = (number, place)
 
     def _add_source(self, argument: InputSpec, value: torch.Tensor) -> None:
@@ -67,7 +67,7 @@ class TrainingUnits(Units):
                 name=argument.name,
                 unit=number,
                 bytes=size,
-                layouts=(_layout(value),),
+                layouts=(layout_of(value),),
             )
         )
         self.units.append(
@@ -229,7 +229,8 @@ class TrainingUnits(Units):
         }
 
 
-def _layout(value: torch.Tensor) -> Layout:
+def layout_of(value: torch.Tensor) -> Layout:
+    """Return how a tensor that is there before the step lies in its storage."""
     return Layout(
         position=None,
         dtype=value.dtype,
