@@ -168,9 +168,9 @@ class Homes:
         for index, state in self._states.items():
             memory = self._memories.get(index)
             if state.is_absent:
+                self._forget(index)
                 if self.file.is_there(index):
                     absent.append(index)
-                    self._forget(index)
             elif index in self._on_storage and self.file.is_there(index):
                 if memory is None or not memory.holds(state.find()):
                     # Another tensor, by `optimizer.load_state_dict` or ``.data = ...``.
@@ -221,7 +221,7 @@ class Homes:
     def trial(self) -> Iterator[None]:
         """Run steps whose results are seen, and which are none: the state of before is kept.
 
-        Each step begins with that state; who runs them puts back what is in RAM.
+        Each step begins with that state. Who runs them puts back what is in RAM, before this ends.
         """
         if not self.has_two:
             yield

@@ -9,15 +9,19 @@ from poetmodel.torch.inputs import refuse
 from poetmodel.torch.optimizers import Moment, optimizer_faults, rule_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     import torch
 
 
 class OptimizerState:
-    """The learning rates and moments of a captured step that ends with an optimizer's updates."""
+    """The learning rates and moments of a captured step that ends with an optimizer's updates.
 
-    def __init__(self, joint: Joint) -> None:
+    `away` are the places of arguments whose home is on storage: a step makes no new ones of them.
+    """
+
+    def __init__(self, joint: Joint, away: Collection[int] = ()) -> None:
+        self._away = frozenset(away)
         self._joint = joint
         self._optimizer: Any = joint.optimizer
         places = {argument.node: place for place, argument in enumerate(joint.arguments)}
@@ -40,15 +44,17 @@ class OptimizerState:
         refuse(self._joint.name, self._faults(values))
         new = set()
         for place, held in self._held:
-            values[place] = held.value()
-            if isinstance(held, Moment) and held.is_new:
+            is_new = isinstance(held, Moment) and held.is_new
+            if not (is_new and place in self._away):
+                values[place] = held.value()
+            if is_new:
                 new.add(place)
         return frozenset(new)
 
     def keep(self, values: list[Any]) -> None:
         """Let the optimizer have the moments that a first step has made."""
         for place, held in self._held:
-            if isinstance(held, Moment) and held.is_new:
+            if isinstance(held, Moment) and held.is_new and place not in self._away:
                 held.keep(values[place])
         # What a scheduler of the learning rate looks at, lest it warns that no step was made.
         self._optimizer._opt_called = True  # noqa: SLF001 - no other way
