@@ -37,7 +37,8 @@ class ResultDifference:
     """A result that is not that of eager PyTorch, bit by bit."""
 
     name: str
-    """Which result: ``loss``, ``gradient of conv1.weight``, ``mutation of bn1.running_mean``."""
+    """Which result: ``loss``, ``output logits``, ``gradient of conv1.weight``, ``mutation of
+    bn1.running_mean``."""
     largest: float | None
     """Largest absolute difference of an element; None where only one of the two has the result."""
     op: str
@@ -104,7 +105,7 @@ def check_agreement(compiled: Compiled) -> None:
         _LOG.warning("%s: the random generator is left in another state than eager's", joint.name)
 
 
-def _eager(compiled: Compiled, *, backward: bool = True) -> torch.Tensor:
+def _eager(compiled: Compiled, *, backward: bool = True) -> Any:
     joint = compiled.trace.joint
     with explained(f"{joint.name}: one step of PyTorch"):
         return eager_step(compiled, joint.inputs, backward=backward)
@@ -153,28 +154,29 @@ def listed(found: Sequence[ResultDifference], *, most: int = 3) -> str:
     return "; ".join(map(str, found[:most])) + (f"; and {more} more" if more > 0 else "")
 
 
-def eager_step(compiled: Compiled, inputs: Sequence[Any], *, backward: bool = True) -> torch.Tensor:
-    """Run the step as PyTorch does, or its forward pass alone."""
+def eager_step(compiled: Compiled, inputs: Sequence[Any], *, backward: bool = True) -> Any:
+    """Run the step as PyTorch does, or its forward pass alone; return what a step does."""
     joint = compiled.trace.joint
     with torch.enable_grad():
-        loss = joint.module(*inputs)
-        detached: torch.Tensor = loss.detach()
+        found = joint.module(*inputs)
+        loss, *others = (found,) if joint.output is None else found
         if not backward:
-            return detached
+            return joint.returned(loss.detach(), others)
         loss.backward()
     if joint.optimizer is not None:
+        others = [value.clone() for value in others]  # what is a parameter is updated below
         if joint.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(joint.module.parameters(), joint.clip_grad_norm)
         joint.optimizer.step()
         joint.optimizer.zero_grad()
-    return detached
+    return joint.returned(loss.detach(), others)
 
 
 class State:
     """All that a step may change, and how it was."""
 
     def __init__(self, compiled: Compiled, inputs: Sequence[Any]) -> None:
-        joint = compiled.trace.joint
+        self._joint = joint = compiled.trace.joint
         self.targets = {
             argument.name: joint.value(argument, inputs)
             for argument in joint.arguments
@@ -255,14 +257,15 @@ class State:
         return work()
 
     def results(
-        self, work: Callable[[], torch.Tensor], *, attributes: bool = True
+        self, work: Callable[[], Any], *, attributes: bool = True
     ) -> tuple[Results, torch.Tensor]:
         """Run a step from the state before; return its results by name, and the random state.
 
         Where asked for, modules have their attributes as another step left them.
         """
         self.reset(attributes=attributes)
-        found = {"loss": work()}
+        # What a model returns may be a buffer, which the next run changes.
+        found = {name: value.clone() for name, value in self._joint.named(work()).items()}
         for name, tensor in self.targets.items():
             if tensor.grad is not None:
                 found[f"{OutputKind.GRADIENT} of {name}"] = tensor.grad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from inspect import signature
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from poetmodel.data import write_text
 from poetmodel.device import Costs, Device
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, listed
 from poetmodel.graph.io import graph_to_dict
 from poetmodel.torch.comparison import certify
 from poetmodel.torch.errors import CaptureError, enough_memory
@@ -21,17 +22,18 @@ from poetmodel.torch.preparation import Compiled, Options
 from poetmodel.torch.profiling import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from poetmodel.plan import Plan
     from poetmodel.result import SolveResult
     from poetmodel.torch.comparison import Certificate
+    from poetmodel.torch.inputs import Inputs
 
 
 def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters have defaults
     model: torch.nn.Module,
     loss_fn: Callable[..., torch.Tensor] | None,
-    inputs: Sequence[Any],
+    inputs: Inputs,
     *,
     ram: str | int,
     storage: str | Path | None = None,
@@ -57,10 +59,12 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         The network, on the processor, in the mode (train or eval) that it is to run in.
     loss_fn : callable, optional
         The loss is ``loss_fn(model(*inputs[:-1]), inputs[-1])``; without it, it is
-        ``model(*inputs)``, or the ``loss`` that this has. A mapping alone, whose keys are
-        parameters of ``forward``, is given by name: ``model(**batch)``.
-    inputs : sequence
-        Example inputs, the target last: tensors, or nests of tuples, lists and mappings of them.
+        ``model(*inputs)``, or the ``loss`` that this has, or the first of several. A mapping alone
+        in a tuple, whose keys are parameters of ``forward``, is given by name: ``model(**batch)``.
+    inputs : sequence or mapping
+        Example inputs, the target last: tensors, or nests of tuples, lists and mappings of them. A
+        mapping has the inputs by name: the model gets them as ``model(**batch)``, and a step
+        returns what this returns, detached. Then there is no `loss_fn`.
     ram : str or int
         The budget for tensors and workspaces, without parameters and gradients: bytes, a size such
         as ``20MiB``, or a percentage of the peak when everything is kept. With inputs of several
@@ -102,8 +106,8 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     Returns
     -------
     Step
-        Call it in place of forward pass, loss and ``backward()``; with an `optimizer` in place of
-        its ``zero_grad()`` and ``step()`` too.
+        Call it in place of forward pass, loss and ``backward()``, as ``step(x, y)``, or by name as
+        ``step(**batch)``; with an `optimizer` in place of its ``zero_grad()`` and ``step()`` too.
 
     Raises
     ------
@@ -132,7 +136,7 @@ class Step:
         self,
         model: torch.nn.Module,
         loss_fn: Callable[..., torch.Tensor] | None,
-        inputs: Sequence[Any],
+        inputs: Inputs,
         options: Options,
     ) -> None:
         self._model = model
@@ -141,7 +145,7 @@ class Step:
         self._compiled: list[Compiled] = []
         self._current = self._compile(inputs)
 
-    def __call__(self, *inputs: Any, **named: Any) -> torch.Tensor:
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Run one step: fill ``.grad`` (accumulating), update buffers, return the loss.
 
         Where it was compiled with an optimizer, update the parameters and leave ``.grad`` None.
@@ -151,12 +155,13 @@ class Step:
         *inputs
             As those that the step was compiled with: same nesting, shapes and types.
         **named
-            Refused: inputs have no names; a mapping among them has.
+            Inputs of a step that was compiled with a mapping; it takes the mapping itself too.
 
         Returns
         -------
-        Tensor
-            The loss, detached.
+        Tensor or object
+            The loss, detached. Of a step that gets its inputs by name: what the model returns, with
+            tensors that are detached, and without caches, which are None.
 
         Raises
         ------
@@ -172,27 +177,41 @@ class Step:
     def select(self, *inputs: Any, **named: Any) -> tuple[Compiled, tuple[Any, ...]]:
         """Return what was compiled for such inputs, and the inputs flat; compile if need be."""
         name = self._current.trace.joint.name
-        if named:
-            raise CaptureError(
-                f"{name}: {', '.join(named)}: expected inputs without names, in the order "
-                "that the step was compiled with, as in step(x, y); a batch that is a mapping is "
-                "one input, as in step(batch)"
-            )
+        given = self._given(inputs, named)
         for compiled in (self._current, *self._compiled):
             try:
-                flat = compiled.trace.joint.flat_inputs(inputs)
+                flat = compiled.trace.joint.flat_inputs(given)
             except CaptureError:
                 continue
             if compiled.guards.hold(flat):
                 self._current = compiled
                 return compiled, flat
         if self._options.dynamic == "error":
-            flat = self._current.trace.joint.flat_inputs(inputs)
-            refuse(name, input_faults(inputs))
+            flat = self._current.trace.joint.flat_inputs(given)
+            refuse(name, input_faults(given))
             told = "; ".join(self._current.guards.differences(flat))
             raise CaptureError(f"{name}: {told}; compile again, or with dynamic='retrace'")
-        self._current = self._compile(inputs)
-        return self._current, self._current.trace.joint.flat_inputs(inputs)
+        self._current = self._compile(given)
+        return self._current, self._current.trace.joint.flat_inputs(given)
+
+    def _given(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Inputs:
+        """Return the inputs of a call in the way in which the step was compiled."""
+        joint = self._current.trace.joint
+        if joint.output is None and not named:
+            return inputs
+        if joint.output is not None and not (inputs and named):
+            batch = named if not inputs else inputs[0]
+            if len(inputs) <= 1 and isinstance(batch, Mapping):
+                return batch
+        if joint.output is None:
+            expected = (
+                "inputs without names, in the order that the step was compiled with, as in "
+                "step(x, y); a batch that is a mapping is one input, as in step(batch)"
+            )
+        else:
+            expected = "inputs by name, as the step was compiled with: step(**batch)"
+        got = listed(named) or f"{len(inputs)} without names"
+        raise CaptureError(f"{joint.name}: expected {expected}; got {got}")
 
     @property
     def compiled(self) -> Compiled:
@@ -227,7 +246,7 @@ class Step:
         *inputs
             Inputs of a step; by default those that it was compiled with.
         **named
-            Refused, as by a step.
+            As for a step.
 
         Returns
         -------
@@ -241,7 +260,7 @@ class Step:
             As a step does.
         """
         joint = self._current.trace.joint
-        given = inputs or unflatten(joint.inputs, joint.input_spec)
+        given = inputs if inputs or named else unflatten(joint.inputs, joint.input_spec)
         compiled, flat = self.select(*given, **named)
         compiled.certificate = certify(compiled, flat)
         return compiled.certificate
@@ -291,7 +310,7 @@ class Step:
             "file; copy or save the model (state_dict()), and compile a step of the copy"
         )
 
-    def _compile(self, inputs: Sequence[Any]) -> Compiled:
+    def _compile(self, inputs: Inputs) -> Compiled:
         first = self._compiled[0] if self._compiled else None
         with enough_memory(type(self._model).__name__):
             compiled = Compiled(self._model, self._loss_fn, inputs, self._options, first=first)

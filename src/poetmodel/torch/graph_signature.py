@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._functorch._aot_autograd import descriptors
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
+from poetmodel.errors import listed
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.inputs import flatten, unflatten
 
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
 
     from torch import fx
 
+    from poetmodel.torch.inputs import Inputs
     from poetmodel.torch.optimizers import LearningRate, Moment
+    from poetmodel.torch.outputs import OutputForm
     from poetmodel.torch.value_guards import ValueGuards
 
 BODY: Final = "model"
@@ -62,6 +67,8 @@ class OutputKind(StrEnum):
     """What an output of the graph is for."""
 
     LOSS = "loss"
+    OUTPUT = "output"
+    """What else the model returns; handed out at the end of the step, detached."""
     GRADIENT = "gradient"
     """The gradient of an input; accumulated into its ``.grad``."""
     MUTATION = "mutation"
@@ -96,12 +103,16 @@ class OutputSpec:
     node: fx.Node
     """The node whose value it is; may be a view, or the node of an input."""
     target: InputSpec | None
-    """The input whose gradient or new value it is; None for the loss."""
+    """The input whose gradient or new value it is; None for the loss and outputs."""
+    place: str = ""
+    """For an output where it is in what the model returns; empty for others."""
 
     @property
     def name(self) -> str:
-        """What it is, for people: ``loss``, ``gradient of conv1.weight``."""
-        return str(self.kind) if self.target is None else f"{self.kind} of {self.target.name}"
+        """What it is, for people: ``loss``, ``output logits``, ``gradient of conv1.weight``."""
+        if self.target is None:
+            return f"{self.kind} {self.place}".strip()
+        return f"{self.kind} of {self.target.name}"
 
 
 class Lookup:
@@ -157,6 +168,8 @@ class Joint:
     """The inputs it was captured with, flat."""
     read: ValueGuards
     """What Python code of the model read from inputs and buffers: the graph holds for that."""
+    output: OutputForm | None = None
+    """What a step returns that gets its inputs by name; None where it returns its loss."""
     optimizer: torch.optim.Optimizer | None = None
     """Whose updates are part of the step; None where it ends with the gradients."""
     clip_grad_norm: float | None = None
@@ -192,7 +205,25 @@ class Joint:
         """Return the arguments of one kind, in order."""
         return tuple(a for a in self.arguments if a.kind == kind)
 
-    def flat_inputs(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    @cached_property
+    def input_names(self) -> tuple[str, ...]:
+        """For each flat input what it is, for people: ``inputs[0]``, or by name ``input_ids``."""
+        return input_names(self.input_spec, by_name=self.output is not None)
+
+    def returned(self, loss: torch.Tensor, others: Sequence[torch.Tensor]) -> Any:
+        """Return what a step hands out: its loss, or an output of the model with its tensors."""
+        return loss if self.output is None else self.output.filled(loss, others)
+
+    def named(self, returned: Any) -> dict[str, torch.Tensor]:
+        """Return the tensors of what a step hands out, by the names of their results."""
+        if self.output is None:
+            return {str(OutputKind.LOSS): returned}
+        return {
+            f"{OutputKind.OUTPUT} {name}" if name else str(OutputKind.LOSS): tensor
+            for name, tensor in self.output.named(returned).items()
+        }
+
+    def flat_inputs(self, inputs: Inputs) -> tuple[Any, ...]:
         """Return the inputs of a step as a flat tuple.
 
         Raises `CaptureError` if they are not nested as those that it was captured with.
@@ -200,7 +231,16 @@ class Joint:
         flat, spec = flatten(inputs)
         if spec == self.input_spec:
             return tuple(flat)
-        one, other = self.input_spec.num_children, len(inputs)
+        if isinstance(inputs, Mapping):
+            (known,) = unflatten([_Star()] * self.input_spec.num_leaves, self.input_spec)
+            sets = {"missing": known.keys() - inputs.keys(), "new": inputs.keys() - known.keys()}
+            told = [f"{listed(sorted(keys))} {word}" for word, keys in sets.items() if keys]
+            if told:
+                raise CaptureError(
+                    f"{self.name}: expected inputs by the names that the step was compiled with "
+                    f"({listed(sorted(known), most=9)}), and {' and '.join(told)}"
+                )
+        one, other = self.input_spec.num_children, spec.num_children
         if one != other:
             msg = f"{self.name}: expected {one} inputs (the target last), got {other}"
         else:
@@ -235,6 +275,20 @@ class _Star:
         return "*"
 
 
+def input_names(form: Any, *, by_name: bool) -> tuple[str, ...]:
+    """Return for each flat input of a form what it is, for people."""
+    count = form.num_leaves
+    if not by_name:
+        return tuple(f"inputs[{place}]" for place in range(count))
+    (batch,) = unflatten(range(count), form)
+    paths = {
+        place: f"{key}{keystr(path)}"
+        for key, value in batch.items()
+        for path, place in tree_leaves_with_path(value)
+    }
+    return tuple(paths[place] for place in range(count))
+
+
 # -- from the descriptors of AOTAutograd -------------------------------------------------------
 
 _KINDS: Final = {
@@ -245,7 +299,9 @@ _KINDS: Final = {
 }
 
 
-def input_specs(name: str, graph_module: fx.GraphModule) -> Iterator[InputSpec]:
+def input_specs(
+    name: str, graph_module: fx.GraphModule, input_names: Sequence[str]
+) -> Iterator[InputSpec]:
     """Yield what goes into a captured graph: placeholders in order, then constants."""
     for node in graph_module.graph.find_nodes(op="placeholder"):
         descriptor = node.meta["desc"]
@@ -255,7 +311,7 @@ def input_specs(name: str, graph_module: fx.GraphModule) -> Iterator[InputSpec]:
         target, position = getattr(descriptor, "target", ""), getattr(descriptor, "idx", 0)
         shown = target.removeprefix(f"{BODY}.") or str(kind)
         if kind is InputKind.USER_INPUT:
-            shown = f"inputs[{position}]"
+            shown = input_names[position]
         yield InputSpec(kind=kind, node=node, target=target, name=shown, position=position)
     for node in graph_module.graph.find_nodes(op="get_attr"):
         target = str(node.target)
@@ -266,7 +322,10 @@ def input_specs(name: str, graph_module: fx.GraphModule) -> Iterator[InputSpec]:
 
 
 def output_specs(
-    name: str, graph_module: fx.GraphModule, arguments: Sequence[InputSpec]
+    name: str,
+    graph_module: fx.GraphModule,
+    arguments: Sequence[InputSpec],
+    form: OutputForm | None,
 ) -> Iterator[OutputSpec]:
     """Yield what comes out of a captured graph; absent gradients are left out."""
     targets = {a.node.meta["desc"]: a for a in arguments if "desc" in a.node.meta}
@@ -279,7 +338,11 @@ def output_specs(
                 raise CaptureError(
                     f"{name}: expected a loss that is a tensor, got a {type(node).__name__}"
                 )
-            yield OutputSpec(kind=OutputKind.LOSS, node=node, target=None)
+            if form is None or descriptor.idx == 0:
+                yield OutputSpec(kind=OutputKind.LOSS, node=node, target=None)
+                continue
+            place = form.names[descriptor.idx - 1]
+            yield OutputSpec(kind=OutputKind.OUTPUT, node=node, target=None, place=place)
         elif isinstance(descriptor, descriptors.GradAOTOutput):
             target = targets[descriptor.grad_of]
             yield OutputSpec(kind=OutputKind.GRADIENT, node=node, target=target)

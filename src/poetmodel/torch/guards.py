@@ -102,8 +102,7 @@ class Guards:
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
         """Yield in words what is not as it was when the step was compiled."""
         before, now = self.compiled, self._assumptions(inputs)
-        places = [f"inputs[{place}]" for place in range(len(before.inputs))]
-        yield from _changed(places, before.inputs, now.inputs)
+        yield from _changed(self._joint.input_names, before.inputs, now.inputs)
         if before.modules != now.modules:
             yield _replaced(self._names, before.modules, now.modules)
             return

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils import _pytree
 
-from poetmodel.errors import shown
+from poetmodel.errors import listed, shown
 from poetmodel.torch.errors import RAISED, CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    Inputs = Sequence[Any] | Mapping[str, Any]
 
 
 class _Box:
@@ -38,7 +40,7 @@ class _Box:
     def refilled(self, values: Iterable[Any]) -> Any:
         """Return a mapping of the same type with other values, in the order of the keys."""
         found = dict(zip(self.keys, values, strict=True))
-        return _refilled(self.mapping, {key: found[key] for key in self.mapping})
+        return refilled(self.mapping, {key: found[key] for key in self.mapping})
 
 
 _pytree.register_pytree_node(
@@ -58,9 +60,14 @@ def _boxed(inputs: Any) -> Any:
     )
 
 
-def flatten(inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+def positional(inputs: Inputs) -> tuple[Any, ...]:
+    """Return inputs in their order: a batch of named ones is the only one."""
+    return (dict(inputs),) if isinstance(inputs, Mapping) else tuple(inputs)
+
+
+def flatten(inputs: Inputs) -> tuple[list[Any], Any]:
     """Return inputs flat, and their form; mappings of any type by their keys, sorted."""
-    flat, form = _pytree.tree_flatten(_boxed(tuple(inputs)))
+    flat, form = _pytree.tree_flatten(_boxed(positional(inputs)))
     return flat, form
 
 
@@ -70,7 +77,7 @@ def unflatten(flat: Sequence[Any], form: Any) -> tuple[Any, ...]:
     return found
 
 
-def _refilled(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+def refilled(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
     """Return a mapping of the same type with other values: a copy, or made of a dict."""
     if type(mapping) is dict:
         return values
@@ -106,7 +113,7 @@ def _assigned(mapping: Any, values: dict[Any, Any]) -> Any:
     return found
 
 
-# -- what a model is called with, and what it returns ------------------------------------------
+# -- what a model is called with ---------------------------------------------------------------
 
 
 def _signature(model: torch.nn.Module) -> inspect.Signature | None:
@@ -116,12 +123,15 @@ def _signature(model: torch.nn.Module) -> inspect.Signature | None:
         return None
 
 
-def takes_keywords(model: torch.nn.Module, given: Sequence[Any]) -> bool:
+def takes_keywords(model: torch.nn.Module, given: Inputs) -> bool:
     """Return whether a model is to get the items of its only input, a mapping, by name.
 
-    It is where all keys are parameters of its ``forward``, and not one thing by chance. Where
-    ``forward`` takes any keyword (``**kwargs``), one of them must be a parameter that has a name.
+    It is where that mapping is given itself, in no tuple. In one, it is where all keys are
+    parameters of its ``forward``, and not one thing by chance. Where ``forward`` takes any keyword
+    (``**kwargs``), one of them must be a parameter that has a name.
     """
+    if isinstance(given, Mapping):
+        return True
     if len(given) != 1 or not isinstance(given[0], Mapping):
         return False
     called = _signature(model)
@@ -137,24 +147,6 @@ def takes_keywords(model: torch.nn.Module, given: Sequence[Any]) -> bool:
     return bool(keys) and keys <= named and (len(given[0]) > 1 or len(named) > 1)
 
 
-def loss_in(name: str, output: Any) -> Any:
-    """Return the loss of an output: itself, or what lies under ``loss`` in it."""
-    keyed = isinstance(output, Mapping)
-    if isinstance(output, torch.Tensor) or not (keyed or hasattr(output, "loss")):
-        return output
-    found = output.get("loss") if keyed else output.loss
-    if found is None:
-        raise CaptureError(
-            f"{name}: there is no loss in the {type(output).__name__} that is returned; give the "
-            "model its target (labels), or give a loss_fn"
-        )
-    if not isinstance(found, torch.Tensor):
-        raise CaptureError(
-            f"{name}: expected a loss that is a tensor, got a {type(found).__name__}"
-        )
-    return found
-
-
 # -- what they must be -------------------------------------------------------------------------
 
 
@@ -164,7 +156,7 @@ def refuse(name: str, faults: Iterable[str]) -> None:
         raise CaptureError(f"{name}: {fault}")
 
 
-def step_faults(model: torch.nn.Module, loss_fn: object, inputs: Sequence[Any]) -> Iterator[str]:
+def step_faults(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iterator[str]:
     """Yield why a step cannot be captured, as far as shows before a run."""
     if not torch.is_grad_enabled():
         yield "gradients are off (torch.no_grad): capture a training step outside of it"
@@ -176,6 +168,11 @@ def step_faults(model: torch.nn.Module, loss_fn: object, inputs: Sequence[Any]) 
         yield f"loss_fn: expected a function or None, got {shown(loss_fn)}"
     if _is_compiled(loss_fn):
         yield "loss_fn is compiled (torch.compile); give the function that it was made of"
+    if loss_fn is not None and isinstance(inputs, Mapping):
+        yield (
+            "loss_fn: a batch of named inputs is trained on the loss that the model returns; leave "
+            "loss_fn out, or give a tuple such as (batch, target)"
+        )
     yield from input_faults(inputs)
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         if torch.nn.parameter.is_lazy(tensor):
@@ -224,11 +221,16 @@ def _is_compiled(function: object) -> bool:
 
 def input_faults(inputs: object) -> Iterator[str]:
     """Yield why inputs are no tuple of what a step can take."""
-    if not isinstance(inputs, tuple | list):
+    if not isinstance(inputs, tuple | list | Mapping):
         yield (
-            "inputs: expected a tuple such as (x, y), the target last, "
-            f"got a {type(inputs).__name__}"
+            "inputs: expected a tuple such as (x, y), the target last, or a mapping of named "
+            f"inputs, got a {type(inputs).__name__}"
         )
+        return
+    named = inputs if isinstance(inputs, Mapping) else ()
+    unnamed = [key for key in named if not isinstance(key, str)]
+    if unnamed:
+        yield f"inputs: expected names of parameters of forward as keys, got {shown(unnamed[0])}"
         return
     if len(inputs) == 0:
         yield "expected inputs (the target last), got none"
@@ -248,18 +250,22 @@ def input_faults(inputs: object) -> Iterator[str]:
             )
 
 
-def _call_faults(model: torch.nn.Module, inputs: Sequence[Any], *, alone: bool) -> Iterator[str]:
+def _call_faults(model: torch.nn.Module, inputs: Inputs, *, alone: bool) -> Iterator[str]:
     """Yield what is wrong where the model does not take as many inputs as it is to get."""
     called = _signature(model)
     if called is None or model._forward_pre_hooks:  # noqa: SLF001 - they may change what it gets
         return
-    given = inputs if alone else inputs[:-1]
+    given = positional(inputs) if alone else positional(inputs)[:-1]
+    by_name = takes_keywords(model, inputs if alone else given)
     try:
-        if takes_keywords(model, given):
+        if by_name:
             called.bind(**given[0])
         else:
             called.bind(*given)
     except TypeError as error:
+        if by_name:
+            yield f"inputs: forward{called} cannot be called with {listed(given[0])} ({error})"
+            return
         role = (
             "without a loss_fn, the model gets all of them and returns the loss"
             if alone

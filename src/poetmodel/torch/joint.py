@@ -7,6 +7,7 @@ This module and `graph_signature` alone use what PyTorch does not promise to kee
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -26,20 +27,30 @@ from poetmodel.torch.graph_signature import (
     Joint,
     OutputKind,
     in_module,
+    input_names,
     input_specs,
     output_specs,
     shown_path,
 )
-from poetmodel.torch.inputs import flatten, loss_in, refuse, step_faults, takes_keywords, unflatten
+from poetmodel.torch.inputs import (
+    flatten,
+    refuse,
+    step_faults,
+    takes_keywords,
+    unflatten,
+)
 from poetmodel.torch.interpreter import temporarily, tensors_in
 from poetmodel.torch.known_values import Given, KnownValues
 from poetmodel.torch.module_state import AssignedBuffers, Attributes, Draws
+from poetmodel.torch.outputs import OutputForm, loss_in
 from poetmodel.torch.value_guards import ValueGuards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import fx
+
+    from poetmodel.torch.inputs import Inputs
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -50,7 +61,7 @@ LOSS: Final = "loss"
 def capture(
     model: torch.nn.Module,
     loss_fn: Callable[..., torch.Tensor] | None,
-    inputs: Sequence[Any],
+    inputs: Inputs,
     *,
     name: str | None = None,
 ) -> Joint:
@@ -76,13 +87,11 @@ def capture(
     name = name or type(model).__name__
     refuse(name, step_faults(model, loss_fn, inputs))
     flat, spec = flatten(inputs)
-    stepped, assigned = _with_loss(
-        name,
-        model,
-        loss_fn,
-        spec,
-        by_name=takes_keywords(model, inputs if loss_fn is None else inputs[:-1]),
+    by_name = takes_keywords(
+        model, inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
     )
+    returned: list[OutputForm] | None = [] if isinstance(inputs, Mapping) else None
+    stepped, assigned = _with_loss(name, model, loss_fn, spec, by_name=by_name, returned=returned)
     attributes = Attributes(stepped)
     draws = Draws(name, attributes)
     # PyTorch runs the model several times; each time begins with the attributes of the first.
@@ -128,16 +137,19 @@ def capture(
     graph_module = exported.graph_module
     for node in graph_module.graph.nodes:
         values.forget(node.meta.get("val"))
-    arguments = tuple(input_specs(name, graph_module))
+    output = returned[0] if returned else None
+    names = input_names(spec, by_name=output is not None)
+    arguments = tuple(input_specs(name, graph_module, names))
     joint = Joint(
         name=name,
         module=stepped,
         graph_module=graph_module,
         arguments=arguments,
-        results=tuple(output_specs(name, graph_module, arguments)),
+        results=tuple(output_specs(name, graph_module, arguments, output)),
         input_spec=spec,
         inputs=tuple(flat),
         read=ValueGuards(tuple(values.reads.values())),
+        output=output,
     )
     refuse(name, _faults(joint))
     changed = {
@@ -161,8 +173,13 @@ def _with_loss(
     form: Any,
     *,
     by_name: bool,
+    returned: list[OutputForm] | None,
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
-    """Return a module from flat inputs to the loss; it holds the user's modules, not copies."""
+    """Return a module from flat inputs to the loss; it holds the user's modules, not copies.
+
+    Where a list is given, the module returns the loss and, detached, the other tensors that the
+    model returns; their form goes to the list.
+    """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
@@ -177,7 +194,12 @@ def _with_loss(
                 inputs = unflatten(flat, form)
                 given = inputs if loss_fn is None else inputs[:-1]
                 output = model(**given[0]) if by_name else model(*given)
-                return loss_in(name, output if loss_fn is None else loss_fn(output, inputs[-1]))
+                loss = loss_in(name, output if loss_fn is None else loss_fn(output, inputs[-1]))
+                if returned is None:
+                    return loss
+                found, others = OutputForm.of(output, loss)
+                returned[:] = [found]
+                return (loss, *(tensor.detach() for tensor in others))
 
     stepped = FlatModule()
     assigned = AssignedBuffers(stepped, name=name)

@@ -35,13 +35,14 @@ from poetmodel.torch.tracing import (
 from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
     from poetmodel.torch.comparison import Certificate
+    from poetmodel.torch.inputs import Inputs
 
 
 MEASURING_S: Final = 2.0
@@ -102,7 +103,7 @@ class Compiled:
         self,
         model: torch.nn.Module,
         loss_fn: Callable[..., torch.Tensor] | None,
-        inputs: Sequence[Any],
+        inputs: Inputs,
         options: Options,
         *,
         first: Compiled | None = None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel.plan import Instruction, Op
-from poetmodel.torch.graph_signature import InputKind
+from poetmodel.torch.graph_signature import InputKind, OutputKind
 from poetmodel.torch.optimizer_state import OptimizerState
 from poetmodel.torch.pages import PageFile, Pages
 from poetmodel.torch.source import Generated
@@ -34,6 +34,9 @@ TORN: Final = (
     "the step updates parameters as soon as it can: some may have been updated, and others not"
 )
 """What to know of a step that fails where updates are part of it."""
+
+
+_RETURNED: Final = (OutputKind.LOSS, OutputKind.OUTPUT)
 
 
 class Runner:
@@ -80,10 +83,12 @@ class Runner:
         places = {argument.node: place for place, argument in enumerate(joint.arguments)}
         self._places = _gradient_places(trace, places)
         """Where gradients go, by the number of their emission, in the order they come."""
-        targets = [emission.result.target for emission in self.generated.held.values()]
-        self._loss = targets.index(None)
-        self._changed = [places[target.node] for target in targets if target is not None]
-        """Places of the arguments that get new values at the end of a step."""
+        held = [emission.result for emission in self.generated.held.values()]
+        self._returned = [held.index(r) for r in joint.results if r.kind in _RETURNED]
+        """Which of what is held a step returns: the loss first."""
+        targets = {k: result.target for k, result in enumerate(held)}
+        self._changed = {k: places[t.node] for k, t in targets.items() if t is not None}
+        """Which of what is held goes to which arguments at the end of a step."""
         self._random = any(unit.random for unit in trace.parts.units)
         self._owned = [places[argument.node] for argument in joint.owned]
         self._inputs = [(places[a.node], a.position) for a in joint.of(InputKind.USER_INPUT)]
@@ -110,8 +115,10 @@ class Runner:
         if self.file is not None:
             self.file.close()
 
-    def __call__(self, inputs: Sequence[Any], *, waits: bool | None = None) -> torch.Tensor:
-        """Run one step on flat inputs; return the loss. `waits` goes before the field.
+    def __call__(self, inputs: Sequence[Any], *, waits: bool | None = None) -> Any:
+        """Run one step on flat inputs; return its loss, or what the model returns.
+
+        `waits` goes before the field.
 
         Raises `PageError` if a page is lost; parameters, gradients, buffers and the state of the
         random generator are as before the step then.
@@ -123,12 +130,14 @@ class Runner:
         held = self.run(values, gradients.emit)
         with torch.no_grad():
             gradients.commit()
-            loss = held.pop(self._loss)
-            if held:
-                torch._foreach_copy_([values[place] for place in self._changed], held)
+            if self._changed:
+                new = [held[k] for k in self._changed]
+                torch._foreach_copy_([values[place] for place in self._changed.values()], new)
         if self._state is not None:
             self._state.keep(values)
-        return loss
+        loss, *others = [held[k] for k in self._returned]
+        # What the model returns may be an argument as it is.
+        return self.trace.joint.returned(loss, [value.detach() for value in others])
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
         """Return what the arguments stand for now, in their order."""

@@ -21,11 +21,11 @@ from poetmodel.torch.updates import Update, with_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
-    from typing import Any
 
     import torch
 
     from poetmodel.device import Costs
+    from poetmodel.torch.inputs import Inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Trace:
 def trace(
     model: torch.nn.Module,
     loss_fn: Callable[..., torch.Tensor] | None,
-    inputs: Sequence[Any],
+    inputs: Inputs,
     *,
     name: str | None = None,
     measure_workspace: bool = True,

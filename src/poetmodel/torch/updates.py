@@ -269,7 +269,8 @@ class _Extension:
                 rate = self._argument(name, LearningRate(self.optimizer, number))
                 for each in found:
                     self._update(each, rule_of(group), rate, factors)
-        results = tuple(r for r in self.joint.results if r.kind is OutputKind.LOSS)
+        returned = (OutputKind.LOSS, OutputKind.OUTPUT)
+        results = tuple(r for r in self.joint.results if r.kind in returned)
         self.graph.output_node().args = (tuple(result.node for result in results),)
         self._erase_unread()
         arguments = (*self.joint.arguments, *self.new)

@@ -12,7 +12,7 @@ from poetmodel.export.step import Buffer, DataType, Ref, Step, Value
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph_signature import InputKind, Joint, OutputKind, in_module
-from poetmodel.torch.inputs import refuse
+from poetmodel.torch.inputs import positional, refuse
 from poetmodel.torch.interpreter import call, replay
 from poetmodel.torch.joint import capture
 from poetmodel.torch.lowering.registry import (
@@ -57,7 +57,7 @@ def lower(
         If the step cannot be captured, or an operator has no kernel: names each, and its module.
     """
     with sdpa_kernel(SDPBackend.MATH):
-        joint = capture(model, loss_fn, inputs, name=name)
+        joint = capture(model, loss_fn, positional(inputs), name=name)
     split_convolutions(joint)
     if optimizer is not None:
         joint = with_optimizer(joint, optimizer, clip_grad_norm=clip_grad_norm)
