@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 
 from poetmodel.errors import InputError
-from poetmodel.torch.graph_signature import BODY, InputKind
+from poetmodel.torch.graph_signature import BODY, InputKind, shown_path
 from poetmodel.torch.interpreter import storage_key
 from poetmodel.torch.joint import LOSS
 from poetmodel.torch.pages import blank, bytes_of, checksum, read_page
@@ -118,7 +118,7 @@ class _Targets:
             met.add(storage_key(owner))
             if tensor.kind == InputKind.MOMENT:
                 if id(owner) not in self._trained:
-                    yield f"the optimizer has no parameter {tensor.owner.removeprefix(f'{BODY}.')}"
+                    yield f"the optimizer has no parameter {shown_path(tensor.owner)}"
             elif (tuple(owner.shape), owner.dtype) != (layout.shape, layout.dtype):
                 yield (
                     f"{tensor.storage.name}: the file has {layout.dtype} {layout.shape}, "
@@ -126,7 +126,7 @@ class _Targets:
                 )
         for (kind, path), value in self._tensors.items():
             if value.nbytes and storage_key(value) not in met:
-                yield f"{kind} {path.removeprefix(f'{BODY}.')} is in the model only"
+                yield f"{kind} {shown_path(path)} is in the model only"
 
     def put(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
         """Let a tensor have a value; None takes a moment away."""
@@ -163,7 +163,8 @@ class _StateLeft:
         tensors = tuple(t for t in form.tensors if t.kind != InputKind.CONSTANT_TENSOR)
         faults = list(targets.faults(tensors))
         if faults:
-            raise InputError([f"{self.path}: state of {form.name}: {fault}" for fault in faults])
+            told = "; ".join(faults)
+            raise InputError(f"{self.path}: the state of {form.name} is of another model: {told}")
         record = self._whole(form)
         with torch.no_grad():
             for place, tensor in enumerate(form.tensors):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
 
+from poetmodel.torch.graph_signature import shown_path
 from poetmodel.torch.mapped_memory import PAGE_BYTES
 from poetmodel.torch.pages import ALIGNMENT_BYTES
 from poetmodel.torch.units import Layout, TensorStorage
@@ -214,7 +215,7 @@ def _tensor_from_dict(index: int, told: dict[str, Any]) -> StateTensor:
         )
         for layout in told["layouts"]
     )
-    name = ".".join(filter(None, (told["owner"], told["key"])))
+    name = ".".join(filter(None, (shown_path(told["owner"]), told["key"])))
     storage = TensorStorage(
         index=index, name=name, unit=index, bytes=told["bytes"], layouts=layouts
     )
