@@ -3,6 +3,8 @@
 ``python -m pytorch.compare --out results/$(date +%F)-training.jsonl`` in ``bench`` does every run
 in a process of its own, with one thread, and writes a JSON line for each; ``--network``,
 ``--method`` and ``--share`` (each may be given several times) choose some of them.
+``--optimizer`` (adamw, momentum) compares whole steps, updates included, by the memory of the
+process: ``--out results/$(date +%F)-whole-step.jsonl``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from harness import FreshProcesses, parsed, record, recorded, run_all
 from poetmodel.bench.measurement import FAILED
-from pytorch.runs import LIMIT_S, METHODS, NETWORKS, PAIRS, SHARES, TrainingRun, training_runs
+from pytorch.runs import (
+    LIMIT_S,
+    METHODS,
+    NETWORKS,
+    OPTIMIZERS,
+    PAIRS,
+    SHARES,
+    WHOLE_METHODS,
+    WHOLE_NETWORKS,
+    WHOLE_SHARES,
+    TrainingRun,
+    training_runs,
+    whole_step_runs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,34 +65,48 @@ def measure(fields: dict[str, Any], ram_bytes: int | None, *, folder: str) -> Re
         reason = f"{run.peer} has no peak on record"
         facts = {"seconds": 0.0, "status": FAILED, "reason": reason}
     else:
-        from pytorch.measurement import measured
+        if run.optimizer is None:
+            from pytorch.measurement import measured
+        else:
+            from pytorch.whole_steps import measured
 
         facts = measured(run, folder=folder, ram_bytes=ram_bytes)
     return record(KIND, run.name, cell=fields, **facts)
 
 
 def budget_bytes(run: TrainingRun, store: RecordFile) -> int | None:
-    """Return the measured peak of the peer that a run is compared with, and its slack [B].
+    """Return the measured peak of the peer that a run is compared with, and its slack if any [B].
 
     None where it has no peer, or the peer has no peak on record.
     """
+    measure = "heap_peak_bytes" if run.optimizer is None else "peak_bytes"
     peaks = {
-        (cell["network"], cell["method"], cell["share"]): each.get("heap_peak_bytes")
+        (cell["network"], cell["method"], cell["share"], cell.get("optimizer")): each.get(measure)
         for each in store.records()
         for cell in (each["cell"],)
     }
-    peak = None if run.peer is None else peaks.get((run.network, run.peer, run.share))
-    return None if peak is None else int(peak * (1 + run.slack))
+    wanted = (run.network, run.peer, run.share, run.optimizer)
+    peak = None if run.peer is None else peaks.get(wanted)
+    if peak is None:
+        return None
+    return int(peak * (1 + run.slack)) if run.optimizer is None else int(peak)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do the runs that were asked for; return the exit status: 130 where they were stopped."""
     options = _options(arguments)
     os.environ |= dict.fromkeys(_THREADS, "1")
-    runs = training_runs(
-        options.network or NETWORKS, options.method or METHODS, options.share or SHARES,
-        limit_s=options.time_limit, pairs=options.pairs, slack=options.slack,
-    )  # fmt: skip
+    settings = {"limit_s": options.time_limit, "pairs": options.pairs, "slack": options.slack}
+    if options.optimizer:
+        runs = whole_step_runs(
+            options.network or WHOLE_NETWORKS, options.method or WHOLE_METHODS,
+            options.share or WHOLE_SHARES, options.optimizer, **settings,
+        )  # fmt: skip
+    else:
+        runs = training_runs(
+            options.network or NETWORKS, options.method or METHODS, options.share or SHARES,
+            **settings,
+        )  # fmt: skip
     store = recorded(options.out)
     return run_all(
         tuple(runs),
@@ -91,9 +120,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--network", action="append", choices=NETWORKS, help="default: all")
-    parser.add_argument("--method", action="append", choices=METHODS, help="default: all")
+    networks, methods = (tuple(dict.fromkeys(names)) for names in (
+        (*NETWORKS, *WHOLE_NETWORKS), (*METHODS, *WHOLE_METHODS),
+    ))  # fmt: skip
+    parser.add_argument("--network", action="append", choices=networks, help="default: all")
+    parser.add_argument("--method", action="append", choices=methods, help="default: all")
     parser.add_argument("--share", action="append", type=float, help="default: 0.75 to 0.25")
+    parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS, help="whole steps")
     parser.add_argument("--storage", default=tempfile.gettempdir(), help="folder for pages")
     parser.add_argument("--time-limit", type=float, default=LIMIT_S, help="of the solver [s]")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="steps that are timed")

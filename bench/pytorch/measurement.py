@@ -104,7 +104,7 @@ def _compared(run: TrainingRun, folder: str, ram_bytes: int | None) -> dict[str,
         "eager_heap_peak_bytes": eager_peak,
         "written_bytes": written,
         "two_steps_s": two_steps_s,
-        "pairs": _pairs(method, reference, inputs, run.pairs),
+        "pairs": pairs_of(method, reference, inputs, run.pairs),
         "unequal_gradients": sum(key.startswith("gradient") for key in unequal),
         "unequal_buffers": sum(key.startswith("buffer") for key in unequal),
         "equal": not unequal,
@@ -143,7 +143,7 @@ def _results(
     return found
 
 
-def _pairs(
+def pairs_of(
     method: TrainingMethod, reference: TrainingMethod, inputs: Any, count: int
 ) -> list[list[float]]:
     """Time steps, each beside one of eager, which comes first and second in turn.

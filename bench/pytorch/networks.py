@@ -185,6 +185,14 @@ def unet(batch: int) -> Training:
     return nn.Sequential(model, out), functional.mse_loss, (x, torch.randn(batch, 1, 64, 64))
 
 
+def mlp(batch: int) -> Training:
+    """Return eight linear layers of width 1024: most of its memory is state."""
+    width = 1024
+    layers = [Block(nn.Linear(width, width), nn.ReLU()) for _ in range(8)]
+    inputs = (torch.randn(batch, width), torch.randint(0, 10, (batch,)))
+    return nn.Sequential(*layers, nn.Linear(width, 10)), functional.cross_entropy, inputs
+
+
 def _images(batch: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,))
 
@@ -206,5 +214,6 @@ NETWORKS: Final[dict[str, Callable[[], Training]]] = {
     "bert4-b8": lambda: bert(8),
     "gpt4-b8": lambda: gpt(8),
     "unet-b8": lambda: unet(8),
+    "mlp8-b16": lambda: mlp(16),
 }
 """Networks by name."""

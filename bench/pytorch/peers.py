@@ -40,6 +40,10 @@ class TrainingMethod:
     """Fills the gradients; returns the loss."""
     written_bytes: Callable[[], int] = lambda: 0
     """Returns how much it has written so far [B]."""
+    moments: Callable[[torch.Tensor], dict[str, torch.Tensor]] = lambda _: {}
+    """Returns what an optimizer holds for a parameter, by the optimizer's names."""
+    fetch: Callable[[torch.Tensor], None] = lambda _: None
+    """Brings a parameter and what an optimizer holds for it into memory, where they are not."""
     details: dict[str, Any] = field(default_factory=dict)
     """What else there is to say: the solve, for compiled steps."""
 

@@ -51,6 +51,33 @@ METHODS: Final = (
     *(f"{own}@{peer}" for own, peer in AT_PEERS),
 )
 """Names of all methods, in the order in which they run: peers before those that need their peak."""
+
+WHOLE_NETWORKS: Final = ("mlp8-b16", "mobilenetv2-b8", "resnet18-b8", "bert4-b8")
+"""Networks of the comparison of whole steps: state, activations, or both take most memory."""
+WHOLE_SHARES: Final = (0.75, 0.5, 0.3)
+"""Budgets of whole steps as shares of the peak when everything is kept in RAM."""
+WHOLE_PEERS: Final = (
+    "checkpoint",
+    FILE_HOOKS,
+    "in-backward",
+    "in-backward-checkpoint",
+    "moments-offloaded",
+    "moments-offloaded-checkpoint",
+    "parameters-offloaded",
+    "parameters-offloaded-checkpoint",
+)
+"""Whole steps that have one peak each."""
+WHOLE_METHODS: Final = (
+    "eager",
+    KEEP_ALL,
+    *WHOLE_PEERS,
+    "both",
+    *(f"both@{peer}" for peer in WHOLE_PEERS),
+)
+"""Names of all methods for whole steps, peers before those that need their peak."""
+OPTIMIZERS: Final = ("adamw", "momentum")
+"""AdamW, and SGD with momentum."""
+
 LIMIT_S: Final = 30.0
 """Most time for the solver [s]."""
 PAIRS: Final = 9
@@ -77,13 +104,19 @@ class TrainingRun:
     seed: int = SEED
     """Of weights and inputs."""
     slack: float = 0.0
-    """What the peak of a peer is exceeded by, to be the budget of a compiled step, as a share."""
+    """By how much a peak may exceed that of a peer and count as the same, as a share.
+
+    The budget of a compiled step is larger by as much; that of a whole step is the peak itself.
+    """
+    optimizer: str | None = None
+    """One of `OPTIMIZERS`, for whole steps: updates and all state count. None for gradients."""
 
     @property
     def name(self) -> str:
         """What it is called in the records."""
         budget = () if self.share is None else (f"{self.share:.0%}",)
-        return " | ".join((self.network, self.method, *budget))
+        optimizer = () if self.optimizer is None else (self.optimizer,)
+        return " | ".join((self.network, *optimizer, self.method, *budget))
 
     @property
     def kind(self) -> str:
@@ -132,3 +165,26 @@ def training_runs(
             budgeted = method in BUDGETED or method.partition("@")[2] in BUDGETED
             for share in shares if budgeted else (None,):
                 yield TrainingRun(network=network, method=method, share=share, **settings)
+
+
+def whole_step_runs(
+    networks: Sequence[str] = WHOLE_NETWORKS,
+    methods: Sequence[str] = WHOLE_METHODS,
+    shares: Sequence[float] = WHOLE_SHARES,
+    optimizers: Sequence[str] = OPTIMIZERS,
+    **settings: Any,
+) -> Iterator[TrainingRun]:
+    """Yield runs of whole steps as `training_runs` does, and optimizer by optimizer."""
+    for optimizer in optimizers:
+        for network in networks:
+            for method in WHOLE_METHODS:
+                if method not in methods:
+                    continue
+                for share in shares if method in BUDGETED else (None,):
+                    yield TrainingRun(
+                        network=network,
+                        method=method,
+                        share=share,
+                        optimizer=optimizer,
+                        **settings,
+                    )

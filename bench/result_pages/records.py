@@ -221,8 +221,8 @@ class TrainingRecord(TrainingRun):
 
     @property
     def peak_bytes(self) -> int | None:
-        """Heap peak of a step [B]."""
-        return self.record.get("heap_peak_bytes")
+        """Heap peak of a step; of whole steps the peak of the process [B]."""
+        return self.record.get("heap_peak_bytes" if self.optimizer is None else "peak_bytes")
 
     @property
     def budget_bytes(self) -> int | None:
@@ -231,10 +231,14 @@ class TrainingRecord(TrainingRun):
 
     @property
     def within(self) -> bool | None:
-        """Whether the heap peak kept the budget; None where there is no peak or no budget."""
+        """Whether the peak kept the budget; None where there is no peak or no budget.
+
+        That of a process, which has whole pages, may be larger by the slack.
+        """
         if self.peak_bytes is None or self.budget_bytes is None:
             return None
-        return self.peak_bytes <= self.budget_bytes
+        slack = 0.0 if self.optimizer is None else self.slack
+        return self.peak_bytes <= int(self.budget_bytes * (1 + slack))
 
     @property
     def written_bytes(self) -> int | None:
@@ -289,7 +293,8 @@ def duels(runs: Sequence[TrainingRecord]) -> list[Duel]:
     for peer in runs:
         if peer.own or peer.kind == "eager" or peer.peak_bytes is None:
             continue
-        of_network = [run for run in runs if run.network == peer.network and run.ran]
+        what = (peer.network, peer.optimizer)
+        of_network = [run for run in runs if (run.network, run.optimizer) == what and run.ran]
         peers = [run for run in of_network if not run.own and run.kind != "eager"]
         own = [run for run in of_network if run.own]
         same = int(peer.peak_bytes * (1 + peer.slack))

@@ -37,7 +37,7 @@ def section(records: Sequence[dict[str, Any]], source: str) -> str:
         by_network.setdefault(run.network, []).append(run)
     parts = [
         "## Training methods",
-        f"From `bench/results/{source}`, one process a run, one thread. {_circumstances(records)} "
+        f"From `bench/results/{source}`, one process a run, one thread. {conditions(records)} "
         "`both`, `recompute` and `paging` are steps compiled by `poetmodel.torch`, `keep-all` is "
         "one with room for everything. Budgets are shares of the peak when everything is kept, or "
         "the heap peak of a peer. *Step* is the median over pairs of steps of the time over that "
@@ -56,7 +56,8 @@ def section(records: Sequence[dict[str, Any]], source: str) -> str:
     return "\n\n".join(parts)
 
 
-def _circumstances(records: Sequence[dict[str, Any]]) -> str:
+def conditions(records: Sequence[dict[str, Any]]) -> str:
+    """Return when, where and within which limits runs were made."""
     torch = ", ".join(sorted({record["torch"] for record in records if "torch" in record}))
     limits = sorted({record["cell"]["limit_s"] for record in records})
     pairs = sorted({record["cell"]["pairs"] for record in records})
@@ -84,7 +85,7 @@ def goals_table(runs: Sequence[TrainingRecord]) -> str:
     fought = duels(runs)
     keep_all = [run for run in runs if run.kind == KEEP_ALL and run.ran]
     rows = [
-        ("a plan, or a proof that there is none", _met([_decided(run) for run in own])),
+        ("a plan, or a proof that there is none", _met([decided(run) for run in own])),
         ("heap peak within the budget", _met([bool(run.within) for run in ran])),
         ("loss, gradients and buffers equal eager's", _met([run.record["equal"] for run in ran])),
         (
@@ -116,7 +117,8 @@ def _met(found: Sequence[bool]) -> str:
     return share_text(sum(found), len(found))
 
 
-def _decided(run: TrainingRecord) -> bool:
+def decided(run: TrainingRecord) -> bool:
+    """Return whether a compiled step ran, or was proved not to exist."""
     return run.ran or run.status == "infeasible"
 
 
@@ -146,13 +148,13 @@ def duels_table(fought: Sequence[Duel]) -> str:
             (
                 f"`{duel.peer.network}`",
                 _label(duel.peer),
-                _bytes(duel.peer.peak_bytes),
-                _ratio(duel.peer.time_ratio),
+                bytes_text(duel.peer.peak_bytes),
+                ratio_text(duel.peer.time_ratio),
                 "itself" if duel.best is duel.peer else _label(duel.best),
-                _ratio(duel.best.time_ratio),
+                ratio_text(duel.best.time_ratio),
                 "none" if own is None else _label(own),
-                "-" if own is None else _bytes(own.peak_bytes),
-                "-" if own is None else _ratio(own.time_ratio),
+                "-" if own is None else bytes_text(own.peak_bytes),
+                "-" if own is None else ratio_text(own.time_ratio),
                 "yes" if duel.won else "no",
             )
         )
@@ -184,16 +186,16 @@ def network_table(runs: Sequence[TrainingRecord]) -> str:
     rows = [
         (
             f"`{run.kind}`",
-            _budget(run),
-            _bytes(run.peak_bytes),
+            budget_text(run),
+            bytes_text(run.peak_bytes),
             {None: "-", True: "yes", False: "**no**"}[run.within],
-            _ratio(run.time_ratio),
-            _ratio(run.processor_ratio),
-            _bytes(run.written_bytes),
+            ratio_text(run.time_ratio),
+            ratio_text(run.processor_ratio),
+            bytes_text(run.written_bytes),
             _equal(run),
             seconds_text(run.record.get("solve_s")),
             percent_text(run.record.get("gap")),
-            _status(run),
+            status_text(run),
         )
         for run in runs
     ]
@@ -206,7 +208,8 @@ def _label(run: TrainingRecord) -> str:
     return f"`{run.kind}`" + ("" if run.peer is None else f" at `{run.peer}`") + share
 
 
-def _budget(run: TrainingRecord) -> str:
+def budget_text(run: TrainingRecord) -> str:
+    """Return the budget of a run, and where it comes from."""
     size = "" if run.budget_bytes is None else format_bytes(run.budget_bytes)
     share = "" if run.share is None else _whole(run.share)
     source = share if run.peer is None else f"`{run.peer}` {share}".rstrip()
@@ -217,11 +220,13 @@ def _whole(ratio: float) -> str:
     return f"{100 * ratio:.0f} %"
 
 
-def _bytes(value: int | None) -> str:
+def bytes_text(value: int | None) -> str:
+    """Return a size, or a dash."""
     return "-" if value is None else format_bytes(value)
 
 
-def _ratio(value: float | None) -> str:
+def ratio_text(value: float | None) -> str:
+    """Return a ratio with three decimals, or a dash."""
     return "-" if value is None else f"{value:.3f}"
 
 
@@ -238,7 +243,8 @@ def _equal(run: TrainingRecord) -> str:
     return f"**no**: {' and '.join(told) or 'the loss'}"
 
 
-def _status(run: TrainingRecord) -> str:
+def status_text(run: TrainingRecord) -> str:
+    """Return how a run ended, with the reason where it ended without a step."""
     if run.ran:
         return run.status
     if run.status == "infeasible" and "floor_bytes" in run.record:

@@ -13,9 +13,15 @@ from pytorch.runs import (
     AT_PEERS,
     METHODS,
     NETWORKS,
+    OPTIMIZERS,
     SHARES,
+    WHOLE_METHODS,
+    WHOLE_NETWORKS,
+    WHOLE_PEERS,
+    WHOLE_SHARES,
     TrainingRun,
     training_runs,
+    whole_step_runs,
 )
 from run_processes import ran
 
@@ -71,6 +77,28 @@ def test_peaks_of_peers_become_budgets(tmp_path: Path) -> None:
     assert compare.budget_bytes(own_quarter, store) == 505
     assert compare.budget_bytes(half, store) is None
     other = TrainingRun(network="bert4-b8", method="both@memory-budget", share=0.5)
+    assert compare.budget_bytes(other, store) is None
+
+
+def test_whole_steps_have_runs_of_their_own() -> None:
+    """Each has its name, and its peer before it; the peer's peak itself is its budget."""
+    found = list(whole_step_runs(slack=0.01))
+    names = [run.name for run in found]
+    each = 2 + 2 * len(WHOLE_PEERS) + len(WHOLE_SHARES)
+    assert len(names) == len(set(names)) == len(OPTIMIZERS) * len(WHOLE_NETWORKS) * each
+    assert "mlp8-b16 | adamw | both | 50%" in names
+    for run in found:
+        if run.peer is not None:
+            assert WHOLE_METHODS.index(run.peer) < WHOLE_METHODS.index(run.method)
+
+
+def test_peaks_of_whole_peers_are_of_the_same_optimizer(tmp_path: Path) -> None:
+    """The peak of the process counts, of the peer with that optimizer, without slack."""
+    store = recorded(tmp_path / "x-whole-step.jsonl")
+    asked = (["unet-b8"], ["checkpoint", "both@checkpoint"])
+    peer, own, _, other = whole_step_runs(*asked, slack=0.01)
+    store.add(record_of(peer, 900) | {"peak_bytes": 1000})
+    assert compare.budget_bytes(own, store) == 1000
     assert compare.budget_bytes(other, store) is None
 
 

@@ -1,0 +1,251 @@
+"""Measuring one whole step, its optimizer's updates included: the peak of everything it holds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from poetmodel import torch as pmt
+from poetmodel.bench.measurement import FAILED
+from poetmodel.errors import BudgetError, NoScheduleError
+from pytorch.measurement import RAN, NoPlanError, pairs_of
+from pytorch.networks import NETWORKS
+from pytorch.offloading import in_backward, moments_offloaded, parameters_offloaded
+from pytorch.peers import TrainingMethod, checkpoint_per_block, eager, hooks_to_file
+from pytorch.process_memory import anonymous_bytes, give_back_at_once, process_peak
+from pytorch.runs import FILE_HOOKS, KEEP_ALL, OURS, TrainingRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pytorch.networks import Training
+
+MAKERS: Final[dict[str, Callable[[Any], torch.optim.Optimizer]]] = {
+    "adamw": partial(torch.optim.AdamW, lr=1e-3, foreach=False),
+    "momentum": partial(torch.optim.SGD, lr=1e-2, momentum=0.9, foreach=False),
+}
+"""What makes each optimizer for parameters."""
+_CHECKPOINT: Final = "-checkpoint"
+WARM_UP_STEPS: Final = 2
+"""Steps before those whose peak is measured; the first makes the moments."""
+MEASURED_STEPS: Final = 3
+"""Steps whose peak is measured."""
+
+
+def measured(run: TrainingRun, *, folder: str, ram_bytes: int | None = None) -> dict[str, Any]:
+    """Run one method on one network, with its optimizer; return what a record says of it.
+
+    Parameters and result are those of `pytorch.measurement.measured`.
+    """
+    torch.set_num_threads(1)
+    give_back_at_once()
+    begun = time.perf_counter()
+    facts: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    try:
+        facts |= _compared(run, folder, ram_bytes)
+    except NoPlanError as error:
+        facts |= error.facts
+    except Exception as error:  # noqa: BLE001 - whatever stops a method is what is to be told
+        facts |= {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
+    return facts | {
+        "seconds": time.perf_counter() - begun,
+        "processor_s": time.process_time(),
+    }
+
+
+def _compared(run: TrainingRun, folder: str, ram_bytes: int | None) -> dict[str, Any]:
+    """Return what steps of a method hold, and what they do beside those of eager.
+
+    Notes
+    -----
+    Peaks are measured before there is a model to compare with. Then both train side by side, from
+    the same weights and with the same random numbers; parameters, moments and buffers are compared
+    after the last step, and the losses of all steps.
+    """
+    training = _made(run)
+    method = _method(run, training, folder, ram_bytes)
+    steps = _Steps(method, run.seed)
+    inputs = training[2]
+    for _ in range(WARM_UP_STEPS):
+        steps(*inputs)
+    before = method.written_bytes()
+
+    def work() -> None:
+        for _ in range(MEASURED_STEPS):
+            steps(*inputs)
+
+    facts = _peaks(work, _tensors(training, method))
+    written = (method.written_bytes() - before) // MEASURED_STEPS
+    twin = _made(run)
+    reference = updated(eager(twin), twin, MAKERS[run.optimizer or ""])
+    expected = _Steps(reference, run.seed)
+    for _ in steps.losses:
+        expected(*inputs)
+    pairs = pairs_of(TrainingMethod(run=steps), TrainingMethod(run=expected), inputs, run.pairs)
+    unequal = list(_unequal(training, method, twin, reference))
+    return {
+        "status": RAN,
+        "reason": "",
+        **facts,
+        "written_bytes": written,
+        "pairs": pairs,
+        "unequal": len(unequal),
+        "unequal_names": unequal[:5],
+        "equal": not unequal and steps.losses == expected.losses,
+        **method.details,
+    }
+
+
+def _made(run: TrainingRun) -> Training:
+    torch.manual_seed(run.seed)
+    return NETWORKS[run.network]()
+
+
+class _Steps:
+    """Runs steps, each from random numbers of its own, and keeps the losses."""
+
+    def __init__(self, method: TrainingMethod, seed: int) -> None:
+        self._method, self._seed = method, seed
+        self.losses: list[float] = []
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(self._seed + 1 + len(self.losses))
+        loss = self._method.run(*inputs)
+        self.losses.append(loss.item())
+        return loss
+
+
+def _peaks(work: Callable[[], object], tensors: list[torch.Tensor]) -> dict[str, int]:
+    """Return peaks of the process over what it holds that is no tensor: libraries and programs."""
+    there = anonymous_bytes(tensors)
+    peak = process_peak(work)
+    return {
+        "baseline_bytes": peak.before_bytes - there,
+        "state_bytes": there,
+        "peak_bytes": there + peak.anonymous_bytes - peak.before_bytes,
+        "process_peak_bytes": there + peak.total_bytes - peak.total_before_bytes,
+    }
+
+
+def _tensors(training: Training, method: TrainingMethod) -> list[torch.Tensor]:
+    """Return what is there between steps: parameters, moments, buffers and inputs."""
+    model, _, inputs = training
+    moments = (t for p in model.parameters() for t in method.moments(p).values())
+    return [*model.parameters(), *model.buffers(), *inputs, *moments]
+
+
+def _unequal(
+    training: Training, method: TrainingMethod, twin: Training, reference: TrainingMethod
+) -> Iterator[str]:
+    """Yield the names of parameters, moments and buffers that are not eager's."""
+    others = dict(twin[0].named_parameters())
+    for name, parameter in training[0].named_parameters():
+        method.fetch(parameter)
+        found, expected = method.moments(parameter), reference.moments(others[name])
+        if not torch.equal(parameter, others[name]):
+            yield name
+        for key in found.keys() | expected.keys():
+            mine, its = (held.get(key) for held in (found, expected))
+            if mine is None or its is None or not torch.equal(mine, its):
+                yield f"{key} of {name}"
+    buffers = dict(twin[0].named_buffers())
+    for name, buffer in training[0].named_buffers():
+        if not torch.equal(buffer, buffers[name]):
+            yield f"buffer {name}"
+
+
+# -- methods ---------------------------------------------------------------------------------------
+
+
+def _method(
+    run: TrainingRun, training: Training, folder: str, ram_bytes: int | None
+) -> TrainingMethod:
+    make = MAKERS[run.optimizer or ""]
+    if run.own is not None:
+        return compiled(training, make, run, folder=folder, ram_bytes=ram_bytes)
+    kind = run.method.removesuffix(_CHECKPOINT)
+    if kind != run.method:
+        checkpoint_per_block(training)
+    if kind == "in-backward":
+        return in_backward(training, make)
+    if kind == "moments-offloaded":
+        return moments_offloaded(training, make, folder)
+    if kind == "parameters-offloaded":
+        return parameters_offloaded(training, make, folder)
+    if kind == FILE_HOOKS:
+        return updated(hooks_to_file(training, folder), training, make)
+    plain = {"eager": eager, "checkpoint": checkpoint_per_block}
+    return updated(plain[kind](training), training, make)
+
+
+def updated(
+    method: TrainingMethod,
+    training: Training,
+    make: Callable[[Any], torch.optim.Optimizer],
+) -> TrainingMethod:
+    """Return a method that updates all parameters after it has computed the gradients."""
+    optimizer = make(training[0].parameters())
+    learn = method.run
+
+    def run(*inputs: torch.Tensor) -> torch.Tensor:
+        loss = learn(*inputs)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return replace(method, run=run, moments=lambda parameter: dict(optimizer.state[parameter]))
+
+
+def compiled(
+    training: Training,
+    make: Callable[[Any], torch.optim.Optimizer],
+    run: TrainingRun,
+    *,
+    folder: str,
+    ram_bytes: int | None,
+) -> TrainingMethod:
+    """Compile a whole step that keeps a budget.
+
+    Raises
+    ------
+    NoPlanError
+        If there is no plan.
+    """
+    model, loss_fn, inputs = training
+    optimizer = make(model.parameters())
+    share = 1.0 if run.own == KEEP_ALL else run.share or 1.0
+    paging, recompute = OURS.get(run.own or "", (False, False))
+    try:
+        step = pmt.compile(
+            model, loss_fn, inputs, optimizer=optimizer, storage=folder,
+            ram=f"{share:.0%}" if ram_bytes is None else ram_bytes,
+            paging=paging, recompute=recompute, time_limit=run.limit_s, rollback=False,
+        )  # fmt: skip
+    except (NoScheduleError, BudgetError) as error:
+        status = "infeasible"
+        if isinstance(error, NoScheduleError):
+            status = str(error.result.status)
+        raise NoPlanError({"status": status, "reason": str(error)}) from error
+    found, result = step.compiled, step.result
+    return TrainingMethod(
+        run=step,
+        written_bytes=lambda: found.runner.traffic[0],
+        moments=lambda parameter: dict(optimizer.state[parameter]),
+        details={
+            "status": str(result.status),
+            "reason": result.reason,
+            "gap": result.gap,
+            "budget_bytes": found.budget_bytes,
+            "keep_all_bytes": found.keep_all_bytes,
+            "plan_peak_bytes": found.peak_bytes,
+            "plan_time_s": found.check.makespan_s,
+            "plan_written_bytes": found.check.written_bytes,
+            "solve_s": result.build_s + result.solve_s,
+            "compile_s": found.compile_s,
+            "versions": dict(result.versions),
+        },
+    )
