@@ -50,6 +50,7 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     dynamic: str = "error",
     optimizer: torch.optim.Optimizer | None = None,
     clip_grad_norm: float | None = None,
+    refine: bool = False,
 ) -> Step:
     """Compile a training step that keeps a RAM budget and computes what PyTorch would.
 
@@ -102,6 +103,9 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     clip_grad_norm : float, optional
         Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
         ``model.parameters()``. Needs an `optimizer`.
+    refine : bool
+        Whether to begin with the best schedule found within a few seconds. A process of its own
+        goes on until `gap` or `time_limit`, and steps run each better schedule as it comes.
 
     Returns
     -------
@@ -172,6 +176,7 @@ class Step:
             compiled with an optimizer: some parameters may be updated.
         """
         compiled, flat = self.select(*inputs, **named)
+        compiled.improve()
         return compiled.runner(flat)
 
     def select(self, *inputs: Any, **named: Any) -> tuple[Compiled, tuple[Any, ...]]:
@@ -219,8 +224,13 @@ class Step:
         return self._current
 
     @property
+    def refining(self) -> bool:
+        """Whether a process still looks for a better schedule (``refine``)."""
+        return any(c.refinement is not None and c.refinement.runs for c in self._compiled)
+
+    @property
     def result(self) -> SolveResult:
-        """What the solver found."""
+        """What the solver found: the schedule that runs."""
         return self._current.result
 
     @property
@@ -262,6 +272,7 @@ class Step:
         joint = self._current.trace.joint
         given = inputs if inputs or named else unflatten(joint.inputs, joint.input_spec)
         compiled, flat = self.select(*given, **named)
+        compiled.improve()
         compiled.certificate = certify(compiled, flat)
         return compiled.certificate
 
@@ -294,9 +305,9 @@ class Step:
         return found
 
     def close(self) -> None:
-        """Remove the page files. The step cannot be run any more if it pages."""
+        """Remove the page files, and stop refining. The step cannot be run any more if it pages."""
         for compiled in self._compiled:
-            compiled.runner.close()
+            compiled.close()
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,9 @@ from poetmodel.errors import BudgetError, CostError, InputError, VerificationErr
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.result import Termination
 from poetmodel.solver import solve
+from poetmodel.solver.background import BackgroundSolve
 from poetmodel.torch.comparison import check_agreement
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.guards import Guards, refuse_inputs, refuse_surroundings
@@ -47,6 +50,10 @@ if TYPE_CHECKING:
 
 MEASURING_S: Final = 2.0
 """Time after which no further step is timed [s]."""
+FIRST_S: Final = 3.0
+"""Time to solve before the first step where the schedule is refined beside training [s]."""
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +75,7 @@ class Options:
     dynamic: str
     optimizer: torch.optim.Optimizer | None
     clip_grad_norm: float | None
+    refine: bool
 
     def __post_init__(self) -> None:
         faults = []
@@ -109,6 +117,8 @@ class Compiled:
         first: Compiled | None = None,
     ) -> None:
         begin = perf_counter()
+        self.refinement: BackgroundSolve | None = None
+        """What improves the schedule beside training."""
         _check_host(model)
         refuse(type(model).__name__, input_faults(inputs))
         refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
@@ -134,18 +144,18 @@ class Compiled:
         self.profile_s = perf_counter() - before
         """Time that finding the costs took [s]."""
         self.costs = coarse_costs(costs, self.coarse.graph)
-        self.result, self.plan, self.check = self._planned(options)
-        self.runner = Runner(
-            self.trace,
-            self.plan,
-            self.coarse.numbers,
-            units=self.coarse.units,
-            folder=options.storage,
-            rollback=options.rollback,
-        )
+        self.options = options
+        self.result = self._solved()
+        """What the solver found, and what runs."""
+        self.plan, self.check = self._planned(self.result)
+        self.runner = self._runner(self.plan)
         self.certificate: Certificate | None = None
-        """What was found when it was last verified."""
-        check_agreement(self)
+        """What was found when it was last verified; None for another plan since."""
+        try:
+            check_agreement(self)
+        except BaseException:
+            self.close()
+            raise
         self.compile_s = perf_counter() - begin
 
     @property
@@ -170,42 +180,101 @@ class Compiled:
         keeps = first.budget_bytes >= first.keep_all_bytes
         return max(first.budget_bytes, whole) if keeps else first.budget_bytes
 
-    def _planned(self, options: Options) -> tuple[SolveResult, Plan, PlanCheck]:
-        """Solve, and make the plan; its budget is what is left beside what is reserved."""
-        coarse, costs = self.coarse, self.costs
+    def _problem(self) -> Problem:
+        """Return what to solve; its budget is what is left beside what is reserved."""
+        coarse, costs, options = self.coarse, self.costs, self.options
         usable = self.budget_bytes - coarse.reserved_bytes
         if usable <= 0:
             raise BudgetError(self._too_little())
-        overlaps, minimize = options.background_io, options.minimize
+        minimize = options.minimize
         if minimize is None:
             minimize = Quantity.TIME if costs.device is None else Quantity.ENERGY
-        problem = Problem(
+        counts = DeadlineCounts.OVERLAP if options.background_io else DeadlineCounts.SERIAL
+        return Problem(
             coarse.graph,
             costs,
             ram=usable,
             deadline=options.deadline,
-            deadline_counts=DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL,
+            deadline_counts=counts,
             recompute=options.recompute,
             paging=options.pages,
             minimize=minimize,
         )
-        result = solve(problem, time_limit=options.time_limit, gap=options.gap)
+
+    def _solved(self) -> SolveResult:
+        """Solve; to be refined, for a few seconds unless nothing is found in them."""
+        problem, options, begin = self._problem(), self.options, perf_counter()
+        first_s = min(FIRST_S, options.time_limit) if options.refine else options.time_limit
+        result = solve(problem, time_limit=first_s, gap=options.gap)
+        left_s = options.time_limit - (perf_counter() - begin)
+        if result.termination == Termination.TIME_LIMIT and left_s > 0:
+            if result.schedule is None:
+                result = solve(problem, time_limit=left_s, gap=options.gap)
+            else:
+                self.refinement = BackgroundSolve(
+                    problem, start=result.schedule, time_limit=left_s, gap=options.gap
+                )
         if result.schedule is None:
-            if self.budget_bytes < floor_bytes(coarse):
+            if self.budget_bytes < floor_bytes(self.coarse):
                 reason = f"{self._too_little()}; of what is not reserved: {result.reason}"
             else:
                 reason = (
                     f"{result.reason}; that RAM budget is ram={self.budget_bytes:,} B less the "
-                    f"{coarse.reserved_bytes:,} B that are reserved"
+                    f"{self.coarse.reserved_bytes:,} B that are reserved"
                 )
             result = replace(result, reason=reason)
-        mode = StorageMode.DMA if overlaps else StorageMode.BLOCKING
-        schedule = _all_resident(coarse.graph, result.require_schedule())
-        plan = make_plan(coarse.graph, costs, schedule, mode=mode, ram_budget_bytes=usable)
-        check = check_plan(coarse.graph, costs, plan, ram_budget_bytes=usable)
+        return result
+
+    def _planned(self, result: SolveResult) -> tuple[Plan, PlanCheck]:
+        """Make the plan of a result, and check it."""
+        graph, costs = self.coarse.graph, self.costs
+        usable = self.budget_bytes - self.coarse.reserved_bytes
+        mode = StorageMode.DMA if self.options.background_io else StorageMode.BLOCKING
+        schedule = _all_resident(graph, result.require_schedule())
+        plan = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable)
+        check = check_plan(graph, costs, plan, ram_budget_bytes=usable)
         if check.violations:
             raise VerificationError(check.violations)
-        return result, plan, check
+        return plan, check
+
+    def _runner(self, plan: Plan) -> Runner:
+        """Return what runs a plan."""
+        return Runner(
+            self.trace,
+            plan,
+            self.coarse.numbers,
+            units=self.coarse.units,
+            folder=self.options.storage,
+            rollback=self.options.rollback,
+        )
+
+    def improve(self) -> None:
+        """Run what was found meanwhile from now on, if it is better.
+
+        Plans that keep other state in RAM are passed over: state would have to move.
+        """
+        found = None if self.refinement is None else self.refinement.take()
+        if found is None or found.simulation is None or self.result.simulation is None:
+            return
+        value = found.problem.objective.measured
+        if value(found.simulation) < value(self.result.simulation):
+            plan, check = self._planned(found)
+            if plan.resident != self.plan.resident:
+                return
+            runner, before = self._runner(plan), self.runner
+            self.plan, self.check, self.runner = plan, check, runner
+            self.certificate = None
+            before.close()
+            _LOG.info("%s: %s", self.trace.graph.name, found)
+            self.result = found
+        elif found.schedule == self.result.schedule:  # what is proved of it is news
+            self.result = found
+
+    def close(self) -> None:
+        """End what improves the schedule, and remove the page file."""
+        if self.refinement is not None:
+            self.refinement.close()
+        self.runner.close()
 
     def _too_little(self) -> str:
         """Return what of the budget is reserved, and the least one that is usable."""

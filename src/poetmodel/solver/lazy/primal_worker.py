@@ -221,7 +221,7 @@ def _start(errors: IO[bytes]) -> subprocess.Popen[bytes]:
     if not sys.executable or getattr(sys, "frozen", False):
         msg = "no Python interpreter is known"
         raise OSError(msg)
-    with _ctrl_c_blocked():
+    with ctrl_c_blocked():
         return subprocess.Popen(  # noqa: S603 - Python itself
             [sys.executable, "-P", "-c", PROGRAM],
             stdin=subprocess.PIPE,
@@ -232,7 +232,7 @@ def _start(errors: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def _ctrl_c_blocked() -> Iterator[None]:
+def ctrl_c_blocked() -> Iterator[None]:
     """Keep Ctrl-C from this thread for a moment, and for good from processes that it starts then.
 
     On Windows these have no console that it could come from.

@@ -1,0 +1,176 @@
+"""A solve beside other work: better results come, and the process ends with whoever wants them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from poetmodel.heuristics.greedy import page_everything
+from poetmodel.problem import Problem
+from poetmodel.result import SolveResult, Status
+from poetmodel.solver import background, solve
+from poetmodel.solver.background import BackgroundSolve
+from worked import comb_graph, even_costs
+
+if TYPE_CHECKING:
+    from poetmodel.schedule import Schedule
+
+PATIENCE_S = 120.0
+"""How long anything may take on a machine that is busy [s]."""
+
+
+def comb_problem() -> tuple[Problem, Schedule]:
+    """State a problem whose first schedule can be improved."""
+    graph = comb_graph(8)
+    problem = Problem(graph, even_costs(graph, page_in=(5, 5), page_out=(5, 5)), ram=10)
+    start = page_everything(problem)
+    assert start is not None
+    return problem, start
+
+
+def begin(*, time_limit: float = PATIENCE_S) -> BackgroundSolve:
+    """Begin to solve the problem."""
+    problem, start = comb_problem()
+    return BackgroundSolve(problem, start=start, time_limit=time_limit, gap=0.0)
+
+
+def process_of(solving: BackgroundSolve) -> subprocess.Popen[bytes]:
+    """Return the process of a solve."""
+    finalizer = solving._finalizer
+    assert finalizer is not None
+    found = finalizer.peek()
+    assert found is not None
+    process: subprocess.Popen[bytes] = found[2][0]
+    return process
+
+
+def gone(number: int) -> bool:
+    """Return whether there is no such process, not even one that waits to be heard of."""
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_the_result_is_that_of_a_solve() -> None:
+    """What comes last is as good and as proven as what `solve` returns; each comes once."""
+    solving = begin()
+    assert solving.wait(PATIENCE_S)
+    assert not solving.runs
+    found = solving.take()
+    problem, _ = comb_problem()
+    expected = solve(problem, gap=0.0)
+    assert isinstance(found, SolveResult)
+    assert found.status == Status.OPTIMAL
+    assert found.energy_j == pytest.approx(expected.energy_j)
+    assert solving.take() is None
+
+
+def test_closing_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is left, and nothing more comes."""
+    monkeypatch.setattr(background, "PROGRAM", "import time; time.sleep(1000)")
+    solving = begin()
+    number = process_of(solving).pid
+    assert solving.runs
+    solving.close()
+    solving.close()
+    assert not solving.runs
+    assert gone(number)
+    assert solving.take() is None
+
+
+def test_it_ends_with_its_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody holds it any more, there is no process."""
+    monkeypatch.setattr(background, "PROGRAM", "import time; time.sleep(1000)")
+    solving = begin()
+    thread, number = solving._thread, process_of(solving).pid
+    del solving
+    thread.join(PATIENCE_S)
+    assert gone(number)
+
+
+def test_a_fork_has_no_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked process sees nothing of it, and neither closing nor dropping it there ends it."""
+    monkeypatch.setattr(background, "PROGRAM", "import time; time.sleep(1000)")
+    solving = begin()
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        solving.close()
+        os.write(tell, b"n" if solving.runs or solving.take() else b"y")
+        os._exit(0)
+    os.close(tell)
+    assert os.read(told, 1) == b"y"
+    os.close(told)
+    os.waitpid(child, 0)
+    assert solving.runs
+    assert process_of(solving).poll() is None
+    solving.close()
+
+
+def test_the_process_does_not_outlive_its_owner() -> None:
+    """Where the one that started it is killed, it ends by itself."""
+    program = (
+        "import os, sys; sys.path[:] = eval(sys.argv[1])\n"
+        "from test_background import begin, process_of\n"
+        "solving = begin(time_limit=1000.0)\n"
+        "print(process_of(solving).pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    paths = [os.path.dirname(__file__), *sys.path]  # noqa: PTH120 - entries of the path are texts
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program, repr(paths)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert owner.stdout is not None
+    assert owner.stdin is not None
+    number = int(owner.stdout.readline())
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    owner.stdin.close()
+    until = time.monotonic() + PATIENCE_S
+    while not gone(number) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert gone(number)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("raise SystemExit('no such thing')", "failed: no such thing"),
+        ("import os; os._exit(3)", ""),
+    ],
+)
+def test_a_process_that_fails_is_told_of(
+    program: str, words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has its last words, and there are no results."""
+    monkeypatch.setattr(background, "PROGRAM", program)
+    with caplog.at_level(logging.WARNING):
+        solving = begin()
+        assert solving.wait(PATIENCE_S)
+    assert solving.take() is None
+    assert words in caplog.text
+
+
+def test_a_process_that_cannot_start_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever asked for it goes on without."""
+    monkeypatch.setattr(sys, "executable", "")
+    with caplog.at_level(logging.WARNING):
+        solving = begin()
+    assert not solving.runs
+    assert solving.take() is None
+    solving.close()
+    assert "could not be started (no Python interpreter is known)" in caplog.text
