@@ -98,11 +98,11 @@ def test_at_every_moment_of_a_power_cut_there_is_one_whole_state(
     """Of writes that no sync came after, any sectors may be on the medium and any may not."""
     chance = random.Random(7)  # noqa: S311 - no secret
     calls: list[tuple[int, bytes] | None] = []
-    write, sync = os.pwrite, os.fdatasync
+    write, sync = os.pwritev, os.fdatasync
 
-    def pwrite(descriptor: int, memory: Any, offset: int) -> int:
-        calls.append((offset, bytes(memory)))
-        return write(descriptor, memory, offset)
+    def pwritev(descriptor: int, parts: Any, offset: int) -> int:
+        calls.append((offset, b"".join(parts)))
+        return write(descriptor, parts, offset)
 
     def fdatasync(descriptor: int) -> None:
         calls.append(None)
@@ -110,7 +110,7 @@ def test_at_every_moment_of_a_power_cut_there_is_one_whole_state(
 
     written = Written(tmp_path / "run")
     image = bytearray(written.file.path.read_bytes())
-    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "pwritev", pwritev)
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     commits = [0]
     for number in (1, 2, 3):
@@ -137,6 +137,11 @@ def test_at_every_moment_of_a_power_cut_there_is_one_whole_state(
                 image[offset : offset + len(data)] = data
             pending = []
     assert {(False, 0), (False, 1), (True, 0)} <= seen
+    form = written.file.format
+    records = {form.record_offset(generation) for generation in (0, 1)}
+    for before, call, after in zip(calls, calls[1:], calls[2:], strict=False):
+        if call is not None and call[0] in records:
+            assert before is after is None, "a record comes when its data is on the medium"
     written.file.close()
 
 

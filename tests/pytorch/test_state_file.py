@@ -210,7 +210,7 @@ def test_failing_calls_are_explained(file: StateFile, monkeypatch: pytest.Monkey
         patch.setattr(os, "fdatasync", fail)
         with pytest.raises(PageError, match="record could not be written: Input/output error"):
             file.commit()
-        patch.setattr(os, "pwrite", fail)
+        patch.setattr(os, "pwritev", fail)
         with pytest.raises(PageError, match="'t2' could not be written: Input/output error"):
             put(file, 2, 2.0)
         patch.setattr(os, "preadv", fail)

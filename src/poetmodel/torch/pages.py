@@ -28,6 +28,7 @@ ALIGNMENT_BYTES: Final = 4096
 
 _WORD_BYTES: Final = 8
 _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
+_TAIL_WEIGHTS: Final = np.arange(1, 2 * ALIGNMENT_BYTES, 2 * _WORD_BYTES, dtype=np.uint64)
 _ADVICE: Final = "the next step makes a new one"
 
 
@@ -263,13 +264,15 @@ def checksum(memory: memoryview) -> int:
     >>> checksum(memoryview(bytes(8))), checksum(memoryview(bytes(7) + b"x"))
     (0, 8646911284551352320)
     """
-    whole = len(memory) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-    words = np.frombuffer(memory[:whole], dtype=np.uint64).reshape(-1, _ROW_WORDS)
-    sums = words.sum(axis=1, dtype=np.uint64)
-    weights = np.arange(1, 2 * len(sums), 2, dtype=np.uint64)
-    total = int((sums * weights).sum(dtype=np.uint64))
-    rest = bytes(memory[whole:])
-    last = np.frombuffer(rest + bytes(-len(rest) % _WORD_BYTES), dtype=np.uint64)
-    weights = 2 * (len(sums) + np.arange(0, len(rest), _WORD_BYTES, dtype=np.uint64)) + 1
-    total += int((last * weights).sum(dtype=np.uint64))
+    blocks, rest = divmod(len(memory), ALIGNMENT_BYTES)
+    total = 0
+    if blocks:
+        whole = memory[: blocks * ALIGNMENT_BYTES]
+        words = np.frombuffer(whole, dtype=np.uint64).reshape(-1, _ROW_WORDS)
+        sums = words.sum(axis=1, dtype=np.uint64)
+        total = int(sums @ np.arange(1, 2 * blocks, 2, dtype=np.uint64))
+    if rest:
+        last = bytes(memory[-rest:]) + bytes(-rest % _WORD_BYTES)
+        words = np.frombuffer(last, dtype=np.uint64)
+        total += int(words @ (_TAIL_WEIGHTS[: len(words)] + np.uint64(2 * blocks)))
     return total % 2**64

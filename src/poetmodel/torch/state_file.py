@@ -23,7 +23,7 @@ from poetmodel.errors import InputError
 from poetmodel.torch.errors import PageError
 from poetmodel.torch.mapped_memory import Pagemap
 from poetmodel.torch.pages import checksum, make_folder, read_page
-from poetmodel.torch.state_records import ABSENT, Format, Record, StateTensor, aligned
+from poetmodel.torch.state_records import ABSENT, BLOCK_BYTES, Format, Record, StateTensor
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class StateFile:
         self._next: dict[int, tuple[int, int]] = {}
         """Slot and checksum of what the next generation has so far, by place."""
         self._memories: dict[int, Memory] = {}
+        self._mapped: dict[int, int] = {}
+        """Slot that each memory is a mapping of."""
         self._shown = False
         """Whether mappings are what no commit has made current yet."""
         self._closed = False
@@ -169,10 +171,7 @@ class StateFile:
 
     def is_there(self, index: int) -> bool:
         """Return whether the current generation has a tensor."""
-        place = self._places[index]
-        if self._shown and place in self._next:
-            return True
-        return self.record.slots[place] != ABSENT
+        return self._slot(self._places[index]) != ABSENT
 
     def has(self, index: int, total: int) -> bool:
         """Return whether the current generation of a tensor has a checksum."""
@@ -267,11 +266,7 @@ class StateFile:
         os.fdatasync(self._descriptor)
         self._put(memoryview(record.to_bytes()), self.format.record_offset(record.generation))
         os.fdatasync(self._descriptor)
-        for place, (slot, _) in self._next.items():
-            size = self.format.tensors[place].storage.bytes
-            if size < LARGE_BYTES and slot != ABSENT:
-                offset = self.format.slot_offset(place, slot)
-                os.posix_fadvise(self._descriptor, offset, aligned(size), os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def show(self) -> None:
         """Let mappings be what was written since the last commit, until the next `rollback`."""
@@ -288,14 +283,14 @@ class StateFile:
         if self.format.generations == 1:
             self.record = self._following(steps=0)
         forgotten, self._next = self._next, {}
-        if self._shown:
-            self._shown = False
-            self._remap(forgotten)
+        self._shown = False
+        self._remap(forgotten)
 
     def _put(self, memory: memoryview, offset: int) -> None:
-        done = 0
+        """Write something, and zeros to the end of a page: no part of one has to be read first."""
+        rest, done = bytes(-len(memory) % BLOCK_BYTES), 0
         while done < len(memory):
-            done += os.pwrite(self._descriptor, memory[done:], offset + done)
+            done += os.pwritev(self._descriptor, [memory[done:], rest], offset + done)
 
     @contextmanager
     def _told(self, place: int | None, fault: str) -> Iterator[None]:
@@ -328,17 +323,23 @@ class StateFile:
         return index in self._memories
 
     def _remap(self, places: Collection[int]) -> None:
+        """Map those at some places anew, and all that are not what is current."""
         for index, memory in self._memories.items():
-            if self._places[index] in places:
+            place = self._places[index]
+            if place in places or self._mapped[index] != self._slot(place):
                 self._map(index, memory)
 
     def _map(self, index: int, memory: Memory) -> None:
         place = self._places[index]
-        slot = self.record.slots[place]
-        if self._shown and place in self._next:
-            slot, _ = self._next[place]
+        slot = self._mapped[index] = self._slot(place)
         if slot != ABSENT:
             memory.map(self._descriptor, self.format.slot_offset(place, slot))
+
+    def _slot(self, place: int) -> int:
+        """Return the slot that mappings are to be of."""
+        if self._shown and place in self._next:
+            return self._next[place][0]
+        return self.record.slots[place]
 
     def take_over(self) -> None:
         """Write what was changed through mappings, and let go of what was looked at.

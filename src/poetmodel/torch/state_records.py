@@ -7,6 +7,7 @@ import struct
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
@@ -121,21 +122,23 @@ class Format:
         return _RECORD.size + 9 * len(self.tensors) + BLOCK_BYTES * 2 + _DIGEST_BYTES
 
     @cached_property
-    def offsets(self) -> tuple[int, ...]:
-        """First byte of the slots of each tensor, which lie one behind the other; last the end."""
-        found = [self.record_offset(0) + RECORDS * aligned(self.record_bytes)]
-        for tensor in self.tensors:
-            found.append(found[-1] + self.generations * aligned(tensor.storage.bytes))
-        return tuple(found)
+    def _offsets(self) -> tuple[int, ...]:
+        """First byte of each tensor in its generation; last the size of a generation [B]."""
+        sizes = (aligned(tensor.storage.bytes) for tensor in self.tensors)
+        return tuple(accumulate(sizes, initial=0))
 
     @property
     def bytes(self) -> int:
         """Size of the file [B]."""
-        return self.offsets[-1]
+        return self.slot_offset(len(self.tensors), self.generations - 1)
 
     def slot_offset(self, place: int, slot: int) -> int:
-        """Return where a slot of the tensor at a place begins [B]."""
-        return self.offsets[place] + slot * aligned(self.tensors[place].storage.bytes)
+        """Return where a slot of the tensor at a place begins [B].
+
+        The first slots of all tensors lie together, and so do the second ones.
+        """
+        begin = self.record_offset(0) + RECORDS * aligned(self.record_bytes)
+        return begin + slot * self._offsets[-1] + self._offsets[place]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
