@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
 from eager_steps import differing  # noqa: E402
-from traced_models import rows  # noqa: E402
+from traced_models import Through, rows  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,6 +105,26 @@ INPUTS: dict[str, Callable[[Any, Any], Any]] = {
 """What reads an input, given the result of a layer and the input."""
 
 
+def transcribed(parts: Any, x: Any, lengths: Any) -> Any:
+    """Return the loss of a transcription: lengths decide the shape of what it keeps."""
+    logits = parts[0](x).log_softmax(-1)
+    written = torch.arange(12).view(2, 6) % 3 + 1
+    labels = written.masked_select(torch.arange(6) < lengths[:, None])
+    return functional.ctc_loss(logits, labels, torch.full((2,), 20), lengths, zero_infinity=True)
+
+
+def test_lengths_may_decide_the_shape_of_a_loss() -> None:
+    """Lengths of other texts run where the longest is as long, and are refused otherwise."""
+    torch.manual_seed(1)
+    model = Through(transcribed, nn.Linear(4, 4))
+    own = model, None, (torch.randn(20, 2, 4), torch.tensor([5, 3]))
+    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    assert differing(step, *own) == []
+    assert differing(step, model, None, (own[2][0] * 2, torch.tensor([3, 5]))) == []
+    with pytest.raises(pmt.CaptureError, match=r"that decides a shape at .* was 5 and is 4"):
+        step(own[2][0], torch.tensor([4, 4]))
+
+
 @pytest.mark.parametrize("kind", INPUTS)
 def test_inputs_can_be_read(kind: str) -> None:
     """The captured step computes what eager does, and knows what it has read."""
@@ -140,6 +160,8 @@ def test_parameters_cannot_be_read(value: Any) -> None:
         lambda x: 1 if torch.rand(()) > x[0, 0] else 2,
         lambda _: len(torch.rand(5).round().nonzero()),
         lambda x: x[torch.rand(3) > 2].sum(),
+        lambda _: int(torch.empty(1).uniform_(0, 3).item()),
+        lambda x: torch.rand_like(x).sum().item(),
     ],
 )
 def test_random_numbers_cannot_be_read(value: Any) -> None:

@@ -110,7 +110,7 @@ def test_numbers_of_selected_rows_are_looked_at() -> None:
     """Other rows may be selected, but as many."""
     own, step = masked(lambda _, y, mask: y[mask])
     assert differing(step, *with_mask(own, 0, 1, 1)) == []
-    with pytest.raises(pmt.CaptureError, match=r"elements that a mask selects .* was 2 and is 1"):
+    with pytest.raises(pmt.CaptureError, match=r"number that decides a shape at .* was 2 and is 1"):
         step(*with_mask(own, 0, 1, 0)[2])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._ops import OpOverload
@@ -13,12 +13,13 @@ from torch.utils._mode_utils import no_dispatch
 
 from poetmodel.torch.errors import RAISED, RandomReadError
 from poetmodel.torch.interpreter import storage_key, temporarily, tensors_in
+from poetmodel.torch.known_values import Known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from poetmodel.torch.known_values import Known, KnownValues
+    from poetmodel.torch.known_values import KnownValues
 
 
 def onednn(*, enabled: bool) -> AbstractContextManager[None]:
@@ -78,7 +79,7 @@ class _RealStrides:
             return self._of(known)
         self._depth += 1
         try:
-            value = self._predict(func, types, args, keywords)
+            value = self._predicted(func, types, args, keywords)
         finally:
             self._depth -= 1
         if self._depth:  # what an operation is made of inside is its own affair
@@ -86,6 +87,15 @@ class _RealStrides:
         value = self._corrected(func, args, keywords, value)
         self._values.remember(value, known)
         return value
+
+    def _predicted(self, func: Any, types: Any, args: Any, keywords: Any) -> Any:
+        """Return the outputs as PyTorch predicts them, or as they are on zeros."""
+        if func.overloadpacket.__name__ in _BETTER_RUN:
+            leaves, spec = _pytree.tree_flatten((args, keywords))
+            made = _run_on_zeros(func, leaves, spec, mkldnn=self._mkldnn)
+            if made is not None:
+                return self._of(Known(made, form_only=True))
+        return self._predict(func, types, args, keywords)
 
     def _of(self, known: Known) -> Any:
         """Return fake tensors of the form of real ones, which hold what is known of them."""
@@ -139,6 +149,10 @@ class _RealStrides:
         return self._known[key]
 
 
+_BETTER_RUN: Final = ("_grouped_mm",)
+"""Operators whose prediction refuses types that the processor's kernel takes."""
+
+
 def _form(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return (leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
@@ -148,20 +162,27 @@ def _form(leaf: Any) -> Any:
 def _real_forms(
     func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool
 ) -> Sequence[Any] | None:
-    """Run an operation on zeros; return shape and strides of each output."""
+    """Return shape and strides of each output of an operation, seen on zeros."""
+    made = _run_on_zeros(func, leaves, spec, mkldnn=mkldnn)
+    if made is None:
+        return None
+    return [
+        (output.shape, output.stride()) if isinstance(output, torch.Tensor) else None
+        for output in _pytree.tree_leaves(made)
+    ]
+
+
+def _run_on_zeros(func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool) -> Any:
+    """Run an operation on zeros; return what it gives, or None where it fails."""
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         return None
     random = torch.random.fork_rng(devices=[])
     with no_dispatch(), torch.no_grad(), onednn(enabled=mkldnn), random:
         try:
             args, keywords = _pytree.tree_unflatten([_zeros(leaf) for leaf in leaves], spec)
-            outputs = _pytree.tree_leaves(func(*args, **keywords))
+            return func(*args, **keywords)
         except RAISED:
             return None
-    return [
-        (output.shape, output.stride()) if isinstance(output, torch.Tensor) else None
-        for output in outputs
-    ]
 
 
 def _zeros(leaf: Any) -> Any:

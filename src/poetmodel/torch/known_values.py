@@ -91,8 +91,17 @@ _FROM_A_FORM: Final = ("full_like", "new_full", "new_ones", "new_zeros", "ones_l
 _LITERAL: Final = ("lift_fresh", "lift_fresh_copy")
 """Operators that take the numbers of ``torch.tensor([1, 2])``."""
 _MAKERS: Final = frozenset((*_FROM_NOTHING, "tril_indices", "triu_indices", "zeros"))
-_MASKED: Final = {"index": 1, "masked_select": 1}
-"""Operators that select, and which argument says what."""
+_DRAWS: Final = frozenset(
+    ("cauchy", "exponential", "geometric", "log_normal", "normal", "rand_like", "randint_like",
+     "randn_like", "random", "uniform")
+)  # fmt: skip
+"""Operators that draw, and read nothing of a tensor but its form."""
+_DECIDING: Final = {
+    "index": (1, torch.ops.aten.count_nonzero.default),
+    "masked_select": (1, torch.ops.aten.count_nonzero.default),
+    "_ctc_loss": (3, torch.ops.aten.max.default),
+}
+"""Operators of whose results one argument decides the shape, which, and what of it does."""
 
 
 @dataclass(slots=True)
@@ -150,7 +159,8 @@ class KnownValues:
             if writes:
                 _forget(inputs)
             random = seeded or any(each.real is None for each in there)
-            return _RANDOM if random and len(there) == len(found) else None
+            whole = len(there) == len(found) or name in _DRAWS
+            return _RANDOM if random and whole else None
         with no_dispatch(), torch.no_grad():
             try:
                 own, own_keywords = _pytree.tree_map(
@@ -204,23 +214,23 @@ class KnownValues:
     def selected(self, function: Any, arguments: Any, keywords: Any) -> Known | None:
         """Return what an operation gives whose shape depends on values; None where not known.
 
-        Of what a mask selects only the mask needs to be known. Where no more is, the result has the
-        form of what is selected and none of its values.
+        Of what a mask selects only the mask needs to be known. Where no more is, only the form of
+        the result is.
         """
         known = self.of(function, arguments, keywords)
         there = known is not None and known.real is not None
-        place = _MASKED.get(function.overloadpacket.__name__)
+        place, measure = _DECIDING.get(function.overloadpacket.__name__, (None, None))
         if place is None:
             if known is not None and there:
                 self.read(known, shapes_of(known.real), by=shapes_of)
             return known
-        masks = [mask for mask in tensors_in(arguments[place]) if mask.dtype in _MASKS]
-        for mask in masks:
-            counted = self.of(torch.ops.aten.count_nonzero.default, (mask,), {})
-            if counted is None or counted.real is None:
-                return counted
-            self.read(counted, int(counted.real), by=int)
-        if there or not masks:  # without masks there are numbers of rows, and the shape is theirs
+        deciding = [d for d in tensors_in(arguments[place]) if place != 1 or d.dtype in _MASKS]
+        for tensor in deciding:
+            found = self.of(measure, (tensor,), {})
+            if found is None or found.real is None:
+                return found
+            self.read(found, int(found.real), by=int)
+        if there or not deciding:  # numbers of rows have a shape, and decide nothing else
             return known
         with no_dispatch(), torch.no_grad():
             own, own_keywords = _pytree.tree_map(
@@ -251,7 +261,7 @@ class KnownValues:
 
 
 _MASKS: Final = (torch.bool, torch.uint8)
-_WORDS: Final = {int: "number of elements that a mask selects", shapes_of: "shape of a result"}
+_WORDS: Final = {int: "number that decides a shape", shapes_of: "shape of a result"}
 
 
 def _key(leaf: Any) -> Any:
