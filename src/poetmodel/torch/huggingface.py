@@ -1,0 +1,111 @@
+"""Hugging Face: a ``transformers.Trainer`` whose training steps keep a RAM budget."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
+
+import torch
+import transformers
+
+from poetmodel.torch.compilation import Step, compile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_OPTIONS: Final = frozenset(
+    name
+    for name, parameter in signature(compile).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+) - {"optimizer", "clip_grad_norm"}
+"""What of `compile` a trainer takes; its updates and its clipping are its own."""
+
+
+class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
+    """A ``transformers.Trainer`` that compiles its training step on the first batch.
+
+    Forward pass, loss and backward pass keep the budget. All else is as ever: accumulation of
+    gradients, clipping, schedules, evaluation, callbacks, checkpoints and how they are resumed, and
+    a ``compute_loss`` of a subclass. Batches of other shapes, such as the last one of an epoch, are
+    compiled for when they come.
+
+    Parameters
+    ----------
+    *args
+        As for ``transformers.Trainer``.
+    ram : str or int
+        As for `poetmodel.torch.compile`.
+    **options
+        Other parameters of `poetmodel.torch.compile`, such as ``storage``, and of
+        ``transformers.Trainer``. By default ``dynamic="retrace"``.
+
+    Raises
+    ------
+    CaptureError, BudgetError, NoScheduleError, InputError
+        In ``train()``, as by `poetmodel.torch.compile`.
+    """
+
+    def __init__(self, *args: Any, ram: str | int, **options: Any) -> None:
+        own = {key: options.pop(key) for key in _OPTIONS.intersection(options)}
+        self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **own}
+        self.step: Step | None = None
+        """The compiled step; None before the first batch."""
+        self._stepped: torch.nn.Module | None = None
+        super().__init__(*args, **options)
+
+    def training_step(
+        self,
+        model: torch.nn.Module,
+        inputs: Mapping[str, Any],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """Run one step on a batch: fill ``.grad`` (accumulating), and return the loss."""
+        model.train()
+        if num_items_in_batch is not None:
+            num_items_in_batch = torch.as_tensor(num_items_in_batch)
+        # As tensors these are no part of the program: other numbers need no other step.
+        accumulated = torch.tensor(self.current_gradient_accumulation_steps)
+        batch = (dict(self._prepare_inputs(inputs)), num_items_in_batch, accumulated)
+        if self.step is None or self._stepped is not model:
+            if self.step is not None:
+                self.step.close()
+            self.step = compile(_Loss(model, self._loss), None, batch, **self._options)
+            self._stepped = model
+        loss: torch.Tensor = self.step(*batch)
+        return loss
+
+    def _loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: torch.Tensor | None,
+        accumulated: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return what ``transformers.Trainer.training_step`` starts its backward pass from."""
+        found: list[torch.Tensor] = []
+
+        def backward(loss: torch.Tensor, **_: Any) -> None:
+            found.append(loss)
+
+        with (
+            patch.object(self.accelerator, "backward", backward),
+            patch.object(self, "current_gradient_accumulation_steps", accumulated),
+        ):
+            super().training_step(model, inputs, num_items_in_batch)
+        (loss,) = found
+        return loss
+
+
+class _Loss(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    """A model with what makes its loss of a batch."""
+
+    def __init__(self, model: torch.nn.Module, loss: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        # The trainer itself is no attribute: it would be taken for a part of the model.
+        self._loss: Callable[..., torch.Tensor] = lambda *batch: loss(model, *batch)
+
+    def forward(self, *batch: Any) -> torch.Tensor:
+        """Return the loss."""
+        return self._loss(*batch)
