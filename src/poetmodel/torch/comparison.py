@@ -162,7 +162,7 @@ def eager_step(compiled: Compiled, inputs: Sequence[Any], *, backward: bool = Tr
         loss, *others = (found,) if joint.output is None else found
         if not backward:
             return joint.returned(loss.detach(), others)
-        loss.backward()
+        (loss / joint.accumulate).backward()
     if joint.optimizer is not None:
         others = [value.clone() for value in others]  # what is a parameter is updated below
         if joint.clip_grad_norm is not None:

@@ -48,6 +48,7 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     background_io: bool = False,
     rollback: bool = True,
     dynamic: str = "error",
+    accumulate: int = 1,
     optimizer: torch.optim.Optimizer | None = None,
     clip_grad_norm: float | None = None,
     refine: bool = False,
@@ -96,6 +97,9 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         accumulate over several steps that page, this holds a second set of gradients.
     dynamic : {'error', 'retrace'}
         What to do with inputs of other shapes or types.
+    accumulate : int
+        Over how many steps gradients are accumulated: they are those of the loss divided by it. The
+        loss that a step returns is not divided.
     optimizer : torch.optim.Optimizer, optional
         Make its step a part of the step: each parameter is updated as soon as its gradient is
         there, which then goes. SGD, Adam or AdamW. The budget counts parameters, buffers, inputs

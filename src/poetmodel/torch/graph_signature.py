@@ -54,7 +54,7 @@ class InputKind(StrEnum):
     USER_INPUT = "input"
     """A tensor that the step is called with."""
     TANGENT = "tangent"
-    """The gradient that the backward pass starts from: ones, of the shape of the loss."""
+    """The gradient that the backward pass starts from, of the shape of the loss."""
     CONSTANT_TENSOR = "constant"
     """A tensor that the module's code holds on to."""
     MOMENT = "moment"
@@ -170,6 +170,8 @@ class Joint:
     """What Python code of the model read from inputs and buffers: the graph holds for that."""
     output: OutputForm | None = None
     """What a step returns that gets its inputs by name; None where it returns its loss."""
+    accumulate: int = 1
+    """What the loss is divided by where the backward pass starts."""
     optimizer: torch.optim.Optimizer | None = None
     """Whose updates are part of the step; None where it ends with the gradients."""
     clip_grad_norm: float | None = None
@@ -251,8 +253,8 @@ class Joint:
     def value(self, argument: InputSpec, inputs: Sequence[Any] | None = None) -> torch.Tensor:
         """Return what an argument stands for now: of flat inputs, or those of the capture.
 
-        The parameter or buffer itself, the input, the constant, or ones for a tangent. An input
-        that is a number and no tensor is itself; the graph holds it as it was at the capture.
+        The parameter or buffer itself, the input, the constant, or for a tangent ones, divided. An
+        input that is a number and no tensor is itself; the graph holds it as it was at the capture.
         """
         if argument.kind is InputKind.USER_INPUT:
             chosen = self.inputs if inputs is None else inputs
@@ -261,7 +263,8 @@ class Joint:
         if argument.kind is InputKind.TANGENT:
             example = argument.node.meta["val"]
             device = next((a.device for a in self.inputs if isinstance(a, torch.Tensor)), None)
-            return torch.ones(tuple(example.shape), dtype=example.dtype, device=device)
+            ones = torch.ones(tuple(example.shape), dtype=example.dtype, device=device)
+            return ones / self.accumulate
         if argument.held is not None:
             return argument.held.value()
         constant = argument.kind is InputKind.CONSTANT_TENSOR

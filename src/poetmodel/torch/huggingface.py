@@ -18,8 +18,8 @@ _OPTIONS: Final = frozenset(
     name
     for name, parameter in signature(compile).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY
-) - {"optimizer", "clip_grad_norm"}
-"""What of `compile` a trainer takes; its updates and its clipping are its own."""
+) - {"accumulate", "optimizer", "clip_grad_norm"}
+"""What of `compile` a trainer takes; accumulation, updates and clipping are its own."""
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]

@@ -73,6 +73,7 @@ class Options:
     background_io: bool
     rollback: bool
     dynamic: str
+    accumulate: int
     optimizer: torch.optim.Optimizer | None
     clip_grad_norm: float | None
     refine: bool
@@ -87,6 +88,10 @@ class Options:
             faults.append(f"storage: expected a folder, got {shown(storage)}")
         if self.paging and storage is None:
             faults.append("paging: needs a folder for pages; give storage=, or paging=False")
+        if type(self.accumulate) is not int or self.accumulate < 1:
+            faults.append(f"accumulate: expected 1 or more steps, got {shown(self.accumulate)}")
+        elif self.accumulate > 1 and self.optimizer is not None:
+            faults.append("accumulate: a step with an optimizer updates at once; leave one out")
         if not isinstance(profile, Profile | Costs | None):
             faults.append(f"profile: expected what `measure` returns, got {shown(profile)}")
         if self.device is not None and profile is not None:
@@ -129,7 +134,9 @@ class Compiled:
             optimizer=options.optimizer,
             clip_grad_norm=options.clip_grad_norm,
         )
-        self.guards = Guards(self.trace.joint)
+        joint = replace(self.trace.joint, accumulate=options.accumulate)
+        self.trace = replace(self.trace, joint=joint)
+        self.guards = Guards(joint)
         self.trace_s = perf_counter() - begin
         """Time that capturing took, with running it to find tensors and workspaces [s]."""
         self.keep_all_bytes = keep_all_bytes(self.trace)
