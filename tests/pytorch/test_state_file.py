@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+import signal
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -230,6 +232,22 @@ def test_a_full_disk_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError, match=r"no room for a state file of .*No space left"):
         StateFile(tmp_path, tensors())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_may_not_grow_is_told_by_the_system(tmp_path: Path) -> None:
+    """A limit of the process on the size of files, which nothing here knows of."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (LARGE_BYTES, LARGE_BYTES))
+            with pytest.raises(InputError, match="no room for a state file of"):
+                StateFile(tmp_path, tensors())
+            code = len(list(tmp_path.iterdir()))
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_the_file_goes_with_its_object(tmp_path: Path) -> None:

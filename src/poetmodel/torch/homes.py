@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from poetmodel.torch.tracing import Trace
 
-_STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.MOMENT)
+_STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,15 +218,16 @@ class Homes:
             value.data.copy_(first)
 
     @contextmanager
-    def trial(self) -> Iterator[None]:
+    def trial(self, on_storage: Collection[int] | None = None) -> Iterator[None]:
         """Run steps whose results are seen, and which are none: the state of before is kept.
 
+        `on_storage` is as for `begin`; it holds for all these steps.
         Each step begins with that state. Who runs them puts back what is in RAM, before this ends.
         """
+        self.begin(on_storage)
         if not self.has_two:
             yield
             return
-        self.begin()
         self._trial = True
         try:
             yield

@@ -160,8 +160,7 @@ class _StateLeft:
                 f"{self.path}: is no state file of this version of poetmodel, or was made with "
                 "rollback=False: it cannot be recovered"
             )
-        tensors = tuple(t for t in form.tensors if t.kind != InputKind.CONSTANT_TENSOR)
-        faults = list(targets.faults(tensors))
+        faults = list(targets.faults(form.tensors))
         if faults:
             told = "; ".join(faults)
             raise InputError(f"{self.path}: the state of {form.name} is of another model: {told}")

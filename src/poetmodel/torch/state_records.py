@@ -41,10 +41,9 @@ class StateTensor:
     storage: TensorStorage
     """Its memory; the number is that in the file."""
     kind: str
-    """``parameter``, ``buffer``, ``moment`` or ``constant``."""
+    """``parameter``, ``buffer`` or ``moment``."""
     owner: str
-    """Path of the parameter, buffer or constant below the user's module; for a moment of its
-    parameter."""
+    """Path of the parameter or buffer below the captured module; for a moment of its parameter."""
     key: str = ""
     """Of a moment: its key in ``optimizer.state``."""
 
