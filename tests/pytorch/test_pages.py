@@ -146,6 +146,19 @@ def test_a_full_disk_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_killed_processes_left_goes(tmp_path: Path) -> None:
+    """Page files that are not in use, and not just being made, are removed by the next one."""
+    used = PageFile(tmp_path, [storage(0, 10)])
+    left, young = (tmp_path / f".poetmodel-pages-{name}" for name in ("left", "young"))
+    for path in (left, young):
+        path.write_bytes(b"pages")
+    for path in (left, used.path):
+        os.utime(path, (0, 0))
+    other = PageFile(tmp_path, [storage(0, 10)])
+    assert set(tmp_path.iterdir()) == {used.path, young, other.path}
+    used.check()
+
+
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     """A file in place of the folder."""
     (tmp_path / "file").touch()

@@ -16,7 +16,7 @@ from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.torch import PageError, mapped_memory  # noqa: E402
 from poetmodel.torch.mapped_memory import PAGE_BYTES, Memory  # noqa: E402
 from poetmodel.torch.pages import blank, bytes_of  # noqa: E402
-from poetmodel.torch.state_file import LARGE_BYTES, StateFile  # noqa: E402
+from poetmodel.torch.state_file import LARGE_BYTES, PREFIX, UNFINISHED, StateFile  # noqa: E402
 from poetmodel.torch.state_records import StateTensor  # noqa: E402
 from poetmodel.torch.units import Layout, TensorStorage  # noqa: E402
 
@@ -248,6 +248,19 @@ def test_a_file_that_may_not_grow_is_told_by_the_system(tmp_path: Path) -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_has_no_whole_state_is_removed(tmp_path: Path) -> None:
+    """A process that was killed before the first commit leaves a file that is of no use."""
+    used = StateFile(tmp_path, tensors())
+    left = tmp_path / f"{PREFIX}left{UNFINISHED}"
+    whole = tmp_path / f"{PREFIX}whole"
+    for path in (left, whole):
+        path.write_bytes(b"state")
+    for path in (left, whole, used.path):
+        os.utime(path, (0, 0))
+    other = StateFile(tmp_path, tensors())
+    assert set(tmp_path.iterdir()) == {used.path, whole, other.path}
 
 
 def test_the_file_goes_with_its_object(tmp_path: Path) -> None:

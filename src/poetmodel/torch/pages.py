@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import tempfile
+import time
 import weakref
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 ALIGNMENT_BYTES: Final = 4096
 """Every page begins at a multiple of this, so that the copies of one never hold part of another."""
 
+PREFIX: Final = ".poetmodel-pages-"
+"""How the names of page files begin."""
+
+_SETTLED_S: Final = 60.0
+"""After so long whoever made a file has locked it [s]."""
 _WORD_BYTES: Final = 8
 _ROW_WORDS: Final = ALIGNMENT_BYTES // _WORD_BYTES
 _TAIL_WEIGHTS: Final = np.arange(1, 2 * ALIGNMENT_BYTES, 2 * _WORD_BYTES, dtype=np.uint64)
@@ -94,8 +101,10 @@ class PageFile:
     def _make(self) -> None:
         folder = self._folder
         make_folder(folder)
+        remove_left(folder, f"{PREFIX}*")
         try:
-            self._descriptor, name = tempfile.mkstemp(prefix=".poetmodel-pages-", dir=folder)
+            self._descriptor, name = tempfile.mkstemp(prefix=PREFIX, dir=folder)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise InputError(
                 f"{folder}: no page file can be made here ({error.strerror or error})"
@@ -177,6 +186,19 @@ def make_folder(folder: str | Path) -> None:
         raise InputError(
             f"{folder}: no page file can be made here ({error.strerror or error})"
         ) from None
+
+
+def remove_left(folder: str | Path, pattern: str) -> None:
+    """Remove files that killed processes have left; a running one has locked its own."""
+    for path in Path(folder).glob(pattern):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                if time.time() - os.fstat(descriptor).st_mtime > _SETTLED_S:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _remove(descriptor: int, path: Path, process: int) -> None:

@@ -22,7 +22,7 @@ import torch
 from poetmodel.errors import InputError
 from poetmodel.torch.errors import PageError
 from poetmodel.torch.mapped_memory import Pagemap
-from poetmodel.torch.pages import checksum, make_folder, read_page
+from poetmodel.torch.pages import checksum, make_folder, read_page, remove_left
 from poetmodel.torch.state_records import ABSENT, BLOCK_BYTES, Format, Record, StateTensor
 from poetmodel.units import format_bytes
 
@@ -88,6 +88,7 @@ class StateFile:
 
     def _make(self, folder: str | Path) -> None:
         make_folder(folder)
+        remove_left(folder, f"{PREFIX}*{UNFINISHED}")
         try:
             descriptor, name = tempfile.mkstemp(prefix=PREFIX, suffix=UNFINISHED, dir=folder)
         except OSError as error:
