@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 
 import poetmodel as pm  # noqa: E402
 from optimizer_steps import OPTIMIZERS, SGD, Twins, grouped, in_order, runner  # noqa: E402
-from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.graph import Graph, Phase  # noqa: E402
 from poetmodel.schedule import Schedule  # noqa: E402
 from poetmodel.torch import CaptureError  # noqa: E402
@@ -193,17 +192,6 @@ def test_memory_is_what_the_simulator_says(make: Any, name: str, clip: float | N
         nodes = tuple(replace(node, in_place=()) for node in traced.graph.nodes)
         graph = replace(traced.graph, nodes=nodes)
         assert peak_beside(graph, keep_all(graph)) > 1.9 * promised
-
-
-def test_state_on_storage_is_refused() -> None:
-    """Such a plan is not run; the message says which tensor, and what to do."""
-    torch.manual_seed(1)
-    twins = Twins(rows(nn.Linear(4, 4)), OPTIMIZERS["sgd"])
-    traced = twins.trace(measure_workspace=False)
-    state = traced.graph.state_tensors
-    paged = replace(in_order(traced.graph), resident=state[1:])
-    with pytest.raises(InputError, match=r"'0\.weight' has its home on storage"):
-        runner(traced, paged)
 
 
 def changed_rule(twins: Twins) -> None:

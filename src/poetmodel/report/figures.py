@@ -198,6 +198,12 @@ _STEP_FIGURES: Final[dict[str, tuple[Row, ...]]] = {
             "more while gradients accumulate (rollback)",
             whole_bytes,
         ),
+        ("step.certificate.state_on_storage_bytes", "state on storage", whole_bytes),
+        (
+            "step.certificate.mirrored_bytes",
+            "copies of state in RAM that a step writes (rollback)",
+            whole_bytes,
+        ),
         ("step.graph.resident_bytes.parameters", "on top of it: parameters, buffers", whole_bytes),
         ("step.graph.resident_bytes.gradients", "on top of it: gradients", whole_bytes),
     ),

@@ -90,6 +90,8 @@ class _Certificate(Strict):
     eager_time_s: Finite
     threads: Index | None = None
     updates: bool = False
+    state_on_storage_bytes: Index = 0
+    mirrored_bytes: Index = 0
     equal: bool
     within_budget: bool
 
@@ -159,7 +161,8 @@ def _told(step: _Step) -> dict[str, Any]:
     values = step.model_dump(exclude=set(BULKY))
     certificate = values["certificate"]
     if certificate is not None and not certificate["updates"]:
-        del certificate["updates"]
+        for name in ("updates", "state_on_storage_bytes", "mirrored_bytes"):
+            del certificate[name]
     return values
 
 

@@ -77,7 +77,7 @@ def check_agreement(compiled: Compiled) -> None:
     joint = compiled.trace.joint
     state = State(compiled, joint.inputs)
     eager = partial(_eager, compiled)
-    with state.kept():
+    with compiled.runner.trial(), state.kept():
         expected, expected_random = state.results(eager)
         unstable = _unstable(compiled, state, expected)
         if unstable and torch.get_num_threads() > 1:
@@ -305,6 +305,9 @@ def differences(
 
 # -- the certificate ---------------------------------------------------------------------------
 
+OF_UPDATES: Final = ("updates", "state_on_storage_bytes", "mirrored_bytes")
+"""Fields of a certificate that only steps with an optimizer's updates have."""
+
 REPEATS: Final = 3
 """Of how many runs the least time is taken."""
 
@@ -352,6 +355,11 @@ class Certificate:
     """Least time of a step of eager PyTorch [s]."""
     threads: int
     """Threads that PyTorch computed with."""
+    state_on_storage_bytes: int = 0
+    """Size of the state that has its home on storage [B]."""
+    mirrored_bytes: int = 0
+    """Written in a step of state whose home is RAM, so that the file has all of the state and a
+    step that fails can be undone (``rollback``); 0 where no state lies on storage [B]."""
     updates: bool = False
     """Whether an optimizer's updates are part of the step: results are then parameters and moments
     in place of gradients, and peaks hold state and inputs too."""
@@ -381,6 +389,12 @@ class Certificate:
         if self.second_gradients_bytes:
             size = format_bytes(self.second_gradients_bytes)
             second = f"; while gradients accumulate, {size} more hold those that wait (rollback)"
+        homes = ""
+        if self.state_on_storage_bytes:
+            homes = f"; {format_bytes(self.state_on_storage_bytes)} of the state lie on storage"
+        if self.mirrored_bytes:
+            size = format_bytes(self.mirrored_bytes)
+            homes += f", and each step writes a copy of {size} that lie in RAM (rollback)"
         planned = ""
         if self.plan_time_s is not None:
             where = f" on {self.plan_device}" if self.plan_device else ""
@@ -396,7 +410,7 @@ class Certificate:
                 f"written {format_bytes(self.written_bytes)} and read "
                 f"{format_bytes(self.read_bytes)} a step (plan "
                 f"{format_bytes(self.plan_written_bytes)} and "
-                f"{format_bytes(self.plan_read_bytes)})",
+                f"{format_bytes(self.plan_read_bytes)}){homes}",
                 f"time {format_seconds(self.time_s)} a step{here}{planned}, "
                 f"eager {format_seconds(self.eager_time_s)}{here}, {self.threads} thread(s)",
             )
@@ -406,7 +420,8 @@ class Certificate:
         """Return all of it as plain values."""
         values = asdict(self)
         if not self.updates:
-            del values["updates"]
+            for name in OF_UPDATES:
+                del values[name]
         values["differences"] = [difference.to_dict() for difference in self.differences]
         return {**values, "equal": self.equal, "within_budget": self.within_budget}
 
@@ -426,11 +441,12 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     eager = partial(eager_step, compiled, inputs)
     ours = partial(compiled.runner, inputs)
     accumulating = partial(compiled.runner, inputs, waits=False)
-    with state.kept():
+    with compiled.runner.trial(), state.kept():
         expected, expected_random = state.results(eager)
-        before = compiled.runner.traffic
+        before, mirrored = compiled.runner.traffic, compiled.runner.mirrored_bytes
         found, found_random = state.results(ours)
         written, read = map(operator.sub, compiled.runner.traffic, before)
+        mirrored = compiled.runner.mirrored_bytes - mirrored
         apart = tuple(differences(compiled, expected, found))
         count = len(expected.keys() | found.keys())
         del expected, found
@@ -446,6 +462,7 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     # The learning rate is an input, and made anew in each step.
     made = sum(joint.value(a).nbytes for a in joint.of(InputKind.LEARNING_RATE))
     there = there_bytes(compiled.trace) - made
+    ours_there = there - compiled.runner.away_bytes
     return Certificate(
         name=compiled.trace.graph.name,
         compared=count,
@@ -454,12 +471,14 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         updates=compiled.trace.joint.optimizer is not None,
         budget_bytes=compiled.budget_bytes,
         plan_peak_bytes=compiled.peak_bytes,
-        storage_peak_bytes=there + storage,
-        heap_peak_bytes=there + heap,
+        storage_peak_bytes=ours_there + storage,
+        heap_peak_bytes=ours_there + heap,
         eager_heap_peak_bytes=there + eager_heap,
         second_gradients_bytes=(
             compiled.trace.graph.resident_bytes.get("gradients", 0) if compiled.runner.waits else 0
         ),
+        state_on_storage_bytes=compiled.runner.away_bytes,
+        mirrored_bytes=mirrored,
         written_bytes=written,
         read_bytes=read,
         plan_written_bytes=compiled.check.written_bytes,

@@ -20,9 +20,10 @@ from poetmodel.torch.errors import PageError
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from concurrent.futures import Future, ThreadPoolExecutor
 
+    from poetmodel.torch.state_file import StateFile
     from poetmodel.torch.units import TensorStorage
 
 ALIGNMENT_BYTES: Final = 4096
@@ -210,22 +211,37 @@ def _remove(descriptor: int, path: Path, process: int) -> None:
 
 
 class Pages:
-    """What a program pages with: the calling thread, or that of an executor in the same order."""
+    """What a program pages with: the calling thread, or that of an executor in the same order.
 
-    def __init__(self, file: PageFile, executor: ThreadPoolExecutor | None = None) -> None:
+    State has its pages in a file of its own; `homes` has the number there of state and of what
+    replaces it.
+    """
+
+    def __init__(
+        self,
+        file: PageFile | None,
+        executor: ThreadPoolExecutor | None = None,
+        *,
+        state: StateFile | None = None,
+        homes: Mapping[int, int] | None = None,
+    ) -> None:
         self._file = file
+        self._state = state
+        self._homes = homes or {}
         self._executor = executor
         self._under_way: dict[int, Future[None]] = {}
         self._started: list[Future[None]] = []
 
     def out(self, index: int, tensor: torch.Tensor) -> None:
         """Start to write the storage behind a tensor."""
-        self._start(self._file.write, index, tensor.untyped_storage())
+        file, number = self._place(index)
+        self._start(file.write, index, number, tensor.untyped_storage())
 
     def into(self, index: int) -> Any:
         """Start to read a storage; return the tensors in it, one or a tuple."""
-        storage, tensors = blank(self._file.storages[index])
-        self._start(self._file.read, index, storage)
+        file, number = self._place(index)
+        storage, tensors = blank(file.storages[number])
+        self._start(file.read, index, number, storage)
         return tensors
 
     def wait(self, index: int) -> None:
@@ -244,11 +260,16 @@ class Pages:
             if not future.cancel():
                 future.exception()
 
-    def _start(self, move: Any, index: int, storage: torch.UntypedStorage) -> None:
+    def _place(self, index: int) -> tuple[Any, int]:
+        """Return the file of a page, and its number there."""
+        number = self._homes.get(index)
+        return (self._file, index) if number is None else (self._state, number)
+
+    def _start(self, move: Any, index: int, number: int, storage: torch.UntypedStorage) -> None:
         if self._executor is None:
-            move(index, bytes_of(storage))
+            move(number, bytes_of(storage))
             return
-        future = self._executor.submit(_move, move, index, [storage])
+        future = self._executor.submit(_move, move, number, [storage])
         self._under_way[index] = future
         self._started.append(future)
 

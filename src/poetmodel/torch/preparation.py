@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
     from poetmodel.torch.comparison import Certificate
+    from poetmodel.torch.homes import Homes
     from poetmodel.torch.inputs import Inputs
 
 
@@ -143,7 +144,7 @@ class Compiled:
         """The peak of tensors and workspaces when everything is kept [B]."""
         self.budget_bytes = self._budget_bytes(options, first)
         """The budget for tensors and workspaces [B]."""
-        self.coarse = coarsened(self.trace, budget_bytes=self.budget_bytes)
+        self.coarse = coarsened(self.trace, budget_bytes=self.budget_bytes, homes=options.pages)
         """What was solved, with `costs`."""
         before = perf_counter()
         costs, self.notes = _costs(self.trace, options)
@@ -152,6 +153,8 @@ class Compiled:
         """Time that finding the costs took [s]."""
         self.costs = coarse_costs(costs, self.coarse.graph)
         self.options = options
+        self.homes: Homes | None = None if first is None else first.homes
+        """The state file, of all forms; None while no plan has state on storage."""
         self.result = self._solved()
         """What the solver found, and what runs."""
         self.plan, self.check = self._planned(self.result)
@@ -237,7 +240,7 @@ class Compiled:
         graph, costs = self.coarse.graph, self.costs
         usable = self.budget_bytes - self.coarse.reserved_bytes
         mode = StorageMode.DMA if self.options.background_io else StorageMode.BLOCKING
-        schedule = _all_resident(graph, result.require_schedule())
+        schedule = _settled(graph, result.require_schedule())
         plan = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable)
         check = check_plan(graph, costs, plan, ram_budget_bytes=usable)
         if check.violations:
@@ -245,29 +248,27 @@ class Compiled:
         return plan, check
 
     def _runner(self, plan: Plan) -> Runner:
-        """Return what runs a plan."""
-        return Runner(
+        """Return what runs a plan; state moves to its homes with the first step."""
+        runner = Runner(
             self.trace,
             plan,
             self.coarse.numbers,
             units=self.coarse.units,
             folder=self.options.storage,
             rollback=self.options.rollback,
+            homes=self.homes,
         )
+        self.homes = runner.homes
+        return runner
 
     def improve(self) -> None:
-        """Run what was found meanwhile from now on, if it is better.
-
-        Plans that keep other state in RAM are passed over: state would have to move.
-        """
+        """Run what was found meanwhile from now on, if it is better."""
         found = None if self.refinement is None else self.refinement.take()
         if found is None or found.simulation is None or self.result.simulation is None:
             return
         value = found.problem.objective.measured
         if value(found.simulation) < value(self.result.simulation):
             plan, check = self._planned(found)
-            if plan.resident != self.plan.resident:
-                return
             runner, before = self._runner(plan), self.runner
             self.plan, self.check, self.runner = plan, check, runner
             self.certificate = None
@@ -278,10 +279,12 @@ class Compiled:
             self.result = found
 
     def close(self) -> None:
-        """End what improves the schedule, and remove the page file."""
+        """End what improves the schedule, bring state to RAM, and remove the files."""
         if self.refinement is not None:
             self.refinement.close()
         self.runner.close()
+        if self.homes is not None:
+            self.homes.close()
 
     def _too_little(self) -> str:
         """Return what of the budget is reserved, and the least one that is usable."""
@@ -295,20 +298,23 @@ class Compiled:
         return (
             f"ram: {told(self.budget_bytes, round)} is too little: {coarse.reserved_bytes:,} B are "
             f"reserved ({reserves}), and operations need {needed:,} B beside that; give at least "
-            f"ram={told(least_bytes(self.trace), math.ceil)}"
+            f"ram={told(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
         )
 
 
-def _all_resident(graph: Graph, schedule: Schedule) -> Schedule:
-    """Return a schedule with all state in RAM, where it takes no room that is not reserved."""
-    if len(schedule.resident) == len(graph.state_tensors):
+def _settled(graph: Graph, schedule: Schedule) -> Schedule:
+    """Return a schedule with all state in RAM that takes no room there that is not reserved."""
+    sizes = graph.tensor_bytes
+    more = {i for i in graph.state_tensors if not sizes[i]}.difference(schedule.resident)
+    if not more:
         return schedule
-    state = {*graph.state_tensors, *graph.state_of}
+    new = graph.replacement_of
+    state = more | {new[i] for i in more if i in new}
     others: dict[str, Any] = {
         name: tuple(pair for pair in getattr(schedule, name) if pair[1] not in state)
         for name in ("S_RAM", "S_AUX", "M_in", "M_out")
     }
-    return replace(schedule, resident=graph.state_tensors, **others)
+    return replace(schedule, resident=tuple(sorted(more.union(schedule.resident))), **others)
 
 
 def _check_host(model: torch.nn.Module) -> None:

@@ -7,6 +7,7 @@ import traceback
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ import torch
 
 from poetmodel.plan import Instruction, Op
 from poetmodel.torch.graph_signature import InputKind, OutputKind
+from poetmodel.torch.homes import Homes
 from poetmodel.torch.optimizer_state import OptimizerState
 from poetmodel.torch.pages import PageFile, Pages
 from poetmodel.torch.source import Generated
@@ -21,6 +23,7 @@ from poetmodel.torch.training_source import TrainingGenerated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from torch import fx
@@ -45,7 +48,9 @@ class Runner:
     `plan` is valid; its ``dma`` transfers run on a thread of their own. `numbers` has for each
     tensor of its graph the number of the storage, `units` for each node that of the unit, where
     they are not the same. With `rollback` gradients that are added to
-    existing ones wait for the end of steps that page. The page file is made in `folder`.
+    existing ones wait for the end of steps that page, and a step that fails leaves state as it was
+    where some has its home on storage. The files are made in `folder`; `homes` is the state file of
+    the same step with other inputs, if there is one.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Runner:
         units: Sequence[int] | None = None,
         folder: str | Path | None = None,
         rollback: bool = True,
+        homes: Homes | None = None,
     ) -> None:
         self.trace = trace
         program = plan.program
@@ -71,12 +77,20 @@ class Runner:
             else TrainingGenerated(trace, program, numbers, resident=plan.resident or ())
         )
         self.file: PageFile | None = None
+        self.homes = homes
         self.executor: ThreadPoolExecutor | None = None
-        paged = sorted({numbers[i] for op, i in plan.program if op == Op.PAGE_OUT})
+        away = self.generated.homes
+        paged = {numbers[i] for op, i in plan.program if op == Op.PAGE_OUT}.difference(away)
         if paged:
-            self.file = PageFile(folder or ".", (trace.parts.storages[i] for i in paged))
-            if plan.mode == "dma":
-                self._start_thread()
+            self.file = PageFile(folder or ".", (trace.parts.storages[i] for i in sorted(paged)))
+        if away and homes is None:
+            on_storage = frozenset(away.values())
+            self.homes = Homes(trace, on_storage, folder=folder or ".", rollback=rollback)
+        view = {} if self.homes is None else self.homes.view(trace)
+        self._away = {index: view[number] for index, number in away.items()}
+        """The numbers in the state file of state on storage, and of what replaces it."""
+        if (paged or away) and plan.mode == "dma":
+            self._start_thread()
         self.waits = self.file is not None and rollback
         """Whether gradients that are added to existing ones wait for the end of the step."""
         joint = trace.joint
@@ -95,12 +109,43 @@ class Runner:
         lasting = (InputKind.TANGENT, InputKind.CONSTANT_TENSOR)
         self._fixed = [joint.value(a) if a.kind in lasting else None for a in joint.arguments]
         """Arguments that are the same in each step; None for others."""
-        self._state = None if joint.optimizer is None else OptimizerState(joint)
+        direct = trace.parts.direct
+        unread = [
+            places[a.node] for a in joint.arguments if direct.get(a.node, (None,))[0] in self._away
+        ]
+        self._state = None if joint.optimizer is None else OptimizerState(joint, away=unread)
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """What all steps so far have written and read [B]."""
-        return (0, 0) if self.file is None else (self.file.written_bytes, self.file.read_bytes)
+        """What all steps so far have written and read as planned [B]."""
+        written, read = -self.mirrored_bytes, 0
+        for file in (self.file, None if self.homes is None else self.homes.file):
+            if file is not None:
+                written, read = written + file.written_bytes, read + file.read_bytes
+        return written, read
+
+    @property
+    def mirrored_bytes(self) -> int:
+        """What all steps so far have written of state whose home is RAM, for a rollback [B]."""
+        return 0 if self.homes is None else self.homes.mirrored_bytes
+
+    @property
+    def away_bytes(self) -> int:
+        """The size of the state that has its home on storage [B]."""
+        numbers = set(self.generated.homes.values())
+        return sum(self.trace.parts.storages[number].bytes for number in numbers)
+
+    def trial(self) -> AbstractContextManager[None]:
+        """Run steps that count for nothing: the state of before is put back in the end."""
+        if self.homes is None:
+            return nullcontext()
+        self._move_state()
+        return self.homes.trial()
+
+    def _move_state(self) -> None:
+        """Let state that a plan has on storage be there, and the rest in RAM."""
+        if self.homes is not None:
+            self.homes.begin(frozenset(self._away.values()))
 
     def _start_thread(self) -> None:
         """Start the thread that moves pages; a forked process has none of its parent's."""
@@ -109,7 +154,7 @@ class Runner:
         weakref.finalize(self, _end, self.executor, self._process)
 
     def close(self) -> None:
-        """Remove the page file, and end its thread."""
+        """Remove the page file, and end its thread; state stays where it is."""
         if self.executor is not None:
             _end(self.executor, self._process, wait=True)
         if self.file is not None:
@@ -123,21 +168,38 @@ class Runner:
         Raises `PageError` if a page is lost; parameters, gradients, buffers and the state of the
         random generator are as before the step then.
         """
+        self._move_state()
         values = self._values(inputs)
         if self._state is not None:
             values.append(self._state.fill(values))
         gradients = Gradients(self._places, values, waits=self.waits if waits is None else waits)
-        held = self.run(values, gradients.emit)
+        before = torch.default_generator.get_state() if self._random else None
+        try:
+            held = self.run(values, gradients.emit)
+            if self._state is not None:
+                self._state.keep(values)
+            if self.homes is not None:
+                self.homes.commit()
+        except BaseException as error:
+            if before is not None:
+                torch.default_generator.set_state(before)
+            self._put_back(error)
+            raise
         with torch.no_grad():
             gradients.commit()
             if self._changed:
                 new = [held[k] for k in self._changed]
                 torch._foreach_copy_([values[place] for place in self._changed.values()], new)
-        if self._state is not None:
-            self._state.keep(values)
         loss, *others = [held[k] for k in self._returned]
         # What the model returns may be an argument as it is.
         return self.trace.joint.returned(loss, [value.detach() for value in others])
+
+    def _put_back(self, error: BaseException) -> None:
+        """Put back the state of before a step that failed, or say that it is torn."""
+        if self.homes is not None:
+            self.homes.rollback()
+        if self._state is not None and not (self.homes is not None and self.homes.has_two):
+            error.add_note(TORN)
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
         """Return what the arguments stand for now, in their order."""
@@ -152,9 +214,8 @@ class Runner:
         """Run the program on the values of the arguments; return those of ``generated.held``.
 
         `emit` is called with the number of an emission and its gradient, once for each. Nothing but
-        the state of the random generator changes outside of the program.
+        the state of the random generator changes outside of the program, and state that is updated.
         """
-        state = torch.default_generator.get_state() if self._random else None
         pages = self._pages()
         try:
             with torch.no_grad():
@@ -164,22 +225,21 @@ class Runner:
         except BaseException as error:
             if pages is not None:
                 pages.abandon()
-            if state is not None:
-                torch.default_generator.set_state(state)
-            if self._state is not None:
-                error.add_note(TORN)
             # The frames of the program would hold its tensors for as long as the exception lives.
             traceback.clear_frames(error.__traceback__)
             raise
         return held
 
     def _pages(self) -> Pages | None:
-        if self.file is None:
+        if self.file is None and self.homes is None:
             return None
-        self.file.check()
+        if self.file is not None:
+            self.file.check()
         if self.executor is not None and self._process != os.getpid():
             self._start_thread()
-        return Pages(self.file, self.executor)
+        if self.homes is None:
+            return Pages(self.file, self.executor)
+        return Pages(self.file, self.executor, state=self.homes.file, homes=self._away)
 
 
 def _end(executor: ThreadPoolExecutor, process: int, *, wait: bool = False) -> None:

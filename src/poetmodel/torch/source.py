@@ -13,7 +13,7 @@ from poetmodel.plan import Op, Program
 from poetmodel.torch.interpreter import kernel_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from poetmodel.torch.pages import Pages
     from poetmodel.torch.tracing import Trace
@@ -28,11 +28,20 @@ class Generated:
 
     It is a valid plan of the graph that has the storages `numbers` for tensors; all other storages
     are kept as long as anything reads them. Operations that draw random numbers and are recomputed
-    do so from the state that they began with the first time.
+    do so from the state that they began with the first time. `homes` are state on storage and what
+    replaces it, each with the number of the state.
     """
 
-    def __init__(self, trace: Trace, program: Program, numbers: Sequence[int]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        program: Program,
+        numbers: Sequence[int],
+        *,
+        homes: Mapping[int, int] | None = None,
+    ) -> None:
         self.parts = trace.parts
+        self.homes = dict(homes or {})
         self.arguments = {a.node: f"a{k}" for k, a in enumerate(trace.joint.arguments)}
         self.names = self._storage_names()
         """Names of the tensors in each storage."""

@@ -176,10 +176,14 @@ KEPT_SHARES: Final = (0.01, 0.001, 0.0)
 """Small tensors are kept as long as they are together no more than this share of the budget; the
 next share is tried where no schedule is left beside what is kept."""
 
+LEAST_HOME_BYTES: Final = 4096
+"""State of fewer bytes, less than a page, has its home in RAM always [B]."""
+
 RANDOM_STATE_BYTES: Final = 5056
 """Size of the state of PyTorch's random generator of the processor [B]."""
 
 _STATE: Final = "parameters, buffers, and what the optimizer keeps"
+_SMALL_STATE: Final = "small parameters, buffers, and what the optimizer keeps of them,"
 _INPUTS: Final = "inputs"
 _RESULTS: Final = "results that wait for the end of the step"
 
@@ -214,16 +218,19 @@ def keep_all_bytes(trace: Trace) -> int:
     return whole + _held_bytes(trace, 0) + there_bytes(trace)
 
 
-def coarsened(trace: Trace, *, budget_bytes: int) -> Coarse:
+def coarsened(trace: Trace, *, budget_bytes: int, homes: bool = False) -> Coarse:
     """Leave as many small tensors out as a budget allows.
 
     Of a budget close to the floor less is reserved, so that there is a schedule where there can be
-    one; with room for everything there is nothing to decide, and nothing is left out.
+    one; with room for everything there is nothing to decide, and nothing is left out. With `homes`
+    those of state are decided too, where not everything has room.
     """
     if budget_bytes >= keep_all_bytes(trace):
         whole = coarsen(trace, kept_bytes=-1)  # not even tensors of 0 bytes
         return replace(whole, reserves=(*_there(trace), (_RESULTS, _held_bytes(trace, 0))))
-    found = [coarsen(trace, kept_bytes=int(share * budget_bytes)) for share in KEPT_SHARES]
+    found = [
+        coarsen(trace, kept_bytes=int(share * budget_bytes), homes=homes) for share in KEPT_SHARES
+    ]
     enough = (coarse for coarse in found if floor_bytes(coarse) <= budget_bytes)
     return next(enough, min(found, key=floor_bytes))
 
@@ -233,24 +240,29 @@ def floor_bytes(coarse: Coarse) -> int:
     return floor(coarse.graph).bytes + coarse.reserved_bytes
 
 
-def least_bytes(trace: Trace) -> int:
+def least_bytes(trace: Trace, *, homes: bool = False) -> int:
     """Return the least budget with which `coarsened` leaves room for a schedule [B]."""
-    return min(floor_bytes(coarsen(trace, kept_bytes=0)), keep_all_bytes(trace))
+    return min(floor_bytes(coarsen(trace, kept_bytes=0, homes=homes)), keep_all_bytes(trace))
 
 
-def coarsen(trace: Trace, *, kept_bytes: int) -> Coarse:
+def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> Coarse:
     """Leave the smallest tensors of a traced step to be kept always, at most so many bytes.
 
     The graph has the same nodes; kept tensors are neither inputs nor outputs of any. What of them
     an operation makes again when it is recomputed counts as its workspace. State is in RAM
-    throughout, as a run has it, and only stands for what must not be computed after an update.
+    throughout, and only stands for what must not be computed after an update. With `homes` that
+    holds of small state; where the rest has its home is to be decided.
     """
     storages = trace.parts.storages
     graph, units = _run(trace)
     state = {graph.tensors[i].name for i in graph.state_tensors}
     state |= {graph.tensors[i].name for i in graph.state_of}
     made = [trace.graph.tensor_index[t.name] for t in graph.tensors if t.name not in state]
-    threshold = _threshold([storages[index].bytes for index in made], kept_bytes)
+    movable = _movable(trace) if homes else ()
+    threshold = _threshold([storages[index].bytes for index in (*made, *movable)], kept_bytes)
+    free = frozenset(index for index in movable if storages[index].bytes >= threshold)
+    if free:
+        graph, units = _run(trace, free)
     small = [index for index in made if storages[index].bytes < threshold]
     if small:
         names = graph.tensor_index.keys() - {storages[index].name for index in small}
@@ -265,7 +277,7 @@ def coarsen(trace: Trace, *, kept_bytes: int) -> Coarse:
         units=units,
         threshold_bytes=threshold,
         reserves=(
-            *_there(trace),
+            *_there(trace, free),
             (
                 f"tensors of less than {threshold:,} B, which are always kept,",
                 sum(storages[index].bytes for index in small),
@@ -276,11 +288,28 @@ def coarsen(trace: Trace, *, kept_bytes: int) -> Coarse:
     )
 
 
-def _run(trace: Trace) -> tuple[Graph, tuple[int, ...]]:
+def _movable(trace: Trace) -> tuple[int, ...]:
+    """Return the state that may have its home on storage: what the step finds in place, not small.
+
+    Constants belong to the program, and whoever made them holds them.
+    """
+    if trace.joint.optimizer is None:
+        return ()
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
+    nodes = {argument.node for argument in trace.joint.arguments if argument.kind in kinds}
+    found = (trace.parts.storages[i] for i in trace.graph.state_tensors)
+    return tuple(
+        each.index
+        for each in found
+        if trace.parts.units[each.unit].node in nodes and each.bytes >= LEAST_HOME_BYTES
+    )
+
+
+def _run(trace: Trace, free: Collection[int] = ()) -> tuple[Graph, tuple[int, ...]]:
     """Return the graph of what a run decides about, and the unit of each of its nodes.
 
-    Inputs belong to the caller, and state is in RAM throughout. Of that only what is updated and
-    what operations read that could be computed again is left, without bytes.
+    Inputs belong to the caller, and state is in RAM throughout but what is `free`. Of the rest only
+    what is updated and what operations read that could be computed again is left, without bytes.
     """
     graph = trace.graph
     if graph.version == 1:
@@ -288,7 +317,7 @@ def _run(trace: Trace) -> tuple[Graph, tuple[int, ...]]:
     names = [tensor.name for tensor in graph.tensors]
     kept, weightless = set(names), set()
     for i, k in enumerate(graph.node_of):
-        if trace.parts.units[k].is_source:
+        if trace.parts.units[k].is_source and i not in free:
             new = graph.replacement_of.get(i)
             both = {names[i]} if new is None else {names[i], names[new]}
             if new is not None and any(graph.nodes[u].recomputable for u in graph.users_of[i]):
@@ -300,13 +329,14 @@ def _run(trace: Trace) -> tuple[Graph, tuple[int, ...]]:
     return replace(graph, nodes=tuple(node for _, node in left)), tuple(k for k, _ in left)
 
 
-def _there(trace: Trace) -> tuple[tuple[str, int], ...]:
+def _there(trace: Trace, free: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
     """Return what is in RAM throughout a step with updates, and its size [B]."""
     graph = trace.graph
     inputs = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
     if graph.version == 1:
         return ()
-    return ((_STATE, graph.state_bytes), (_INPUTS, sum(inputs)))
+    state_bytes = graph.state_bytes - sum(graph.tensor_bytes[i] for i in free)
+    return ((_SMALL_STATE if free else _STATE, state_bytes), (_INPUTS, sum(inputs)))
 
 
 def there_bytes(trace: Trace) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.errors import InputError
 from poetmodel.graph import Phase
 from poetmodel.plan import Op
 from poetmodel.torch.in_place import kernel_in_place, place_of
@@ -23,9 +22,10 @@ if TYPE_CHECKING:
 class TrainingGenerated(Generated):
     """A program whose units are state, inputs and updates too.
 
-    State is in RAM throughout: to compute it is to do nothing. An operator that may run in place
-    does so where the program lets its input go right after it. `resident` are the state tensors of
-    the graph of the program whose home is RAM: raises `InputError` if that is not all.
+    State whose home is RAM is there throughout: to compute it is to do nothing. State on storage is
+    read into memory of its own where the program says so, updated there, and written back. An
+    operator that may run in place does so where the program lets its input go right after it.
+    `resident` are the state tensors of the graph of the program whose home is RAM.
     """
 
     parts: TrainingUnits
@@ -33,28 +33,29 @@ class TrainingGenerated(Generated):
     def __init__(
         self, trace: Trace, program: Program, numbers: Sequence[int], *, resident: Collection[int]
     ) -> None:
-        state = {i for i, number in enumerate(numbers) if number in trace.graph.state_tensors}
-        if not state.issubset(resident):
-            name = trace.parts.storages[numbers[min(state.difference(resident))]].name
-            raise InputError(
-                f"{trace.graph.name}: state tensor {name!r} has its home on storage, and a step "
-                "runs only with all state in RAM; leave paging out"
-            )
-        super().__init__(trace, program, numbers)
+        new, state = trace.graph.replacement_of, set(trace.graph.state_tensors)
+        away = {number for i, number in enumerate(numbers) if i not in resident} & state
+        homes = {number: number for number in sorted(away)}
+        homes |= {new[number]: number for number in sorted(away) if number in new}
+        super().__init__(trace, program, numbers, homes=homes)
 
     def _storage_names(self) -> list[tuple[str, ...]]:
-        """Return the names of tensors: those of arguments for inputs, none for state."""
+        """Return the names of tensors: those of arguments for inputs and for state on storage.
+
+        State in RAM has none.
+        """
         names = super()._storage_names()
         own: dict[tuple[int, int], str] = {}
         for node, name in self.arguments.items():
             if node in self.parts.direct:
                 self.arguments[node] = own.setdefault(self.parts.direct[node], name)
         for storage in self.parts.storages:
-            if _is_state(self.parts, storage):
+            home = self.parts.storages[self.homes.get(storage.index, storage.index)]
+            if _is_state(self.parts, storage) and storage.index not in self.homes:
                 names[storage.index] = ()
-            elif self.parts.units[storage.unit].is_source:
-                places = range(len(storage.layouts))
-                names[storage.index] = tuple(own[storage.index, place] for place in places)
+            elif self.parts.units[home.unit].is_source:
+                places = range(len(home.layouts))
+                names[storage.index] = tuple(own[home.index, place] for place in places)
         return names
 
     def _lines(self) -> Iterator[str]:
@@ -71,6 +72,9 @@ class TrainingGenerated(Generated):
 
     def _compute(self, unit: Unit, place: int) -> Iterator[str]:
         if unit.is_source:
+            for number in unit.storages:
+                if number in self.homes:
+                    yield f"{', '.join(self.names[number])} = pages.into({number})"
             return
         if isinstance(unit.node.target, Update):
             yield from self._update(unit, unit.node.target, place)

@@ -61,18 +61,20 @@ class GradientNorm(Operation):
     """What all gradients are multiplied by so that their norm together is at most a number.
 
     It is the arithmetic of ``torch.nn.utils.clip_grad_norm_``. Gradients are read in the order and
-    the memory format of their parameters.
+    the memory format of their `parameters`, whose values nobody needs for that.
     """
 
-    def __init__(self, max_norm: float) -> None:
+    def __init__(self, max_norm: float, parameters: Sequence[torch.Tensor]) -> None:
         super().__init__("clip_grad_norm")
         self.max_norm = max_norm
+        self._formats = [
+            torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device="meta")
+            for p in parameters
+        ]
 
-    def __call__(
-        self, gradients: Sequence[Sequence[torch.Tensor]], parameters: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def __call__(self, gradients: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
         """Return the factor; a parameter may have several gradients, which are summed."""
-        pairs = zip(gradients, parameters, strict=True)
+        pairs = zip(gradients, self._formats, strict=True)
         norm = torch.nn.utils.get_total_norm([summed(found, like) for found, like in pairs])
         return torch.clamp(self.max_norm / (norm + CLIPPED), max=1.0)
 
@@ -83,7 +85,7 @@ def summed(gradients: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tenso
     for gradient in more:
         total = total + gradient
     if total.stride() != like.stride():
-        total = torch.empty_like(like, requires_grad=False).copy_(total)
+        total = torch.empty_like(like, device=total.device).copy_(total)
     return total
 
 
@@ -308,8 +310,8 @@ class _Extension:
     def _norm(self, max_norm: float) -> fx.Node:
         found = tuple(self.trained.values())
         gradients = [each.gradients for each in found]
-        parameters = [each.arguments[0].node for each in found]
-        return self._operation(BODY, GradientNorm(max_norm), gradients, parameters)
+        parameters = [each.parameter for each in found]
+        return self._operation(BODY, GradientNorm(max_norm, parameters), gradients)
 
     def _update(
         self, each: _Trained, rule: Rule, rate: fx.Node, factors: tuple[fx.Node, ...]
