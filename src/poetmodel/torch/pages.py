@@ -105,11 +105,12 @@ class PageFile:
         remove_left(folder, f"{PREFIX}*")
         try:
             self._descriptor, name = tempfile.mkstemp(prefix=PREFIX, dir=folder)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise InputError(
                 f"{folder}: no page file can be made here ({error.strerror or error})"
             ) from None
+        with suppress(OSError):  # where files cannot be locked, nobody removes those of others
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.path = Path(name)
         self._process = os.getpid()
         self._remove = weakref.finalize(self, _remove, self._descriptor, self.path, self._process)
