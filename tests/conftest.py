@@ -45,6 +45,9 @@ settings.register_profile(
 settings.register_profile("dev", deadline=None, print_blob=True, suppress_health_check=_QUIET)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+os.environ.setdefault("POETMODEL_CACHE", "")
+"""No test reads or writes the user's cache; those of caches give folders."""
+
 NEEDS_TORCH = bool(os.environ.get("POETMODEL_NEEDS_TORCH"))
 """Whether this is the environment for the tests that need PyTorch (``tox -e torch``)."""
 

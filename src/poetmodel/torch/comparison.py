@@ -63,11 +63,11 @@ class ResultDifference:
         return {**values, "told": self.told}
 
 
-def check_agreement(compiled: Compiled) -> None:
+def check_agreement(compiled: Compiled) -> bool:
     """Run eager PyTorch again and a compiled step once on the inputs of the capture, and compare.
 
-    Raises `CaptureError` if loss or gradients differ by more than the rounding of sums in another
-    order.
+    Returns whether all is the same bit by bit. Raises `CaptureError` if loss or gradients differ by
+    more than the rounding of sums in another order.
 
     A capture holds what Python code computed while it ran: the time, a count of calls, a number
     from a generator that PyTorch does not know. Where eager gives other results when it runs again,
@@ -101,8 +101,10 @@ def check_agreement(compiled: Compiled) -> None:
         )
     if all_apart:
         _LOG.warning("%s: not all bits are those of PyTorch: %s", joint.name, listed(all_apart))
-    if not torch.equal(expected_random, found_random):
+    same = torch.equal(expected_random, found_random)
+    if not same:
         _LOG.warning("%s: the random generator is left in another state than eager's", joint.name)
+    return same and not all_apart
 
 
 def _eager(compiled: Compiled, *, backward: bool = True) -> Any:

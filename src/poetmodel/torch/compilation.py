@@ -52,6 +52,7 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     optimizer: torch.optim.Optimizer | None = None,
     clip_grad_norm: float | None = None,
     refine: bool = False,
+    cache: str | Path | bool = True,
 ) -> Step:
     """Compile a training step that keeps a RAM budget and computes what PyTorch would.
 
@@ -110,6 +111,10 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     refine : bool
         Whether to begin with the best schedule found within a few seconds. A process of its own
         goes on until `gap` or `time_limit`, and steps run each better schedule as it comes.
+    cache : str, Path or bool
+        Folder for what compiling finds out, which the next compile of the step begins with. By
+        default that of the variable ``POETMODEL_CACHE`` (empty for none), else
+        ``~/.cache/poetmodel``; False for none.
 
     Returns
     -------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -19,21 +20,23 @@ from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.result import Termination
 from poetmodel.solver import solve
 from poetmodel.solver.background import BackgroundSolve
+from poetmodel.torch.cache import Cache
 from poetmodel.torch.comparison import check_agreement
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.guards import Guards, refuse_inputs, refuse_surroundings
 from poetmodel.torch.inputs import flatten, input_faults, refuse
+from poetmodel.torch.known_steps import KnownStep
 from poetmodel.torch.pages import make_folder
 from poetmodel.torch.profiling import Profile, measure
 from poetmodel.torch.runtime import Runner
 from poetmodel.torch.tracing import (
     Trace,
+    captured_step,
     coarse_costs,
     coarsened,
     floor_bytes,
     keep_all_bytes,
     least_bytes,
-    trace,
 )
 from poetmodel.units import parse_size
 
@@ -78,6 +81,7 @@ class Options:
     optimizer: torch.optim.Optimizer | None
     clip_grad_norm: float | None
     refine: bool
+    cache: str | Path | bool
 
     def __post_init__(self) -> None:
         faults = []
@@ -95,6 +99,9 @@ class Options:
             faults.append("accumulate: a step with an optimizer updates at once; leave one out")
         if not isinstance(profile, Profile | Costs | None):
             faults.append(f"profile: expected what `measure` returns, got {shown(profile)}")
+        cache: Any = self.cache
+        if not isinstance(cache, str | Path | bool) or cache == "":
+            faults.append(f"cache: expected a folder, True or False, got {shown(cache)}")
         if self.device is not None and profile is not None:
             faults.append("give a device or a profile, not both")
         if faults:
@@ -128,15 +135,17 @@ class Compiled:
         _check_host(model)
         refuse(type(model).__name__, input_faults(inputs))
         refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
-        self.trace = trace(
+        joint = captured_step(
             model,
             loss_fn,
             inputs,
             optimizer=options.optimizer,
             clip_grad_norm=options.clip_grad_norm,
         )
-        joint = replace(self.trace.joint, accumulate=options.accumulate)
-        self.trace = replace(self.trace, joint=joint)
+        joint = replace(joint, accumulate=options.accumulate)
+        self.known = KnownStep(Cache.of(options.cache), joint, loss_fn)
+        """What earlier compiles found out about the step."""
+        self.trace = self.known.trace()
         self.guards = Guards(joint)
         self.trace_s = perf_counter() - begin
         """Time that capturing took, with running it to find tensors and workspaces [s]."""
@@ -147,7 +156,7 @@ class Compiled:
         self.coarse = coarsened(self.trace, budget_bytes=self.budget_bytes, homes=options.pages)
         """What was solved, with `costs`."""
         before = perf_counter()
-        costs, self.notes = _costs(self.trace, options)
+        costs, self.notes = _costs(self.trace, options, self.known)
         """How the costs came about."""
         self.profile_s = perf_counter() - before
         """Time that finding the costs took [s]."""
@@ -162,7 +171,9 @@ class Compiled:
         self.certificate: Certificate | None = None
         """What was found when it was last verified; None for another plan since."""
         try:
-            check_agreement(self)
+            program = self.runner.generated.source
+            if not self.known.is_checked(program) and check_agreement(self):
+                self.known.keep_checked(program)
         except BaseException:
             self.close()
             raise
@@ -215,15 +226,22 @@ class Compiled:
         """Solve; to be refined, for a few seconds unless nothing is found in them."""
         problem, options, begin = self._problem(), self.options, perf_counter()
         first_s = min(FIRST_S, options.time_limit) if options.refine else options.time_limit
-        result = solve(problem, time_limit=first_s, gap=options.gap)
+        known = self.known.result(problem, gap=options.gap)
+        if known is not None and (options.refine or _is_settled(known, within_s=first_s)):
+            result = known
+        else:
+            start = self.known.start(problem) if known is None else known.schedule
+            result = solve(problem, time_limit=first_s, gap=options.gap, start=start)
         left_s = options.time_limit - (perf_counter() - begin)
-        if result.termination == Termination.TIME_LIMIT and left_s > 0:
+        if options.refine and left_s > 0 and not _is_settled(result):
             if result.schedule is None:
                 result = solve(problem, time_limit=left_s, gap=options.gap)
             else:
                 self.refinement = BackgroundSolve(
                     problem, start=result.schedule, time_limit=left_s, gap=options.gap
                 )
+        if result is not known:
+            self.known.keep(result)
         if result.schedule is None:
             if self.budget_bytes < floor_bytes(self.coarse):
                 reason = f"{self._too_little()}; of what is not reserved: {result.reason}"
@@ -264,10 +282,11 @@ class Compiled:
     def improve(self) -> None:
         """Run what was found meanwhile from now on, if it is better."""
         found = None if self.refinement is None else self.refinement.take()
-        if found is None or found.simulation is None or self.result.simulation is None:
+        if found is None or found.schedule is None:
             return
-        value = found.problem.objective.measured
-        if value(found.simulation) < value(self.result.simulation):
+        found = replace(found, time_limit_s=self.options.time_limit)
+        values = [result.objective_value or 0.0 for result in (found, self.result)]
+        if values[0] < values[1]:
             plan, check = self._planned(found)
             runner, before = self._runner(plan), self.runner
             self.plan, self.check, self.runner = plan, check, runner
@@ -277,6 +296,7 @@ class Compiled:
             self.result = found
         elif found.schedule == self.result.schedule:  # what is proved of it is news
             self.result = found
+        self.known.keep(found)
 
     def close(self) -> None:
         """End what improves the schedule, bring state to RAM, and remove the files."""
@@ -300,6 +320,13 @@ class Compiled:
             f"reserved ({reserves}), and operations need {needed:,} B beside that; give at least "
             f"ram={told(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
         )
+
+
+def _is_settled(result: SolveResult, *, within_s: float = math.inf) -> bool:
+    """Return whether solving on, or anew in so much time, would find nothing else."""
+    if result.termination == Termination.TIME_LIMIT:
+        return (result.time_limit_s or 0.0) >= within_s
+    return result.termination != Termination.INTERRUPTED
 
 
 def _settled(graph: Graph, schedule: Schedule) -> Schedule:
@@ -333,7 +360,7 @@ def _check_host(model: torch.nn.Module) -> None:
         )
 
 
-def _costs(traced: Trace, options: Options) -> tuple[Costs, tuple[str, ...]]:
+def _costs(traced: Trace, options: Options, known: KnownStep) -> tuple[Costs, tuple[str, ...]]:
     """Return what the traced step costs, and how that was found."""
     given = options.profile
     if given is not None:
@@ -354,5 +381,7 @@ def _costs(traced: Trace, options: Options) -> tuple[Costs, tuple[str, ...]]:
     folder = options.storage if options.pages else None
     if folder is not None:
         make_folder(folder)
-    found = measure(traced, folder=folder, most_s=MEASURING_S)
+    found = known.profile(
+        traced, folder, partial(measure, traced, folder=folder, most_s=MEASURING_S)
+    )
     return found.costs, found.notes

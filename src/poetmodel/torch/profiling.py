@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from poetmodel.torch.units import Units
 
 
+MEASURED_BEFORE: Final = "all this was measured by an earlier compile, and read from the cache"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """The measured costs of a traced step, and how they were measured."""
@@ -46,6 +49,8 @@ class Profile:
     repeats: int
     """How often all was measured; of equal operations the first of each step was."""
     threads: int
+    origin: str = ""
+    """Where it comes from, if it was not measured now."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -58,7 +63,8 @@ class Profile:
                 else "the file cache could not be emptied: page-ins may be those of RAM"
             )
             notes.append(f"page times: measured in {self.paging.folder}; {medium}")
-        return (*notes, f"energies: {self.power.source}")
+        notes.append(f"energies: {self.power.source}")
+        return (*notes, self.origin) if self.origin else tuple(notes)
 
 
 def measure(
@@ -110,6 +116,22 @@ def measure(
     else:
         with limited_threads(threads):
             power = measured_power(lambda: replay(trace.joint)) or NOMINAL
+    return profile_of(
+        trace, times_s=times_s, paging=paging, power=power, repeats=repeats, threads=threads
+    )
+
+
+def profile_of(
+    trace: Trace,
+    *,
+    times_s: Sequence[float],
+    paging: Paging | None,
+    power: Power,
+    repeats: int,
+    threads: int,
+    origin: str = "",
+) -> Profile:
+    """Return the profile that follows from what was measured."""
     costs = Costs.from_arrays(
         trace.graph,
         compute_time_s=times_s,
@@ -117,7 +139,9 @@ def measure(
         page_in=None if paging is None else _page_costs(trace, paging.page_in, power.page_in_w),
         page_out=None if paging is None else _page_costs(trace, paging.page_out, power.page_out_w),
     )
-    return Profile(costs=costs, paging=paging, power=power, repeats=repeats, threads=threads)
+    return Profile(
+        costs=costs, paging=paging, power=power, repeats=repeats, threads=threads, origin=origin
+    )
 
 
 def _page_costs(trace: Trace, way: TransferTime, power_w: float) -> list[tuple[float, float]]:

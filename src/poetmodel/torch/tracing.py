@@ -16,11 +16,11 @@ from poetmodel.torch.graph_signature import InputKind, Joint
 from poetmodel.torch.interpreter import is_counted, storage_key, workspace_bytes
 from poetmodel.torch.joint import capture
 from poetmodel.torch.training_units import TrainingUnits
-from poetmodel.torch.units import Unit, Units
+from poetmodel.torch.units import Made, Unit, Units
 from poetmodel.torch.updates import Update, with_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     import torch
 
@@ -88,13 +88,39 @@ def trace(
     CaptureError
         If the step cannot be captured: says which operation, where, and what to do.
     """
+    joint = captured_step(
+        model, loss_fn, inputs, name=name, optimizer=optimizer, clip_grad_norm=clip_grad_norm
+    )
+    parts = units_of(joint)
+    workspace = workspace_bytes(joint, parts) if measure_workspace else (0,) * len(parts.units)
+    return trace_of(joint, parts, workspace)
+
+
+def captured_step(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Inputs,
+    *,
+    name: str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    clip_grad_norm: float | None = None,
+) -> Joint:
+    """Capture a step, with the updates of an optimizer where one is given."""
     joint = capture(model, loss_fn, inputs, name=name)
     if clip_grad_norm is not None and optimizer is None:
         raise CaptureError(f"{joint.name}: clip_grad_norm: needs an optimizer; give optimizer=")
     if optimizer is not None:
         joint = with_optimizer(joint, optimizer, clip_grad_norm=clip_grad_norm)
-    parts = Units(joint) if optimizer is None else TrainingUnits(joint)
-    workspace = workspace_bytes(joint, parts) if measure_workspace else (0,) * len(parts.units)
+    return joint
+
+
+def units_of(joint: Joint, *, known: Mapping[int, Made] | None = None) -> Units:
+    """Return the units of a captured step: by running it, or from what is known of such a run."""
+    return (Units if joint.optimizer is None else TrainingUnits)(joint, known=known)
+
+
+def trace_of(joint: Joint, parts: Units, workspace: Sequence[int]) -> Trace:
+    """Return the trace of a captured step with the workspace of each unit [B]."""
     return Trace(joint=joint, parts=parts, graph=_graph(joint, parts, workspace))
 
 

@@ -12,11 +12,11 @@ from poetmodel.graph import Phase
 from poetmodel.torch.graph_signature import InputKind, InputSpec, Joint
 from poetmodel.torch.in_place import pair_in_place
 from poetmodel.torch.interpreter import storage_key
-from poetmodel.torch.units import Layout, Reading, TensorStorage, Unit, Units
+from poetmodel.torch.units import Layout, Made, Reading, TensorStorage, Unit, Units
 from poetmodel.torch.updates import BufferUpdate, Operation, ParameterUpdate, Update
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import fx
 
@@ -32,12 +32,12 @@ class TrainingUnits(Units):
     nothing reads what their readers make: until then these may be recomputed, as batch norm.
     """
 
-    def __init__(self, joint: Joint) -> None:
+    def __init__(self, joint: Joint, *, known: Mapping[int, Made] | None = None) -> None:
         self._fits: dict[fx.Node, tuple[bool, bool]] = {}
         """Of each update whether its gradient lies as its parameter does, and fills its memory."""
         self.last: tuple[int, ...] = ()
         """For each storage the last unit that makes or reads it."""
-        super().__init__(joint)
+        super().__init__(joint, known=known)
 
     def _begin(self) -> None:
         """Add a unit for each storage that is there before the step."""
@@ -89,14 +89,20 @@ class TrainingUnits(Units):
         name, op, phase = super()._label(node)
         return name, op, Phase.UPDATE if isinstance(node.target, Operation) else phase
 
-    def _add(
+    def _observe(
         self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any], value: Any
-    ) -> None:
-        super()._add(node, arguments, keywords, value)
-        if isinstance(node.target, ParameterUpdate):
-            (parameter, *_), (gradient, *_), *_ = arguments
-            whole = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.itemsize
-            self._fits[node] = gradient.stride() == parameter.stride(), whole
+    ) -> Made | None:
+        made = super()._observe(node, arguments, keywords, value)
+        if made is None or not isinstance(node.target, ParameterUpdate):
+            return made
+        (parameter, *_), (gradient, *_), *_ = arguments
+        whole = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.itemsize
+        return replace(made, gradient_fits=(gradient.stride() == parameter.stride(), whole))
+
+    def _add(self, node: fx.Node, made: Made) -> None:
+        super()._add(node, made)
+        if made.gradient_fits is not None:
+            self._fits[node] = made.gradient_fits
 
     def _end(self) -> None:
         """Let updates replace state, put all units in order, and find what may be in place."""

@@ -42,7 +42,7 @@ from poetmodel.torch.interpreter import (
 from poetmodel.torch.joint import LOSS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import fx
 
@@ -61,6 +61,59 @@ class Layout:
     """Steps of the dimensions [elements]."""
     offset: int
     """First element."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What one operation makes, as seen in a run."""
+
+    sizes_bytes: tuple[int, ...]
+    """Of each new storage [B]."""
+    outputs: tuple[tuple[int, Layout], ...]
+    """Of each new output in which of these it lies, and how."""
+    flops: int
+    moved_bytes: int
+    gradient_fits: tuple[bool, bool] | None = None
+    """Of an update whether its gradient lies as its parameter does, and fills its memory."""
+
+    def to_list(self) -> list[Any]:
+        """Return it as plain values."""
+        outputs = [
+            [
+                number,
+                layout.position,
+                str(layout.dtype).removeprefix("torch."),
+                list(layout.shape),
+                list(layout.stride),
+                layout.offset,
+            ]
+            for number, layout in self.outputs
+        ]
+        fits = None if self.gradient_fits is None else list(self.gradient_fits)
+        return [list(self.sizes_bytes), outputs, self.flops, self.moved_bytes, fits]
+
+    @classmethod
+    def from_list(cls, values: Sequence[Any]) -> Made:
+        """Return what `to_list` has made plain values of."""
+        sizes, outputs, flops, moved_bytes, fits = values
+        layouts = (
+            Layout(
+                position=position,
+                dtype=getattr(torch, dtype),
+                shape=tuple(shape),
+                stride=tuple(stride),
+                offset=offset,
+            )
+            for _, position, dtype, shape, stride, offset in outputs
+        )
+        numbers = (output[0] for output in outputs)
+        return cls(
+            sizes_bytes=tuple(sizes),
+            outputs=tuple(zip(numbers, layouts, strict=True)),
+            flops=flops,
+            moved_bytes=moved_bytes,
+            gradient_fits=None if fits is None else (fits[0], fits[1]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +192,10 @@ class Units:
     A backward operation belongs to the module of the forward operation whose sequence number it
     carries. A sum of gradients carries none of its own: it belongs to the innermost module that
     holds all that it adds. Raises `CaptureError` if an operation fails, or returns an input beside
-    something new.
+    something new. What is `known` of an earlier capture of the same graph spares the run.
     """
 
-    def __init__(self, joint: Joint) -> None:
+    def __init__(self, joint: Joint, *, known: Mapping[int, Made] | None = None) -> None:
         self._joint = joint
         self._order = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
         self._paths = _all_paths(joint)
@@ -155,15 +208,16 @@ class Units:
         """In the order of their units."""
         self.direct: dict[fx.Node, tuple[int, int]] = {}
         """Nodes that stand for an output of a unit as it is: number of storage, and of layout."""
+        self.made: dict[int, Made] = {}
+        """What the operations make, by their place in the captured graph."""
         self._done: set[fx.Node] = set()
         self._begin()
-        sampler = Sampler(joint, call)
-        try:
-            replay(joint, partial(self._execute, sampler))
-        except CaptureError:
-            if not sampler.like:
-                raise
-            replay(joint, partial(self._execute, call))  # it may have failed on the copies
+        if known is None:
+            self._run()
+        else:
+            nodes = list(joint.graph_module.graph.nodes)
+            for place, made in known.items():
+                self._add(nodes[place], made)
         self._end()
         self.emissions: list[Emission] = []
         """One per result, in the order in which they come; those of arguments at the end."""
@@ -172,6 +226,16 @@ class Units:
             after = max((self.storages[number].unit for number in reads.storages), default=None)
             self.emissions.append(Emission(result=result, reads=reads, after=after))
         self.emissions.sort(key=lambda e: len(self.units) if e.after is None else e.after)
+
+    def _run(self) -> None:
+        """Run the step, with equal operations computed once."""
+        sampler = Sampler(self._joint, call)
+        try:
+            replay(self._joint, partial(self._execute, sampler))
+        except CaptureError:
+            if not sampler.like:
+                raise
+            replay(self._joint, partial(self._execute, call))  # it may have failed on the copies
 
     def _begin(self) -> None:
         """Do what comes before the operations."""
@@ -195,57 +259,70 @@ class Units:
                 f"with {type(error).__name__}: {reason}; try one ordinary training step first"
             ) from error
         if node.target is not operator.getitem and node not in self._done:
-            self._add(node, arguments, keywords, value)
+            made = self._observe(node, arguments, keywords, value)
+            if made is not None:
+                self._add(node, made)
+                self.made[self._order[node]] = made
             self._done.add(node)
         return value
 
-    def _add(
+    def _observe(
         self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any], value: Any
-    ) -> None:
-        """Add a unit with what it makes, if that is anything."""
+    ) -> Made | None:
+        """Return what an operation makes, if that is anything new."""
         inputs = tensors_in((arguments, keywords))
         there = {storage_key(tensor) for tensor in inputs}
         single = not isinstance(value, tuple | list)
-        first = len(self.storages)
         sizes: dict[int, int] = {}
-        layouts: dict[int, list[Layout]] = {}
+        outputs: list[tuple[int, Layout]] = []
         for place, output in enumerate((value,) if single else value):
             if not isinstance(output, torch.Tensor) or storage_key(output) in there:
                 continue
             key = storage_key(output)
             sizes[key] = output.untyped_storage().nbytes()
-            found = layouts.setdefault(key, [])
-            pick = (operator.getitem, place)
-            picked = [user for user in node.users if (user.target, *user.args[1:]) == pick]
-            here = (first + list(layouts).index(key), len(found))
-            self.direct.update(dict.fromkeys([node] if single else picked, here))
-            found.append(
-                Layout(
-                    position=None if single else place,
-                    dtype=output.dtype,
-                    shape=tuple(output.shape),
-                    stride=tuple(output.stride()),
-                    offset=output.storage_offset(),
-                )
+            layout = Layout(
+                position=None if single else place,
+                dtype=output.dtype,
+                shape=tuple(output.shape),
+                stride=tuple(output.stride()),
+                offset=output.storage_offset(),
             )
+            outputs.append((list(sizes).index(key), layout))
         if not sizes:
-            return
-        name, op, phase = self._label(node)
-        for number, key in enumerate(sizes):
-            self.storages.append(
-                TensorStorage(
-                    index=first + number,
-                    name=f"{name}:{number}" if len(sizes) > 1 else name,
-                    unit=len(self.units),
-                    bytes=sizes[key],
-                    layouts=tuple(layouts[key]),
-                )
-            )
+            return None
         read_bytes = sum(
             # At most a storage for each of its views.
             min(tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size())
             for tensor in inputs
         )
+        return Made(
+            sizes_bytes=tuple(sizes.values()),
+            outputs=tuple(outputs),
+            flops=_flops(node, arguments, keywords, value),
+            moved_bytes=read_bytes + sum(sizes.values()),
+        )
+
+    def _add(self, node: fx.Node, made: Made) -> None:
+        """Add a unit with what it makes."""
+        first = len(self.storages)
+        layouts: list[list[Layout]] = [[] for _ in made.sizes_bytes]
+        for number, layout in made.outputs:
+            pick = (operator.getitem, layout.position)
+            picked = [user for user in node.users if (user.target, *user.args[1:]) == pick]
+            here = (first + number, len(layouts[number]))
+            self.direct.update(dict.fromkeys([node] if layout.position is None else picked, here))
+            layouts[number].append(layout)
+        name, op, phase = self._label(node)
+        for number, size_bytes in enumerate(made.sizes_bytes):
+            self.storages.append(
+                TensorStorage(
+                    index=first + number,
+                    name=f"{name}:{number}" if len(layouts) > 1 else name,
+                    unit=len(self.units),
+                    bytes=size_bytes,
+                    layouts=tuple(layouts[number]),
+                )
+            )
         self._makers.add(node)
         self.units.append(
             Unit(
@@ -257,8 +334,8 @@ class Units:
                 reads=self.reading(node.all_input_nodes),
                 storages=tuple(range(first, len(self.storages))),
                 random=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
-                flops=_flops(node, arguments, keywords, value),
-                moved_bytes=read_bytes + sum(sizes.values()),
+                flops=made.flops,
+                moved_bytes=made.moved_bytes,
             )
         )
 
