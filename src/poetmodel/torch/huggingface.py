@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from inspect import signature
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
 import transformers
 
 from poetmodel.torch.compilation import Step, compile
+from poetmodel.torch.wrapping import OPTIONS, with_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-_OPTIONS: Final = frozenset(
-    name
-    for name, parameter in signature(compile).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
-) - {"accumulate", "optimizer", "clip_grad_norm"}
-"""What of `compile` a trainer takes; accumulation, updates and clipping are its own."""
+    from collections.abc import Mapping
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
@@ -47,7 +40,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, *args: Any, ram: str | int, **options: Any) -> None:
-        own = {key: options.pop(key) for key in _OPTIONS.intersection(options)}
+        own = {key: options.pop(key) for key in OPTIONS.intersection(options)}
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **own}
         self.step: Step | None = None
         """The compiled step; None before the first batch."""
@@ -70,7 +63,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         if self.step is None or self._stepped is not model:
             if self.step is not None:
                 self.step.close()
-            self.step = compile(_Loss(model, self._loss), None, batch, **self._options)
+            self.step = compile(with_loss(model, self._loss), None, batch, **self._options)
             self._stepped = model
         loss: torch.Tensor = self.step(*batch)
         return loss
@@ -95,17 +88,3 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
             super().training_step(model, inputs, num_items_in_batch)
         (loss,) = found
         return loss
-
-
-class _Loss(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """A model with what makes its loss of a batch."""
-
-    def __init__(self, model: torch.nn.Module, loss: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        # The trainer itself is no attribute: it would be taken for a part of the model.
-        self._loss: Callable[..., torch.Tensor] = lambda *batch: loss(model, *batch)
-
-    def forward(self, *batch: Any) -> torch.Tensor:
-        """Return the loss."""
-        return self._loss(*batch)

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from types import NoneType
+from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     Make = Callable[[Iterator[torch.Tensor]], Any]
     Leaves = list[tuple[str, torch.Tensor]]
 
-_PLAIN: Final = (bool, int, float, complex, str, bytes, NoneType, torch.dtype, torch.device)
+_PLAIN: Final = (
+    bool, int, float, complex, str, bytes, NoneType, type, FunctionType, BuiltinFunctionType,
+    torch.dtype, torch.device,
+)  # fmt: skip
 """What comes out of each step as it came out of the capture."""
 
 
@@ -50,8 +53,8 @@ class OutputForm:
     """How what a model returned is made of its loss and other tensors.
 
     Tuples, lists, mappings, dataclasses, and the attributes of the output itself are as they were.
-    Numbers and words are those of the capture. Any other object in it, such as the cache of a
-    language model, is None.
+    Numbers, words and functions are those of the capture. Any other object in it, such as the cache
+    of a language model, is None.
     """
 
     names: tuple[str, ...]

@@ -1,0 +1,34 @@
+"""A user's model with what another library's loop makes its loss with, as one module."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from poetmodel.torch.preparation import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OPTIONS: Final = frozenset(field.name for field in fields(Options)) - {
+    "accumulate", "clip_grad_norm", "optimizer"
+}  # fmt: skip
+"""What of `compile` such loops take; accumulation, updates and clipping are their own."""
+
+
+def with_loss(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Module:
+    """Return a module that holds a model, is called like it, and returns its loss of a batch."""
+
+    class Wrapped(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.train(model.training)
+
+        def forward(self, *inputs: Any, **named: Any) -> Any:
+            return loss(model, *inputs, **named)
+
+    Wrapped.__name__ = type(model).__name__
+    return Wrapped()

@@ -1,0 +1,215 @@
+"""Lightning's automatic optimization with compiled steps: the weights are those without them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    lightning = pytest.importorskip("lightning")
+
+from poetmodel.torch import CaptureError  # noqa: E402
+from poetmodel.torch.lightning import Strategy  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+nn = torch.nn
+pytestmark = [
+    pytest.mark.torch,
+    # What Lightning and its libraries say of each other is none of ours.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+QUICK: dict[str, Any] = {"ram": "100%", "device": "rpi4b"}
+"""Options of steps that are neither measured nor squeezed."""
+
+
+class Classifier(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
+    """Batch norm and dropout; logs, and returns more than its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3)
+        )
+        self.seen: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: Any) -> Any:
+        """Return loss and logits."""
+        x, y = batch
+        logits = self.net(x)
+        loss = nn.functional.cross_entropy(logits, y)
+        self.log("loss", loss, prog_bar=True, on_epoch=True)
+        if batch_idx % 3 == 0:
+            self.log_dict({"right": (logits.argmax(1) == y).float().mean()}, on_epoch=True)
+        return {"loss": loss, "logits": logits}
+
+    def validation_step(self, batch: Any) -> None:
+        """Log the loss."""
+        self.log("validation", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        """Return an optimizer with a schedule."""
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    def on_after_backward(self) -> None:
+        """Note gradients as they are then."""
+        self.seen.append([parameter.grad.sum().item() for parameter in self.parameters()])
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Note that it comes."""
+        self.seen.append(len(optimizer.param_groups))
+
+    def on_train_batch_end(self, outputs: Any, *_: Any) -> None:
+        """Note what was returned, and logged."""
+        logged = {key: value.item() for key, value in self.trainer.callback_metrics.items()}
+        self.seen.append((outputs["logits"].sum().item(), outputs["loss"].item(), logged))
+
+
+def loader(count: int) -> Any:
+    """Return batches of 4; the last one is smaller."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.utils.data.TensorDataset(
+        torch.randn(count, 6, generator=generator),
+        torch.randint(0, 3, (count,), generator=generator),
+    )
+    return torch.utils.data.DataLoader(rows, batch_size=4)
+
+
+def fitted(
+    model: Any, folder: Path, count: int = 22, *, resume: Any = None, **options: Any
+) -> tuple[Any, Any]:
+    """Train a copy of a model; return it and the trainer."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    own, batches = copy.deepcopy(model), loader(count)
+    trainer = lightning.Trainer(
+        **{
+            "default_root_dir": folder,
+            "accelerator": "cpu",
+            "devices": 1,
+            "max_epochs": 2,
+            "gradient_clip_val": 0.5,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            **options,
+        }
+    )
+    torch.manual_seed(3)
+    trainer.fit(own, batches, batches, ckpt_path=resume)
+    return own, trainer
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two models have the same weights, and hooks saw the same."""
+    values = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in values) and one.seen == other.seen
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_strategy_gives_the_weights_of_the_plain_one(accumulate: int, tmp_path: Path) -> None:
+    """With accumulation, clipping, a schedule, logs, outputs, hooks and validation."""
+    torch.manual_seed(1)
+    model = Classifier()
+    options = {"accumulate_grad_batches": accumulate}
+    expected, plain = fitted(model, tmp_path, **options)
+    found, ours = fitted(model, tmp_path, **options, strategy=Strategy(**QUICK))
+    assert same(found, expected)
+    assert ours.callback_metrics == plain.callback_metrics
+    assert not same(found, model)
+    assert ours.strategy.step.verify().equal
+
+
+@pytest.mark.slow
+def test_training_resumes_within_an_epoch(tmp_path: Path) -> None:
+    """From a checkpoint in the middle of one, as it does without us."""
+    torch.manual_seed(1)
+    model = Classifier()
+
+    def trained(**options: Any) -> list[Any]:
+        folder = tmp_path / str(len(options))
+        saver = lightning.pytorch.callbacks.ModelCheckpoint(
+            folder, filename="{step}", every_n_train_steps=4, save_top_k=-1
+        )
+        more = {"enable_checkpointing": True, "callbacks": [saver]}
+        make = {key: Strategy(**value) for key, value in options.items()}
+        fitted(model, tmp_path, **more, **make)
+        make = {key: Strategy(**value) for key, value in options.items()}
+        again, trainer = fitted(
+            Classifier(), tmp_path, **make, resume=folder / "step=4.ckpt", max_epochs=3
+        )
+        assert trainer.current_epoch == 3
+        return [*again.state_dict().values()]
+
+    assert all(map(torch.equal, trained(strategy=QUICK), trained()))
+
+
+@pytest.mark.slow
+def test_mixed_precision_and_pages(tmp_path: Path) -> None:
+    """Autocast is a part of the step; a budget is kept with pages, and measured costs."""
+    torch.manual_seed(1)
+    model = Classifier()
+    model.net = nn.Sequential(
+        nn.Linear(6, 512), nn.ReLU(), nn.Tanh(), nn.SiLU(), nn.GELU(), nn.ELU(), nn.Linear(512, 3)
+    )
+    expected, _ = fitted(model, tmp_path, precision="bf16-mixed")
+    found, _ = fitted(model, tmp_path, precision="bf16-mixed", strategy=Strategy(**QUICK))
+    assert same(found, expected)
+    expected, _ = fitted(model, tmp_path)
+    strategy = Strategy(ram="80%", storage=tmp_path)
+    found, _ = fitted(model, tmp_path, strategy=strategy)
+    assert same(found, expected)
+    assert strategy.step is not None
+    assert strategy.step.verify().within_budget
+
+
+def test_what_would_stay_as_it_is_is_refused(tmp_path: Path) -> None:
+    """Numbers that are logged, counters of the trainer, skipped batches, manual optimization."""
+
+    class Number(Classifier):
+        def training_step(self, batch: Any, batch_idx: Any) -> Any:
+            self.log("rate", 0.1)
+            return super().training_step(batch, batch_idx)
+
+    class Warm(Classifier):
+        def training_step(self, batch: Any, batch_idx: Any) -> Any:
+            return super().training_step(batch, batch_idx)["loss"] * min(1, self.global_step / 9)
+
+    class Skips(Classifier):
+        def training_step(self, batch: Any, batch_idx: Any) -> Any:
+            return None if batch_idx >= 0 else batch
+
+    class Manual(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+    for kind, words in (
+        (Number, "logs 'rate', a float, which would stay"),
+        (Warm, "Warm: training_step reads global_step, which would stay"),
+        (Skips, "training_step returned None"),
+        (Manual, "manual optimization"),
+    ):
+        given = {} if kind is not Manual else {"gradient_clip_val": None}
+        with pytest.raises(CaptureError, match=words):
+            fitted(kind(), tmp_path, 4, strategy=Strategy(**QUICK), **given)
+
+
+def test_unknown_parameters_are_told() -> None:
+    """Updates and clipping are Lightning's."""
+    with pytest.raises(TypeError, match="clip_grad_norm, speed"):
+        Strategy(ram="100%", speed=3, clip_grad_norm=1.0)
