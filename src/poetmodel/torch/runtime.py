@@ -47,10 +47,10 @@ class Runner:
 
     `plan` is valid; its ``dma`` transfers run on a thread of their own. `numbers` has for each
     tensor of its graph the number of the storage, `units` for each node that of the unit, where
-    they are not the same. With `rollback` gradients that are added to
-    existing ones wait for the end of steps that page, and a step that fails leaves state as it was
-    where some has its home on storage. The files are made in `folder`; `homes` is the state file of
-    the same step with other inputs, if there is one.
+    they are not the same. With `rollback` gradients that are added to existing ones wait for the
+    end of steps that page; where updates are part of the step, and there is a folder, a step that
+    fails leaves state as it was. The files are made in `folder`; `homes` is the state file of the
+    same step with other inputs, if there is one.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class Runner:
         paged = {numbers[i] for op, i in plan.program if op == Op.PAGE_OUT}.difference(away)
         if paged:
             self.file = PageFile(folder or ".", (trace.parts.storages[i] for i in sorted(paged)))
-        if away and homes is None:
+        kept = trace.joint.optimizer is not None and folder is not None and rollback
+        if homes is None and (away or kept):
             on_storage = frozenset(away.values())
             self.homes = Homes(trace, on_storage, folder=folder or ".", rollback=rollback)
         view = {} if self.homes is None else self.homes.view(trace)
