@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PERIOD_S: Final = 0.0005
 """Time between two samples of the anonymous pages [s]."""
-THRESHOLD_BYTES: Final = 64 * 1024
+THRESHOLD_BYTES: Final = 16 * 1024
 """Memory of at least this size goes back to the kernel when it is freed [B]."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -54,7 +54,11 @@ def give_back_at_once() -> None:
 
 
 def process_peak(work: Callable[[], object]) -> ProcessPeak:
-    """Measure the memory of this process while something runs."""
+    """Measure the memory of this process while something runs.
+
+    In a thread of its own there are no holes in the heap that others have left, such as a solver;
+    those would take small tensors, and keep their pages after them.
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text(_RESET_HIGH_WATER_MARK, encoding="ascii")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -64,10 +65,17 @@ def _compared(run: TrainingRun, folder: str, ram_bytes: int | None) -> dict[str,
     -----
     Peaks are measured before there is a model to compare with. Then both train side by side, from
     the same weights and with the same random numbers; parameters, moments and buffers are compared
-    after the last step, and the losses of all steps.
+    after the last step, and the losses of all steps. Steps run in a thread of their own, see
+    `process_peak`.
     """
     training = _made(run)
     method = _method(run, training, folder, ram_bytes)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_trained, run, training, method).result()
+
+
+def _trained(run: TrainingRun, training: Training, method: TrainingMethod) -> dict[str, Any]:
+    torch.set_num_threads(1)
     steps = _Steps(method, run.seed)
     inputs = training[2]
     for _ in range(WARM_UP_STEPS):
@@ -238,7 +246,7 @@ def compiled(
         details={
             "status": str(result.status),
             "reason": result.reason,
-            "gap": result.gap,
+            "gap": result.objective_gap,
             "budget_bytes": found.budget_bytes,
             "keep_all_bytes": found.keep_all_bytes,
             "plan_peak_bytes": found.peak_bytes,
