@@ -213,6 +213,7 @@ def compiled(
         step = pmt.compile(
             model, loss_fn, inputs, ram=ram, storage=folder, paging=paging, recompute=recompute,
             minimize="energy", time_limit=run.limit_s, rollback=False,
+            cache=False,
         )  # fmt: skip
     except (NoScheduleError, BudgetError) as error:
         raise NoPlanError(_refused(training, run, ram_bytes, error)) from error

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -33,7 +34,7 @@ MAKERS: Final[dict[str, Callable[[Any], torch.optim.Optimizer]]] = {
 _CHECKPOINT: Final = "-checkpoint"
 WARM_UP_STEPS: Final = 2
 """Steps before those whose peak is measured; the first makes the moments."""
-MEASURED_STEPS: Final = 3
+MEASURED_STEPS: Final = 2
 """Steps whose peak is measured."""
 
 
@@ -232,6 +233,7 @@ def compiled(
             model, loss_fn, inputs, optimizer=optimizer, storage=folder,
             ram=f"{share:.0%}" if ram_bytes is None else ram_bytes,
             paging=paging, recompute=recompute, time_limit=run.limit_s, rollback=False,
+            cache=Path(folder) / "cache",
         )  # fmt: skip
     except (NoScheduleError, BudgetError) as error:
         status = "infeasible"
