@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from poetmodel.torch import CaptureError, capture, trace  # noqa: E402
 from poetmodel.torch.graph_signature import InputKind, OutputKind  # noqa: E402
-from poetmodel.torch.joint import native_operators  # noqa: E402
+from poetmodel.torch.surroundings import native_operators  # noqa: E402
 from traced_models import (  # noqa: E402  # noqa: E402
     STEPS,
     Through,

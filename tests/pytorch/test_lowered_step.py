@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from poetmodel.torch import CaptureError  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -24,3 +25,16 @@ def test_norms_take_over_the_memory_of_what_they_read() -> None:
         sizes = {buffer: step.buffers[buffer].bytes for buffer in (made, taken)}
         assert sizes == {made: 32, taken: 32}
         assert taken in node.inputs
+
+
+def test_values_that_are_read_cannot_be_exported() -> None:
+    """A program in C has no guards: it would do what the first inputs asked for."""
+
+    class Branching(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return y * 2 if (x > 0).all() else y
+
+    inputs = (torch.ones(1, 3), torch.zeros(1, 2))
+    with pytest.raises(CaptureError, match=r"value that is read at .* \(True\) would be part of"):
+        lower(Branching(3, 2), torch.nn.functional.mse_loss, inputs)

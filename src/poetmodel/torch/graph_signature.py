@@ -67,6 +67,8 @@ class OutputKind(StrEnum):
     """What an output of the graph is for."""
 
     LOSS = "loss"
+    CHECK = "check"
+    """Whether all numbers are finite that the model asked about."""
     OUTPUT = "output"
     """What else the model returns; handed out at the end of the step, detached."""
     GRADIENT = "gradient"
@@ -172,6 +174,8 @@ class Joint:
     """What a step returns that gets its inputs by name; None where it returns its loss."""
     accumulate: int = 1
     """What the loss is divided by where the backward pass starts."""
+    checked: tuple[str, ...] = ()
+    """The lines that ask whether numbers are finite; the step is undone where they are not."""
     optimizer: torch.optim.Optimizer | None = None
     """Whose updates are part of the step; None where it ends with the gradients."""
     clip_grad_norm: float | None = None
@@ -329,10 +333,16 @@ def output_specs(
     graph_module: fx.GraphModule,
     arguments: Sequence[InputSpec],
     form: OutputForm | None,
+    *,
+    checked: bool,
 ) -> Iterator[OutputSpec]:
-    """Yield what comes out of a captured graph; absent gradients are left out."""
+    """Yield what comes out of a captured graph; absent gradients are left out.
+
+    `checked` says that the last of what the module returns is a check.
+    """
     targets = {a.node.meta["desc"]: a for a in arguments if "desc" in a.node.meta}
     output = graph_module.graph.output_node()
+    plain = [d.idx for d in output.meta["desc"] if isinstance(d, descriptors.PlainAOTOutput)]
     for node, descriptor in zip(output.args[0], output.meta["desc"], strict=True):
         if node is None:
             continue
@@ -341,6 +351,9 @@ def output_specs(
                 raise CaptureError(
                     f"{name}: expected a loss that is a tensor, got a {type(node).__name__}"
                 )
+            if checked and descriptor.idx == max(plain):
+                yield OutputSpec(kind=OutputKind.CHECK, node=node, target=None)
+                continue
             if form is None or descriptor.idx == 0:
                 yield OutputSpec(kind=OutputKind.LOSS, node=node, target=None)
                 continue

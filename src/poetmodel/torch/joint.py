@@ -1,28 +1,28 @@
 """Capture: module, loss and inputs become one functional graph of forward, loss and backward.
 
-This module and `graph_signature` alone use what PyTorch does not promise to keep:
-``aot_export_joint_with_descriptors`` (PyTorch 2.9 and newer) and its descriptors.
+What PyTorch does not promise to keep is used here and in `graph_signature`
+(``aot_export_joint_with_descriptors``, PyTorch 2.9 and newer, and its descriptors), and in
+`fake_tensors`, `known_values` and `surroundings`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-import torch._decomp  # registers the kernels that `native_operators` takes away
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
-from torch.fx import traceback
 
 from poetmodel.collection import rare_collections
-from poetmodel.torch.errors import SeedError, explained
+from poetmodel.torch.errors import RAISED, explained
 from poetmodel.torch.fake_tensors import fake_mode, onednn
+from poetmodel.torch.finite_checks import FiniteChecks, is_unknown
 from poetmodel.torch.graph_signature import (
-    ANNOTATION,
     BODY,
     Joint,
     OutputKind,
@@ -40,13 +40,20 @@ from poetmodel.torch.inputs import (
     unflatten,
 )
 from poetmodel.torch.interpreter import temporarily, tensors_in
-from poetmodel.torch.known_values import Given, KnownValues
+from poetmodel.torch.known_values import KnownValues
 from poetmodel.torch.module_state import AssignedBuffers, Attributes, Draws
 from poetmodel.torch.outputs import OutputForm, loss_in
+from poetmodel.torch.surroundings import (
+    annotated,
+    native_operators,
+    refused_seeding,
+    values_given,
+)
 from poetmodel.torch.value_guards import ValueGuards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import fx
 
@@ -91,7 +98,10 @@ def capture(
         model, inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
     )
     returned: list[OutputForm] | None = [] if isinstance(inputs, Mapping) else None
-    stepped, assigned = _with_loss(name, model, loss_fn, spec, by_name=by_name, returned=returned)
+    checks = FiniteChecks()
+    stepped, assigned = _with_loss(
+        name, model, loss_fn, spec, by_name=by_name, returned=returned, checks=checks
+    )
     attributes = Attributes(stepped)
     draws = Draws(name, attributes)
     # PyTorch runs the model several times; each time begins with the attributes of the first.
@@ -106,22 +116,18 @@ def capture(
             temporarily(logger.setLevel, logging.CRITICAL, logger.level),
             draws.kept(),
             explained(name, trail),
-            _refused_seeding(),
+            refused_seeding(),
             # The LSTM of oneDNN has a backward that cannot be captured.
             onednn(enabled=mkldnn and not has_lstm),
             native_operators(),
             rare_collections(),
         ):
-            while True:
-                values = KnownValues()
-                context = TracingContext(fake_mode(values, mkldnn=mkldnn))
-                recorded = _annotated(stepped, trail, draws.check)
-                given = _given(stepped, flat, values)
-                with recorded, given, ExitStack() as stack, tracing(context):
-                    exported = aot_export_joint_with_descriptors(stack, stepped, tuple(flat))
-                if not assigned.learn():
-                    break
+            recorded = partial(annotated, stepped, trail, draws.check)
+            while (found := _exported(stepped, flat, recorded, checks, mkldnn=mkldnn)) is None or (
+                assigned.learn()
+            ):
                 attributes.put_back()
+            graph_module, values = found
             draws.check()
     finally:
         assigned.at_start = None
@@ -134,7 +140,6 @@ def capture(
             name,
             ", ".join(shown_path(f"{path}.{key}") for path, key in stale),
         )
-    graph_module = exported.graph_module
     for node in graph_module.graph.nodes:
         values.forget(node.meta.get("val"))
     output = returned[0] if returned else None
@@ -145,17 +150,18 @@ def capture(
         module=stepped,
         graph_module=graph_module,
         arguments=arguments,
-        results=tuple(output_specs(name, graph_module, arguments, output)),
+        results=tuple(
+            output_specs(name, graph_module, arguments, output, checked=bool(checks.places))
+        ),
         input_spec=spec,
         inputs=tuple(flat),
         read=ValueGuards(tuple(values.reads.values())),
         output=output,
+        checked=tuple(checks.places),
     )
     refuse(name, _faults(joint))
-    changed = {
-        result.target.target: result.target.name for result in joint.results if result.target
-    }
-    unsteady = [changed[g.path] for g in joint.read.sources if changed.keys() & {g.path}]
+    changed = {result.target.target for result in joint.results if result.target is not None}
+    unsteady = [shown_path(g.path) for g in joint.read.sources if g.path and g.path in changed]
     if unsteady:
         _LOG.warning(
             "%s: forward reads %s, which each step changes: once it reads something else, the step "
@@ -166,6 +172,37 @@ def capture(
     return joint
 
 
+def _exported(
+    stepped: torch.nn.Module,
+    inputs: Sequence[Any],
+    recorded: Callable[[], AbstractContextManager[None]],
+    checks: FiniteChecks,
+    *,
+    mkldnn: bool,
+) -> tuple[fx.GraphModule, KnownValues] | None:
+    """Return the joint graph, and what is known of values; None where it takes another attempt.
+
+    That is so where a value is read that nobody knows: whether numbers are finite can be told
+    after the step, and is looked out for from then on.
+    """
+    values = KnownValues()
+    context = TracingContext(fake_mode(values, mkldnn=mkldnn))
+    try:
+        with (
+            recorded(),
+            values_given(stepped, inputs, values),
+            ExitStack() as stack,
+            tracing(context),
+        ):
+            exported = aot_export_joint_with_descriptors(stack, stepped, tuple(inputs))
+    except RAISED as error:
+        if checks.on or not is_unknown(error):
+            raise
+        checks.on = True
+        return None
+    return exported.graph_module, values
+
+
 def _with_loss(
     name: str,
     model: torch.nn.Module,
@@ -174,11 +211,12 @@ def _with_loss(
     *,
     by_name: bool,
     returned: list[OutputForm] | None,
+    checks: FiniteChecks,
 ) -> tuple[torch.nn.Module, AssignedBuffers]:
     """Return a module from flat inputs to the loss; it holds the user's modules, not copies.
 
     Where a list is given, the module returns the loss and, detached, the other tensors that the
-    model returns; their form goes to the list.
+    model returns; their form goes to the list. The last result is that of `checks`, if any.
     """
 
     class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -190,16 +228,17 @@ def _with_loss(
             self.training = model.training
 
         def forward(self, *flat: Any) -> Any:
-            with assigned.around():
+            with assigned.around(), checks.asked():
                 inputs = unflatten(flat, form)
                 given = inputs if loss_fn is None else inputs[:-1]
                 output = model(**given[0]) if by_name else model(*given)
                 loss = loss_in(name, output if loss_fn is None else loss_fn(output, inputs[-1]))
+                answers = checks.results()
                 if returned is None:
-                    return loss
+                    return (loss, *answers) if answers else loss
                 found, others = OutputForm.of(output, loss)
                 returned[:] = [found]
-                return (loss, *(tensor.detach() for tensor in others))
+                return (loss, *(tensor.detach() for tensor in others), *answers)
 
     stepped = FlatModule()
     assigned = AssignedBuffers(stepped, name=name)
@@ -247,152 +286,3 @@ def _object_fault(user: fx.Node, kind: str) -> str:
             "default generator (leave generator= out), or draw outside of the step"
         )
     return f"{what} a {kind}, which cannot be replayed; leave it out"
-
-
-# -- what is in force while PyTorch captures ---------------------------------------------------
-
-
-@contextmanager
-def _annotated(
-    stepped: torch.nn.Module, trail: list[str], check: Callable[[Sequence[str]], object]
-) -> Iterator[None]:
-    """Let every node that is recorded inside carry the path of the module it came from.
-
-    PyTorch 2.9 cannot do that; names then say the operator only. The modules that run when
-    something is raised are left in the trail, the innermost one last; it is checked where one of
-    them begins and ends.
-    """
-    annotate = getattr(traceback, "annotate", None)
-    if annotate is None:
-        yield
-        return
-    open_contexts: list[Any] = []
-    trail.clear()
-
-    def enter(path: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, *_: Any) -> None:
-            check(trail)
-            context = annotate({ANNOTATION: path})
-            context.__enter__()
-            open_contexts.append(context)
-            shown = shown_path(path)
-            kind = type(module).__name__
-            trail.append(f"module {shown!r} ({kind})" if shown else f"module {kind}")
-
-        return hook
-
-    def leave(*_: Any) -> None:
-        check(trail)
-        open_contexts.pop().__exit__(None, None, None)
-        trail.pop()
-
-    handles = []
-    for path, module in stepped.named_modules():
-        handles.append(module.register_forward_pre_hook(enter(path)))
-        handles.append(module.register_forward_hook(leave))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        while open_contexts:
-            open_contexts.pop().__exit__(None, None, None)
-
-
-@contextmanager
-def _given(stepped: torch.nn.Module, inputs: Sequence[Any], values: KnownValues) -> Iterator[None]:
-    """Let the values of inputs and buffers be known to each forward pass inside."""
-    buffers = {path: b.detach() for path, b in stepped.named_buffers(remove_duplicate=False)}
-    reals = [value.detach() if isinstance(value, torch.Tensor) else None for value in inputs]
-
-    def hook(_: torch.nn.Module, flat: Sequence[Any]) -> None:
-        for position, (fake, real) in enumerate(zip(flat, reals, strict=True)):
-            if real is not None:
-                values.give(fake, real, Given(position))
-        for path, fake in stepped.named_buffers(remove_duplicate=False):
-            values.give(fake, buffers[path], Given(None, path))
-
-    handle = stepped.register_forward_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-_PREFIXES: Final = ("upsample_", "_upsample_")
-_NAMES: Final = (
-    "gru",
-    "hardshrink",
-    "istft",
-    "lstm",
-    "matmul",
-    "multi_margin_loss",
-    "multilabel_margin_loss_forward",
-    "rnn_relu",
-    "rnn_tanh",
-    "softshrink",
-    "stft",
-)
-"""Operators that a capture would decompose into others, with other roundings or strides."""
-
-
-@contextmanager
-def native_operators() -> Iterator[None]:
-    """Leave operators whole that a capture would decompose otherwise than eager does.
-
-    While it traces, PyTorch's dispatcher looks for Python kernels of an operator first. Some
-    put other operators in place of one: ``upsample_nearest2d`` becomes an index, whose gradient
-    lies otherwise in memory, so that sums of it run in another order. The kernels that stay are
-    those that a capture needs (batch norm), and those that compute the very same.
-    """
-    kinds = torch._C.DispatchKey  # noqa: SLF001 - as PyTorch's own registrations
-    taken: list[tuple[Any, Any, Any]] = []
-    for operator in _operators():
-        for key in (kinds.Autograd, kinds.CompositeImplicitAutograd):
-            if key in operator.py_kernels:
-                taken.append((operator, key, operator.py_kernels.pop(key)))
-        operator._dispatch_cache.clear()  # noqa: SLF001 - no other way
-    try:
-        yield
-    finally:
-        for operator, key, kernel in taken:
-            operator.py_kernels[key] = kernel
-            operator._dispatch_cache.clear()  # noqa: SLF001 - as above
-
-
-def _operators() -> Iterator[Any]:
-    for name in dir(torch.ops.aten):
-        if name in _NAMES or name.startswith(_PREFIXES):
-            packet = getattr(torch.ops.aten, name)
-            for overload in packet.overloads():
-                yield getattr(packet, overload)
-
-
-@contextmanager
-def _refused_seeding() -> Iterator[None]:
-    """Raise `SeedError` where the generator is seeded inside; put its state back afterwards."""
-    generator = torch.default_generator
-    with torch.random.fork_rng(devices=[]):
-        # What torch.manual_seed and torch.seed call; the functions themselves must stay, because
-        # PyTorch keeps tables of them, which it may make inside.
-        torch.default_generator = torch.random.default_generator = _Unseedable(generator)
-        try:
-            yield
-        finally:
-            torch.default_generator = torch.random.default_generator = generator
-
-
-class _Unseedable:
-    """A random generator that cannot be seeded."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._generator, name)
-
-    def manual_seed(self, _: int) -> NoReturn:
-        raise SeedError
-
-    def seed(self) -> NoReturn:
-        raise SeedError

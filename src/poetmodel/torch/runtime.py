@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from poetmodel.errors import listed
 from poetmodel.plan import Instruction, Op
+from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph_signature import InputKind, OutputKind
 from poetmodel.torch.homes import Homes
 from poetmodel.torch.optimizer_state import OptimizerState
@@ -92,7 +94,7 @@ class Runner:
         """The numbers in the state file of state on storage, and of what replaces it."""
         if (paged or away) and plan.mode == "dma":
             self._start_thread()
-        self.waits = self.file is not None and rollback
+        self.waits = rollback and (self.file is not None or bool(trace.joint.checked))
         """Whether gradients that are added to existing ones wait for the end of the step."""
         joint = trace.joint
         places = {argument.node: place for place, argument in enumerate(joint.arguments)}
@@ -101,6 +103,7 @@ class Runner:
         held = [emission.result for emission in self.generated.held.values()]
         self._returned = [held.index(r) for r in joint.results if r.kind in _RETURNED]
         """Which of what is held a step returns: the loss first."""
+        self._checks = [k for k, result in enumerate(held) if result.kind is OutputKind.CHECK]
         targets = {k: result.target for k, result in enumerate(held)}
         self._changed = {k: places[t.node] for k, t in targets.items() if t is not None}
         """Which of what is held goes to which arguments at the end of a step."""
@@ -223,6 +226,7 @@ class Runner:
                 held = list(self.generated.function(values, emit, pages))
                 if pages is not None:
                     pages.finish()
+                self._check(held)
         except BaseException as error:
             if pages is not None:
                 pages.abandon()
@@ -230,6 +234,16 @@ class Runner:
             traceback.clear_frames(error.__traceback__)
             raise
         return held
+
+    def _check(self, held: Sequence[torch.Tensor]) -> None:
+        """Raise `CaptureError` where numbers are not finite that the step took for finite."""
+        if not all(held[k] for k in self._checks):
+            joint = self.trace.joint
+            raise CaptureError(
+                f"{joint.name}: not all numbers are finite where the model asks for it, at "
+                f"{listed(joint.checked)}, and a compiled step does only what follows where they "
+                "are; nothing has changed: leave this batch out, or run it with eager PyTorch"
+            )
 
     def _pages(self) -> Pages | None:
         if self.file is None and self.homes is None:

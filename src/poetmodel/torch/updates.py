@@ -172,6 +172,14 @@ def with_optimizer(
     Raises `CaptureError` if PyTorch would do what updates of the parameters do not.
     """
     refuse(joint.name, (f"optimizer: {fault}" for fault in optimizer_faults(optimizer)))
+    refuse(
+        joint.name,
+        (
+            f"optimizer: {place} asks whether numbers are finite, and updates do not wait for the "
+            "answer; leave the optimizer out, and call its step() yourself"
+            for place in joint.checked
+        ),
+    )
     trained = _trained(joint)
     refuse(joint.name, _faults(joint, optimizer, trained, clip_grad_norm))
     return _Extension(joint, optimizer, trained).extended(clip_grad_norm)

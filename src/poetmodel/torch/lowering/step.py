@@ -84,6 +84,7 @@ class Lowered:
     def step(self) -> Step:
         """Return the step; all operators without a kernel are refused at once."""
         units = [unit for unit in self.parts.units if not unit.is_source]
+        refuse(self.joint.name, _unguarded(self.joint))
         refuse(self.joint.name, _missing(units))
         lowered = {unit.index: self._lower(unit) for unit in units}
         graph = self._graph(lowered)
@@ -344,6 +345,18 @@ class Lowered:
         if lower_one is not None:
             lower_one(found)
         return found
+
+
+def _unguarded(joint: Joint) -> Iterator[str]:
+    """Yield which values the step depends on that C has no guards for."""
+    for place in joint.checked:
+        yield f"{place} asks whether numbers are finite, which cannot be exported; leave it out"
+    for read in joint.read.reads:
+        where = f" at {read.place}" if read.place else ""
+        yield (
+            f"the {read.what}{where} ({read.value}) would be part of the exported program, which "
+            "does not notice another one; compute it outside of the step"
+        )
 
 
 def _missing(units: Sequence[Unit]) -> Iterator[str]:

@@ -1,0 +1,167 @@
+"""What is in force while PyTorch captures: annotations, known values, operators left whole."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import torch
+import torch._decomp  # registers the kernels that `native_operators` takes away
+from torch.fx import traceback
+
+from poetmodel.torch.errors import SeedError
+from poetmodel.torch.graph_signature import ANNOTATION, shown_path
+from poetmodel.torch.known_values import Given
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from poetmodel.torch.known_values import KnownValues
+
+
+@contextmanager
+def annotated(
+    stepped: torch.nn.Module, trail: list[str], check: Callable[[Sequence[str]], object]
+) -> Iterator[None]:
+    """Let every node that is recorded inside carry the path of the module it came from.
+
+    PyTorch 2.9 cannot do that; names then say the operator only. The modules that run when
+    something is raised are left in the trail, the innermost one last; it is checked where one of
+    them begins and ends.
+    """
+    annotate = getattr(traceback, "annotate", None)
+    if annotate is None:
+        yield
+        return
+    open_contexts: list[Any] = []
+    trail.clear()
+
+    def enter(path: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, *_: Any) -> None:
+            check(trail)
+            context = annotate({ANNOTATION: path})
+            context.__enter__()
+            open_contexts.append(context)
+            shown = shown_path(path)
+            kind = type(module).__name__
+            trail.append(f"module {shown!r} ({kind})" if shown else f"module {kind}")
+
+        return hook
+
+    def leave(*_: Any) -> None:
+        check(trail)
+        open_contexts.pop().__exit__(None, None, None)
+        trail.pop()
+
+    handles = []
+    for path, module in stepped.named_modules():
+        handles.append(module.register_forward_pre_hook(enter(path)))
+        handles.append(module.register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        while open_contexts:
+            open_contexts.pop().__exit__(None, None, None)
+
+
+@contextmanager
+def values_given(
+    stepped: torch.nn.Module, inputs: Sequence[Any], values: KnownValues
+) -> Iterator[None]:
+    """Let the values of inputs and buffers be known to each forward pass inside."""
+    buffers = {path: b.detach() for path, b in stepped.named_buffers(remove_duplicate=False)}
+    reals = [value.detach() if isinstance(value, torch.Tensor) else None for value in inputs]
+
+    def hook(_: torch.nn.Module, flat: Sequence[Any]) -> None:
+        for position, (fake, real) in enumerate(zip(flat, reals, strict=True)):
+            if real is not None:
+                values.give(fake, real, Given(position))
+        for path, fake in stepped.named_buffers(remove_duplicate=False):
+            values.give(fake, buffers[path], Given(None, path))
+
+    handle = stepped.register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+_PREFIXES: Final = ("upsample_", "_upsample_")
+_NAMES: Final = (
+    "gru",
+    "hardshrink",
+    "istft",
+    "lstm",
+    "matmul",
+    "multi_margin_loss",
+    "multilabel_margin_loss_forward",
+    "rnn_relu",
+    "rnn_tanh",
+    "softshrink",
+    "stft",
+)
+"""Operators that a capture would decompose into others, with other roundings or strides."""
+
+
+@contextmanager
+def native_operators() -> Iterator[None]:
+    """Leave operators whole that a capture would decompose otherwise than eager does.
+
+    While it traces, PyTorch's dispatcher looks for Python kernels of an operator first. Some
+    put other operators in place of one: ``upsample_nearest2d`` becomes an index, whose gradient
+    lies otherwise in memory, so that sums of it run in another order. The kernels that stay are
+    those that a capture needs (batch norm), and those that compute the very same.
+    """
+    kinds = torch._C.DispatchKey  # noqa: SLF001 - as PyTorch's own registrations
+    taken: list[tuple[Any, Any, Any]] = []
+    for operator in _operators():
+        for key in (kinds.Autograd, kinds.CompositeImplicitAutograd):
+            if key in operator.py_kernels:
+                taken.append((operator, key, operator.py_kernels.pop(key)))
+        operator._dispatch_cache.clear()  # noqa: SLF001 - no other way
+    try:
+        yield
+    finally:
+        for operator, key, kernel in taken:
+            operator.py_kernels[key] = kernel
+            operator._dispatch_cache.clear()  # noqa: SLF001 - as above
+
+
+def _operators() -> Iterator[Any]:
+    for name in dir(torch.ops.aten):
+        if name in _NAMES or name.startswith(_PREFIXES):
+            packet = getattr(torch.ops.aten, name)
+            for overload in packet.overloads():
+                yield getattr(packet, overload)
+
+
+@contextmanager
+def refused_seeding() -> Iterator[None]:
+    """Raise `SeedError` where the generator is seeded inside; put its state back afterwards."""
+    generator = torch.default_generator
+    with torch.random.fork_rng(devices=[]):
+        # What torch.manual_seed and torch.seed call; the functions themselves must stay, because
+        # PyTorch keeps tables of them, which it may make inside.
+        torch.default_generator = torch.random.default_generator = _Unseedable(generator)
+        try:
+            yield
+        finally:
+            torch.default_generator = torch.random.default_generator = generator
+
+
+class _Unseedable:
+    """A random generator that cannot be seeded."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
+
+    def manual_seed(self, _: int) -> NoReturn:
+        raise SeedError
+
+    def seed(self) -> NoReturn:
+        raise SeedError

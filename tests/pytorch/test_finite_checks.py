@@ -1,0 +1,116 @@
+"""A model that asks whether its numbers are finite is captured; where they are not, nothing is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import poetmodel.torch as pmt  # noqa: E402
+from eager_steps import differing, outcome, unequal  # noqa: E402
+from poetmodel.torch.lowering.step import lower  # noqa: E402
+from traced_models import rows  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+nn = torch.nn
+pytestmark = pytest.mark.torch
+
+
+def clamped(y: Any) -> Any:
+    """Clamp what overflows, as detectors of transformers do."""
+    if not torch.isfinite(y).all():
+        y = torch.clamp(y, min=-1e3, max=1e3)
+    return y
+
+
+def refused(y: Any) -> Any:
+    """Raise where there is something that is no number."""
+    if torch.isnan(y).any() or y.isinf().any():
+        raise ValueError
+    return y
+
+
+def asserted(y: Any) -> Any:
+    """Assert it."""
+    assert not (torch.isnan(y) | torch.isinf(y)).any().item()
+    return y
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "all finite": clamped,
+    "any": refused,
+    "joined": asserted,
+    "each": lambda y: y if torch.isfinite(y.sum()) else y * 0,
+    "negated": lambda y: y * 0 if (~torch.isfinite(y)).any() else y,
+}
+
+
+def compiled(kind: str, **options: Any) -> tuple[Any, pmt.Step]:
+    """Return a step that asks, and its parts."""
+    torch.manual_seed(1)
+    layers = (nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+
+    def forward(parts: Any, x: Any) -> Any:
+        return parts[2](parts[1](KINDS[kind](parts[0](x))))
+
+    own = rows(*layers, by=forward)
+    return own, pmt.compile(*own, ram="100%", device="rpi4b", **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_on_finite_numbers_are_those_of_eager(kind: str) -> None:
+    """What the model asks changes nothing; the line that asks is known."""
+    own, step = compiled(kind)
+    assert len(step.compiled.trace.joint.checked) >= 1
+    assert all("test_finite_checks.py" in place for place in step.compiled.trace.joint.checked)
+    assert differing(step, *own) == []
+    assert step.verify().equal
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_steps_on_other_numbers_are_undone(number: float) -> None:
+    """Gradients that are there, buffers and the random generator are as before, and it is said."""
+    (model, _, (x, y)), step = compiled("all finite")
+    loss = step(x, y)
+    before = outcome(model, loss)
+    spoilt = x.clone()
+    spoilt[0, 0] = number
+    with pytest.raises(pmt.CaptureError, match=r"finite .*isfinite\(y\)\.all\(\):\).*nothing has"):
+        step(spoilt, y)
+    assert unequal(before, outcome(model, loss)) == []
+    step(x, y)
+
+
+def test_checks_of_inputs_are_guards() -> None:
+    """What an input alone decides is known before the step."""
+    own = rows(nn.Linear(4, 4), by=lambda p, x: p[0](clamped(x)))
+    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    assert not step.compiled.trace.joint.checked
+    assert step.compiled.trace.joint.read.reads
+
+
+def test_other_questions_are_refused() -> None:
+    """What is asked beside that is not taken for granted."""
+    own = rows(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)) * (2 if p[0](x).max() > 0 else 1))
+    with pytest.raises(pmt.CaptureError, match="reads a tensor's value"):
+        pmt.compile(*own, ram="100%", device="rpi4b")
+
+
+def test_updates_do_not_wait_for_answers() -> None:
+    """Where the optimizer is part of the step, parameters would be new before the answer is."""
+    torch.manual_seed(1)
+    own = rows(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)))
+    optimizer = torch.optim.SGD(own[0].parameters(), lr=0.1)
+    with pytest.raises(pmt.CaptureError, match="updates do not wait for the answer"):
+        pmt.compile(*own, ram="100%", device="rpi4b", optimizer=optimizer)
+
+
+def test_checks_cannot_be_exported() -> None:
+    """A program in C would not undo a step."""
+    own = rows(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)))
+    with pytest.raises(pmt.CaptureError, match="which cannot be exported"):
+        lower(*own)
