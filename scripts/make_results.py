@@ -8,8 +8,9 @@ that of whole steps, the last ``*-constraints.jsonl`` for
 own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
 ``*-trains.jsonl`` and ``*-against.jsonl`` for
 ``docs/what-trains-where.md``, the last ``*-mcu.jsonl`` for ``docs/on-a-microcontroller.md`` and
-the README's table of boards, the last ``*-curve.jsonl`` for the chart
-``docs/training-curve.svg``, and the last other file for all else; the last
+the README's table of boards, the last ``*-coverage.jsonl`` for ``docs/pytorch-models.md``, the
+last ``*-curve.jsonl`` for the chart ``docs/training-curve.svg``, and the last other file for all
+else; the last
 ``*-ablation.jsonl`` and each ``*-ablation-*.jsonl`` for a part of ``docs/lazy.md``; charts lie
 beside their pages, that of ``docs/tested.md`` is of its own table; ``docs/paper-figures.md`` and
 the pictures beside it are made of ``bench/results/figures/``.
@@ -37,6 +38,7 @@ from result_pages import (  # noqa: E402
     boards,
     cases,
     constraints,
+    coverage,
     curve,
     figures,
     grid,
@@ -57,6 +59,7 @@ PAGE: Final = ROOT / "docs" / "results.md"
 GRID_PAGE: Final = ROOT / "docs" / "results-grid.md"
 FIGURES_PAGE: Final = ROOT / "docs" / "paper-figures.md"
 TRAINS_PAGE: Final = ROOT / "docs" / "what-trains-where.md"
+MODELS_PAGE: Final = ROOT / "docs" / "pytorch-models.md"
 BOARDS_PAGE: Final = ROOT / "docs" / "on-a-microcontroller.md"
 INDEX: Final = ROOT / "docs" / "index.md"
 TESTED_PAGE: Final = ROOT / "docs" / "tested.md"
@@ -85,6 +88,9 @@ def due() -> dict[Path, str]:
     if stepped:
         against_source, compared = read_newest("*-against.jsonl")
         pages[TRAINS_PAGE] = trains.page(stepped, trains_source, compared, against_source)
+    coverage_source, captured = read_newest("*-coverage.jsonl")
+    if captured:
+        pages[MODELS_PAGE] = coverage.page(captured, coverage_source)
     boards_source, exported = read_newest("*-mcu.jsonl")
     if exported:
         pages[BOARDS_PAGE] = boards.page(exported, boards_source)

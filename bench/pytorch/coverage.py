@@ -1,0 +1,193 @@
+"""Try which models of other libraries can be compiled, in which budget, and whether bits are equal.
+
+``python -m pytorch.coverage --out results/$(date +%F)-coverage.jsonl`` in ``bench`` tries all of
+`pytorch.zoo`, each in a process of its own, and writes a JSON line for each; ``--model`` (may be
+given several times) chooses some. Libraries that are not installed fail.
+``python scripts/make_results.py`` makes ``docs/pytorch-models.md`` of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+from harness import FreshProcesses, parsed, record, recorded, run_all, run_key
+from poetmodel.bench.measurement import FAILED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from poetmodel.bench.measurement import Record
+
+KIND: Final = "coverage"
+"""Kind of the records."""
+WORKS, DIFFERS, REFUSED = "works", "differs", "refused"
+"""Bits equal eager's; they do not; a sentence says why not."""
+SHARES: Final = (0.6, 0.8)
+"""Budgets as shares of the peak when everything is kept; the first that a schedule keeps counts."""
+LIMIT_S: Final = 5.0
+"""Most time for the solver [s]."""
+GRACE_S: Final = 300.0
+"""How long a trial may take beside its solves [s]."""
+SEED: Final = 0
+"""Of weights and inputs."""
+_PRELOADED: Final = (
+    "torch",
+    "poetmodel.torch.compilation",
+    "pyomo.environ",
+    "highspy",
+    "pytorch.zoo",
+    "transformers.models.bert.modeling_bert",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRun:
+    """One model, tried."""
+
+    model: str
+    limit_s: float = LIMIT_S
+
+    @property
+    def name(self) -> str:
+        """What it is called in the records."""
+        return self.model
+
+    @property
+    def key(self) -> str:
+        """What identifies it in a file of records."""
+        return run_key(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+
+def tried(run: ModelRun, *, folder: str) -> dict[str, Any]:
+    """Compile a model for all of its peak and for less, run it on two batches, and compare.
+
+    Parameters
+    ----------
+    run : ModelRun
+        Which model.
+    folder : str
+        Where pages lie.
+    """
+    import torch
+
+    from poetmodel.torch import CaptureError
+    from pytorch.zoo import TRIALS
+
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    begin = time.perf_counter()
+    facts: dict[str, Any] = {"torch": torch.__version__, "library_version": _version(run.model)}
+    try:
+        trial = TRIALS[run.model]()
+    except (ImportError, OSError, RuntimeError) as error:
+        return {**facts, "seconds": 0.0, "status": FAILED, "reason": _plain(error)}
+    try:
+        facts |= _compiled(trial, run.limit_s) | {"budget": _in_less(trial, run.limit_s, folder)}
+    except CaptureError as error:
+        facts |= {"status": REFUSED, "reason": _plain(error)}
+    return {**facts, "seconds": time.perf_counter() - begin}
+
+
+def _compiled(trial: Any, limit_s: float) -> dict[str, Any]:
+    """Compile with room for everything, and verify on both batches."""
+    import poetmodel.torch as pmt
+
+    step = pmt.compile(
+        trial.model, trial.loss_fn, trial.inputs, ram="100%", device="rpi4b", time_limit=limit_s
+    )
+    joint = step.compiled.trace.joint
+    certificate = step.verify()
+    status = WORKS if certificate.equal else DIFFERS
+    try:
+        other = WORKS if step.verify(*trial.other).equal else DIFFERS
+    except pmt.CaptureError as error:
+        other = _plain(error)
+    return {
+        "status": status,
+        "reason": "" if certificate.equal else certificate.summary().splitlines()[0],
+        "nodes": len(joint.graph_module.graph.nodes),
+        "results": certificate.compared,
+        "trace_s": step.compiled.trace_s,
+        "peak_bytes": step.compiled.keep_all_bytes,
+        "read": [{"what": read.what, "place": _plain(read.place)} for read in joint.read.reads],
+        "other": other,
+    }
+
+
+def _in_less(trial: Any, limit_s: float, folder: str) -> dict[str, Any] | None:
+    """Compile for the smallest budget of `SHARES` that is kept; None where none is."""
+    import poetmodel.torch as pmt
+    from poetmodel.errors import BudgetError, NoScheduleError
+
+    for share in SHARES:
+        try:
+            step = pmt.compile(
+                trial.model, trial.loss_fn, trial.inputs, ram=f"{share:.0%}", device="rpi4b",
+                storage=folder, time_limit=limit_s,
+            )  # fmt: skip
+        except (NoScheduleError, BudgetError):
+            continue
+        with step:
+            certificate = step.verify()
+        return {
+            "share": share,
+            "equal": certificate.equal,
+            "within": certificate.within_budget,
+            "written_bytes": certificate.written_bytes,
+        }
+    return None
+
+
+def _plain(text: object) -> str:
+    """Return a message without the folders that libraries lie in, on one line."""
+    shown = " ".join(str(text).split())
+    for folder in sys.path:
+        shown = shown.replace(f"{folder}/", "") if folder else shown
+    return shown
+
+
+def _version(model: str) -> str:
+    """Return name and version of the library that a model comes from."""
+    library = model.split(maxsplit=1)[0].lower()
+    try:
+        return f"{library} {version(library)}"
+    except PackageNotFoundError:
+        return library
+
+
+def measure(fields: dict[str, Any], _: object, *, folder: str) -> Record:
+    """Try a model and return its record; `fields` are those of `ModelRun`."""
+    warnings.simplefilter("ignore")  # of the libraries
+    run = ModelRun(**fields)
+    return record(KIND, run.name, cell=fields, **tried(run, folder=folder))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try the models that were asked for; return the exit status: 130 where that was stopped."""
+    from pytorch.zoo import TRIALS
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", action="append", choices=tuple(TRIALS), help="default: all")
+    options = parsed(parser, "coverage.jsonl", arguments)
+    os.environ |= {"OMP_NUM_THREADS": "1"}
+    runs = tuple(ModelRun(model=model) for model in options.model or TRIALS)
+    pool = FreshProcesses(1, preloaded=_PRELOADED, grace_s=GRACE_S)
+    work = partial(measure, folder=tempfile.gettempdir())
+    return run_all(runs, recorded(options.out), work, pool, kind=KIND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Models of other libraries are captured as eager runs them, with masks; small random ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import poetmodel.torch as pmt  # noqa: E402
+from poetmodel.bench.measurement import FAILED  # noqa: E402
+from pytorch.coverage import REFUSED, WORKS, ModelRun, tried  # noqa: E402
+from pytorch.zoo import TRIALS, Trial  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore"),  # of the libraries
+]
+
+QUICK = ("transformers BERT", "transformers GPT-2, gradient checkpointing")
+SEEDED = "transformers Wav2Vec2, no SpecAugment"
+
+
+def compiled(name: str, **options: Any) -> tuple[Trial, pmt.Step]:
+    """Return a model of another library, and its step with room for everything."""
+    torch.manual_seed(0)
+    trial = TRIALS[name]()
+    step = pmt.compile(
+        trial.model, trial.loss_fn, trial.inputs, ram="100%", device="rpi4b", **options
+    )
+    return trial, step
+
+
+def without_padding(trial: Trial) -> dict[str, Any]:
+    """Return the batch of a model with a mask that masks nothing."""
+    (batch,) = trial.inputs
+    return {**batch, "attention_mask": torch.ones_like(batch["attention_mask"])}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_masks_are_read_and_guarded(name: str) -> None:
+    """Another mask runs, equal to eager; one that masks nothing would run otherwise: refused."""
+    trial, step = compiled(name)
+    assert step.verify().equal
+    assert step.verify(*trial.other).equal
+    with pytest.raises(pmt.CaptureError, match=r"masking_utils.py:\d+ .* was False and is True"):
+        step(without_padding(trial))
+
+
+def test_a_mask_that_masks_nothing_is_compiled_for_if_asked() -> None:
+    """Both programs are there from then on: batches with padding, and batches without."""
+    trial, step = compiled(QUICK[0], dynamic="retrace")
+    first = step.compiled
+    assert step.verify(without_padding(trial)).equal
+    assert step.compiled is not first
+    assert step.verify(*trial.other).equal
+    assert step.compiled is first
+
+
+def test_layers_that_are_dropped_at_random_are_refused() -> None:
+    """The sentence says that a random number decides, and where."""
+    with pytest.raises(pmt.CaptureError, match=r"a random number is read at .*modeling_wav2vec2"):
+        compiled(SEEDED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRIALS)
+def test_models_of_other_libraries(name: str, tmp_path: Any) -> None:
+    """Each is equal to eager on two batches and in a smaller budget, or refused."""
+    found = tried(ModelRun(model=name), folder=str(tmp_path))
+    if found["status"] == FAILED:
+        pytest.skip(found["reason"])
+    if found["status"] == REFUSED:
+        assert "cannot" in found["reason"] or "would" in found["reason"]
+        return
+    assert (found["status"], found["other"]) == (WORKS, WORKS)
+    assert found["budget"] is None or (found["budget"]["equal"] and found["budget"]["within"])
