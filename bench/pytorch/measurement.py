@@ -12,6 +12,7 @@ import torch
 from poetmodel import torch as pmt
 from poetmodel.bench.measurement import FAILED
 from poetmodel.errors import BudgetError, NoScheduleError
+from poetmodel.torch.convolutions import divided_units, in_parts
 from poetmodel.torch.interpreter import heap_peak_bytes
 from poetmodel.torch.tracing import coarsened, floor_bytes, keep_all_bytes
 from pytorch.networks import NETWORKS
@@ -256,6 +257,7 @@ def _refused(
     traced = pmt.trace(*training)
     whole = keep_all_bytes(traced)
     budget = ram_bytes if ram_bytes is not None else int(_share(run) * whole)
+    traced = in_parts(traced, divided_units(traced, budget_bytes=budget))
     facts = {
         "status": "infeasible",
         "reason": str(error),

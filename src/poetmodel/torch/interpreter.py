@@ -198,8 +198,15 @@ def _copies(value: Any) -> Any:
 # -- kernels -----------------------------------------------------------------------------------
 
 
+KERNEL: Final = "poetmodel.kernel"
+"""Key under a node's ``meta``: what to call in place of its target, with the same arguments."""
+
+
 def kernel_of(node: fx.Node) -> Callable[..., Any]:
     """Return what to call for the operation of a node: nearly always its target itself."""
+    if KERNEL in node.meta:
+        chosen: Callable[..., Any] = node.meta[KERNEL]
+        return chosen
     aten = torch.ops.aten
     if node.target is aten.native_dropout.default:
         return _dropout

@@ -33,6 +33,7 @@ from poetmodel.solver.outcome import Outcome, accepted, finish
 from poetmodel.solver.request import Request
 from poetmodel.time_limit import time_limit
 from poetmodel.torch.cache import Cache, digest
+from poetmodel.torch.convolutions import Divided, divided_units, in_parts, kernels_told
 from poetmodel.torch.graph_signature import InputKind
 from poetmodel.torch.interpreter import storage_key, workspace_bytes
 from poetmodel.torch.profiling import (
@@ -93,6 +94,18 @@ class KnownStep:
         self._cache.write("step", key, {"made": plain, "workspace_bytes": list(workspace)})
         return trace_of(joint, parts, workspace)
 
+    def in_parts(self, trace: Trace, *, budget_bytes: int) -> tuple[Trace, int]:
+        """Return the step with large convolutions in parts, and how many these are."""
+        key = digest(self._key, budget_bytes)
+        found = self._cache.read("parts", key)
+        with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
+            if found is not None:
+                known = [Divided.from_dict(each) for each in found]
+                return in_parts(trace, known), len(known)
+        chosen = divided_units(trace, budget_bytes=budget_bytes)
+        self._cache.write("parts", key, [each.to_dict() for each in chosen])
+        return in_parts(trace, chosen), len(chosen)
+
     # -- costs ---------------------------------------------------------------------------------
 
     def profile(
@@ -100,7 +113,7 @@ class KnownStep:
     ) -> Profile:
         """Return the profile with pages in a folder: the known one, else what `measure` does."""
         place = None if folder is None else str(Path(folder).resolve())
-        key = digest(self._key, place)
+        key = digest(self._key, place, kernels_told(trace))
         found = self._cache.read("costs", key)
         with suppress(TypeError, ValueError, KeyError):
             if found is not None:

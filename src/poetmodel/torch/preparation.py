@@ -22,6 +22,7 @@ from poetmodel.solver import solve
 from poetmodel.solver.background import BackgroundSolve
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.comparison import check_agreement
+from poetmodel.torch.convolutions import kernels_told
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.guards import Guards, refuse_inputs, refuse_surroundings
 from poetmodel.torch.inputs import flatten, input_faults, refuse
@@ -153,11 +154,14 @@ class Compiled:
         """The peak of tensors and workspaces when everything is kept [B]."""
         self.budget_bytes = self._budget_bytes(options, first)
         """The budget for tensors and workspaces [B]."""
+        self.trace, divided = self.known.in_parts(self.trace, budget_bytes=self.budget_bytes)
         self.coarse = coarsened(self.trace, budget_bytes=self.budget_bytes, homes=options.pages)
         """What was solved, with `costs`."""
         before = perf_counter()
         costs, self.notes = _costs(self.trace, options, self.known)
         """How the costs came about."""
+        if divided:
+            self.notes = (*self.notes, f"{divided} convolutions run in parts, with the same bits")
         self.profile_s = perf_counter() - before
         """Time that finding the costs took [s]."""
         self.costs = coarse_costs(costs, self.coarse.graph)
@@ -171,7 +175,7 @@ class Compiled:
         self.certificate: Certificate | None = None
         """What was found when it was last verified; None for another plan since."""
         try:
-            program = self.runner.generated.source
+            program = f"{self.runner.generated.source}\n{kernels_told(self.trace)}"
             if not self.known.is_checked(program) and check_agreement(self):
                 self.known.keep_checked(program)
         except BaseException:
