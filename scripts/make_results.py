@@ -152,12 +152,14 @@ def charts() -> dict[Path, Chart]:
     """Return the charts as they should be, each beside its page."""
     _, solved = read_newest("*-grid.jsonl")
     _, trained = read_newest("*-training.jsonl")
+    _, whole = read_newest("*-whole-step.jsonl")
     _, stepped = read_newest("*-trains.jsonl")
     _, exported = read_newest("*-mcu.jsonl")
     _, losses = read_newest("*-curve.jsonl")
     found = {
         PAGE.with_name(cases.TIMES_CHART): plot.times(solved),
         PAGE.with_name(cases.STEPS_CHART): plot.steps(trained),
+        PAGE.with_name(whole_steps.CHART): plot.whole_steps(whole),
         PAGE.with_name(grid.SCALE_CHART): plot.scale(solved),
         GRID_PAGE.with_name(grid.OVERHEAD_CHART): plot.overheads(solved),
         TRAINS_PAGE.with_name(trains.LEAST_CHART): board_charts.least_ram(stepped),

@@ -20,6 +20,7 @@ _STYLE: Final = {
 """Colour and marker by device and budget."""
 _DEVICES: Final = {"paper-a72": (ORANGE, 5.0), "paper-m0": (GREEN, 2.5), "paper-m4": (BLUE, 1.0)}
 """Colour and width of the devices of the published graphs: equal lines are seen as such."""
+_MIB: Final = 2**20
 _GIB: Final = 2**30
 _COLUMNS: Final = 4
 """Panels side by side."""
@@ -79,6 +80,45 @@ def _paint_steps(figure: Any, shown: Any) -> None:
     axes.set_title("Compiled PyTorch steps and other ways to save memory, within the same peak")
     axes.set(xlabel="quickest other way, time over eager's", ylabel="compiled, time over eager's")
     axes.legend(loc="upper right", ncols=2)
+
+
+def whole_steps(records: Sequence[dict[str, Any]]) -> Chart:
+    """Return the times of whole steps against the memory of the process, network by network."""
+    shown: dict[str, list[list[Any]]] = {}
+    for run in (TrainingRecord.of(record) for record in records):
+        if run.peak_bytes is not None and run.time_ratio is not None:
+            panel = shown.setdefault(f"{run.network}, {run.optimizer}", [])
+            kind = "compiled" if run.own else run.kind
+            panel.append([kind, run.peak_bytes / _MIB, run.time_ratio])
+    down = -(-len(shown) // 2)
+    return Chart(shown=shown, paint=_paint_whole_steps, height_inches=0.9 + 2.3 * down)
+
+
+def _paint_whole_steps(figure: Any, shown: Any) -> None:
+    panels = figure.subplots(-(-len(shown) // 2), 2, squeeze=False).ravel()
+    kinds = list(dict.fromkeys(kind for points in shown.values() for kind, _, _ in points))
+    peers = [kind for kind in kinds if kind != "compiled"]
+    for axes, (heading, points) in zip(panels, shown.items(), strict=False):
+        own = sorted((x, y) for kind, x, y in points if kind == "compiled")
+        if own:
+            axes.plot(*zip(*own, strict=True), "o-", color=BLUE, linewidth=1, label="compiled")
+        for place, peer in enumerate(peers):
+            at = [(x, y) for kind, x, y in points if kind == peer]
+            colour = COLOURS[1:][place % len(COLOURS[1:])]
+            if at:
+                axes.scatter(*zip(*at, strict=True), color=colour, marker="sD^vP*X"[place % 7],
+                             s=34, label=peer)  # fmt: skip
+        axes.set_title(heading)
+        axes.set(xlim=(0, None), ylim=(0, None), xlabel="peak of the process [MiB]")
+    for axes in panels[len(shown) :]:
+        axes.set_axis_off()
+    named = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=3)
+    figure.supylabel("time of a step, over eager's", fontsize=9)
 
 
 # -- what memory costs -----------------------------------------------------------------------------

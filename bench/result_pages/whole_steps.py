@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from blocks import folded, table
 from poetmodel.units import format_bytes
@@ -21,6 +21,10 @@ from result_pages.training import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+CHART: Final = "results-whole-steps.svg"
+"""Name of the section's chart."""
 
 
 def section(records: Sequence[dict[str, Any]], source: str) -> str:
@@ -42,6 +46,7 @@ def section(records: Sequence[dict[str, Any]], source: str) -> str:
         "peak when everything is kept in RAM, or the peak of a peer. *Step* and *processor* are "
         "as above, beside eager with the same optimizer.",
         _PEERS,
+        f"![Time of whole steps against the peak of the process, compiled and others]({CHART})",
         goals_table(runs),
         "### Whole steps at the peaks of others",
         "Each peer against the quickest compiled step whose measured peak is no larger. *Best* is "

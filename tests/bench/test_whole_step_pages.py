@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import make_results
 from measured_records import CIRCUMSTANCES, in_folder
+from result_pages import plot
 from result_pages.records import TrainingRecord, duels
 from result_pages.whole_steps import goals_table, model_table, section
 
@@ -97,6 +98,19 @@ def test_methods_are_compared_with_the_same_optimizer() -> None:
     assert of_adamw.won
     assert of_momentum.own is None
     assert of_momentum.best is of_momentum.peer
+
+
+def test_chart_has_a_panel_for_each_network_and_optimizer() -> None:
+    """Compiled steps are one line, peers keep their names, and what did not run is left out."""
+    dead = record("both", status="failed")
+    del dead["pairs"]
+    found = plot.whole_steps(
+        [record(), record("keep-all"), record("in-backward", "momentum"), dead]
+    )
+    assert found.shown == {
+        "mlp8-b16, adamw": [["compiled", 100.0, 1.0], ["compiled", 100.0, 1.0]],
+        "mlp8-b16, momentum": [["in-backward", 100.0, 1.0]],
+    }
 
 
 def test_page_has_a_section_where_there_is_a_record(
