@@ -196,7 +196,7 @@ def test_damaged_files_are_found_anew(tmp_path: Path) -> None:
     for path in list(tmp_path.iterdir()):
         kind, _, _ = path.name.partition("-")
         key = preparation_key(path)
-        cache.write(kind, key, {"made": [[0, []]], "times_s": "x", "document": 3})
+        cache.write(kind, key, {"made": [[0, []]], "times_s": "x", "schedule": {"R": [[9**9, 0]]}})
     assert compiled(own(), tmp_path).verify().equal
 
 

@@ -9,7 +9,6 @@ shapes the last schedule is kept by the names of its nodes, to start from.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import sys
@@ -27,7 +26,8 @@ from poetmodel.errors import InputError, TimeLimitError, TooLargeError
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.restorations import Restoration, restorations_of
 from poetmodel.result import Termination
-from poetmodel.schedule.io import parse_document
+from poetmodel.schedule import Schedule
+from poetmodel.schedule.relations import GraphIdentity
 from poetmodel.solver.facade import DEFAULT
 from poetmodel.solver.outcome import Outcome, accepted, finish
 from poetmodel.solver.request import Request
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
-    from poetmodel.schedule import Schedule
     from poetmodel.torch.graph_signature import Joint
 
 START_S: Final = 2.0
@@ -147,18 +146,16 @@ class KnownStep:
         if found is None:
             return None
         try:
-            said = parse_document(json.dumps(found["document"]), source="cache")
-            candidate = accepted(problem, said.schedule)
+            identity = GraphIdentity.of(problem.graph)
+            candidate = accepted(problem, Schedule.of_entries(found["schedule"], identity))
             request = Request(time_limit_s=found["time_limit_s"], gap=gap)
-            bound = None if said.objective is None else said.objective.bound
-            least = problem.objective.least
             outcome = Outcome(
                 termination=Termination(found["termination"]),
                 candidate=candidate,
-                bound=least if bound is None else bound - problem.objective.baseline,
+                bound=float(found["bound"]) - problem.objective.baseline,
                 versions=found["versions"],
             )
-        except (InputError, TypeError, ValueError, KeyError):
+        except (InputError, TypeError, ValueError, KeyError, IndexError):
             return None
         return None if candidate is None else finish(problem, request, outcome, formulation=DEFAULT)
 
@@ -191,7 +188,8 @@ class KnownStep:
         if before is not None and _rank(before) < _rank(result):
             return
         content = {
-            "document": result.to_dict(),
+            "schedule": schedule.entries(has_state=True),
+            "bound": result.proven_bound,
             "termination": str(result.termination),
             "time_limit_s": result.time_limit_s,
             "versions": dict(result.versions),
