@@ -299,3 +299,21 @@ def test_two_hundred_steps_are_eagers(network: str, optimizer: str, tmp_path: Pa
             for group in optimizers.param_groups:
                 group["lr"] *= 2
         assert not differing(twins, step, 200)
+
+
+def test_state_in_ram_is_kept_too_where_there_is_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for all state a step that fails leaves that of before, unless without rollback."""
+    twins = twins_of("perceptron")
+    broken = Broken(monkeypatch, "commit")
+    with compiled(twins, tmp_path, "100%") as step:
+        assert not on_storage(step)
+        assert not differing(twins, step, 2)
+        broken.left = 0
+        with pytest.raises(PageError):
+            step(*twins.inputs)
+        assert not differing_now(twins)
+    with compiled(twins, tmp_path, "100%", rollback=False) as step:
+        assert not list(tmp_path.iterdir())
+        assert not step.verify().mirrored_bytes

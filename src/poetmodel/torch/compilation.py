@@ -69,11 +69,12 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         mapping has the inputs by name: the model gets them as ``model(**batch)``, and a step
         returns what this returns, detached. Then there is no `loss_fn`.
     ram : str or int
-        The budget for tensors and workspaces, without parameters and gradients: bytes, a size such
-        as ``20MiB``, or a percentage of the peak when everything is kept. With inputs of several
-        forms (`dynamic`) a percentage below 100 is of the first one's peak, the same bytes for all.
+        The budget for tensors and workspaces, without parameters and gradients unless there is an
+        `optimizer`: bytes, a size such as ``20MiB``, or a percentage of the peak when everything is
+        kept. With inputs of several forms (`dynamic`) a percentage below 100 is of the first one's
+        peak, the same bytes for all.
     storage : str or Path, optional
-        Folder for the page file; made if it is not there.
+        Folder for the page file and the state file; made if it is not there.
     paging : bool, optional
         Whether tensors may be paged. Default: where `storage` is given.
     recompute : bool
@@ -95,7 +96,9 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         Whether a thread moves pages while the calling thread computes.
     rollback : bool
         Whether a step that fails in the middle leaves existing gradients alone. While gradients
-        accumulate over several steps that page, this holds a second set of gradients.
+        accumulate over several steps that page, this holds a second set of gradients. With an
+        `optimizer` and `storage`, whether it leaves the state of before, in RAM and for `recover`:
+        each step then also writes the state that it updates in RAM.
     dynamic : {'error', 'retrace'}
         What to do with inputs of other shapes or types.
     accumulate : int
@@ -104,7 +107,8 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     optimizer : torch.optim.Optimizer, optional
         Make its step a part of the step: each parameter is updated as soon as its gradient is
         there, which then goes. SGD, Adam or AdamW. The budget counts parameters, buffers, inputs
-        and the state of the optimizer too; all of them are in RAM throughout.
+        and the state of the optimizer too. Where they do not all have room and tensors may be
+        paged, the solver decides which of them lie in `storage`, and steps read and write them.
     clip_grad_norm : float, optional
         Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
         ``model.parameters()``. Needs an `optimizer`.
@@ -181,8 +185,8 @@ class Step:
         CaptureError
             If the inputs, the parameters or the modules are not as they were compiled for.
         PageError
-            If a page cannot be written, read or trusted; nothing has changed then, but where it was
-            compiled with an optimizer: some parameters may be updated.
+            If a page cannot be written, read or trusted; nothing has changed then. Compiled with an
+            optimizer that holds with `storage` and `rollback`; else parameters may be updated.
         """
         compiled, flat = self.select(*inputs, **named)
         compiled.improve()

@@ -66,6 +66,13 @@ def _unmap(address: int, span: int) -> None:
     _library().munmap(address, span)
 
 
+def release_memory() -> None:
+    """Give back to the system what is free in the heap, where the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 class Memory:
     """Memory of some bytes, at least one; in RAM and zero in the beginning."""
 

@@ -27,6 +27,7 @@ from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.guards import Guards, refuse_inputs, refuse_surroundings
 from poetmodel.torch.inputs import flatten, input_faults, refuse
 from poetmodel.torch.known_steps import KnownStep
+from poetmodel.torch.mapped_memory import release_memory
 from poetmodel.torch.pages import make_folder
 from poetmodel.torch.profiling import Profile, measure
 from poetmodel.torch.runtime import Runner
@@ -181,6 +182,7 @@ class Compiled:
         except BaseException:
             self.close()
             raise
+        release_memory()
         self.compile_s = perf_counter() - begin
 
     @property
