@@ -28,8 +28,8 @@ _REFUSED: Final = (
 )
 _HINTS: Final = """\
 - **Wav2Vec2 and its family**: SpecAugment draws its masks with NumPy, and layerdrop leaves layers
-  out by a random number. Set `apply_spec_augment=False` and `layerdrop=0.0`, or draw the masks
-  outside of the step and give them as `mask_time_indices`.
+  out by a random number. Set `apply_spec_augment=False` and `layerdrop=0.0`, and mask the sound
+  before the step.
 - **Mixtures of experts**: the ways of transformers to run them that keep shapes (`grouped_mm`, the
   default, and `batched_mm`) are captured. The loop over experts (`experts_implementation="eager"`)
   runs those that activations choose.

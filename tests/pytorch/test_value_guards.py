@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -169,3 +170,63 @@ def test_buffers_that_a_step_changes_and_reads_are_named(caplog: pytest.LogCaptu
     assert differing(step, *own) == []
     with pytest.raises(pmt.CaptureError, match=r"model.scale.item\(\)\) was 2.0 and is 3.0"):
         step(*own[2])
+
+
+# -- readings drawn at random ------------------------------------------------------------------
+
+STEPS: tuple[Callable[[Any], Any], ...] = (
+    lambda m: m.flip(0),
+    lambda m: ~m,
+    lambda m: m & torch.tensor([True, False, True]),
+    lambda m: m.long().cumsum(0) > 1,
+    lambda m: torch.cat((m[1:], m[:1])),
+    lambda m: m.float().mul(3).round().bool(),
+    lambda m: m[torch.arange(2, -1, -1)],
+    lambda m: torch.where(m, m.roll(1), m),
+    lambda m: m.clone().index_fill_(0, torch.tensor([1]), 1),
+    lambda m: (m[:, None] | m[None]).all(1),
+)
+"""What makes a mask of three of a mask of three."""
+READINGS: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda y, m: y * 2 if m.all() else y,
+    lambda y, m: y * m.sum().item(),
+    lambda y, m: y[m] if m.any() else y * 0,
+    lambda y, m: y[: int(m.long().argmax()) + 1],
+    lambda y, m: y * len(m.nonzero()),
+    lambda y, m: y * float(m.float().mean()),
+    lambda y, m: y.masked_select(m[:, None]) if m.any() else y,
+    lambda y, m: y * (1 + m.tolist().count(True)),
+    lambda y, m: y if torch.equal(m, m.flip(0)) else y - 1,
+    lambda y, m: y.repeat_interleave(m.long() + 1, 0),
+)
+"""What a model does with what it reads of a mask."""
+
+
+def check_random_readings(seed: int) -> None:
+    """Assert that a model that reads at random is eager's for every mask, compiled for or known."""
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    steps = [draw.choice(STEPS) for _ in range(draw.randint(0, 3))]
+    readings = [draw.choice(READINGS) for _ in range(draw.randint(1, 2))]
+
+    def function(_: Any, y: Any, mask: Any) -> Any:
+        for step in steps:
+            mask = step(mask)
+        return sum(reading(y, mask).square().sum() for reading in readings)
+
+    own, step = masked(function, dynamic="retrace")
+    kinds = [[draw.random() < 0.5 for _ in range(3)] for _ in range(3)]
+    for mask in (*kinds, *kinds):
+        assert differing(step, *with_mask(own, *mask)) == [], (seed, mask)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_readings(seed: int) -> None:
+    """Masks change what is read of them, or not: loss and gradients are eager's."""
+    check_random_readings(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4, 100))
+def test_more_random_readings(seed: int) -> None:
+    """The same for more models and masks."""
+    check_random_readings(seed)
