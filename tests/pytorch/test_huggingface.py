@@ -12,7 +12,8 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import poetmodel.torch as pmt  # noqa: E402
-from poetmodel.errors import BudgetError  # noqa: E402
+from poetmodel.errors import BudgetError, InputError  # noqa: E402
+from poetmodel.torch import CaptureError  # noqa: E402
 from poetmodel.torch.huggingface import Trainer  # noqa: E402
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.torch,
+    # What the libraries say of each other.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning"),
 ]
 
@@ -65,12 +68,12 @@ def bert() -> Any:
     return transformers.BertForSequenceClassification(config)
 
 
-def gpt2() -> Any:
+def gpt2(width: int = 16) -> Any:
     """Return a language model, which divides its loss by the number of words of all batches."""
     torch.manual_seed(1)
     config = transformers.GPT2Config(
         vocab_size=60,
-        n_embd=16,
+        n_embd=width,
         n_layer=1,
         n_head=2,
         n_positions=16,
@@ -216,10 +219,97 @@ def test_a_budget_is_kept_with_pages(tmp_path: Path) -> None:
     assert ours.step.verify().equal
 
 
+WHOLE: dict[str, Any] = {"gradient_accumulation_steps": 1, "optim": "adamw_torch"}
+"""Settings of a trainer whose optimizer is a part of the step."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["RAM", "storage"])
+def test_the_optimizer_is_a_part_of_the_step(where: str, tmp_path: Path) -> None:
+    """Weights and moments are those of the plain trainer, also where they lie on storage."""
+    model, rows = gpt2(16 if where == "RAM" else 64), Rows(7, words=True)
+    options: dict[str, Any] = {"ram": "100%", "device": "rpi4b"}
+    if where == "storage":
+        options = {"ram": "60%", "device": "rpi4b", "storage": tmp_path / "pages", "gap": 0.2}
+    settings = {**WHOLE, "save_strategy": "steps", "save_steps": 3}
+    expected, plain = trained(transformers.Trainer, model, rows, tmp_path, settings=settings)
+    settings["save_strategy"] = "no"
+    found, ours = trained(
+        Trainer, model, rows, tmp_path, settings=settings, whole_step=True, **options
+    )
+    assert all(map(torch.equal, found.values(), expected.values()))
+    losses = [[entry.get("loss") for entry in history(trainer)] for trainer in (ours, plain)]
+    assert losses[0] == losses[1]
+    assert not any("grad_norm" in entry for entry in history(ours))
+    moved = len(ours.step.result.problem.graph.state_tensors) > len(ours.step.plan.resident)
+    assert moved == (where == "storage")
+    resumed, _ = trained(
+        Trainer,
+        model,
+        rows,
+        tmp_path,
+        settings=settings,
+        whole_step=True,
+        resume=str(tmp_path / "checkpoint-3"),
+        **options,
+    )
+    assert all(map(torch.equal, resumed.values(), expected.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["checkpointed", "bf16", "noise", "T5", "ViT", "LoRA"])
+def test_models_and_settings_of_all_kinds(kind: str, tmp_path: Path) -> None:
+    """Gradient checkpointing, autocast, noise in embeddings, pairs of texts, images, adapters."""
+    torch.manual_seed(1)
+    rows: Any = Rows(6, words=True)
+    settings: dict[str, Any] = {
+        "checkpointed": {"gradient_checkpointing": True},
+        "bf16": {"bf16": True},
+        "noise": {"neftune_noise_alpha": 5},
+    }.get(kind, {})
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=60,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=16,
+        )
+    )
+    if kind == "T5":
+        config = transformers.T5Config(
+            vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
+            decoder_start_token_id=0,
+        )  # fmt: skip
+        model = transformers.T5ForConditionalGeneration(config)
+    if kind == "ViT":
+        config = transformers.ViTConfig(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+            image_size=16, patch_size=8,
+        )  # fmt: skip
+        model = transformers.ViTForImageClassification(config)
+        rows = [{"pixel_values": torch.randn(3, 16, 16), "labels": k % 2} for k in range(6)]
+    if kind == "LoRA":
+        peft = pytest.importorskip("peft")
+        adapters = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.1)
+        model = peft.get_peft_model(model, adapters)
+    settings = {"num_train_epochs": 1, "eval_strategy": "no", **settings}
+    expected, _ = trained(transformers.Trainer, model, rows, tmp_path, settings=settings)
+    found, _ = trained(Trainer, model, rows, tmp_path, settings=settings, **QUICK)
+    assert all(map(torch.equal, found.values(), expected.values()))
+    assert not all(map(torch.equal, found.values(), model.state_dict().values()))
+
+
 def test_what_a_trainer_cannot_take_is_told(tmp_path: Path) -> None:
     """A budget that is too small where training begins; updates are the trainer's own."""
     with pytest.raises(BudgetError, match="is too little"):
         trained(Trainer, bert(), Rows(2), tmp_path, **{**QUICK, "ram": "1KiB"})
+    with pytest.raises(InputError, match="gradient_accumulation_steps is 2"):
+        trained(Trainer, bert(), Rows(2), tmp_path, **QUICK, whole_step=True)
+    settings = {**WHOLE, "optim": "adamw_torch_fused"}
+    with pytest.raises(CaptureError, match="fused"):
+        trained(Trainer, bert(), Rows(2), tmp_path, settings=settings, **QUICK, whole_step=True)
     with pytest.raises(TypeError, match="ram"):
         Trainer(model=bert())
     with pytest.raises(TypeError, match="clip_grad_norm"):

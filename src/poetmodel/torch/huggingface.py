@@ -8,6 +8,7 @@ from unittest.mock import patch
 import torch
 import transformers
 
+from poetmodel.errors import InputError
 from poetmodel.torch.compilation import Step, compile
 from poetmodel.torch.wrapping import OPTIONS, with_loss
 
@@ -29,6 +30,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         As for ``transformers.Trainer``.
     ram : str or int
         As for `poetmodel.torch.compile`.
+    whole_step : bool
+        Make the updates of the optimizer, and clipping, a part of the step: the budget counts
+        parameters, gradients and the state of the optimizer too. SGD, Adam or AdamW that is not
+        fused (``optim="adamw_torch"``), without accumulation; no norm of gradients is logged.
     **options
         Other parameters of `poetmodel.torch.compile`, such as ``storage``, and of
         ``transformers.Trainer``. By default ``dynamic="retrace"``.
@@ -39,13 +44,30 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         In ``train()``, as by `poetmodel.torch.compile`.
     """
 
-    def __init__(self, *args: Any, ram: str | int, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, ram: str | int, whole_step: bool = False, **options: Any
+    ) -> None:
         own = {key: options.pop(key) for key in OPTIONS.intersection(options)}
         self._options: dict[str, Any] = {"ram": ram, "dynamic": "retrace", **own}
         self.step: Step | None = None
         """The compiled step; None before the first batch."""
         self._stepped: torch.nn.Module | None = None
+        self._whole_step = whole_step
         super().__init__(*args, **options)
+        if whole_step and self.args.gradient_accumulation_steps > 1:
+            raise InputError(
+                "whole_step: each step updates at once, and gradient_accumulation_steps is "
+                f"{self.args.gradient_accumulation_steps}; leave one of the two out"
+            )
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as ever; state that is on storage comes back to RAM at the end."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self._whole_step and self.step is not None:
+                self.step.close()
+                self._stepped = None
 
     def training_step(
         self,
@@ -63,10 +85,26 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         if self.step is None or self._stepped is not model:
             if self.step is not None:
                 self.step.close()
-            self.step = compile(with_loss(model, self._loss), None, batch, **self._options)
+            self.step = compile(
+                with_loss(model, self._loss), None, batch, **self._options, **self._updates()
+            )
             self._stepped = model
         loss: torch.Tensor = self.step(*batch)
         return loss
+
+    def _updates(self) -> dict[str, Any]:
+        """Return the optimizer of the step, and how it clips, where they are a part of it."""
+        if not self._whole_step:
+            return {}
+        # Accelerate wraps it.
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        return {"optimizer": optimizer, "clip_grad_norm": self.args.max_grad_norm or None}
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+        return None if self._whole_step else super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        return None if self._whole_step else super()._get_grad_norm(model, grad_norm)
 
     def _loss(
         self,
