@@ -4,7 +4,8 @@
 grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``), the last
 ``*-grid-again.jsonl`` for instances of it that were solved again with two threads, the last
 ``*-training.jsonl`` for the comparison of training methods, the last ``*-whole-step.jsonl`` for
-that of whole steps, the last ``*-constraints.jsonl`` for
+that of whole steps, the last ``*-step-costs.jsonl`` for what compiled steps cost, the last
+``*-constraints.jsonl`` for
 own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
 ``*-trains.jsonl`` and ``*-against.jsonl`` for
 ``docs/what-trains-where.md``, the last ``*-mcu.jsonl`` for ``docs/on-a-microcontroller.md`` and
@@ -43,6 +44,7 @@ from result_pages import (  # noqa: E402
     figures,
     grid,
     plot,
+    step_costs,
     tested,
     training,
     trains,
@@ -129,6 +131,9 @@ def _results(readme: str) -> dict[Path, str]:
     whole_source, whole = read_newest("*-whole-step.jsonl")
     if whole:
         sections.append(whole_steps.section(whole, whole_source))
+    costs_source, costs = read_newest("*-step-costs.jsonl")
+    if costs:
+        sections.append(step_costs.section(costs, costs_source))
     opening = cases.opening(solved, constrained, trained)
     pages[PAGE] = cases.page(records, source, *sections, opening=opening)
     table = cases.readme_table(records, solved, constrained, trained)
