@@ -324,7 +324,7 @@ def test_models_of_transformers_return_what_they_do() -> None:
         rows = Rows(4, words=words)
         batch = torch.utils.data.default_collate([rows[k] for k in range(4)])
         batch["output_hidden_states"] = True
-        with pmt.compile(model, None, batch, **QUICK) as step:
+        with pmt.compile(model, None, transformers.BatchEncoding(batch), **QUICK) as step:
             state = torch.get_rng_state()
             expected = copy.deepcopy(model)(**batch)
             torch.set_rng_state(state)

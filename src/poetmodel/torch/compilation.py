@@ -312,7 +312,7 @@ class Step:
         MissingExtraError
             If a page is requested, and a library that draws it is not installed.
         """
-        found = _report(self._current, call=_as_call(self._options))
+        found = _report(self._current, call=_as_call(self._current, self._options))
         if path is not None:
             _write(path, found)
         return found
@@ -414,10 +414,11 @@ def _write(path: str | Path, found: dict[str, Any]) -> None:
     write_report(path, subjects, comparisons=compare(subjects))
 
 
-def _as_call(options: Options) -> str:
+def _as_call(compiled: Compiled, options: Options) -> str:
     """Return a call of `compile` with these options, those by default left out."""
     parameters = signature(compile).parameters
-    words = ["model", "loss_fn", "inputs"]
+    by_name = compiled.trace.joint.output is not None
+    words = ["model", "None", "batch"] if by_name else ["model", "loss_fn", "inputs"]
     for field in fields(options):
         value = getattr(options, field.name)
         if value == parameters[field.name].default:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._functorch._aot_autograd import descriptors
-from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from poetmodel.errors import listed
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.inputs import flatten, unflatten
+from poetmodel.torch.inputs import flatten, input_names, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -282,20 +281,6 @@ class _Star:
         return "*"
 
 
-def input_names(form: Any, *, by_name: bool) -> tuple[str, ...]:
-    """Return for each flat input of a form what it is, for people."""
-    count = form.num_leaves
-    if not by_name:
-        return tuple(f"inputs[{place}]" for place in range(count))
-    (batch,) = unflatten(range(count), form)
-    paths = {
-        place: f"{key}{keystr(path)}"
-        for key, value in batch.items()
-        for path, place in tree_leaves_with_path(value)
-    }
-    return tuple(paths[place] for place in range(count))
-
-
 # -- from the descriptors of AOTAutograd -------------------------------------------------------
 
 _KINDS: Final = {
@@ -307,7 +292,7 @@ _KINDS: Final = {
 
 
 def input_specs(
-    name: str, graph_module: fx.GraphModule, input_names: Sequence[str]
+    name: str, graph_module: fx.GraphModule, names: Sequence[str]
 ) -> Iterator[InputSpec]:
     """Yield what goes into a captured graph: placeholders in order, then constants."""
     for node in graph_module.graph.find_nodes(op="placeholder"):
@@ -318,7 +303,7 @@ def input_specs(
         target, position = getattr(descriptor, "target", ""), getattr(descriptor, "idx", 0)
         shown = target.removeprefix(f"{BODY}.") or str(kind)
         if kind is InputKind.USER_INPUT:
-            shown = input_names[position]
+            shown = names[position]
         yield InputSpec(kind=kind, node=node, target=target, name=shown, position=position)
     for node in graph_module.graph.find_nodes(op="get_attr"):
         target = str(node.target)

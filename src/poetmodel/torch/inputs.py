@@ -77,6 +77,20 @@ def unflatten(flat: Sequence[Any], form: Any) -> tuple[Any, ...]:
     return found
 
 
+def input_names(form: Any, *, by_name: bool) -> tuple[str, ...]:
+    """Return for each flat input of a form what it is, for people."""
+    count = form.num_leaves
+    if not by_name:
+        return tuple(f"inputs[{place}]" for place in range(count))
+    (batch,) = unflatten(range(count), form)
+    paths = {
+        place: f"{key}{_pytree.keystr(path)}"
+        for key, value in batch.items()
+        for path, place in _pytree.tree_leaves_with_path(value)
+    }
+    return tuple(paths[place] for place in range(count))
+
+
 def refilled(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
     """Return a mapping of the same type with other values: a copy, or made of a dict."""
     if type(mapping) is dict:
@@ -234,18 +248,19 @@ def input_faults(inputs: object) -> Iterator[str]:
         return
     if len(inputs) == 0:
         yield "expected inputs (the target last), got none"
-    for place, value in enumerate(flatten(inputs)[0]):
+    flat, form = flatten(inputs)
+    for name, value in zip(input_names(form, by_name=bool(named)), flat, strict=True):
         kind = type(value)
         if getattr(value, "layout", torch.strided) != torch.strided:
-            yield f"inputs[{place}]: expected a dense tensor, got {value.layout}"
+            yield f"{name}: expected a dense tensor, got {value.layout}"
         if kind.__module__ == "numpy":
             yield (
-                f"inputs[{place}]: expected a tensor, got a {kind.__name__} of numpy; convert it "
+                f"{name}: expected a tensor, got a {kind.__name__} of numpy; convert it "
                 "with torch.as_tensor"
             )
         if not isinstance(value, (torch.Tensor, str, int, float, NoneType)):
             yield (
-                f"inputs[{place}]: expected a tensor, got a {kind.__name__}; give the tensors that "
+                f"{name}: expected a tensor, got a {kind.__name__}; give the tensors that "
                 "it holds, in a tuple, list or mapping"
             )
 

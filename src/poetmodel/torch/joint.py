@@ -27,13 +27,13 @@ from poetmodel.torch.graph_signature import (
     Joint,
     OutputKind,
     in_module,
-    input_names,
     input_specs,
     output_specs,
     shown_path,
 )
 from poetmodel.torch.inputs import (
     flatten,
+    input_names,
     refuse,
     step_faults,
     takes_keywords,
