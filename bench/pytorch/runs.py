@@ -67,11 +67,14 @@ WHOLE_PEERS: Final = (
     "parameters-offloaded-checkpoint",
 )
 """Whole steps that have one peak each."""
+SAFE: Final = "safe"
+"""The whole step `both` with ``rollback``: the state of before is on storage until it is done."""
 WHOLE_METHODS: Final = (
     "eager",
     KEEP_ALL,
     *WHOLE_PEERS,
     "both",
+    SAFE,
     *(f"both@{peer}" for peer in WHOLE_PEERS),
 )
 """Names of all methods for whole steps, peers before those that need their peak."""
@@ -126,7 +129,7 @@ class TrainingRun:
     @property
     def own(self) -> str | None:
         """Which kind of compiled step it runs; None for peers."""
-        return self.kind if self.kind in OURS or self.kind == KEEP_ALL else None
+        return self.kind if self.kind in (*OURS, KEEP_ALL, SAFE) else None
 
     @property
     def peer(self) -> str | None:
@@ -180,7 +183,7 @@ def whole_step_runs(
             for method in WHOLE_METHODS:
                 if method not in methods:
                     continue
-                for share in shares if method in BUDGETED else (None,):
+                for share in shares if method in ("both", SAFE) else (None,):
                     yield TrainingRun(
                         network=network,
                         method=method,

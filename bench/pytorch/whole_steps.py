@@ -19,7 +19,7 @@ from pytorch.networks import NETWORKS
 from pytorch.offloading import in_backward, moments_offloaded, parameters_offloaded
 from pytorch.peers import TrainingMethod, checkpoint_per_block, eager, hooks_to_file
 from pytorch.process_memory import anonymous_bytes, give_back_at_once, process_peak
-from pytorch.runs import FILE_HOOKS, KEEP_ALL, OURS, TrainingRun
+from pytorch.runs import FILE_HOOKS, KEEP_ALL, SAFE, TrainingRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -227,12 +227,12 @@ def compiled(
     model, loss_fn, inputs = training
     optimizer = make(model.parameters())
     share = 1.0 if run.own == KEEP_ALL else run.share or 1.0
-    paging, recompute = OURS.get(run.own or "", (False, False))
+    frees = run.own != KEEP_ALL
     try:
         step = pmt.compile(
             model, loss_fn, inputs, optimizer=optimizer, storage=folder,
             ram=f"{share:.0%}" if ram_bytes is None else ram_bytes,
-            paging=paging, recompute=recompute, time_limit=run.limit_s, rollback=False,
+            paging=frees, recompute=frees, time_limit=run.limit_s, rollback=run.own == SAFE,
             cache=Path(folder) / "cache",
         )  # fmt: skip
     except (NoScheduleError, BudgetError) as error:
@@ -243,7 +243,7 @@ def compiled(
     found, result = step.compiled, step.result
     return TrainingMethod(
         run=step,
-        written_bytes=lambda: found.runner.traffic[0],
+        written_bytes=lambda: found.runner.traffic[0] + found.runner.mirrored_bytes,
         moments=lambda parameter: dict(optimizer.state[parameter]),
         details={
             "status": str(result.status),

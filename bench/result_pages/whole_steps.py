@@ -44,7 +44,9 @@ def section(records: Sequence[dict[str, Any]], source: str) -> str:
         "that is mapped from a file counts there while the kernel keeps it in RAM. "
         "Freed memory goes back to the kernel at once, for all methods. Budgets are shares of the "
         "peak when everything is kept in RAM, or the peak of a peer. *Step* and *processor* are "
-        "as above, beside eager with the same optimizer.",
+        "as above, beside eager with the same optimizer. `both` and `keep-all` have "
+        "`rollback=False`, since no peer can undo a step; `safe` is `both` with `rollback=True`, "
+        "where a kill at any moment leaves one whole state.",
         _PEERS,
         f"![Time of whole steps against the peak of the process, compiled and others]({CHART})",
         goals_table(runs),

@@ -84,9 +84,10 @@ def test_whole_steps_have_runs_of_their_own() -> None:
     """Each has its name, and its peer before it; the peer's peak itself is its budget."""
     found = list(whole_step_runs(slack=0.01))
     names = [run.name for run in found]
-    each = 2 + 2 * len(WHOLE_PEERS) + len(WHOLE_SHARES)
+    each = 2 + 2 * len(WHOLE_PEERS) + 2 * len(WHOLE_SHARES)
     assert len(names) == len(set(names)) == len(OPTIMIZERS) * len(WHOLE_NETWORKS) * each
     assert "mlp8-b16 | adamw | both | 50%" in names
+    assert all(run.own for run in found if run.method in ("both", "safe"))
     for run in found:
         if run.peer is not None:
             assert WHOLE_METHODS.index(run.peer) < WHOLE_METHODS.index(run.method)

@@ -149,7 +149,8 @@ def test_every_method_of_whole_steps_is_measured(
     assert facts["peak_bytes"] >= facts["state_bytes"]
     assert facts["process_peak_bytes"] >= facts["state_bytes"]
     assert facts["baseline_bytes"] > 0
-    assert (facts["written_bytes"] > 0) == method.startswith(("moments", "parameters"))
+    writes = method.startswith(("moments", "parameters")) or method == "safe"
+    assert (facts["written_bytes"] > 0) == writes
     assert ("budget_bytes" in facts) == (run.own is not None)
 
 
