@@ -96,7 +96,9 @@ def _row(found: dict[str, Any]) -> list[str]:
         status = f"another batch: {_cell(found['other'])}"
     else:
         status = "differs in the smaller budget"
-    reads = dict.fromkeys(read["place"].partition(" ")[0] for read in found["read"])
+    library = found["name"].split(maxsplit=1)[0]
+    places = (read["place"].partition(" ")[0] for read in found["read"])
+    reads = dict.fromkeys(place.removeprefix(f"{library}/") for place in places)
     budget = found["budget"]
     return [
         found["name"].split(maxsplit=1)[1],

@@ -172,6 +172,21 @@ def test_buffers_that_a_step_changes_and_reads_are_named(caplog: pytest.LogCaptu
         step(*own[2])
 
 
+def test_what_is_compiled_again_and_again_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value that is another one in each step is compiled for each time: the log names it."""
+    monkeypatch.setattr("poetmodel.torch.compilation._MANY", 2)
+    own, step = masked(lambda _, y, mask: y * mask.sum().item(), dynamic="retrace")
+    model, _, (x, _) = own
+    for number in (1, 2):
+        assert "kinds of steps" not in caplog.text
+        step(x, torch.tensor([number, 7, 7]))
+    assert "compiled for 2 kinds of steps" in caplog.text
+    assert "mask.sum().item()" in caplog.text
+    assert model.layer.weight.grad is not None
+
+
 # -- readings drawn at random ------------------------------------------------------------------
 
 STEPS: tuple[Callable[[Any], Any], ...] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from inspect import signature
@@ -142,6 +143,12 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
     return Step(model, loss_fn, inputs, options)
 
 
+_LOG: Final = logging.getLogger(__name__)
+
+_MANY: Final = 8
+"""After so many compiles of one step, and twice as many, and so on, the log says what differs."""
+
+
 class Step:
     """A compiled training step: ``loss = step(x, y)``, then ``optimizer.step()``.
 
@@ -209,8 +216,27 @@ class Step:
             refuse(name, input_faults(given))
             told = "; ".join(self._current.guards.differences(flat))
             raise CaptureError(f"{name}: {told}; compile again, or with dynamic='retrace'")
+        self._tell_of_many(given)
         self._current = self._compile(given)
         return self._current, self._current.trace.joint.flat_inputs(given)
+
+    def _tell_of_many(self, given: Inputs) -> None:
+        """Log what differs, where a step is compiled again and again."""
+        if len(self._compiled) % _MANY:
+            return
+        try:
+            flat = self._current.trace.joint.flat_inputs(given)
+            told = "; ".join(self._current.guards.differences(flat))
+        except CaptureError as error:
+            told = str(error)
+        name = self._current.trace.joint.name
+        _LOG.warning(
+            "%s: compiled for %d kinds of steps, and now for another one: %s; bring batches to few "
+            "lengths, and compute outside of the step what differs in each",
+            name,
+            len(self._compiled),
+            told,
+        )
 
     def _given(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Inputs:
         """Return the inputs of a call in the way in which the step was compiled."""
