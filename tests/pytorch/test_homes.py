@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import errno
 import gc
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
+from poetmodel.torch import PageError  # noqa: E402
 from poetmodel.torch.homes import Homes  # noqa: E402
 from poetmodel.torch.pages import blank, bytes_of  # noqa: E402
 
@@ -158,6 +162,10 @@ def test_what_a_user_changes_between_steps_counts(
     run.model[1].running_mean.data = torch.full((60,), 3.0)
     run.step()
     assert run.state()["model.0.weight"].unique().tolist() == [3.0]
+    before = run.state()
+    run.model.share_memory()
+    run.step()
+    assert torch.equal(run.state()["model.0.weight"], before["model.0.weight"] + 1)
     run.model.load_state_dict(saved[0])
     run.optimizer.load_state_dict(saved[1])
     assert equal(run.state(), kept)
@@ -206,13 +214,45 @@ def test_trial_steps_are_seen_and_forgotten(tmp_path: Path) -> None:
                 fixed = key.startswith("model.unused")
                 assert torch.equal(value, before[key] if fixed else before[key] + 1), key
             put_back(run, before)
-        run.step()
-        record = run.homes.file.record
         put_back(run, before)
     assert equal(run.state(), before)
-    assert (record.steps, run.homes.file.record.steps) == (1, 1)
+    assert run.homes.file.record.steps == 1
     run.step()
+    after = run.state()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        killed_trial(run)
+    run.model, run.optimizer = network()
+    assert pmt.recover(tmp_path, run.model, run.optimizer) == 2
+    assert equal(run.state(), after)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_changes_outlive_a_medium_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """What a user has loaded is there when the next step cannot begin, and counts when it can."""
+    run = Run(tmp_path, share=share)
+    run.step()
+    run.model[0].weight.data.fill_(5.0)
+    run.model[3].weight.data = torch.full_like(run.model[3].weight, 6.0)
+    run.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+    run.optimizer.state[run.model[0].weight]["exp_avg"].fill_(7.0)
+    changed = run.state()
+
+    def fail(_: int) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        for _ in range(2):
+            with pytest.raises(PageError):
+                run.homes.begin()
+            assert equal(run.state(), changed)
+    run.step(commits=False)
+    run.homes.rollback()
+    assert equal(run.state(), changed)
     run.homes.close()
+    assert equal(run.state(), changed)
 
 
 def put_back(run: Run, state: dict[str, Any]) -> None:
@@ -251,6 +291,14 @@ def test_state_comes_back_when_homes_are_forgotten(tmp_path: Path) -> None:
     assert run.model[0].weight.data_ptr() == address
     run.model[0].weight.data.zero_()
     assert not run.model[0].weight.any()
+
+
+def killed_trial(run: Run) -> None:
+    """Be killed after two trial steps; what follows in this process fails."""
+    with run.homes.trial():
+        run.step()
+        run.step()
+        kill(run)
 
 
 def kill(run: Run) -> None:

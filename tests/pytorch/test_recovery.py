@@ -298,6 +298,13 @@ def test_the_file_of_a_running_process_is_left_alone(tmp_path: Path) -> None:
     one.file.close()
 
 
+def test_a_folder_that_is_not_there_has_no_state(tmp_path: Path) -> None:
+    """So a training script may always begin with `recover`; a file must be there."""
+    assert recovered(tmp_path / "first run")[0] == 0
+    with pytest.raises(InputError, match=r"cannot be read \(No such file"):
+        recovered(tmp_path / f"{PREFIX}x")
+
+
 def test_nothing_is_recovered_without_a_second_generation(tmp_path: Path) -> None:
     """Such a file never has the name of one that could be."""
     written = Written(tmp_path, generations=1)

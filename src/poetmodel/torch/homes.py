@@ -158,13 +158,17 @@ class Homes:
         if self._trial:
             self.file.rollback()
             return
-        self._take_over()
+        try:
+            self._take_over()
+        except BaseException:
+            self.file.drop_written()  # and what was changed stays to be taken over
+            raise
         if on_storage is not None and self._on_storage != frozenset(on_storage):
             self._settle(frozenset(on_storage))
 
     def _take_over(self) -> None:
         """Let the file have all state as it is."""
-        absent = []
+        absent, replaced = [], []
         for index, state in self._states.items():
             memory = self._memories.get(index)
             if state.is_absent:
@@ -175,7 +179,7 @@ class Homes:
                 if memory is None or not memory.holds(state.find()):
                     # Another tensor, by `optimizer.load_state_dict` or ``.data = ...``.
                     self._write(state)
-                    self._bind(state)
+                    replaced.append(state)
             elif self.has_two:
                 held, value = state.bytes()
                 if not self.file.has(index, checksum(held)):
@@ -184,6 +188,8 @@ class Homes:
         self.file.take_over()
         if self.file.is_changed or absent:
             self.file.commit(absent=absent)
+        for state in replaced:
+            self._bind(state)
         self._map_new()
 
     def commit(self, *, steps: int = 1) -> None:
@@ -265,7 +271,7 @@ class Homes:
 
     def _bind(self, state: _State) -> None:
         index = state.index
-        if index not in self._memories:
+        if index not in self._memories or self._memories[index].is_lost:
             self._memories[index] = Memory(state.tensor.storage.bytes)
         memory = self._memories[index]
         self.file.map(index, memory)

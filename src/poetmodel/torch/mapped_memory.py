@@ -86,9 +86,14 @@ class Memory:
         self.is_mapped = False
         """Whether it is a mapping of a file."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its storage has moved elsewhere, as by ``share_memory_``; nobody has it then."""
+        return bool(self.storage.data_ptr() != self._address)
+
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies in it."""
-        return bool(tensor.untyped_storage().data_ptr() == self._address)
+        return not self.is_lost and bool(tensor.untyped_storage().data_ptr() == self._address)
 
     def map(self, descriptor: int, offset: int) -> None:
         """Let it be what a file has there; drop what was in its place."""

@@ -57,8 +57,8 @@ def recover(
     Returns
     -------
     int
-        Training steps that were done; 0 if there is nothing to load. The random generator is as it
-        was after them.
+        Training steps that were done; 0 if there is nothing to load, or only files of processes
+        that run. The random generator is as it was after them.
 
     Raises
     ------
@@ -242,6 +242,8 @@ _LOADED: Final[WeakKeyDictionary[torch.nn.Module, _StateLeft]] = WeakKeyDictiona
 
 def _left(source: Path) -> Iterator[_StateLeft]:
     """Yield the files of processes that are gone, locked for this one."""
+    if not source.exists() and not source.name.startswith(PREFIX):
+        return  # `compile` makes the folder
     if not source.is_dir():
         found = _opened(source)
         if found is None:
@@ -253,6 +255,8 @@ def _left(source: Path) -> Iterator[_StateLeft]:
             found = _opened(path)
             if found is not None:
                 yield found
+            elif path not in {left.path for left in _LOADED.values()}:
+                _log.info("%s: the state of a run that goes on", path)
 
 
 def _opened(path: Path) -> _StateLeft | None:

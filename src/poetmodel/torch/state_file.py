@@ -155,7 +155,7 @@ class StateFile:
         if self._closed or self._process != os.getpid():
             self._closed = True
             return
-        for index in list(self._memories):
+        for index, _ in self._living():
             self.unmap(index)
         self._closed = True
         self._remove()
@@ -281,11 +281,16 @@ class StateFile:
 
     def rollback(self) -> None:
         """Forget what was written since the last commit; with one generation, live with it."""
-        if self.format.generations == 1:
-            self.record = self._following(steps=0)
-        forgotten, self._next = self._next, {}
+        forgotten = self._next
+        self.drop_written()
         self._shown = False
         self._remap(forgotten)
+
+    def drop_written(self) -> None:
+        """Forget what was written since the last commit, and leave mappings as they are."""
+        if self.format.generations == 1:
+            self.record = self._following(steps=0)
+        self._next = {}
 
     def _put(self, memory: memoryview, offset: int) -> None:
         """Write something, and zeros to the end of a page: no part of one has to be read first."""
@@ -323,9 +328,15 @@ class StateFile:
         """Return whether a tensor lies in the file."""
         return index in self._memories
 
+    def _living(self) -> list[tuple[int, Memory]]:
+        """Return the memories that are mapped, and forget those whose storage has moved."""
+        for index in [i for i, memory in self._memories.items() if memory.is_lost]:
+            self.forget(index)
+        return list(self._memories.items())
+
     def _remap(self, places: Collection[int]) -> None:
         """Map those at some places anew, and all that are not what is current."""
-        for index, memory in self._memories.items():
+        for index, memory in self._living():
             place = self._places[index]
             if place in places or self._mapped[index] != self._slot(place):
                 self._map(index, memory)
@@ -348,7 +359,7 @@ class StateFile:
         The changes are in the next generation then; a `commit` makes it the current one.
         """
         with Pagemap() as pages:
-            for index, memory in self._memories.items():
+            for index, memory in self._living():
                 place = self._places[index]
                 if place in self._next:
                     continue
