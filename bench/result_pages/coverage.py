@@ -33,8 +33,8 @@ _HINTS: Final = """\
 - **Mixtures of experts**: the ways of transformers to run them that keep shapes (`grouped_mm`, the
   default, and `batched_mm`) are captured. The loop over experts (`experts_implementation="eager"`)
   runs those that activations choose.
-- **Detectors**: losses that match boxes with SciPy read activations, and so do checks such as
-  `torch.isfinite(x).all()`. Give the model a loss of your own that stays in PyTorch."""
+- **Detectors**: losses that match boxes outside of PyTorch (SciPy) read activations. Give the model
+  a loss of your own that stays in PyTorch: compute the match before the step, for example."""
 
 
 def page(records: Sequence[dict[str, Any]], source: str) -> str:
@@ -66,7 +66,7 @@ def lead(records: Sequence[dict[str, Any]]) -> str:
     refused = sum(each["status"] == REFUSED for each in records)
     apart = len(records) - works - refused
     return (
-        f"Of {len(records)} models tried, {works} train as in eager PyTorch, bit by bit, "
+        f"Of {len(records)} models tried, {works} train as in eager PyTorch, bit by bit; "
         f"{refused} are refused in a sentence" + (f", and {apart} differ." if apart else ".")
     )
 

@@ -68,7 +68,7 @@ def test_what_is_refused_is_shown_with_the_sentence() -> None:
         [record(), record("timm ViT", status=REFUSED, reason="a | b <c> _d_")], "some.jsonl"
     )
     assert "| timm ViT | a \\| b \\<c> \\_d\\_ |" in text
-    assert "2 models tried, 1 train as in eager PyTorch, bit by bit, 1 are refused" in text
+    assert "2 models tried, 1 train as in eager PyTorch, bit by bit; 1 are refused" in text
 
 
 def test_models_that_could_not_be_tried_are_left_out() -> None:
