@@ -34,7 +34,8 @@ _HINTS: Final = """\
   default, and `batched_mm`) are captured. The loop over experts (`experts_implementation="eager"`)
   runs those that activations choose.
 - **Detectors**: losses that match boxes outside of PyTorch (SciPy) read activations. Give the model
-  a loss of your own that stays in PyTorch: compute the match before the step, for example."""
+  a loss of your own that stays in PyTorch, with the match as an input: found before the step, by a
+  forward pass under `torch.no_grad()`."""
 
 
 def page(records: Sequence[dict[str, Any]], source: str) -> str:
