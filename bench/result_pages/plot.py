@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from pytorch.runs import SAFE
 from result_pages.drawing import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, Chart
 from result_pages.grid import GOALS
 from result_pages.records import ONE_PERCENT, SolveRecord, TrainingRecord, duels, feasible, of_goal
@@ -88,7 +89,7 @@ def whole_steps(records: Sequence[dict[str, Any]]) -> Chart:
     for run in (TrainingRecord.of(record) for record in records):
         if run.peak_bytes is not None and run.time_ratio is not None:
             panel = shown.setdefault(f"{run.network}, {run.optimizer}", [])
-            kind = "compiled" if run.own else run.kind
+            kind = "compiled" if run.own and run.kind != SAFE else run.kind
             panel.append([kind, run.peak_bytes / _MIB, run.time_ratio])
     down = -(-len(shown) // 2)
     return Chart(shown=shown, paint=_paint_whole_steps, height_inches=0.9 + 2.3 * down)
@@ -109,7 +110,8 @@ def _paint_whole_steps(figure: Any, shown: Any) -> None:
                 axes.scatter(*zip(*at, strict=True), color=colour, marker="sD^vP*X"[place % 7],
                              s=34, label=peer)  # fmt: skip
         axes.set_title(heading)
-        axes.set(xlim=(0, None), ylim=(0, None), xlabel="peak of the process [MiB]")
+        most = [1.08 * max(point[place] for point in points) for place in (1, 2)]
+        axes.set(xlim=(0, most[0]), ylim=(0, most[1]), xlabel="peak of the process [MiB]")
     for axes in panels[len(shown) :]:
         axes.set_axis_off()
     named = {
