@@ -310,6 +310,13 @@ def test_what_a_trainer_cannot_take_is_told(tmp_path: Path) -> None:
     settings = {**WHOLE, "optim": "adamw_torch_fused"}
     with pytest.raises(CaptureError, match="fused"):
         trained(Trainer, bert(), Rows(2), tmp_path, settings=settings, **QUICK, whole_step=True)
+
+    class Annealed(Trainer):
+        def compute_loss(self, *args: Any, **named: Any) -> Any:
+            return super().compute_loss(*args, **named) * min(1, self.state.global_step / 10)
+
+    with pytest.raises(CaptureError, match=r"compute_loss reads state\.global_step, which would"):
+        trained(Annealed, bert(), Rows(2), tmp_path, **QUICK)
     with pytest.raises(TypeError, match="ram"):
         Trainer(model=bert())
     with pytest.raises(TypeError, match="clip_grad_norm"):

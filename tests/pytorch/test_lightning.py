@@ -14,6 +14,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     lightning = pytest.importorskip("lightning")
 
+from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.torch import CaptureError  # noqa: E402
 from poetmodel.torch.lightning import Strategy  # noqa: E402
 
@@ -156,6 +157,35 @@ def test_training_resumes_within_an_epoch(tmp_path: Path) -> None:
         return [*again.state_dict().values()]
 
     assert all(map(torch.equal, trained(strategy=QUICK), trained()))
+
+
+@pytest.mark.slow
+def test_the_optimizer_is_a_part_of_the_step(tmp_path: Path) -> None:
+    """Weights, moments and logs are those of the plain one; state comes back from storage."""
+
+    class Quiet(Classifier):
+        def on_after_backward(self) -> None:
+            assert ours is None or all(p.grad is None for p in self.parameters())
+
+    torch.manual_seed(1)
+    model = Quiet()
+    layers = [nn.Linear(64, 64) for _ in range(5)]
+    model.net = nn.Sequential(nn.Linear(6, 64), *layers, nn.Tanh(), nn.Linear(64, 3))
+    ours = None
+    expected, plain = fitted(model, tmp_path)
+    for options in (QUICK, {**QUICK, "ram": "80%", "storage": tmp_path, "gap": 0.2}):
+        ours = Strategy(**options, whole_step=True)
+        found, trainer = fitted(model, tmp_path, strategy=ours)
+        assert same(found, expected)
+        assert ours.step is not None
+        moved = len(ours.step.compiled.coarse.graph.state_tensors) > len(ours.step.plan.resident)
+        assert moved == ("storage" in options)
+        states = [t.optimizers[0].state_dict()["state"].values() for t in (trainer, plain)]
+        pairs = [(a[key], b[key]) for a, b in zip(*states, strict=True) for key in a]
+        assert all(torch.equal(a, b) for a, b in pairs)
+    ours = Strategy(**QUICK, whole_step=True)
+    with pytest.raises(InputError, match="leave accumulate_grad_batches out"):
+        fitted(model, tmp_path, strategy=ours, accumulate_grad_batches=2)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import transformers
 
 from poetmodel.errors import InputError
 from poetmodel.torch.compilation import Step, compile
-from poetmodel.torch.wrapping import OPTIONS, with_loss
+from poetmodel.torch.wrapping import OPTIONS, Refusing, frozen, with_loss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,7 +119,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         def backward(loss: torch.Tensor, **_: Any) -> None:
             found.append(loss)
 
+        name = type(model).__name__
+        errors = {
+            key: frozen(name, "compute_loss", f"state.{key}") for key in ("epoch", "global_step")
+        }
         with (
+            patch.object(self, "state", Refusing(self.state, errors)),
             patch.object(self.accelerator, "backward", backward),
             patch.object(self, "current_gradient_accumulation_steps", accumulated),
         ):

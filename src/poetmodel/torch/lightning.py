@@ -10,11 +10,11 @@ from unittest.mock import PropertyMock, patch
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from poetmodel.errors import listed
+from poetmodel.errors import InputError, listed
 from poetmodel.torch.compilation import Step, compile
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.outputs import loss_in
-from poetmodel.torch.wrapping import OPTIONS, with_loss
+from poetmodel.torch.wrapping import OPTIONS, frozen, with_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +32,10 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     ----------
     ram : str or int
         As for `poetmodel.torch.compile`.
+    whole_step : bool
+        Make the updates of the optimizer, and clipping, a part of the step: the budget counts
+        parameters, gradients and the state of the optimizer too. One SGD, Adam or AdamW, without
+        accumulation; hooks find no gradients.
     accelerator, checkpoint_io, precision_plugin
         As for ``lightning.pytorch.strategies.SingleDeviceStrategy``.
     **options
@@ -48,6 +52,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         self,
         *,
         ram: str | int,
+        whole_step: bool = False,
         accelerator: Any = None,
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
@@ -60,6 +65,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         self.step: Step | None = None
         """The compiled step; None before the first batch."""
         self._stepped: Any = None
+        self._whole_step = whole_step
         self._loop: Any = None
         self._gradients: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         """Those of a step that wait for the backward pass of Lightning."""
@@ -87,7 +93,10 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
             module.zero_grad(set_to_none=True)
         with patch.object(module, "_trainer", None):  # no part of the model
             if self.step is None or self._stepped is not module:
-                self.step = compile(with_loss(module, self._loss), None, given, **self._options)
+                updates = self._updates(trainer) if self._whole_step else {}
+                self.step = compile(
+                    with_loss(module, self._loss), None, given, **self._options, **updates
+                )
                 self._stepped = module
             found = self.step(**given)
         if begins:
@@ -108,6 +117,32 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         with patch.object(self.precision_plugin, "backward", hand_out):
             loss: torch.Tensor = super().backward(closure_loss, *args, **kwargs)
         return loss
+
+    def teardown(self) -> None:
+        """End as ever; state that is on storage comes back to RAM."""
+        if self._whole_step and self.step is not None:
+            self.step.close()
+            self._stepped = None
+        super().teardown()
+
+    def _updates(self, trainer: Any) -> dict[str, Any]:
+        """Return the optimizer of the step, and how it clips.
+
+        Raises `InputError` where a step cannot do what the trainer is to.
+        """
+        faults = []
+        if len(self.optimizers) != 1:
+            faults.append(f"expected one optimizer, got {len(self.optimizers)}")
+        if trainer.accumulate_grad_batches > 1:
+            faults.append("each step updates at once; leave accumulate_grad_batches out")
+        if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
+            faults.append("gradients can be clipped by their norm, not by value")
+        if faults:
+            raise InputError(f"whole_step: {fault}" for fault in faults)
+        return {
+            "optimizer": self.optimizers[0],
+            "clip_grad_norm": trainer.gradient_clip_val or None,
+        }
 
     def _loss(
         self, module: Any, batch: Any, places: list[torch.Tensor], every: torch.Tensor
@@ -143,17 +178,10 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
                 )
             logged.append(entry)
 
-        def refused(key: str) -> Any:
-            return PropertyMock(
-                side_effect=CaptureError(
-                    f"{name}: training_step reads {key}, which would stay as it is in each step; "
-                    "keep it in a buffer that a hook such as on_train_batch_start sets"
-                )
-            )
-
         with ExitStack() as stack:
             stack.enter_context(patch.object(module, "_trainer", trainer))
             stack.enter_context(patch.object(module, "log", log))
             for key in ("current_epoch", "global_step"):
-                stack.enter_context(patch.object(type(trainer), key, refused(key)))
+                refused = PropertyMock(side_effect=frozen(name, "training_step", key))
+                stack.enter_context(patch.object(type(trainer), key, refused))
             yield logged

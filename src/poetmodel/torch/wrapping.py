@@ -7,15 +7,37 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.preparation import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 OPTIONS: Final = frozenset(field.name for field in fields(Options)) - {
     "accumulate", "clip_grad_norm", "optimizer"
 }  # fmt: skip
 """What of `compile` such loops take; accumulation, updates and clipping are their own."""
+
+
+def frozen(name: str, method: str, key: str) -> CaptureError:
+    """Return the error for a counter that Python code reads, and that no step would read again."""
+    return CaptureError(
+        f"{name}: {method} reads {key}, which would stay as it is in each step; keep it in a "
+        "buffer of the model that is set between steps"
+    )
+
+
+class Refusing:
+    """Stands for an object some of whose attributes raise an error."""
+
+    def __init__(self, found: Any, errors: Mapping[str, Exception]) -> None:
+        self._found = found
+        self._errors = errors
+
+    def __getattr__(self, key: str) -> Any:
+        if key in self._errors:
+            raise self._errors[key]
+        return getattr(self._found, key)
 
 
 def with_loss(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Module:
