@@ -122,7 +122,24 @@ def blocks() -> tuple[Any, ...]:
     return images(nn.Sequential(*(Residual(4) for _ in range(3))), size=6)
 
 
-@pytest.mark.parametrize("make", [encoder, blocks])
+def wide() -> tuple[Any, ...]:
+    """Return a step of three equal layers with dropout, whose tensors are large."""
+    layers = [nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Dropout(0.1)) for _ in range(3)]
+    inputs = (torch.randn(256, 256), torch.randn(256, 256))
+    return nn.Sequential(*layers), nn.functional.mse_loss, inputs
+
+
+def test_what_makes_large_tensors_is_executed_once() -> None:
+    """Also element by element, and with random numbers; views of them are not."""
+    like = sampled(trace(*wide(), measure_workspace=False).joint, call)
+    found = [str(node.target) for node in like]
+    assert found.count("aten.gelu.default") == 2
+    assert found.count("aten.native_dropout.default") == 2
+    assert found.count("aten.gelu_backward.default") == 2
+    assert "aten.t.default" not in found
+
+
+@pytest.mark.parametrize("make", [encoder, blocks, wide])
 def test_equal_operations_are_executed_once(make: Any) -> None:
     """Of three equal layers one computes; what the others would make has the same form."""
     joint = trace(*make(), measure_workspace=False).joint
@@ -147,7 +164,7 @@ def test_equal_operations_are_executed_once(make: Any) -> None:
     assert all(forms[node] == forms[first] for node, first in like.items())
 
 
-@pytest.mark.parametrize("make", [encoder, blocks])
+@pytest.mark.parametrize("make", [encoder, blocks, wide])
 def test_units_and_workspaces_are_those_of_a_full_run(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +172,7 @@ def test_units_and_workspaces_are_those_of_a_full_run(
     step = make()
     graph = trace(*step).graph
     monkeypatch.setattr(interpreter, "is_counted", lambda _: False)
+    monkeypatch.setattr(interpreter, "LARGE_BYTES", 2**60)
     assert trace(*step).graph == graph
 
 

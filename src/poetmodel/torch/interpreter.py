@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.autograd.profiler import profile, record_function
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -102,9 +103,10 @@ def is_counted(node: fx.Node) -> bool:
 class Sampler:
     """Executes the first of the expensive operations of a form, and copies its outputs for others.
 
-    Expensive are convolutions, matrix products and attention: nearly all of the time of a step.
-    Their times and workspaces do not depend on values. The copies are values of the right kind,
-    but not those of the step: `sampled` runs it in full where an operation fails on them.
+    Expensive are convolutions, matrix products, attention, and what makes large tensors: nearly
+    all of the time of a step. Their times and workspaces do not depend on values. The copies are
+    values of the right kind, but not those of the step, random numbers among them: `sampled` runs
+    it in full where an operation fails on them.
     """
 
     def __init__(self, joint: Joint, execute: Execute) -> None:
@@ -112,7 +114,7 @@ class Sampler:
         self._forms = {
             node: _form(node.target, *_fakes(node))
             for node in joint.graph_module.graph.nodes
-            if is_counted(node) and torch.Tag.nondeterministic_seeded not in node.target.tags
+            if is_counted(node) or _is_large(node)
         }
         self._left = Counter(self._forms.values())
         """How many of each form are to come, by what the capture predicts."""
@@ -136,6 +138,22 @@ class Sampler:
         if self._left[form] and _is_new(value, (arguments, keywords)):
             self._first[form] = (node, true, value)
         return value
+
+
+LARGE_BYTES: Final = 2**18
+"""Outputs of so many bytes make an operation expensive [B]."""
+
+
+def _is_large(node: fx.Node) -> bool:
+    """Return whether an operation of PyTorch makes large tensors, and no indices."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or target.is_view:
+        return False
+    made = tensors_in(node.meta.get("val"))
+    kinds = {each.dtype for each in made}
+    return sum(each.nbytes for each in made) >= LARGE_BYTES and all(
+        kind.is_floating_point or kind == torch.bool for kind in kinds
+    )
 
 
 def sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
