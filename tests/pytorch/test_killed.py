@@ -20,7 +20,7 @@ import killed_run  # noqa: E402
 import poetmodel.torch as pmt  # noqa: E402
 from poetmodel.torch.state_file import PREFIX  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = pytest.mark.torch
 
 SCRIPT = Path(killed_run.__file__)
 
@@ -64,6 +64,7 @@ def killed_child(folder: Path, number: int, options: dict[str, Any]) -> int:
     return int(counted.read_text()) if number < 0 else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"background_io": True}, {"ram": "100%"}], ids=str)
 def test_a_kill_at_any_write_or_sync_leaves_one_whole_state(
     tmp_path: Path, options: dict[str, Any]
@@ -83,6 +84,7 @@ def test_a_kill_at_any_write_or_sync_leaves_one_whole_state(
     assert set(seen) == {1, 2}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_random_ends_as_one_that_is_not(tmp_path: Path) -> None:
     """Each process goes on with the state that the killed one left."""
     steps, kills = 300, 5
