@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -286,6 +287,29 @@ def test_reports_tell_state_on_storage(tmp_path: Path) -> None:
     with compiled(twins, tmp_path, "55%", rollback=False) as step:
         assert step.verify().mirrored_bytes == 0
         assert "rollback" not in step.verify().summary()
+
+
+@pytest.mark.parametrize("rollback", [False, True])
+def test_a_checkpoint_may_be_loaded_before_the_first_step(tmp_path: Path, rollback: bool) -> None:
+    """Moments that are loaded into an optimizer without any are what the first step begins with."""
+    twins = twins_of("perceptron")
+    for _ in range(2):
+        twins.eager()
+    found = copy.deepcopy([twins.twin.state_dict(), twins.optimizers[1].state_dict()])
+    with compiled(twins, tmp_path, "55%", rollback=rollback) as step:
+        twins.model.load_state_dict(found[0])
+        twins.optimizers[0].load_state_dict(found[1])
+        assert not differing(twins, step, 2)
+
+
+def test_verifying_before_the_first_step_measures_steps_that_have_moments(tmp_path: Path) -> None:
+    """What is read is what the plan says, and the optimizer is left without moments."""
+    twins = twins_of("perceptron")
+    with compiled(twins, tmp_path, "55%") as step:
+        certificate = step.verify()
+        assert certificate.read_bytes == certificate.plan_read_bytes > 0
+        assert not twins.optimizers[0].state
+        assert not differing(twins, step, 2)
 
 
 @pytest.mark.slow

@@ -175,8 +175,9 @@ class Homes:
                 self._forget(index)
                 if self.file.is_there(index):
                     absent.append(index)
-            elif index in self._on_storage and self.file.is_there(index):
-                if memory is None or not memory.holds(state.find()):
+            elif index in self._on_storage:
+                bound = memory is not None and memory.holds(state.find())
+                if not (bound and self.file.is_there(index)):
                     # Another tensor, by `optimizer.load_state_dict` or ``.data = ...``.
                     self._write(state)
                     replaced.append(state)

@@ -143,10 +143,10 @@ class Runner:
         """Run steps that count for nothing: the state of before is put back in the end."""
         if self.homes is None:
             return nullcontext()
-        self._move_state()
+        self.move_state()
         return self.homes.trial()
 
-    def _move_state(self) -> None:
+    def move_state(self) -> None:
         """Let state that a plan has on storage be there, and the rest in RAM."""
         if self.homes is not None:
             self.homes.begin(frozenset(self._away.values()))
@@ -172,7 +172,7 @@ class Runner:
         Raises `PageError` if a page is lost; parameters, gradients, buffers and the state of the
         random generator are as before the step then.
         """
-        self._move_state()
+        self.move_state()
         values = self._values(inputs)
         if self._state is not None:
             values.append(self._state.fill(values))
