@@ -90,7 +90,7 @@ def convolutions(network: str, pairs: int) -> dict[str, Any]:
 
     from poetmodel import torch as pmt
     from poetmodel.torch.convolutions import divided_units, in_parts
-    from poetmodel.torch.interpreter import call, replay
+    from poetmodel.torch.interpreter import KERNEL, call, replay
     from poetmodel.torch.tracing import keep_all_bytes, least_bytes
     from pytorch.networks import NETWORKS as MADE
 
@@ -110,7 +110,7 @@ def convolutions(network: str, pairs: int) -> dict[str, Any]:
         nonlocal unequal
         if node not in divided:
             return call(node, arguments, keywords)
-        works = {"whole": node.target, "parts": node.meta["poetmodel.kernel"]}
+        works = {"whole": node.target, "parts": node.meta[KERNEL]}
         values = {}
         for name, work in works.items():
             times = []

@@ -15,6 +15,7 @@ from poetmodel.torch.convolutions import (  # noqa: E402
     Divided,
     Division,
     Forward,
+    NormBackward,
     divided_units,
     in_parts,
     least_workspace,
@@ -89,6 +90,24 @@ def test_parts_of_gradients_are_the_whole(case: str, mask: list[bool]) -> None:
         for part, expected, wanted in zip(found, whole, mask, strict=True):
             assert (part is not None) == wanted
             if wanted:
+                torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_parts_of_the_gradients_of_a_norm_are_the_whole(*, train: bool, scaled: bool) -> None:
+    """In either mode, with and without a weight."""
+    torch.manual_seed(1)
+    x, dy = torch.randn(4, 7, 5, 5), torch.randn(4, 7, 5, 5)
+    mean, deviation = x.mean((0, 2, 3)), 1 / x.std((0, 2, 3))
+    weight = torch.rand(7) if scaled else None
+    arguments = (dy, x, weight, mean, deviation, mean, deviation, train, 1e-5, [True, scaled, True])
+    whole = aten.native_batch_norm_backward(*arguments)
+    for count in (2, 3, 7):
+        found = NormBackward((Division(kind="channels", count=count),))(*arguments)
+        for part, expected in zip(found, whole, strict=True):
+            assert (part is None) == (expected is None)
+            if part is not None:
                 torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-4)
 
 

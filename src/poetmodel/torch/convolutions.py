@@ -4,6 +4,8 @@ oneDNN copies weights, images and gradients into an order of its own, so that th
 convolution often set the least budget of a step. Those of some channels, or of some images, need
 copies of these only. Each number is still one sum; whether that runs in the same order is found by
 computing it both ways. Sums over the batch are never divided: they would round otherwise.
+
+The backward pass of batch norm, which makes its result twice, is divided by channels too.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 _FORWARD: Final = torch.ops.aten.convolution.default
 _BACKWARD: Final = torch.ops.aten.convolution_backward.default
+_NORM: Final = torch.ops.aten.native_batch_norm_backward.default
 
 SHARE: Final = 0.5
 """A convolution that needs more than this share of the budget is divided, so that there is room
@@ -79,7 +82,10 @@ def divided_units(trace: Trace, *, budget_bytes: int) -> list[Divided]:
         node = trace.graph.nodes[unit.index]
         tensors_bytes = sum(sizes[name] for name in node.inputs) + node.output_bytes
         allowed_bytes = max(0, target_bytes - tensors_bytes)
-        if unit.node.target not in (_FORWARD, _BACKWARD) or node.workspace_bytes <= allowed_bytes:
+        if (
+            unit.node.target not in (_FORWARD, _BACKWARD, _NORM)
+            or node.workspace_bytes <= allowed_bytes
+        ):
             continue
         form = repr((unit.node.target, fx.map_arg(unit.node.args, lambda n: n.meta["val"])))
         if form not in known:
@@ -102,7 +108,8 @@ def in_parts(trace: Trace, found: Iterable[Divided]) -> Trace:
         if node.target is _FORWARD:
             node.meta[KERNEL] = Forward(each.divisions, _example(node))
         else:
-            node.meta[KERNEL] = Backward(each.divisions)
+            kind = Backward if node.target is _BACKWARD else NormBackward
+            node.meta[KERNEL] = kind(each.divisions)
         nodes[each.unit] = replace(nodes[each.unit], workspace_bytes=each.workspace_bytes)
     return replace(trace, graph=replace(trace.graph, nodes=tuple(nodes)))
 
@@ -124,10 +131,19 @@ class Division:
     """What of a convolution is divided, and into how many parts."""
 
     kind: str
-    """Images of the ``batch``, channels that go ``in`` or ``out``, or ``groups`` of both."""
+    """Images of the ``batch``, channels that go ``in`` or ``out``, or ``groups`` of both; the
+    ``channels`` of a norm."""
     count: int
-    groups: int
-    transposed: bool
+    groups: int = 1
+    transposed: bool = False
+
+    def ranges(self, total: int) -> Iterator[slice]:
+        """Yield where the parts are of so many images, channels or groups."""
+        size = -(-total // self.count)
+        if self.kind in ("in", "out", "groups") and total % _VECTOR == 0:
+            size = -(-size // _VECTOR) * _VECTOR
+        for begin in range(0, total, size):
+            yield slice(begin, min(total, begin + size))
 
     def parts(
         self, y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, b: Some
@@ -135,11 +151,7 @@ class Division:
         """Yield views of output, input, weight and bias that belong together, and their groups."""
         ways = {"batch": y.shape[0], "out": y.shape[1], "in": x.shape[1], "groups": self.groups}
         total = ways[self.kind]
-        size = -(-total // self.count)
-        if self.kind != "batch" and total % _VECTOR == 0:
-            size = -(-size // _VECTOR) * _VECTOR
-        for begin in range(0, total, size):
-            one = slice(begin, min(total, begin + size))
+        for one in self.ranges(total):
             if self.kind == "batch":
                 yield y[one], x[one], w, b, self.groups
             elif self.kind == "in":
@@ -233,6 +245,31 @@ def _gradients(
     return [value if wanted else None for value, wanted in zip(found, only, strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class NormBackward:
+    """The gradients of a batch norm, by channels, which are copied: their kernel is that of all."""
+
+    divisions: tuple[Division | None, ...]
+
+    def __call__(self, dy: torch.Tensor, x: torch.Tensor, *others: Any) -> tuple[Some, ...]:
+        """Return what ``aten.native_batch_norm_backward`` does."""
+        *vectors, train, eps, mask = others
+        scale = x.new_empty(x.shape[1]) if vectors[0] is None else vectors[0]
+        found = [
+            torch.empty_like(value) if wanted else None
+            for value, wanted in zip((x, scale, scale), mask, strict=True)
+        ]
+        (division,) = self.divisions
+        for one in division.ranges(x.shape[1]) if division else ():
+            parts = [dy[:, one].contiguous(), x[:, one].contiguous()]
+            parts += [None if vector is None else vector[one] for vector in vectors]
+            made = _NORM(*parts, train, eps, mask)
+            for place, value, at in zip(found, made, ((slice(None), one), one, one), strict=True):
+                if place is not None:
+                    place[at] = value
+        return tuple(found)
+
+
 # -- trials ------------------------------------------------------------------------------------
 
 
@@ -259,6 +296,9 @@ def _chosen(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
             kind = "out" if w.numel() > x.numel() else "batch"
             kernels = [Forward((each,), example) for each in _divisions(kind, example, x, w, how)]
             return least_workspace(kernels, whole, arguments, allowed_bytes)
+        if node.target is _NORM:
+            norms = [NormBackward((Division(kind="channels", count=n),)) for n in _COUNTS]
+            return least_workspace(norms, whole, arguments, allowed_bytes)
         *others, mask = arguments
         dy, x, w, _, *how = others
         kind = "in" if w.numel() > x.numel() else "batch"

@@ -162,7 +162,7 @@ class Compiled:
         costs, self.notes = _costs(self.trace, options, self.known)
         """How the costs came about."""
         if divided:
-            self.notes = (*self.notes, f"{divided} convolutions run in parts, with the same bits")
+            self.notes = (*self.notes, f"{divided} operations run in parts, with the same bits")
         self.profile_s = perf_counter() - before
         """Time that finding the costs took [s]."""
         self.costs = coarse_costs(costs, self.coarse.graph)
