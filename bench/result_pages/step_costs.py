@@ -20,7 +20,7 @@ def section(records: Sequence[dict[str, Any]], source: str) -> str:
     steps = [record for record in records if record["kind"] == "step-cost"]
     convolutions = [record for record in records if record["kind"] == "convolutions"]
     torch = ", ".join(sorted({record["torch"] for record in records}))
-    pairs = ", ".join(sorted({str(record["cell"]["pairs"]) for record in steps}))
+    pairs = ", ".join(sorted({str(record["cell"]["pairs"]) for record in steps}, key=int))
     return "\n\n".join(
         [
             "## What a compiled step costs",
