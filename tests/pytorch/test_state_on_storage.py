@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from optimizer_steps import OPTIMIZERS, Twins  # noqa: E402
 from poetmodel.errors import BudgetError  # noqa: E402
+from poetmodel.heuristics.greedy import page_everything  # noqa: E402
 from poetmodel.torch import PageError, Step, compile  # noqa: E402
 from poetmodel.torch.state_file import StateFile  # noqa: E402
 from poetmodel.torch.tracing import least_bytes  # noqa: E402
@@ -287,6 +289,24 @@ def test_reports_tell_state_on_storage(tmp_path: Path) -> None:
     with compiled(twins, tmp_path, "55%", rollback=False) as step:
         assert step.verify().mirrored_bytes == 0
         assert "rollback" not in step.verify().summary()
+
+
+@pytest.mark.parametrize("rollback", [False, True])
+def test_state_moves_where_another_plan_has_other_homes(tmp_path: Path, rollback: bool) -> None:
+    """A plan that takes over between steps finds state in its homes, also to be verified."""
+    twins = twins_of("perceptron")
+    with compiled(twins, tmp_path, "60%", rollback=rollback) as step:
+        assert not differing(twins, step, 2)
+        now, before = step.compiled, on_storage(step)
+        paged = page_everything(now._problem())
+        assert paged is not None
+        now.plan, now.check = now._planned(replace(now.result, schedule=paged))
+        old, now.runner = now.runner, now._runner(now.plan)
+        assert on_storage(step) > before
+        assert step.verify().equal
+        assert not differing(twins, step, 2)
+        now.runner = old
+        assert not differing(twins, step, 2)
 
 
 @pytest.mark.parametrize("rollback", [False, True])
