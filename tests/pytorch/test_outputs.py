@@ -289,6 +289,26 @@ def test_updates_and_results_go_together() -> None:
     assert not torch.equal(weight, model.last.weight)
 
 
+def test_updates_go_on_with_batches_of_other_sizes() -> None:
+    """One optimizer for all of them: the weights are those of eager."""
+    torch.manual_seed(1)
+    model = Model()
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.AdamW(net.parameters(), lr=0.1) for net in (model, twin)]
+    step = compiled(model, batch(), optimizer=optimizers[0], dynamic="retrace")
+    for size in (5, 3, 5):
+        rows = batch(size)
+        state = torch.get_rng_state()
+        loss = twin(**rows)["loss"]
+        loss.backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+        torch.set_rng_state(state)
+        assert torch.equal(step(**rows)["loss"], loss)
+        assert all(map(torch.equal, model.state_dict().values(), twin.state_dict().values()))
+    assert step.verify(**batch(3)).equal
+
+
 LEAVES = st.one_of(
     st.builds(torch.full, st.just((2,)), st.integers(0, 9)),
     st.none(),
