@@ -184,6 +184,28 @@ def test_what_a_user_changes_between_steps_counts(
     run.homes.close()
 
 
+def test_changes_count_where_the_system_tells_nothing_of_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page map that can be opened and not read is as none: contents are compared."""
+    asked = []
+
+    def refused(descriptor: int, size: int, offset: int) -> NoReturn:
+        asked.append((descriptor, size, offset))
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    run = Run(tmp_path, share=0.5, rollback=True)
+    run.step()
+    monkeypatch.setattr(os, "pread", refused)
+    with torch.no_grad():
+        run.model[0].weight[3] = 7.0
+    before = run.state()
+    run.step()
+    assert asked
+    assert torch.equal(run.state()["model.0.weight"], before["model.0.weight"] + 1)
+    run.homes.close()
+
+
 def test_homes_may_move(tmp_path: Path) -> None:
     """From RAM to storage and back, with the same addresses from the first move on."""
     run = Run(tmp_path, share=1.0)

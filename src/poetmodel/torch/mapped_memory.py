@@ -160,5 +160,7 @@ class Pagemap:
         if self._descriptor is None:
             return None
         size = span // PAGE_BYTES * _ENTRY_BYTES
-        found = os.pread(self._descriptor, size, address // PAGE_BYTES * _ENTRY_BYTES)
+        found = b""
+        with suppress(OSError):  # some systems let it be opened, and refuse to read it
+            found = os.pread(self._descriptor, size, address // PAGE_BYTES * _ENTRY_BYTES)
         return np.frombuffer(found, dtype=np.uint64) if len(found) == size else None
