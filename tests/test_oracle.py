@@ -215,7 +215,7 @@ def test_oracle_equals_trying_every_relation(family: str, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "count"),
-    [("both", 12), ("paging", 40), ("recompute", 40), ("storage", 12), ("state", 40)],
+    [("both", 12), ("paging", 40), ("recompute", 15), ("storage", 12), ("state", 20)],
 )
 def test_oracle_equals_trying_every_relation_often(family: str, count: int) -> None:
     """The same over some thousand problems more."""

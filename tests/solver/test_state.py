@@ -35,7 +35,7 @@ BACKENDS: Final = tuple(
 )
 FORMULATIONS: Final = ("lazy", "compact", "unreduced")
 WAYS: Final = (*FORMULATIONS, "built", "by hand")
-QUICK, BATCH, ALL = 60, 200, 8
+QUICK, BATCH, ALL = 60, 100, 8
 """Instances of a quick test and of a slow one, and how many slow ones there are each way."""
 
 
@@ -252,7 +252,7 @@ def misses(numbers: range, way: str) -> dict[str, str]:
 @pytest.mark.parametrize("number", range(10, 10 + ALL))
 @pytest.mark.parametrize("way", FORMULATIONS)
 def test_state_is_exact_on_more(way: str, number: int) -> None:
-    """Sixteen hundred more each way."""
+    """Eight hundred more each way."""
     assert not faults(seeds(number, BATCH), way, state_problem)
 
 
@@ -260,7 +260,7 @@ def test_state_is_exact_on_more(way: str, number: int) -> None:
 @pytest.mark.parametrize("number", range(20, 20 + ALL // 2))
 @pytest.mark.parametrize("way", WAYS)
 def test_own_rows_on_state_are_exact_on_more(way: str, number: int) -> None:
-    """Eight hundred more each way."""
+    """Four hundred more each way."""
     assert not faults(seeds(number, BATCH), way, state_rows_problem)
 
 
@@ -268,7 +268,7 @@ def test_own_rows_on_state_are_exact_on_more(way: str, number: int) -> None:
 @pytest.mark.parametrize("number", range(30, 30 + ALL // 2))
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_state_is_exact_on_six_nodes(way: str, number: int) -> None:
-    """Four hundred."""
+    """Two hundred."""
     assert not faults(seeds(number, BATCH // 2), way, of_six)
 
 
@@ -276,7 +276,7 @@ def test_state_is_exact_on_six_nodes(way: str, number: int) -> None:
 @pytest.mark.parametrize("at_random", [False, True])
 @pytest.mark.parametrize("number", range(40, 40 + ALL))
 def test_merged_stages_are_exact_on_more(number: int, at_random: bool) -> None:
-    """Eight hundred of up to six nodes each."""
+    """Four hundred of up to six nodes each."""
     problems = [(seed, of_six(seed)) for seed in seeds(number, BATCH // 2)]
     assert not failures_of_rounds(problems, at_random=at_random)
 
@@ -285,7 +285,7 @@ def test_merged_stages_are_exact_on_more(number: int, at_random: bool) -> None:
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_state_is_exact_by_other_solvers_on_more(way: str, name: str) -> None:
-    """Two hundred of each kind."""
+    """A hundred of each kind."""
     assert not faults(seeds(50, BATCH), way, state_problem, backend=name)
     assert not faults(seeds(50, BATCH), way, state_rows_problem, backend=name)
 
@@ -293,7 +293,7 @@ def test_state_is_exact_by_other_solvers_on_more(way: str, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_no_bound_is_above_an_optimum_on_more(way: str) -> None:
-    """Two hundred each."""
+    """A hundred each."""
     for make in (state_problem, state_rows_problem):
         assert not faults(seeds(51, BATCH), way, make, time_limit=0.02)
         assert not faults(seeds(52, BATCH), way, make, time_limit=0.1)

@@ -304,8 +304,8 @@ def test_cuts_hold_for_own_constraints_and_what_they_want() -> None:
 
 @pytest.mark.slow
 def test_every_point_of_more_relaxations_keeps_its_cuts() -> None:
-    """The same on 1,500 instances."""
-    assert check_validity(1500, "more", (5, 13))["cuts"] > 15_000
+    """The same on 600 instances."""
+    assert check_validity(600, "more", (5, 13))["cuts"] > 6_000
 
 
 def test_best_schedules_keep_the_cuts() -> None:
