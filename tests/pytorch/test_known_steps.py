@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import poetmodel.torch as pmt  # noqa: E402
 from poetmodel.result import Status  # noqa: E402
 from poetmodel.torch import known_steps, preparation, profiling, units  # noqa: E402
+from poetmodel.torch.convolutions import kernels_told  # noqa: E402
 from traced_models import Residual, Through  # noqa: E402
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def test_the_second_compile_reads_all(
     assert second.plan == first.plan
     assert second.source == first.source
     assert second.verify().equal
-    assert "read from the cache" in second.report()["costs"][-2]
+    assert any("read from the cache" in note for note in second.report()["costs"])
 
 
 def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,12 +113,14 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_depends_on_an_option_is_found_anew(
     options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The schedule is; what was measured is read, and a plan that comes out again was checked."""
+    """The schedule is; what was measured of the same operations is read; a plan is checked once."""
     first = compiled(own(), tmp_path)
     counted = Counted(monkeypatch)
     other = compiled(own(), tmp_path, **options)
     checked = set() if other.source == first.source else {"check_agreement"}
-    assert counted.take() == {"solve"} | checked
+    alike = kernels_told(other.compiled.trace) == kernels_told(first.compiled.trace)
+    measured = set() if alike else {"unit_times_s"}
+    assert counted.take() == {"solve"} | checked | measured
 
 
 def test_threads_and_code_are_part_of_the_key(

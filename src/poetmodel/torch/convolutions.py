@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from poetmodel.torch.interpreter import KERNEL, heap_peak_bytes, kernel_of, tensors_in
-from poetmodel.torch.tracing import there_bytes
+from poetmodel.torch.tracing import keep_all_bytes, there_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,8 +72,11 @@ def divided_units(trace: Trace, *, budget_bytes: int) -> list[Divided]:
     Returns
     -------
     list of Divided
-        Found by computing each form of convolution on random numbers, as a whole and in parts.
+        Found by computing each form of convolution on random numbers, as a whole and in parts;
+        none where everything has room.
     """
+    if budget_bytes >= keep_all_bytes(trace):
+        return []
     target_bytes = int(SHARE * (budget_bytes - there_bytes(trace)))
     sizes = {tensor.name: tensor.bytes for tensor in trace.graph.tensors}
     known: dict[str, tuple[Any, int] | None] = {}
