@@ -123,7 +123,7 @@ def test_emissions_come_after_their_last_maker() -> None:
         makers = [traced.parts.storages[index].unit for index in emission.reads.storages]
         assert emission.after == max(makers)
     purposes = {emission.result.kind for emission in traced.parts.emissions}
-    assert purposes == set(OutputKind) - {OutputKind.OUTPUT}
+    assert purposes == {OutputKind.LOSS, OutputKind.GRADIENT, OutputKind.MUTATION}
     sources = {argument.kind for argument in traced.joint.arguments}
     assert sources == {
         InputKind.PARAMETER,
