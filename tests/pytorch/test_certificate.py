@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 from eager_steps import outcome, unequal  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
 from poetmodel.torch import compile  # noqa: E402
-from poetmodel.torch.comparison import ResultDifference, certify  # noqa: E402
+from poetmodel.torch.certificate import certify  # noqa: E402
+from poetmodel.torch.comparison import ResultDifference  # noqa: E402
 from small_networks import residual_step  # noqa: E402
 from traced_models import rows  # noqa: E402
 

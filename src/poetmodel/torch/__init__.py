@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.torch.errors import CaptureError, PageError, require_torch
 
 if TYPE_CHECKING:
-    from poetmodel.torch.comparison import Certificate
+    from poetmodel.torch.certificate import Certificate
     from poetmodel.torch.compilation import Step, compile
     from poetmodel.torch.exporting import export
     from poetmodel.torch.graph_signature import Joint
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.tracing import Trace, trace
 
 _HOMES: Final = {
-    "Certificate": "comparison",
+    "Certificate": "certificate",
     "Joint": "graph_signature",
     "Profile": "profiling",
     "Step": "compilation",

@@ -16,7 +16,7 @@ from poetmodel.data import write_text
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, listed
 from poetmodel.graph.io import graph_to_dict
-from poetmodel.torch.comparison import certify
+from poetmodel.torch.certificate import certify
 from poetmodel.torch.errors import CaptureError, enough_memory
 from poetmodel.torch.inputs import input_faults, refuse, unflatten
 from poetmodel.torch.preparation import Compiled, Options
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from poetmodel.plan import Plan
     from poetmodel.result import SolveResult
-    from poetmodel.torch.comparison import Certificate
+    from poetmodel.torch.certificate import Certificate
     from poetmodel.torch.inputs import Inputs
 
 

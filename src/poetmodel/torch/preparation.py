@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
-    from poetmodel.torch.comparison import Certificate
+    from poetmodel.torch.certificate import Certificate
     from poetmodel.torch.homes import Homes
     from poetmodel.torch.inputs import Inputs
 
