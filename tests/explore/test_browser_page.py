@@ -281,6 +281,21 @@ def test_address_has_the_whole_view(opened: Callable[..., Visit]) -> None:
     assert there.page.locator("#timeline-A path.rim").get_attribute("d")
 
 
+def test_what_is_typed_outlives_a_new_problem(opened: Callable[..., Visit]) -> None:
+    """A field that somebody types in keeps the text while the limits get a new range."""
+    page = opened(ram="90%")
+    page.settled()
+    held: list[Any] = []
+    page.page.route("**/api/problems", lambda route: held.append(route))  # noqa: PLW0108 - no builtin may listen
+    page.page.locator("#recompute").uncheck()
+    page.page.locator("#deadline-text").fill("150%")
+    with page.page.expect_response("**/api/points"):
+        held[0].continue_()
+    assert page.page.locator("#deadline-text").input_value() == "150%"
+    page.page.locator("#deadline-text").press("Enter")
+    page.page.wait_for_function("() => location.search.includes('deadline=')")
+
+
 def test_below_the_minimum_the_page_says_why(page: Visit) -> None:
     """Less than the minimum is explained by what one step holds, and there is a way back."""
     page.page.locator("#ram").focus()

@@ -11,6 +11,7 @@ const makeLimit = (id, { format, read, wrong, grain, describe, changed }) => {
   let scale = null;
   let stops = [];
   let value = null;
+  let typing = false;  // what people type stays theirs, also where a new range comes meanwhile
 
   const share = (wanted) => {
     const { low, high, log } = scale;
@@ -33,12 +34,13 @@ const makeLimit = (id, { format, read, wrong, grain, describe, changed }) => {
 
   const show = () => {
     range.value = place(value);
-    text.value = format(value);
+    if (!typing) text.value = format(value);
     const part = Number(range.value) / steps;
     range.style.setProperty("--at", part);
     range.setAttribute("aria-valuetext", describe(value));
   };
   const choose = (wanted) => {
+    typing = false;
     error.textContent = "";
     text.removeAttribute("aria-invalid");
     if (wanted === value) { show(); return; }
@@ -81,6 +83,8 @@ const makeLimit = (id, { format, read, wrong, grain, describe, changed }) => {
   new ResizeObserver(() => { if (scale) arrange(); }).observe(ticks);
 
   range.addEventListener("input", () => choose(stops[Number(range.value)]));
+  text.addEventListener("input", () => { typing = true; });
+  text.addEventListener("blur", () => { typing = false; });
   text.addEventListener("change", () => {
     const found = read(text.value);
     if (found !== undefined) { choose(found); return; }
