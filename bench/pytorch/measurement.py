@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -27,6 +28,8 @@ from pytorch.peers import (
 from pytorch.runs import KEEP_ALL, OURS, TrainingRun
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pytorch.networks import Training
 
 RAN: Final = "ran"
@@ -51,6 +54,11 @@ def measured(run: TrainingRun, *, folder: str, ram_bytes: int | None = None) -> 
         ``seconds`` and ``processor_s`` of everything, ``status``, and plain facts. Whatever stops a
         method is its result: ``status`` is `FAILED` then, and ``reason`` says why.
     """
+    return facts_of(partial(_compared, run, folder, ram_bytes))
+
+
+def facts_of(compared: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a comparison finds, or why it ended, and the time that it took."""
     torch.set_num_threads(1)
     begun = time.perf_counter()
     facts: dict[str, Any] = {
@@ -58,7 +66,7 @@ def measured(run: TrainingRun, *, folder: str, ram_bytes: int | None = None) -> 
         "threads": torch.get_num_threads(),
     }
     try:
-        facts |= _compared(run, folder, ram_bytes)
+        facts |= compared()
     except NoPlanError as error:
         facts |= error.facts
     except Exception as error:  # noqa: BLE001 - whatever stops a method is what is to be told

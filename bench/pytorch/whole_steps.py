@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -12,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel import torch as pmt
-from poetmodel.bench.measurement import FAILED
 from poetmodel.errors import BudgetError, NoScheduleError
-from pytorch.measurement import RAN, NoPlanError, pairs_of
+from pytorch.measurement import RAN, NoPlanError, facts_of, pairs_of
 from pytorch.networks import NETWORKS
 from pytorch.offloading import in_backward, moments_offloaded, parameters_offloaded
 from pytorch.peers import TrainingMethod, checkpoint_per_block, eager, hooks_to_file
@@ -43,20 +41,8 @@ def measured(run: TrainingRun, *, folder: str, ram_bytes: int | None = None) -> 
 
     Parameters and result are those of `pytorch.measurement.measured`.
     """
-    torch.set_num_threads(1)
     give_back_at_once()
-    begun = time.perf_counter()
-    facts: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
-    try:
-        facts |= _compared(run, folder, ram_bytes)
-    except NoPlanError as error:
-        facts |= error.facts
-    except Exception as error:  # noqa: BLE001 - whatever stops a method is what is to be told
-        facts |= {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
-    return facts | {
-        "seconds": time.perf_counter() - begun,
-        "processor_s": time.process_time(),
-    }
+    return facts_of(partial(_compared, run, folder, ram_bytes))
 
 
 def _compared(run: TrainingRun, folder: str, ram_bytes: int | None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
 import threading
@@ -18,11 +17,12 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from poetmodel.result import SolveResult, Termination
 from poetmodel.solver.facade import DEFAULT, solve
-from poetmodel.solver.lazy.primal_worker import ctrl_c_blocked
+from poetmodel.solver.lazy.primal_worker import start_python
 from poetmodel.solver.outcome import Outcome, accepted, finish
 from poetmodel.solver.request import Request
 
 if TYPE_CHECKING:
+    import subprocess
     from typing import NoReturn
 
     from poetmodel.problem import Problem
@@ -65,7 +65,7 @@ class BackgroundSolve:
         errors = None
         try:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the thread
-            process = _start(errors)
+            process = start_python(PROGRAM, errors)
         except OSError as error:
             if errors is not None:
                 errors.close()
@@ -101,20 +101,6 @@ class BackgroundSolve:
         if self._finalizer is not None and os.getpid() == self._owner:
             self._finalizer()
             self._thread.join()
-
-
-def _start(errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    if not sys.executable or getattr(sys, "frozen", False):
-        msg = "no Python interpreter is known"
-        raise OSError(msg)
-    with ctrl_c_blocked():
-        return subprocess.Popen(  # noqa: S603 - Python itself
-            [sys.executable, "-P", "-c", PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        )
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:

@@ -217,13 +217,20 @@ class PrimalWorker:
 
 
 def _start(errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the process; `OSError` if there is no Python to start, or no room for it."""
+    return start_python(PROGRAM, errors)
+
+
+def start_python(program: str, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a process for a program, with pipes to and from it, which Ctrl-C does not reach.
+
+    Raises `OSError` if there is no Python to start, or no room for it.
+    """
     if not sys.executable or getattr(sys, "frozen", False):
         msg = "no Python interpreter is known"
         raise OSError(msg)
     with ctrl_c_blocked():
         return subprocess.Popen(  # noqa: S603 - Python itself
-            [sys.executable, "-P", "-c", PROGRAM],
+            [sys.executable, "-P", "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
