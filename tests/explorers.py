@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -148,11 +149,14 @@ class Explorer:
     def start(self) -> None:
         """Start it, and wait for its address."""
         given = ("--no-browser", "--port", str(self.port), "--store", str(self.store))
+        # A pipe is buffered, as it is for everybody who has not asked Python for anything else.
+        buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "poetmodel", "explore", *given, *self.options],
             stdout=subprocess.PIPE,
             text=True,
             cwd=self.folder,
+            env=buffered,
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split()[-1]

@@ -340,8 +340,8 @@ def test_free_keeps_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_free_keeps_lose_nothing_on_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same on 2,000 instances."""
-    check_free_keeps("more-keep", 2000, monkeypatch)
+    """The same on 500 instances."""
+    check_free_keeps("more-keep", 500, monkeypatch)
 
 
 def ungrouped(problem: Problem, grouping: Grouping) -> pyo.ConcreteModel:
