@@ -31,6 +31,10 @@ class WorkerError(Exception):
     """A job that a worker did not finish: it died, or met an error of its own."""
 
 
+class DiedError(WorkerError):
+    """A job whose worker's process ended under it."""
+
+
 class RefusedError(PoetModelError):
     """A job that cannot be done, for a reason that people can do something about."""
 
@@ -80,7 +84,7 @@ class Worker:
             status = await process.wait()
             if self.reply is not None and not self.reply.done():
                 self.reply.set_exception(
-                    WorkerError(f"the worker process ended unexpectedly (status {status})")
+                    DiedError(f"the worker process ended unexpectedly (status {status})")
                 )
 
     def _take(self, frame: Frame) -> None:
@@ -165,7 +169,10 @@ class WorkerPool:
         """Return the reply to a job; `told` gets what is said before it.
 
         Raises `WorkerError` or `RefusedError`. Cancelled, it leaves the worker to end the job.
+        Where the worker had died, perhaps before it got the job, another one does it.
         """
+        with contextlib.suppress(DiedError):
+            return await self.let(await self.take(), job, body, told)
         return await self.let(await self.take(), job, body, told)
 
     async def let(

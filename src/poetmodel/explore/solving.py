@@ -170,7 +170,7 @@ class Solves:
                     self._go(self._save(point, None))
 
         job = {**self.job("solve", opened, point), "search": self.search, "bound": point.bound}
-        reply = await self.solvers.do(job, start, told)
+        reply = await self.solvers.let(await self.solvers.take(), job, start, told)
         found, schedule = reply.values.get("found"), reply.body
         if found is None or (point.value is not None and point.value < found["value"]):
             schedule = await self.schedule(point)
