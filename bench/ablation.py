@@ -2,7 +2,8 @@
 
 ``python bench/ablation.py --out bench/results/$(date +%F)-ablation.jsonl`` runs everything;
 ``python scripts/make_results.py`` puts the means into ``docs/lazy.md``. A variant is one entry of
-`VARIANTS`: other `LazyParams`, or another seed.
+`VARIANTS`: other `LazyParams`, or another seed. ``--captures`` takes captured models instead, and
+``--out`` should then end in ``-ablation-captures.jsonl``, which gets a table of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from grid import FLOOR, Instance
+from grid import FLOOR, PROFILE, Instance
 from harness import FreshProcesses, parsed, recorded, run_all, run_key
 from poetmodel.solver import lazy
 from poetmodel.solver.lazy import LazyParams
@@ -29,6 +30,8 @@ KIND: Final = "ablation"
 """Kind of the records."""
 LIMIT_S: Final = 10.0
 """Wall time of a solve [s]."""
+CAPTURES_LIMIT_S: Final = 30.0
+"""The same for captured models [s]."""
 
 VARIANTS: Final[dict[str, tuple[LazyParams, int]]] = {
     "everything": (LazyParams(), 0),
@@ -77,6 +80,21 @@ SAMPLE: Final = tuple(
     Instance(goal=goal, model=model, device=device, ram=ram, deadline=deadline, limit_s=LIMIT_S)
     for goal, model, device, ram, deadline in _SAMPLE
 )
+CAPTURES: Final = tuple(
+    Instance(
+        goal=6, model=f"traced/models/{model}", device=PROFILE, ram=ram, limit_s=CAPTURES_LIMIT_S
+    )
+    for model, ram in (
+        ("gpt2", FLOOR),
+        ("vit", FLOOR),
+        ("mixer", FLOOR),
+        ("whisper", FLOOR),
+        ("gpt2", "25%"),
+        ("unet2d", "25%"),
+        ("mamba", "40%"),
+    )
+)
+"""Captured models near what is hard of them: the minimum RAM, and many nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +139,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the variants; return the exit status: 130 where the run was stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="variants whose name contains this")
+    parser.add_argument("--captures", action="store_true", help="captured models, 30 s each")
     options = parsed(parser, "ablation.jsonl", arguments)
+    sample = CAPTURES if options.captures else SAMPLE
     names = [name for name in VARIANTS if options.only in name]
     return run_all(
-        [VariantRun(instance=one, variant=name) for one in SAMPLE for name in names],
+        [VariantRun(instance=one, variant=name) for one in sample for name in names],
         recorded(options.out),
         measure_variant,
         FreshProcesses(1, preloaded=PRELOADED, grace_s=GRACE_S),

@@ -51,9 +51,9 @@ class Instance:
     """One problem, solved in one way, for one goal."""
 
     goal: int
-    """Which goal it measures, 1 to 5."""
+    """Which goal it measures, 1 to 7."""
     model: str
-    """A shipped model, ``paper/bert-N`` of N blocks, or ``traced/NAME``."""
+    """A shipped model, ``paper/bert-N`` of N blocks, or ``traced/NAME`` of a file there."""
     device: str
     """A shipped device, or `PROFILE`."""
     ram: str
@@ -173,6 +173,21 @@ def _traced() -> Iterator[Instance]:
             yield Instance(goal=3, model=model, device=device, ram=ram, deadline=deadline)
 
 
+def _captures(folder: str, goal: int, limit_s: float) -> Iterator[Instance]:
+    for path in sorted((TRACED / folder).glob("*.graph.json")):
+        model = f"{_TRACED}{folder}/{path.name.removesuffix('.graph.json')}"
+        for ram in ("60%", "40%", "25%", FLOOR):
+            yield Instance(goal=goal, model=model, device=PROFILE, ram=ram, limit_s=limit_s)
+
+
+def _models() -> Iterator[Instance]:
+    return _captures("models", 6, LIMIT_S)
+
+
+def _whole_steps() -> Iterator[Instance]:
+    return _captures("whole-steps", 7, 2 * LIMIT_S)
+
+
 def _scale() -> Iterator[Instance]:
     for blocks, limit_s in _SCALE.items():
         model = f"{_BERT}{blocks}"
@@ -191,9 +206,19 @@ def _comparison() -> Iterator[Instance]:
                 yield replace(instance, method="paper, Gurobi", limit_s=PAPER_LIMIT_S)
 
 
-_GOALS: Final = {1: _published, 2: _zoo, 3: _traced, 4: _scale, 5: _comparison}
+_GOALS: Final = {
+    1: _published,
+    2: _zoo,
+    3: _traced,
+    4: _scale,
+    5: _comparison,
+    6: _models,
+    7: _whole_steps,
+}
 GOALS: Final = tuple(_GOALS)
-"""Goals that have instances of their own; goal 6 is read off the records of goal 1."""
+"""Every goal."""
+CAPTURED: Final = (6, 7)
+"""Goals of captured models, without and with an optimizer, which have a record of their own."""
 
 
 def instances(goals: Sequence[int] = GOALS) -> tuple[Instance, ...]:
@@ -226,6 +251,6 @@ def smoke_instances() -> tuple[Instance, ...]:
             ram="70%" if instance.goal > 1 else FLOOR,
             limit_s=SMOKE_LIMIT_S,
         )
-        for instance in (*instances((1, 2, 4, 5)), traced)
+        for instance in (*instances((1, 2, 4, 5, *CAPTURED)), traced)
     )
     return tuple(dict.fromkeys(small))

@@ -130,6 +130,7 @@ def measure(
         stated_s=stated_s,
         cpu_s=time.process_time() - cpu_s,
         peak_memory_bytes=peak_memory_bytes(),
+        worker_memory_bytes=peak_memory_bytes(resource.RUSAGE_CHILDREN),
         graph_nodes=len(graph.nodes),
         graph_tensors=len(graph.tensors),
         floor_bytes=floor(graph).bytes,
@@ -169,9 +170,9 @@ def _facts(result: SolveResult, course: Course, seconds: float) -> dict[str, Any
     }
 
 
-def peak_memory_bytes() -> int:
-    """Return the most memory that this process ever had resident [B]."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak_memory_bytes(whose: int = resource.RUSAGE_SELF) -> int:
+    """Return the most memory that this process, or one that it started, ever had resident [B]."""
+    peak = resource.getrusage(whose).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 

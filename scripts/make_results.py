@@ -1,7 +1,8 @@
 """Write the pages of results and the README's table from the records of benchmark runs.
 
 ``python scripts/make_results.py`` takes the last ``*-grid.jsonl`` of ``bench/results/`` for the
-grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``), the last
+grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``) and the last
+``*-captures.jsonl`` for its captured models, the last
 ``*-grid-again.jsonl`` for instances of it that were solved again with two threads, the last
 ``*-training.jsonl`` for the comparison of training methods, the last ``*-whole-step.jsonl`` for
 that of whole steps, the last ``*-step-costs.jsonl`` for what compiled steps cost, the last
@@ -30,7 +31,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "bench"))
 
 from blocks import replace_block, update_pages  # noqa: E402
-from grid import GOALS, instances  # noqa: E402
+from grid import CAPTURED, GOALS, instances  # noqa: E402
 from harness import latest  # noqa: E402
 from result_pages import (  # noqa: E402
     ablation,
@@ -76,6 +77,19 @@ def read_newest(pattern: str) -> tuple[str, list[dict[str, Any]]]:
     return (files[-1].name, latest(files[-1]).records()) if files else ("", [])
 
 
+def read_grid() -> tuple[str, list[dict[str, Any]]]:
+    """Return names and records of the grid: of the last file, and of that of captured models.
+
+    Captured models of the former count only where there is no file of the latter.
+    """
+    source, solved = read_newest("*-grid.jsonl")
+    captures_source, captured = read_newest("*-captures.jsonl")
+    if captured:
+        solved = [record for record in solved if record["cell"]["goal"] not in CAPTURED]
+    names = [f"`bench/results/{name}`" for name in (source, captures_source) if name]
+    return " and ".join(names), solved + captured
+
+
 def due() -> dict[Path, str]:
     """Return the pages as they should be."""
     readme = README.read_text(encoding="utf-8")
@@ -115,13 +129,16 @@ def _results(readme: str) -> dict[Path, str]:
     if not records:
         return {README: replace_block(readme, "results", figures.NOTHING_YET)}
     pages: dict[Path, str] = {}
-    grid_source, solved = read_newest("*-grid.jsonl")
+    grid_source, solved = read_grid()
     constrained_source, constrained = read_newest("*-constraints.jsonl")
     training_source, trained = read_newest("*-training.jsonl")
     sections = []
     if solved:
-        _, again = read_newest("*-grid-again.jsonl")
-        registered = {goal: len(instances((goal,))) for goal in GOALS}
+        once = all(record.get("threads", 1) == 1 for record in read_newest("*-grid.jsonl")[1])
+        again = read_newest("*-grid-again.jsonl")[1] if once else []
+        run = {record["cell"]["goal"] for record in solved}
+        wanted = [goal for goal in GOALS if goal not in CAPTURED or goal in run]
+        registered = {goal: len(instances((goal,))) for goal in wanted}
         sections.append(grid.section(solved, grid_source, registered=registered, again=again))
         pages[GRID_PAGE] = grid.full_page(solved, grid_source)
     if constrained:
@@ -143,7 +160,7 @@ def _results(readme: str) -> dict[Path, str]:
 
 def _claims(exported: Sequence[dict[str, Any]]) -> str:
     """Return what the first page says of measurements, each with where to read on."""
-    _, solved = read_newest("*-grid.jsonl")
+    _, solved = read_grid()
     _, trained = read_newest("*-training.jsonl")
     said = (
         (grid.sentence(solved), f"[Every instance]({GRID_PAGE.name})"),
@@ -155,7 +172,7 @@ def _claims(exported: Sequence[dict[str, Any]]) -> str:
 
 def charts() -> dict[Path, Chart]:
     """Return the charts as they should be, each beside its page."""
-    _, solved = read_newest("*-grid.jsonl")
+    _, solved = read_grid()
     _, trained = read_newest("*-training.jsonl")
     _, whole = read_newest("*-whole-step.jsonl")
     _, stepped = read_newest("*-trains.jsonl")

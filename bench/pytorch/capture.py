@@ -1,9 +1,12 @@
 """Capture the traced graphs under ``bench/traced`` from models in plain PyTorch.
 
 ``python -m pytorch.capture`` in ``bench`` writes ``NAME.graph.json`` and, measured on this host,
-``NAME.profile.csv`` for every model of `MODELS`; names as arguments choose some of them.
+``NAME.profile.csv`` for every model of `MODELS`; names as arguments choose some of them. Models of
+libraries (`pytorch.library_models`) are in ``models/``, and with the updates of AdamW, their state
+and operators in place in ``whole-steps/``.
 ``--check`` writes nothing and exits 1 where a graph would differ in anything but its workspace,
-which depends on the processor. It needs PyTorch; the files were made with 2.13.0.
+which depends on the processor. It needs PyTorch, transformers and diffusers; the files were made
+with PyTorch 2.13.0.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from poetmodel.device.io import save_profile
 from poetmodel.graph import Graph
 from poetmodel.torch.profiling import limited_threads, measure
 from poetmodel.torch.tracing import trace
+from pytorch import library_models
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,8 +38,8 @@ BATCH: Final = 8
 CLASSES: Final = 10
 """Classes of CIFAR-10."""
 
-Step = tuple[nn.Module, "Callable[..., torch.Tensor]", tuple[torch.Tensor, ...]]
-"""Model, loss, and inputs with the target last."""
+Step = tuple[nn.Module, "Callable[..., torch.Tensor] | None", tuple[Any, ...]]
+"""Model, loss, and inputs with the target last; without a loss the model returns its own."""
 
 
 class BasicBlock(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -194,12 +198,15 @@ def _images() -> tuple[torch.Tensor, ...]:
     return torch.randn(BATCH, 3, 32, 32), torch.randint(0, CLASSES, (BATCH,))
 
 
+_WHOLE: Final = "whole-steps/"
 MODELS: Final[dict[str, Callable[[], Step]]] = {
     "resnet18-b8": resnet18,
     "vgg16-b8": vgg16,
     "bert4-b8": bert4,
+    **{f"models/{name}": step for name, step in library_models.MODELS.items()},
+    **{f"{_WHOLE}{name}": library_models.MODELS[name] for name in library_models.WHOLE},
 }
-"""What is captured, by name."""
+"""What is captured, by name: where its files lie."""
 
 
 def bare(graph: Graph) -> Graph:
@@ -226,16 +233,25 @@ def _capture(name: str, options: Any) -> int:
     torch.manual_seed(0)
     path = options.folder / f"{name}.graph.json"
     with limited_threads(1):
-        traced = trace(*MODELS[name](), name=name, measure_workspace=not options.check)
+        model, loss, inputs = MODELS[name]()
+        whole = name.startswith(_WHOLE)
+        traced = trace(
+            model,
+            loss,
+            inputs,
+            name=path.name.removesuffix(".graph.json"),
+            measure_workspace=not options.check,
+            optimizer=torch.optim.AdamW(model.parameters()) if whole else None,
+        )
         if options.check:
             same = path.is_file() and bare(Graph.load(path)) == bare(traced.graph)
-            sys.stdout.write(f"{'same' if same else 'change'} {path.name}\n")
+            sys.stdout.write(f"{'same' if same else 'change'} {name}\n")
             return 0 if same else 1
-        options.folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         profile = measure(traced, folder=options.folder, repeats=options.repeats)
     traced.graph.save(path)
     save_profile(profile.costs, options.folder / f"{name}.profile.csv")
-    sys.stdout.write("\n".join((f"write {path.name}", *profile.notes)) + "\n")
+    sys.stdout.write("\n".join((f"write {name}", *profile.notes)) + "\n")
     return 0
 
 

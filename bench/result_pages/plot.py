@@ -49,7 +49,7 @@ def _paint_times(figure: Any, shown: Any) -> None:
         shares = [100 * (k + 1) / count for k in range(len(found))]
         label = f"{heading}: {len(found)} of {count}"
         axes.step(found, shares, where="post", color=colour, linewidth=2, label=label)
-    axes.set(xscale="log", xlabel="time on one thread", ylim=(0, 103))
+    axes.set(xscale="log", xlabel="time", ylim=(0, 103))
     axes.set_title("Problems proved to within 1 % of the optimum's overhead")
     axes.yaxis.set_major_formatter("{x:g} %")
     axes.xaxis.set_major_formatter("{x:g} s")

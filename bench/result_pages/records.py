@@ -17,6 +17,8 @@ Key = tuple[str, str, str]
 ONE_PERCENT: Final = 0.01
 """Gap that the grid's instances are to be proved to."""
 
+LATE_S: Final = 1.0
+"""How long after its limit an answer may come [s]."""
 
 # -- words -----------------------------------------------------------------------------------------
 
@@ -42,6 +44,12 @@ def percentile(values: Sequence[float], share: float) -> float:
     """Return the least value that at least this share of all does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def threads_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many threads each solve had, at most."""
+    threads = max(record.get("threads", 1) for record in records)
+    return "one thread" if threads == 1 else f"{threads} threads"
 
 
 def days_text(records: Sequence[Mapping[str, Any]]) -> str:
@@ -141,6 +149,21 @@ class SolveRecord:
         return text if self.done else f"**{text}**"
 
     @property
+    def memory_bytes(self) -> int | None:
+        """The most that the process had resident, with the most that one had that it started [B].
+
+        Records of runs with one thread may have nothing of the latter.
+        """
+        own = self.record.get("peak_memory_bytes")
+        return None if own is None else int(own) + int(self.record.get("worker_memory_bytes", 0))
+
+    @property
+    def late(self) -> bool:
+        """Whether the solve, stating the problem aside, ended `LATE_S` or more after its limit."""
+        solve_s = self.seconds - (self.record.get("stated_s") or 0.0)
+        return bool(solve_s > self.cell["limit_s"] + LATE_S)
+
+    @property
     def overhead_ratio(self) -> float | None:
         """Overhead over the baseline."""
         if self.record.get("overhead_j") is None or not self.record["baseline_energy_j"]:
@@ -184,9 +207,13 @@ def _place(cell: dict[str, Any]) -> tuple[Any, ...]:
     model = cell["model"]
     family = model.rstrip("0123456789")
     number = int(model.removeprefix(family) or 0)
-    ram = -1.0 if cell["ram"].startswith("floor") else float(cell["ram"].rstrip("%"))
     deadline = float(cell["deadline"].rstrip("%")) if cell["deadline"] else math.inf
-    return family, number, model, cell["device"], ram, -deadline, cell["method"]
+    return family, number, model, cell["device"], ram_place(cell["ram"]), -deadline, cell["method"]
+
+
+def ram_place(ram: str) -> float:
+    """Return what budgets are sorted by: the one near the minimum RAM first."""
+    return -1.0 if ram.startswith("floor") else float(ram.rstrip("%"))
 
 
 def feasible(runs: Sequence[SolveRecord]) -> list[SolveRecord]:

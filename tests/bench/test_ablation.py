@@ -30,7 +30,7 @@ def run(variant: str, seconds: float, gap: float | None, **changes: Any) -> dict
 def test_every_instance_is_one_of_the_grid() -> None:
     """But for its limit."""
     names = {each.name for each in instances()}
-    assert {each.name for each in ablation.SAMPLE} <= names
+    assert {each.name for each in (*ablation.SAMPLE, *ablation.CAPTURES)} <= names
 
 
 def test_every_variant_is_another() -> None:

@@ -81,6 +81,18 @@ def test_traced_graphs_are_found_in_their_folder(
     assert estimated.problem().costs.device is not None
 
 
+def test_captured_models_have_four_budgets_each() -> None:
+    """Costs are as measured; with an optimizer they have twice the time."""
+    for goal, folder, count, limit_s in ((6, "models", 12, 60.0), (7, "whole-steps", 6, 120.0)):
+        found = instances((goal,))
+        models = Counter(each.model for each in found)
+        assert set(models.values()) == {4}
+        assert len(models) == count
+        assert all(model.startswith(f"traced/{folder}/") for model in models)
+        assert {each.ram for each in found} == {"60%", "40%", "25%", FLOOR}
+        assert {(each.device, each.limit_s) for each in found} == {(PROFILE, limit_s)}
+
+
 def test_floor_budget_is_just_above_the_floor() -> None:
     """The tightest budget is 2 % above what one step needs."""
     each = Instance(goal=1, model="paper/linear", device="paper-m4", ram=FLOOR)

@@ -71,6 +71,56 @@ def test_what_two_threads_reach_stands_beside_a_miss() -> None:
     assert "| 1 of 3 (33.3 %) |" in line(text, "| Published graphs |")
 
 
+def captured(ram: str, seconds: float, gap: float, **changes: Any) -> dict[str, Any]:
+    """Return the record of a captured model, solved with two threads."""
+    fields = {"goal": 6, "model": "traced/models/gpt2", "device": "profile", "threads": 2}
+    return record(ram=ram, seconds=seconds, gap=gap, **(fields | changes))
+
+
+def test_captured_models_are_summed_up_by_budget_and_by_graph() -> None:
+    """Both gaps, the first schedule, the memory of both processes, and answers that are late."""
+    found = (
+        captured("60%", 2.0, 0.0),
+        captured("floor+2%", 61.5, 0.04, first_schedule_s=3.0, worker_memory_bytes=2**20),
+        captured("floor+2%", 61.5, 0.2, model="traced/models/t5", stated_s=0.6),
+    )
+    text = section(found, "run.jsonl", registered={})
+    assert "| 60% | 1 | 1 of 1 (100.0 %) | 1 of 1 (100.0 %) | 2 s | 0.5 s | 0.5 s |" in text
+    assert (
+        "| floor+2% | 2 | 0 of 2 (0.0 %) | 1 of 2 (50.0 %) | 61.5 s | 1.75 s | 3 s | 2.00 MiB "
+        "| 1 |" in text
+    )
+    assert "| all | 3 |" in text
+    assert "| `traced/models/gpt2` | 195 | 2 s | **61.5 s**, gap 4 % |" in text
+    assert "2 instances at a time with 2 threads each" in text
+    assert "| 60% | - | optimal | 2 s |" in full_page(found, "run.jsonl")
+
+
+def test_captured_model_without_a_schedule_is_told() -> None:
+    """It has neither a first schedule nor a gap, and the latest is never."""
+    none = captured("25%", 60.0, 0.0) | {"status": "unknown", "gap": None, "gaps": []}
+    text = section((none | {"first_schedule_s": None},), "run.jsonl", registered={})
+    assert "| 25% | 1 | 0 of 1 (0.0 %) | 0 of 1 (0.0 %) | 60 s | - | never |" in text
+
+
+def test_captured_models_have_their_own_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the place of what the grid's file has of them; the page names both files."""
+    monkeypatch.setattr(make_results, "RESULTS", tmp_path)
+    kept = {
+        "2026-01-02-grid.jsonl": (record(), captured("60%", 9.0, 0.5)),
+        "2026-01-03-captures.jsonl": (captured("40%", 1.0, 0.0),),
+    }
+    for name, lines in kept.items():
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source, records = make_results.read_grid()
+    assert source == (
+        "`bench/results/2026-01-02-grid.jsonl` and `bench/results/2026-01-03-captures.jsonl`"
+    )
+    assert [each["cell"]["ram"] for each in records] == ["40%", "40%"]
+
+
 def test_circumstances_are_told() -> None:
     """Machine, versions, date, and how many instances ran at a time."""
     text = section((record(),), "run.jsonl", registered={})

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -61,6 +64,7 @@ def test_measurement_is_plain_data_and_ends_where_the_solve_ended() -> None:
     assert facts["gaps"][-1][1] <= facts["requested_gap"]
     assert facts["overhead_bound_j"] <= facts["overhead_j"] * (1 + 1e-9)
     assert facts["peak_memory_bytes"] > 2**20
+    assert facts["worker_memory_bytes"] >= 0
     assert facts["versions"]["poetmodel"]
 
 
@@ -102,6 +106,14 @@ def test_peak_memory_counts_what_was_ever_resident() -> None:
     block[::4096] = bytes(len(block[::4096]))
     del block
     assert peak_memory_bytes() >= before + 40_000_000
+
+
+def test_peak_memory_of_another_process_is_told_apart() -> None:
+    """What a process took that was started and has ended counts for itself."""
+    took = 300_000_000
+    command = (sys.executable, "-c", f"bytearray({took})[::4096] = bytes(-(-{took} // 4096))")
+    subprocess.run(command, check=True)
+    assert peak_memory_bytes(resource.RUSAGE_CHILDREN) >= took
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -20,10 +20,33 @@ SIZES = {
 """Nodes, tensors, and the checkpoint-all peak without and with workspace [B]."""
 
 
+MODELS = (
+    *("bert12", "efficientnet-b0", "gpt2", "llama", "mamba", "mixer", "mobilenetv2", "swin", "t5"),
+    *("unet2d", "vit", "whisper"),
+)
+"""Captures of models as people train them."""
+WHOLE = ("gpt2", "llama", "mixer", "swin", "t5", "vit")
+"""The same with an optimizer."""
+CAPTURES = (*(f"models/{name}" for name in MODELS), *(f"whole-steps/{name}" for name in WHOLE))
+
+
 def test_every_traced_graph_is_listed() -> None:
-    """The folder holds the graphs of the list, each with its profile, and nothing else."""
-    files = {f"{name}.{kind}" for name in SIZES for kind in ("graph.json", "profile.csv")}
-    assert {path.name for path in TRACED.iterdir()} == files
+    """The folder holds the graphs of the lists, each with its profile, and nothing else."""
+    names = (*SIZES, *CAPTURES)
+    files = {f"{name}.{kind}" for name in names for kind in ("graph.json", "profile.csv")}
+    found = (path for path in TRACED.rglob("*") if path.is_file())
+    assert {path.relative_to(TRACED).as_posix() for path in found} == files
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_captured_models_are_problems(name: str) -> None:
+    """Of 150 nodes or more, with costs of each, and with state where there is an optimizer."""
+    graph = Graph.load(TRACED / f"{name}.graph.json")
+    assert graph.name == name.split("/")[1]
+    assert len(graph.nodes) >= 150
+    assert bool(graph.state_tensors) == name.startswith("whole-steps/")
+    costs = Costs.load(TRACED / f"{name}.profile.csv")
+    assert Problem(graph, costs, ram="50%").pass_time_s > 0
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -54,7 +77,8 @@ def test_traced_graphs_can_be_made_again(tmp_path: Path) -> None:
 
     if not torch.__version__.startswith("2.13."):
         pytest.skip("other releases of PyTorch may capture other operations")
-    assert main(["--check"]) == 0
+    made_by_torch_alone = ("models/mixer", "whole-steps/mixer")
+    assert main(["--check", *SIZES, *made_by_torch_alone]) == 0
     graph = (TRACED / "vgg16-b8.graph.json").read_text()
     (tmp_path / "vgg16-b8.graph.json").write_text(graph.replace('"relu"', '"gelu"'))
     assert main(["vgg16-b8", "--check", "--folder", str(tmp_path)]) == 1
