@@ -59,6 +59,9 @@ class LazyParams:
     """Rise of the linear bound that is worth another round of cuts, relative to the bound."""
     row_gain_ratio: float = 4e-3
     """The same for another round of rows; rows cost columns of the integer relaxations."""
+    linear_rows: int = 4
+    """Rows added at once; twice as many after each round without gain. All at once would make the
+    groups of large graphs so fine that their linear relaxations take seconds each."""
     rounds_without_gain: int = 3
     """Rounds without such a rise after which either loop stops."""
     most_sums: int = 1 << 20
