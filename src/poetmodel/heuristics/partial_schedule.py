@@ -267,6 +267,19 @@ class PartialSchedule:
         rows = np.concatenate((self.row_bytes[:k], self.row_bytes[last + 1 :]))
         return int(rows.max()) + self.sizes[i] if rows.size else 0
 
+    def across(self, stage: int) -> list[tuple[int, int, int]]:
+        """Return each tensor with bytes that the row of a stage counts though it could be out.
+
+        With the first stage that counts it so, and the stage that reads it next.
+        """
+        sizes = self.sizes
+        return [
+            (i, *gap)
+            for i, gaps in enumerate(self.gaps)
+            for gap in gaps
+            if gap[0] <= stage < gap[1] and sizes[i]
+        ]
+
     def source(self, i: int, t: int) -> Restoration | None:
         """Return what brought back tensor `i` of stage `t`; None for what it has without that."""
         stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
@@ -290,11 +303,12 @@ class PartialSchedule:
         self._change(restoration, adding=False)
         self._log.append((restoration, False))
 
-    def remove(self, restoration: Restoration) -> None:
-        """Take a restoration away, and those that served only it.
+    def remove(self, restoration: Restoration) -> list[Restoration]:
+        """Take a restoration away, and those that served only it; return all of them.
 
         State that has its home in RAM again is no longer paged in.
         """
+        mark = len(self._log)
         if restoration.is_storage_home(self.graph) and self.page_ins[restoration.item]:
             for t, arriving in enumerate(self.paged_in):
                 if restoration.item in arriving:
@@ -304,6 +318,7 @@ class PartialSchedule:
             source = self.source(i, restoration.stage)
             if source is not None and self.is_useless(source):
                 self.remove(source)
+        return [one for one, _ in self._log[mark:]]
 
     def is_useless(self, restoration: Restoration) -> bool:
         """Return whether a restoration serves no reader."""

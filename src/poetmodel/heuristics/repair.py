@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from poetmodel.errors import InputError
+from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
 from poetmodel.heuristics.restorations import Restoration
 from poetmodel.time_limit import check_time_limit
 
@@ -43,13 +44,17 @@ class RepairParams:
     """By how much a price may rise at random while room is made, relatively, at least 0."""
     drop_noise_ratio: float = 0.5
     """The same while restorations are dropped."""
+    earlier_stages: int = 8
+    """How many stages earlier what does not fit may be recomputed, at least 0."""
+    earlier_attempts: int = 4
+    """How often that is tried for one recomputation, at least 1."""
     placements: int = 60
     """Most stages that are tried for what own constraints want, at least 1."""
 
     def __post_init__(self) -> None:
-        require_within(self, 1, "choices_per_relief", "placements")
+        require_within(self, 1, "choices_per_relief", "earlier_attempts", "placements")
         require_within(self, 0, "longest_chain", "longest_chain_beside_pages", most=_MOST_NESTED)
-        require_within(self, 0, "fit_noise_ratio", "drop_noise_ratio")
+        require_within(self, 0, "earlier_stages", "fit_noise_ratio", "drop_noise_ratio")
 
 
 def require_within(params: object, least: float, *names: str, most: float = math.inf) -> None:
@@ -92,24 +97,34 @@ class Repair:
     """Stages in which nothing is recomputed any more, because it did not fit."""
     _relieved: int = -1
     """The stage that is relieved; what is computed again for it must be so after it."""
-    _known: dict[tuple[int, int], _Recovery | None] = field(default_factory=dict)
+    _known: dict[tuple[int, int], tuple[_Recovery | None, float]] = field(default_factory=dict)
+    """Cheapest recoveries; without one, below which price there is none."""
 
     # -- making room -----------------------------------------------------------------------------
 
     def fit(self) -> bool:
         """Bring tensors back later instead of keeping them until every step fits.
 
-        The fullest stage is relieved first, by the tensors across it that free most bytes in
-        stages that are too full for what it costs to bring them back at their next need. Where
-        nothing is left across it, its recomputations become page-ins. Returns whether every step
-        fits.
+        The fullest stage is relieved first: by recomputing earlier what does not fit into it, which
+        costs nothing, else by the tensors across it that free most bytes in stages that are too
+        full for what it costs to bring them back at their next need. Where nothing is left across
+        it, its recomputations become page-ins. Returns whether every step fits.
         """
+        earlier = EarlierRecomputation(
+            partial=self.partial,
+            limit_bytes=self.limit_bytes,
+            has_room_for=self._has_room_for,
+            stages=self.params.earlier_stages,
+            attempts=self.params.earlier_attempts,
+        )
         while time.monotonic() < self.until_s:
             check_time_limit()
             excess = self.partial.peaks() - self.limit_bytes
             fullest = int(excess.argmax())
             if excess[fullest] <= 0:
                 return True
+            if earlier.relieve(fullest):
+                continue
             plans = self._relieving(fullest, np.maximum(excess, 0))
             if not plans and not self._page_instead(fullest):
                 return False
@@ -126,17 +141,13 @@ class Repair:
         count = np.concatenate(([0], np.cumsum(excess > 0))).tolist()
         caps = bool(partial.graph.state_tensors)
         found = []
-        for i, gaps in enumerate(partial.gaps):
+        for i, first, need in partial.across(stage):
             check_time_limit()
-            across = (gap for gap in gaps if gap[0] <= stage < gap[1])
-            first, need = next(across, (0, 0))
-            if not need or not partial.sizes[i]:
-                continue
             freed: Sequence[tuple[int, int]] = ((first, need),)
             if i in partial.resident:
                 recovery, freed = self._storage_home(i, (first, need))
             else:
-                recovery = self._recovery(i, need, chain)
+                recovery = self._recovery(i, need, chain, math.inf)
             if recovery is None:
                 continue
             price = self._noisy(recovery.price, params.fit_noise_ratio)
@@ -169,13 +180,18 @@ class Repair:
         price += self._price(page, adding=True)
         return _Recovery(price, (home, page)), (*outer, gap)
 
-    def _recovery(self, i: int, t: int, chain: int) -> _Recovery | None:
-        """Return the cheapest way to have tensor `i` in stage `t` again, None if there is none."""
-        if (i, t) not in self._known:
-            self._known[i, t] = self._cheapest(i, t, chain)
-        return self._known[i, t]
+    def _recovery(self, i: int, t: int, chain: int, most: float) -> _Recovery | None:
+        """Return the cheapest way to have tensor `i` in stage `t` again, below a price `most`.
 
-    def _cheapest(self, i: int, t: int, chain: int) -> _Recovery | None:
+        None if there is none.
+        """
+        known, floor = self._known.get((i, t), (None, -math.inf))
+        if known is None and floor < most:
+            known = self._cheapest(i, t, chain, most)
+            self._known[i, t] = known, most
+        return known if known is not None and known.price < most else None
+
+    def _cheapest(self, i: int, t: int, chain: int, most: float) -> _Recovery | None:
         problem = self.problem
         k = problem.graph.node_of[i]
         best: _Recovery | None = None
@@ -183,10 +199,13 @@ class Repair:
         pages = self._can_page or problem.graph.nodes[k].is_state
         if pages and self._has_room_for(page):
             best = _Recovery(self._price(page, adding=True), (page,))
-        stage = self._last_stage(i, t) if chain and problem.may_recompute(k) else -1
+            most = min(most, best.price)
+        if self.prices.compute[k] >= most or not problem.may_recompute(k):
+            return best
+        stage = self._last_stage(i, t) if chain else -1
         if stage < 0 or stage in self._paged_only:
             return best
-        again = self._recomputation(k, stage, chain, math.inf if best is None else best.price)
+        again = self._recomputation(k, stage, chain, most)
         return again if again is not None and (best is None or again.price < best.price) else best
 
     def _last_stage(self, i: int, t: int) -> int:
@@ -219,8 +238,8 @@ class Repair:
         for p in self.partial.working.inputs_of[k]:
             if self.partial.is_available(p, t) or self._has_room(p, t):
                 continue
-            recovery = self._recovery(p, t, chain - 1)
-            if recovery is None or total + recovery.price >= most:
+            recovery = self._recovery(p, t, chain - 1, most - total)
+            if recovery is None:
                 return None
             total += recovery.price
             parts += recovery.restorations
