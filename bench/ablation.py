@@ -45,6 +45,7 @@ VARIANTS: Final[dict[str, tuple[LazyParams, int]]] = {
     "no search for the fastest schedule": (LazyParams(without_schedule_time_ratio=1.0), 0),
     "no slices of time": (LazyParams(wide_gap_time_ratio=1.0), 0),
     "all broken rows at once": (LazyParams(few_rows=10**6, wide_gap_rows=10**6), 0),
+    "all rows of the linear phase at once": (LazyParams(linear_rows=10**6), 0),
 }
 """Parameters and seed of each variant."""
 
