@@ -86,6 +86,19 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair() -> None:
     assert not session.log
 
 
+def test_a_repair_that_the_proof_waits_for_has_its_time() -> None:
+    """In no time at all nothing is found; a local search from there has time of its own."""
+    problem = comb_problem(6, 9)
+    session = session_of(problem)
+    relaxation = session.build(Grouping(12, frozenset({5})))
+    answer = relaxation.disaggregate(solved(relaxation).x).schedule()
+    search = PrimalHeuristic(session, repair_most_s=0.0)
+    search.repair(answer, locally=False)
+    assert session.bounds.incumbent is None
+    search.repair(answer)
+    assert session.bounds.incumbent is not None
+
+
 def test_the_best_schedule_is_improved_locally() -> None:
     """The search goes on from what the session holds, here everything paged."""
     problem = comb_problem(6, 9)

@@ -23,6 +23,7 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
 from poetmodel.schedule import checkpoint_all
 from poetmodel.solver.lazy import LazyParams, primal_worker, row_generation, solve_lazily
+from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.row_generation import RowGeneration
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
@@ -340,6 +341,22 @@ def test_answers_are_handed_over_while_a_process_runs(monkeypatch: pytest.Monkey
     rounds._search(relaxation, x)
     assert session.bounds.incumbent is not None
     assert len(handed) == 3
+
+
+def test_the_linear_phase_waits_for_no_local_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answers are repaired; those of integer relaxations are where local searches begin."""
+    problem = comb_problem()
+    session = Session(problem, Request(gap=0.0), None)
+    rounds = RowGeneration(session, Grouping(20))
+    searches: list[None] = []
+    monkeypatch.setattr(PrimalHeuristic, "improve", lambda _: searches.append(None))
+    relaxation = session.build(Grouping(20, frozenset({9})))
+    x = session.solve(relaxation.form).x
+    rounds._search_linear(relaxation, x)
+    assert session.bounds.incumbent is not None
+    assert not searches
+    rounds._search(relaxation, x)
+    assert len(searches) == 1
 
 
 def test_one_thread_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,9 @@ class LazyParams:
     half as many, but never fewer than the first."""
     iterations_per_offer: int = 100
     """After how many iterations of a local search what it has found goes to the verifier."""
-    search_most_s: float = 10.0
+    repair_most_s: float = 1.0
+    """Longest repair of one answer that the proof waits for."""
+    search_most_s: float = 3.0
     """Longest local search after one answer."""
 
     # -- deadlines ---------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,8 @@ class PrimalHeuristic:
     session: Session
     is_waited_for: Callable[[], bool] = lambda: False
     """Whether something better than a local search waits: it ends then."""
+    repair_most_s: float = math.inf
+    """Longest repair of one answer [s]."""
     neighbourhood: LargeNeighbourhoodSearch = field(init=False)
     idle_iterations_per_column: float = field(init=False)
     """Turns without gain after which the next local search ends, for each column."""
@@ -40,17 +44,18 @@ class PrimalHeuristic:
         request, params = self.session.request, self.session.params
         self.idle_iterations_per_column = params.idle_iterations_per_column
         self.neighbourhood = LargeNeighbourhoodSearch(self.session.problem, seed=request.seed)
-        self.neighbourhood.until_s = request.started_s + request.time_limit_s
 
-    def repair(self, answer: Schedule) -> None:
+    def repair(self, answer: Schedule, *, locally: bool = True) -> None:
         """Repair an answer of a relaxation where it does not fit, and offer it.
 
-        While the gap is far from closed, a local search goes on from there.
+        While the gap is far from closed, a local search goes on from there, if `locally`.
         """
+        neighbourhood = self.neighbourhood
         if "repair" in self.session.params.heuristics:
-            self.neighbourhood.consider(restorations_of(self.session.problem.graph, answer))
+            neighbourhood.until_s = self._end_s(self.repair_most_s)
+            neighbourhood.consider(restorations_of(self.session.problem.graph, answer))
             self._offer()
-        if self.session.bounds.gap() > self.session.params.small_gap_ratio:
+        if locally and self.session.bounds.gap() > self.session.params.small_gap_ratio:
             self.improve()
 
     def improve(self) -> None:
@@ -58,12 +63,12 @@ class PrimalHeuristic:
         session, neighbourhood, params = self.session, self.neighbourhood, self.session.params
         if "local_search" not in params.heuristics:
             return
+        until_s = self._end_s(min(params.search_most_s, session.request.remaining_s() / 4))
+        neighbourhood.until_s = until_s
         best, before = session.bounds.incumbent, neighbourhood.best
         if best is not None and (0.0, best.value) < before:
             before = Score(0.0, best.value)
             neighbourhood.consider(restorations_of(session.problem.graph, best.schedule))
-        request = session.request
-        until_s = request.elapsed_s() + min(params.search_most_s, request.remaining_s() / 4)
         iterations = idle = 0
         most = max(1, int(self.idle_iterations_per_column * session.columns))
         while idle < most and not (session.done() or self.is_waited_for()):
@@ -71,13 +76,17 @@ class PrimalHeuristic:
             iterations += 1
             if iterations % params.iterations_per_offer == 0:
                 self._offer()
-            if request.elapsed_s() > until_s:
+            if time.monotonic() > until_s:
                 break
         self._offer()
         factor = 2.0 if neighbourhood.best < before else 0.5
         self.idle_iterations_per_column = max(
             params.idle_iterations_per_column, factor * self.idle_iterations_per_column
         )
+
+    def _end_s(self, most_s: float) -> float:
+        """Return when something ends that may take so long, on the monotonic clock [s]."""
+        return time.monotonic() + min(most_s, self.session.request.remaining_s())
 
     def _offer(self) -> None:
         """Give the best schedule of the local search to the verifier, if it seems to be better."""

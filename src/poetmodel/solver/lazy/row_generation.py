@@ -38,7 +38,7 @@ class RowGeneration:
         self.session = session
         self.grouping = grouping
         self.policy = Policy(session.problem, session.bounds, session.params)
-        self.primal = PrimalHeuristic(session)
+        self.primal = PrimalHeuristic(session, repair_most_s=session.params.repair_most_s)
         self.worker: PrimalWorker | None = None
         self.rounds = 0
         """Integer relaxations so far."""
@@ -202,16 +202,22 @@ class RowGeneration:
 
     # -- primal heuristic ------------------------------------------------------------------------
 
-    def _search(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
-        """Search for schedules: now, or beside the proof where there is a worker for it."""
+    def _search(self, relaxation: Relaxation, x: NDArray[Any], *, locally: bool = True) -> None:
+        """Search for schedules: now, or beside the proof where there is a worker for it.
+
+        Now is a slice of time for the repair of an answer, and one for a local search.
+        """
         answer = relaxation.disaggregate(x).schedule()
         if self.worker is not None:
             self.worker.put(answer)
         if self.worker is None or not self.worker.runs.is_set():
-            self.primal.repair(answer)
+            self.primal.repair(answer, locally=locally)
 
     def _search_linear(self, relaxation: Relaxation, x: NDArray[Any]) -> None:
-        """Search from a linear answer: from the first, the second, the fourth, ..."""
+        """Search from a linear answer: from the first, the second, the fourth, ...
+
+        Not locally: what the next rows tell is worth more.
+        """
         self._linear_answers += 1
         if not self._linear_answers & (self._linear_answers - 1):
-            self._search(relaxation, x)
+            self._search(relaxation, x, locally=False)
