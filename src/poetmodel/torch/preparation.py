@@ -26,6 +26,7 @@ from poetmodel.torch.convolutions import kernels_told
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.guards import Guards, refuse_inputs, refuse_surroundings
 from poetmodel.torch.inputs import flatten, input_faults, refuse
+from poetmodel.torch.joining import joined
 from poetmodel.torch.known_steps import KnownStep
 from poetmodel.torch.mapped_memory import release_memory
 from poetmodel.torch.pages import make_folder
@@ -166,6 +167,14 @@ class Compiled:
         self.profile_s = perf_counter() - before
         """Time that finding the costs took [s]."""
         self.costs = coarse_costs(costs, self.coarse.graph)
+        if self.budget_bytes < self.keep_all_bytes:
+            emissions = self.trace.parts.emissions
+            self.coarse, self.costs = joined(
+                self.coarse,
+                self.costs,
+                results={i for emission in emissions for i in emission.reads.storages},
+                budget_bytes=self.budget_bytes - self.coarse.reserved_bytes,
+            )
         self.options = options
         self.homes: Homes | None = None if first is None else first.homes
         """The state file, of all forms; None while no plan has state on storage."""
@@ -277,7 +286,7 @@ class Compiled:
             self.trace,
             plan,
             self.coarse.numbers,
-            units=self.coarse.units,
+            program=self.coarse.expanded(plan.program),
             folder=self.options.storage,
             rollback=self.options.rollback,
             homes=self.homes,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel.errors import listed
-from poetmodel.plan import Instruction, Op
+from poetmodel.plan import Op
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph_signature import InputKind, OutputKind
 from poetmodel.torch.homes import Homes
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from poetmodel.plan import Plan
+    from poetmodel.plan import Plan, Program
     from poetmodel.torch.source import Emit
     from poetmodel.torch.tracing import Trace
 
@@ -48,8 +48,8 @@ class Runner:
     """A captured step with its compiled program and its page file.
 
     `plan` is valid; its ``dma`` transfers run on a thread of their own. `numbers` has for each
-    tensor of its graph the number of the storage, `units` for each node that of the unit, where
-    they are not the same. With `rollback` gradients that are added to existing ones wait for the
+    tensor of its graph the number of the storage; `program` is the plan's in units, where its nodes
+    are not the same. With `rollback` gradients that are added to existing ones wait for the
     end of steps that page; where updates are part of the step, and there is a folder, a step that
     fails leaves state as it was. The files are made in `folder`; `homes` is the state file of the
     same step with other inputs, if there is one.
@@ -61,18 +61,13 @@ class Runner:
         plan: Plan,
         numbers: Sequence[int],
         *,
-        units: Sequence[int] | None = None,
+        program: Program | None = None,
         folder: str | Path | None = None,
         rollback: bool = True,
         homes: Homes | None = None,
     ) -> None:
         self.trace = trace
-        program = plan.program
-        if units is not None:
-            program = tuple(
-                Instruction(op, units[index] if op == Op.COMPUTE else index)
-                for op, index in program
-            )
+        program = plan.program if program is None else program
         self.generated = (
             Generated(trace, program, numbers)
             if trace.joint.optimizer is None

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor
+from poetmodel.plan import Instruction, Op
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.graph_signature import InputKind, Joint
 from poetmodel.torch.interpreter import is_counted, storage_key, workspace_bytes
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from poetmodel.device import Costs
+    from poetmodel.plan import Program
     from poetmodel.torch.inputs import Inputs
 
 
@@ -220,9 +222,9 @@ class Coarse:
 
     graph: Graph
     numbers: tuple[int, ...]
-    """Of each tensor of `graph` the number of its storage."""
-    units: tuple[int, ...]
-    """Of each node of `graph` the number of its unit: the same, but for steps with updates."""
+    """Of each tensor of `graph` the number of its storage; then those of tensors inside of nodes."""
+    steps: tuple[Program, ...]
+    """Of each node of `graph` its program: the unit that it is, or several, and what they free."""
     threshold_bytes: int
     """Storages of fewer bytes are always kept [B]."""
     reserves: tuple[tuple[str, int], ...]
@@ -232,6 +234,14 @@ class Coarse:
     def reserved_bytes(self) -> int:
         """The sum of `reserves` [B]."""
         return sum(size for _, size in self.reserves)
+
+    def expanded(self, program: Program) -> Program:
+        """Return a program of `graph` as one of units, and of storages by their place in `numbers`."""
+        return tuple(
+            step
+            for each in program
+            for step in (self.steps[each.index] if each.op == Op.COMPUTE else (each,))
+        )
 
 
 def keep_all_bytes(trace: Trace) -> int:
@@ -300,7 +310,7 @@ def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> Coarse:
     return Coarse(
         graph=graph,
         numbers=numbers,
-        units=units,
+        steps=tuple((Instruction(Op.COMPUTE, unit),) for unit in units),
         threshold_bytes=threshold,
         reserves=(
             *_there(trace, free),
