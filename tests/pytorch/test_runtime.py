@@ -64,14 +64,9 @@ class Paged:
 
     def __init__(self, compiled: Compiled, folder: Path, *, rollback: bool = True) -> None:
         self.plan, self.joint = compiled.plan, compiled.trace.joint
-        coarse = compiled.coarse
+        numbers = compiled.coarse.numbers
         self.runner = Runner(
-            compiled.trace,
-            compiled.plan,
-            coarse.numbers,
-            program=coarse.expanded(compiled.plan.program),
-            folder=folder,
-            rollback=rollback,
+            compiled.trace, compiled.plan, numbers, folder=folder, rollback=rollback
         )
 
     def __call__(self, *inputs: Any) -> torch.Tensor:

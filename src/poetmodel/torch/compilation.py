@@ -16,7 +16,6 @@ from poetmodel.data import write_text
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, listed
 from poetmodel.graph.io import graph_to_dict
-from poetmodel.plan import Op
 from poetmodel.torch.certificate import certify
 from poetmodel.torch.errors import CaptureError, enough_memory
 from poetmodel.torch.inputs import input_faults, refuse, unflatten
@@ -378,8 +377,7 @@ VERSION: Final = 1
 def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
     """Return what is known about a compiled step, and the call that makes it, as plain values."""
     graph, coarse, check = compiled.trace.graph, compiled.coarse, compiled.check
-    program, certificate = compiled.runner.generated.program, compiled.certificate
-    computed = [index for op, index in program if op == Op.COMPUTE]
+    program, certificate = compiled.plan.program, compiled.certificate
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -401,8 +399,8 @@ def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
         "plan": {
             "mode": str(compiled.plan.mode),
             "device": compiled.device,
-            "instructions": len(compiled.plan.program),
-            "recomputed": len(computed) - len(set(computed)),
+            "instructions": len(program),
+            "recomputed": sum(op == "compute" for op, _ in program) - len(coarse.graph.nodes),
             "peak_bytes": compiled.peak_bytes,
             "written_bytes": check.written_bytes,
             "read_bytes": check.read_bytes,

@@ -167,12 +167,11 @@ class Compiled:
         self.profile_s = perf_counter() - before
         """Time that finding the costs took [s]."""
         self.costs = coarse_costs(costs, self.coarse.graph)
-        if self.budget_bytes < self.keep_all_bytes:
-            emissions = self.trace.parts.emissions
+        if options.recompute and self.budget_bytes < self.keep_all_bytes:
             self.coarse, self.costs = joined(
                 self.coarse,
                 self.costs,
-                results={i for emission in emissions for i in emission.reads.storages},
+                results={i for found in self.trace.parts.emissions for i in found.reads.storages},
                 budget_bytes=self.budget_bytes - self.coarse.reserved_bytes,
             )
         self.options = options

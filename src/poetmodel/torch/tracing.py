@@ -222,7 +222,7 @@ class Coarse:
 
     graph: Graph
     numbers: tuple[int, ...]
-    """Of each tensor of `graph` the number of its storage; then those of tensors inside of nodes."""
+    """Of each tensor of `graph` the number of its storage; then of those inside of nodes."""
     steps: tuple[Program, ...]
     """Of each node of `graph` its program: the unit that it is, or several, and what they free."""
     threshold_bytes: int
@@ -236,7 +236,7 @@ class Coarse:
         return sum(size for _, size in self.reserves)
 
     def expanded(self, program: Program) -> Program:
-        """Return a program of `graph` as one of units, and of storages by their place in `numbers`."""
+        """Return a program of `graph` in units; storages go by their place in `numbers`."""
         return tuple(
             step
             for each in program
