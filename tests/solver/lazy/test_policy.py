@@ -49,6 +49,14 @@ def test_the_last_gain_says_how_many_rows_come(value: float, rise: float, rows: 
     assert policy.rows_to_add() == rows
 
 
+@pytest.mark.parametrize(("nodes", "rows"), [(0, None), (1, None), (2, 1), (None, 1)])
+def test_all_rows_come_after_a_relaxation_that_needed_no_branching(
+    nodes: int | None, rows: int | None
+) -> None:
+    """Whatever the gap; not after a solve that branched, or came to no end."""
+    assert policy_of(10.0, 5.0).rows_to_add(nodes) == rows
+
+
 @pytest.mark.parametrize("minimize", ["energy", "ram"])
 @pytest.mark.parametrize(
     ("gap", "at_once", "for_steps"), [(0.5, True, True), (0.05, False, True), (0.01, False, False)]

@@ -39,10 +39,15 @@ class Policy:
         ratio = self.params.wide_gap_time_ratio if self.is_wide() else 1.0
         return max(self.slice_s, remaining_s * ratio)
 
-    def rows_to_add(self) -> int | None:
-        """Return how many rows to add after what the last ones gained; None for all."""
+    def rows_to_add(self, nodes: int | None = None) -> int | None:
+        """Return how many rows to add after what the last ones gained; None for all.
+
+        `nodes` are those of the last integer solve, if it came to its end.
+        """
         params, bound = self.params, self.bounds.lower
         rise, self.bound_before_rows = bound - self.bound_before_rows, bound
+        if nodes is not None and nodes <= params.easy_nodes:
+            return None
         if rise > params.single_row_gain_ratio * bound:
             return 1
         if self.is_wide():

@@ -68,8 +68,7 @@ class RowGeneration:
             if raw.x is None:
                 self.policy.solves_again()
             else:
-                proved = raw.status in (SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP)
-                relaxation = self._follow(relaxation, raw.x, proved=proved, before=before)
+                relaxation = self._follow(relaxation, raw, before=before)
         return False
 
     def run_within_limits(self) -> bool:
@@ -147,16 +146,17 @@ class RowGeneration:
     def _follow(
         self,
         relaxation: Relaxation,
-        x: NDArray[Any],
+        raw: RawSolution,
         *,
-        proved: bool,
         before: tuple[float, Candidate | None],
     ) -> Relaxation:
         """Make a schedule of an answer, or cut off what it breaks; return what to solve next.
 
-        `proved` says whether no better one is of use, `before` what was known before the solve.
+        `before` says what was known before the solve.
         """
-        session = self.session
+        session, x = self.session, raw.x
+        proved = raw.status in (SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP)
+        nodes = raw.nodes if proved else None
         rows, steps = examine(session, relaxation, x)
         own = broken_own_rows(relaxation, x)
         final = proved and not (rows or steps or own)
@@ -166,7 +166,7 @@ class RowGeneration:
         found = [cut for separator in lasting for cut in separator.separate(x, PRESENT)]
         relaxation.lasting += found
         if rows or steps or own:
-            return self._refine(relaxation, rows, [] if found else steps, own)
+            return self._refine(relaxation, rows, [] if found else steps, own, nodes=nodes)
         tighter = with_covers(relaxation.form, x, limit_rows(relaxation.form))
         if tighter is not None:  # only the solver's tolerance let the answer through
             relaxation.form = tighter
@@ -184,15 +184,20 @@ class RowGeneration:
         rows: list[int],
         steps: list[tuple[int, int]],
         own: dict[int, frozenset[int]] | None = None,
+        *,
+        nodes: int | None = None,
     ) -> Relaxation:
-        """Enforce rows that an answer breaks, as many as the policy says, and add cuts."""
+        """Enforce rows that an answer breaks, as many as the policy says, and add cuts.
+
+        `nodes` are those of the solve, if it came to its end.
+        """
         session = self.session
         if not (rows or steps or own) or session.done():
             return relaxation  # with new cuts where there are no rows
         if steps and not session.restoring and self.policy.restores_instead_of_steps():
             session.restoring = True
             steps = []
-        most = self.policy.rows_to_add()
+        most = self.policy.rows_to_add(nodes)
         relaxation.make_lasting()
         self.grouping = relaxation.grouping.add(rows[:most], steps[:most], own)
         following = session.build(self.grouping, relaxation)
