@@ -44,17 +44,20 @@ def test_the_last_gain_says_how_many_rows_come(value: float, rise: float, rows: 
     Far from it a relaxation with all of them would not be solved in its time.
     """
     policy = policy_of(value, 9.9 / (1 + rise))
-    assert policy.rows_to_add() == 1  # nothing was added before
+    assert policy.rows_to_add(None, 100) == 1  # nothing was added before
     policy.bounds.lower = 9.9
-    assert policy.rows_to_add() == rows
+    assert policy.rows_to_add(None, 100) == rows
 
 
-@pytest.mark.parametrize(("nodes", "rows"), [(0, None), (1, None), (2, 1), (None, 1)])
-def test_all_rows_come_after_a_relaxation_that_needed_no_branching(
-    nodes: int | None, rows: int | None
+@pytest.mark.parametrize(
+    ("nodes", "groups", "rows"),
+    [(0, 40, 20), (1, 41, 20), (1, 3, 1), (2, 40, 1), (None, 40, 1)],
+)
+def test_more_rows_come_after_a_relaxation_that_needed_no_branching(
+    nodes: int | None, groups: int, rows: int
 ) -> None:
-    """Whatever the gap; not after a solve that branched, or came to no end."""
-    assert policy_of(10.0, 5.0).rows_to_add(nodes) == rows
+    """Half as many as it has groups; not after a solve that branched, or came to no end."""
+    assert policy_of(10.0, 5.0).rows_to_add(nodes, groups) == rows
 
 
 @pytest.mark.parametrize("minimize", ["energy", "ram"])

@@ -70,8 +70,11 @@ class LazyParams:
 
     # -- rows after an integer relaxation ----------------------------------------------------------
     easy_nodes: int = 1
-    """Nodes of branch and bound up to which a relaxation that was solved to its end was an easy
-    one. All broken rows are added then: what the next one takes is building it, not branching."""
+    """Nodes of branch and bound up to which a relaxation was an easy one, if it was solved to its
+    end."""
+    easy_growth_ratio: float = 0.5
+    """Rows that may be added after an easy one, as a part of its groups: the next one is hardly
+    larger, and what it takes is building it, not branching."""
     single_row_gain_ratio: float = 0.02
     """Rise of the bound by the rows added before after which a single one is added: more rows make
     finer groups, more columns and a weaker linear relaxation."""

@@ -39,15 +39,21 @@ class Policy:
         ratio = self.params.wide_gap_time_ratio if self.is_wide() else 1.0
         return max(self.slice_s, remaining_s * ratio)
 
-    def rows_to_add(self, nodes: int | None = None) -> int | None:
+    def rows_to_add(self, nodes: int | None, groups: int) -> int | None:
         """Return how many rows to add after what the last ones gained; None for all.
 
-        `nodes` are those of the last integer solve, if it came to its end.
+        `nodes` are those of the last integer solve, None if it came to no end, `groups` those of
+        its relaxation.
         """
+        most = self._rows_for_rise()
+        easy = nodes is not None and nodes <= self.params.easy_nodes
+        if most is None or not easy:
+            return most
+        return max(most, int(self.params.easy_growth_ratio * groups))
+
+    def _rows_for_rise(self) -> int | None:
         params, bound = self.params, self.bounds.lower
         rise, self.bound_before_rows = bound - self.bound_before_rows, bound
-        if nodes is not None and nodes <= params.easy_nodes:
-            return None
         if rise > params.single_row_gain_ratio * bound:
             return 1
         if self.is_wide():
