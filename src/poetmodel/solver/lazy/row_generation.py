@@ -68,7 +68,11 @@ class RowGeneration:
             if raw.x is None:
                 self.policy.solves_again()
             else:
-                relaxation = self._follow(relaxation, raw, before=before)
+                proved = raw.status in (SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP)
+                nodes = raw.nodes if proved else None
+                relaxation = self._follow(
+                    relaxation, raw.x, proved=proved, nodes=nodes, before=before
+                )
         return False
 
     def run_within_limits(self) -> bool:
@@ -146,17 +150,18 @@ class RowGeneration:
     def _follow(
         self,
         relaxation: Relaxation,
-        raw: RawSolution,
+        x: NDArray[Any],
         *,
+        proved: bool,
+        nodes: int | None,
         before: tuple[float, Candidate | None],
     ) -> Relaxation:
         """Make a schedule of an answer, or cut off what it breaks; return what to solve next.
 
-        `before` says what was known before the solve.
+        `proved` says whether no better one is of use, `nodes` after how many of branch and bound,
+        `before` what was known before the solve.
         """
-        session, x = self.session, raw.x
-        proved = raw.status in (SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP)
-        nodes = raw.nodes if proved else None
+        session = self.session
         rows, steps = examine(session, relaxation, x)
         own = broken_own_rows(relaxation, x)
         final = proved and not (rows or steps or own)
