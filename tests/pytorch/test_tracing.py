@@ -180,6 +180,16 @@ def test_less_is_kept_where_nothing_is_left_beside_it() -> None:
     assert coarsened(traced, budget_bytes=roomy).threshold_bytes >= usual.threshold_bytes
 
 
+def test_most_of_the_room_above_the_floor_is_left() -> None:
+    """However small a budget is, what is kept takes a third at most of what it has beyond need."""
+    torch.manual_seed(1)
+    traced = trace(*residual_step())
+    least = floor_bytes(coarsen(traced, kept_bytes=0))
+    for room in (0, 300, 1000, 3000, 30000):
+        found = coarsened(traced, budget_bytes=least + room)
+        assert floor_bytes(found) - least <= room / 3
+
+
 def test_below_the_floor_the_least_one_is_told() -> None:
     """Of several floors the least is the one that no budget may be below."""
     traced = trace(*residual(), measure_workspace=False)

@@ -245,11 +245,11 @@ class Compiled:
             result = known
         else:
             start = self.known.start(problem) if known is None else known.schedule
-            result = solve(problem, time_limit=first_s, gap=options.gap, start=start)
+            result = _solve(problem, time_limit=first_s, gap=options.gap, start=start)
         left_s = options.time_limit - (perf_counter() - begin)
         if options.refine and left_s > 0 and not _is_settled(result):
             if result.schedule is None:
-                result = solve(problem, time_limit=left_s, gap=options.gap)
+                result = _solve(problem, time_limit=left_s, gap=options.gap)
             else:
                 self.refinement = BackgroundSolve(
                     problem, start=result.schedule, time_limit=left_s, gap=options.gap
@@ -334,6 +334,11 @@ class Compiled:
             f"reserved ({reserves}), and operations need {needed:,} B beside that; give at least "
             f"ram={told(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
         )
+
+
+def _solve(problem: Problem, **options: Any) -> SolveResult:
+    """Solve with the threads that PyTorch may use, which computes nothing meanwhile."""
+    return solve(problem, threads=torch.get_num_threads(), **options)
 
 
 def _is_settled(result: SolveResult, *, within_s: float = math.inf) -> bool:

@@ -202,7 +202,10 @@ def _distinct(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 KEPT_SHARES: Final = (0.01, 0.001, 0.0)
 """Small tensors are kept as long as they are together no more than this share of the budget; the
-next share is tried where no schedule is left beside what is kept."""
+next share is tried where too little is left beside what is kept."""
+
+MOST_OF_ROOM: Final = 1 / 3
+"""What is kept takes at most this share of what a budget leaves above the least one."""
 
 LEAST_HOME_BYTES: Final = 4096
 """State of fewer bytes, less than a page, has its home in RAM always [B]."""
@@ -257,9 +260,9 @@ def keep_all_bytes(trace: Trace) -> int:
 def coarsened(trace: Trace, *, budget_bytes: int, homes: bool = False) -> Coarse:
     """Leave as many small tensors out as a budget allows.
 
-    Of a budget close to the floor less is reserved, so that there is a schedule where there can be
-    one; with room for everything there is nothing to decide, and nothing is left out. With `homes`
-    those of state are decided too, where not everything has room.
+    Of a budget close to the floor less is reserved, so that most of the room above it is left for
+    schedules; with room for everything there is nothing to decide, and nothing is left out. With
+    `homes` those of state are decided too, where not everything has room.
     """
     if budget_bytes >= keep_all_bytes(trace):
         whole = coarsen(trace, kept_bytes=-1)  # not even tensors of 0 bytes
@@ -267,8 +270,10 @@ def coarsened(trace: Trace, *, budget_bytes: int, homes: bool = False) -> Coarse
     found = [
         coarsen(trace, kept_bytes=int(share * budget_bytes), homes=homes) for share in KEPT_SHARES
     ]
-    enough = (coarse for coarse in found if floor_bytes(coarse) <= budget_bytes)
-    return next(enough, min(found, key=floor_bytes))
+    least = min(found, key=floor_bytes)
+    room_bytes = MOST_OF_ROOM * (budget_bytes - floor_bytes(least))
+    enough = (each for each in found if floor_bytes(each) - floor_bytes(least) <= room_bytes)
+    return next(enough, least)
 
 
 def floor_bytes(coarse: Coarse) -> int:
