@@ -44,6 +44,7 @@ VARIANTS: Final[dict[str, tuple[LazyParams, int]]] = {
     "no counting of equal decisions": (LazyParams(counted_part_ratio=1.0), 0),
     "no search for the fastest schedule": (LazyParams(without_schedule_time_ratio=1.0), 0),
     "no slices of time": (LazyParams(wide_gap_time_ratio=1.0), 0),
+    "no more rows after easy relaxations": (LazyParams(easy_growth_ratio=0.0), 0),
     "all broken rows at once": (LazyParams(few_rows=10**6, wide_gap_rows=10**6), 0),
     "all rows of the linear phase at once": (LazyParams(linear_rows=10**6), 0),
 }
