@@ -17,7 +17,7 @@ from poetmodel.plan import Instruction, Op, Plan, check_plan  # noqa: E402
 from poetmodel.planner import make_plan  # noqa: E402
 from poetmodel.problem import Problem  # noqa: E402
 from poetmodel.torch import compile  # noqa: E402
-from poetmodel.torch.joining import JOINED_SHARE, joined  # noqa: E402
+from poetmodel.torch.joining import EXTRA_SHARE, JOINED_SHARE, joined  # noqa: E402
 from poetmodel.torch.tracing import Coarse  # noqa: E402
 from strategies import costs_for, graphs  # noqa: E402
 
@@ -124,6 +124,15 @@ def changed(graph: Graph, name: str, **values: object) -> Graph:
         # a and b need 8 + 6 + 4, with c 8 + 11.
         pytest.param(chain(), (), int(18 / JOINED_SHARE), list("xbcy"), id="a small budget"),
         pytest.param(chain(), (), int(17 / JOINED_SHARE), list("xabcy"), id="a smaller one"),
+        # a alone needs 14, and with b 4 more.
+        pytest.param(
+            changed(chain(), "a", workspace_bytes=0), (), int(4 / EXTRA_SHARE) - 1, list("xabcy"),
+            id="much more than its parts",
+        ),
+        pytest.param(
+            changed(chain(), "a", workspace_bytes=0), (), int(4 / EXTRA_SHARE), ["x", "c", "y"],
+            id="not too much more",
+        ),
     ],
 )  # fmt: skip
 def test_what_may_be_kept_or_has_no_room_is_not_joined(

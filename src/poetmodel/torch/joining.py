@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 JOINED_SHARE: Final = 0.5
 """Most that a joined node may need of the budget: it is no obstacle to a schedule then."""
 
+EXTRA_SHARE: Final = 0.1
+"""Most of the budget that it may need beyond what the largest of its operations does."""
+
 
 def joined(
     coarse: Coarse, costs: Costs, *, results: Collection[int], budget_bytes: int
@@ -36,7 +39,7 @@ def joined(
     graph = coarse.graph
     number_of = dict(zip((t.name for t in graph.tensors), coarse.numbers, strict=True))
     apart = {name for name, number in number_of.items() if number in results}
-    runs = list(_runs(graph, apart, int(JOINED_SHARE * budget_bytes)))
+    runs = list(_runs(graph, apart, budget_bytes))
     new = replace(graph, nodes=tuple(run.node for run in runs))
     names = [tensor.name for tensor in new.tensors]
     names += [tensor.name for run in runs for tensor in run.inside]
@@ -110,20 +113,29 @@ class _Run:
             in_place=(),
         )
 
+    def has_room(self, budget_bytes: int) -> bool:
+        """Return whether a budget leaves enough beside it."""
+        alone = (replace(self, parts=(node,), inside=()).needed_bytes for node in self.parts)
+        extra_bytes = self.needed_bytes - max(alone)
+        return (
+            self.needed_bytes <= JOINED_SHARE * budget_bytes
+            and extra_bytes <= EXTRA_SHARE * budget_bytes
+        )
+
     def longer(self, node: Node) -> _Run:
         """Return the run with one more operation."""
         made = self.parts[-1].outputs[0]
         return replace(self, parts=(*self.parts, node), inside=(*self.inside, made))
 
 
-def _runs(graph: Graph, apart: Collection[str], most_bytes: int) -> Iterator[_Run]:
+def _runs(graph: Graph, apart: Collection[str], budget_bytes: int) -> Iterator[_Run]:
     """Yield the operations of a graph, in their order, as runs of one or more."""
     sizes = {tensor.name: tensor.bytes for tensor in graph.tensors}
     run: _Run | None = None
     for k, node in enumerate(graph.nodes):
         if run is not None and _may_join(graph, k, apart):
             longer = run.longer(node)
-            if longer.needed_bytes <= most_bytes:
+            if longer.has_room(budget_bytes):
                 run = longer
                 continue
         if run is not None:
