@@ -85,7 +85,8 @@ def add_rows(
         rows = [t for t in broken if t not in every.grouping.stage_rows]
         if not rows:
             break
-        most = params.linear_rows << idle
+        growth = int(params.linear_growth_ratio * len(every.grouping.last_stage))
+        most = max(params.linear_rows, growth) << idle
         every = session.build(every.grouping.add(rows[:most]), every)
         latest = add_cuts(session, every)
         if latest.infeasible:

@@ -62,6 +62,8 @@ class LazyParams:
     linear_rows: int = 4
     """Rows added at once; twice as many after each round without gain. All at once would make the
     groups of large graphs so fine that their linear relaxations take seconds each."""
+    linear_growth_ratio: float = 0.5
+    """The same as a part of the groups, where that is more."""
     rounds_without_gain: int = 3
     """Rounds without such a rise after which either loop stops."""
     most_sums: int = 1 << 20
