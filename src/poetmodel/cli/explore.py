@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -73,6 +74,7 @@ def explore(
 
     def ready(address: str) -> None:
         print_text(f"The explorer: {address}", "Ctrl-C ends it; every answer stays in the store.")
+        sys.stdout.flush()  # whoever reads a pipe waits for it
         if not serving.no_browser:
             webbrowser.open(address)
 

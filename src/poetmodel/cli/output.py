@@ -94,7 +94,6 @@ def print_text(*lines: str) -> None:
         return
     for line in lines:
         sys.stdout.write(printable(line) + "\n")
-    sys.stdout.flush()  # whoever reads a pipe waits for it
 
 
 def show(*renderables: RenderableType) -> None:
