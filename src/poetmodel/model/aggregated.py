@@ -78,6 +78,11 @@ class Grouping:
         cuts |= self.own_cuts
         return tuple(accumulate((t in cuts for t in range(self.n_stages - 1)), initial=0))
 
+    @property
+    def n_groups(self) -> int:
+        """Number of groups."""
+        return len(self.last_stage)
+
     @cached_property
     def last_stage(self) -> tuple[int, ...]:
         """For each group its last stage."""

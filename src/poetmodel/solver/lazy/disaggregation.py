@@ -176,7 +176,7 @@ class _Disaggregator:
         self.grouping = grouping
         self.resident = resident = decisions.resident
         self.result = Disaggregation(graph, resident=resident)
-        n_groups = len(grouping.last_stage)
+        n_groups = grouping.n_groups
         self.again: list[list[int]] = [[] for _ in range(n_groups)]
         self.arrive: list[set[int]] = [set() for _ in range(n_groups)]
         self.enter: list[set[int]] = [set() for _ in range(n_groups + 1)]
@@ -195,7 +195,7 @@ class _Disaggregator:
                 self.enter[group].add(i)
 
     def run(self) -> Disaggregation:
-        for group in range(len(self.grouping.last_stage)):
+        for group in range(self.grouping.n_groups):
             check_time_limit()
             self._group(group)
         self._join()

@@ -85,7 +85,7 @@ def add_rows(
         rows = [t for t in broken if t not in every.grouping.stage_rows]
         if not rows:
             break
-        growth = int(params.linear_growth_ratio * len(every.grouping.last_stage))
+        growth = int(params.linear_growth_ratio * every.grouping.n_groups)
         most = max(params.linear_rows, growth) << idle
         every = session.build(every.grouping.add(rows[:most]), every)
         latest = add_cuts(session, every)

@@ -202,7 +202,7 @@ class RowGeneration:
         if steps and not session.restoring and self.policy.restores_instead_of_steps():
             session.restoring = True
             steps = []
-        most = self.policy.rows_to_add(nodes, len(relaxation.grouping.last_stage))
+        most = self.policy.rows_to_add(nodes, relaxation.grouping.n_groups)
         relaxation.make_lasting()
         self.grouping = relaxation.grouping.add(rows[:most], steps[:most], own)
         following = session.build(self.grouping, relaxation)

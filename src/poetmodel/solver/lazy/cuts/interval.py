@@ -152,7 +152,7 @@ class _FractionalPoint:
         self.graph = relaxation.problem.working_graph
         self.events = relaxation.events
         self.group_of = self.events.group_of
-        self.n_groups = len(relaxation.grouping.last_stage)
+        self.n_groups = relaxation.grouping.n_groups
         self.enter = self._entering()
         self.values: dict[int, float] = {}
         """``F`` of the interval at hand, by tensor."""

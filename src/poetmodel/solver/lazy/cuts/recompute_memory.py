@@ -74,7 +74,7 @@ class RecomputeMemorySeparator:
         self.budget = int(relaxation.problem.usable_ram_bytes)
         self.sizes = self.graph.tensor_bytes
         grouping = relaxation.grouping
-        n_groups = len(grouping.last_stage)
+        n_groups = grouping.n_groups
         self.entering: list[dict[int, int]] = [{} for _ in range(n_groups)]
         """For each group the columns of tensors that may enter it and may as well not."""
         self.leaving: list[dict[int, _Stay]] = [{} for _ in range(n_groups)]
