@@ -60,6 +60,7 @@ def test_nothing_moves_farther_than_it_may() -> None:
             has_room_for=lambda _: True,
             stages=stages,
             attempts=1,
+            choices=16,
         )
         assert not earlier.relieve(4)
         assert earlier.relieve(5) is moved
@@ -78,7 +79,12 @@ def test_a_move_lowers_the_excess_and_adds_nothing() -> None:
                 partial.add(Restoration(t, k, recompute=True))
         limit = problem.usable_ram_bytes
         earlier = EarlierRecomputation(
-            partial=partial, limit_bytes=limit, has_room_for=lambda _: True, stages=8, attempts=4
+            partial=partial,
+            limit_bytes=limit,
+            has_room_for=lambda _: True,
+            stages=8,
+            attempts=4,
+            choices=16,
         )
         for t in range(n):
             excess = (partial.peaks() - limit).clip(min=0).sum()

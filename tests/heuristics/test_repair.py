@@ -108,6 +108,7 @@ def test_without_time_it_gives_up() -> None:
         {"longest_chain": 301},
         {"longest_chain_beside_pages": -1},
         {"choices_per_relief": 0},
+        {"earlier_choices": 0},
         {"fit_noise_ratio": -0.1},
         {"drop_noise_ratio": math.nan},
     ],

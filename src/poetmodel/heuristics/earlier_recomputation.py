@@ -32,7 +32,7 @@ class EarlierRecomputation:
     """How many stages earlier it may be."""
     attempts: int
     """How often it is tried for one recomputation."""
-    most: int = 16
+    choices: int
     """Most recomputations of a stage among which one is looked for."""
     _failed: dict[Restoration, int] = field(default_factory=dict)
     """How often that was in vain."""
@@ -42,7 +42,7 @@ class EarlierRecomputation:
     def relieve(self, t: int) -> bool:
         """Move one recomputation of stage `t` if that lowers the excess; return whether it does."""
         partial, before = self.partial, self._excess()
-        if not 0 < len(partial.recomputed[t]) <= self.most or not partial.extra_bytes[t]:
+        if not 0 < len(partial.recomputed[t]) <= self.choices or not partial.extra_bytes[t]:
             return False
         for k in sorted(partial.recomputed[t], reverse=True):
             late = Restoration(t, k, recompute=True)

@@ -48,11 +48,15 @@ class RepairParams:
     """How many stages earlier what does not fit may be recomputed, at least 0."""
     earlier_attempts: int = 4
     """How often that is tried for one recomputation, at least 1."""
+    earlier_choices: int = 16
+    """Most recomputations of a stage of which it is tried, at least 1: each try updates all stages
+    in between."""
     placements: int = 60
     """Most stages that are tried for what own constraints want, at least 1."""
 
     def __post_init__(self) -> None:
-        require_within(self, 1, "choices_per_relief", "earlier_attempts", "placements")
+        at_least_one = ("choices_per_relief", "earlier_attempts", "earlier_choices", "placements")
+        require_within(self, 1, *at_least_one)
         require_within(self, 0, "longest_chain", "longest_chain_beside_pages", most=_MOST_NESTED)
         require_within(self, 0, "earlier_stages", "fit_noise_ratio", "drop_noise_ratio")
 
@@ -116,6 +120,7 @@ class Repair:
             has_room_for=self._has_room_for,
             stages=self.params.earlier_stages,
             attempts=self.params.earlier_attempts,
+            choices=self.params.earlier_choices,
         )
         while time.monotonic() < self.until_s:
             check_time_limit()
