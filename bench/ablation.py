@@ -2,8 +2,9 @@
 
 ``python bench/ablation.py --out bench/results/$(date +%F)-ablation.jsonl`` runs everything;
 ``python scripts/make_results.py`` puts the means into ``docs/lazy.md``. A variant is one entry of
-`VARIANTS`: other `LazyParams`, or another seed. ``--captures`` takes captured models instead, and
-``--out`` should then end in ``-ablation-captures.jsonl``, which gets a table of its own.
+`VARIANTS`: other `LazyParams`, another seed, or a part that no parameter switches off.
+``--captures`` takes captured models instead, and ``--out`` should then end in
+``-ablation-captures.jsonl``, which gets a table of its own.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import argparse
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from grid import FLOOR, PROFILE, Instance
 from harness import FreshProcesses, parsed, recorded, run_all, run_key
+from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
 from poetmodel.solver import lazy
-from poetmodel.solver.lazy import LazyParams
+from poetmodel.solver.lazy import LazyParams, linear
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS
 from run_grid import GRACE_S, PRELOADED, measure, warm_up
 
@@ -33,22 +35,40 @@ LIMIT_S: Final = 10.0
 CAPTURES_LIMIT_S: Final = 30.0
 """The same for captured models [s]."""
 
-VARIANTS: Final[dict[str, tuple[LazyParams, int]]] = {
-    "everything": (LazyParams(), 0),
-    "everything, seed 1": (LazyParams(), 1),
-    "everything, seed 2": (LazyParams(), 2),
+
+class Variant(NamedTuple):
+    """What a variant solves with."""
+
+    params: LazyParams = LazyParams()
+    seed: int = 0
+    earlier: bool = True
+    """Whether schedules are repaired by recomputing earlier, too."""
+    warm: bool = True
+    """Whether rounds of cuts begin from the basis of the last one."""
+
+
+VARIANTS: Final[dict[str, Variant]] = {
+    "everything": Variant(),
+    "everything, seed 1": Variant(seed=1),
+    "everything, seed 2": Variant(seed=2),
     **{
-        f"no {one} cuts": (LazyParams(cuts=CUT_FAMILIES - {one}), 0) for one in sorted(CUT_FAMILIES)
+        f"no {one} cuts": Variant(LazyParams(cuts=CUT_FAMILIES - {one}))
+        for one in sorted(CUT_FAMILIES)
     },
-    **{f"no {one}": (LazyParams(heuristics=HEURISTICS - {one}), 0) for one in sorted(HEURISTICS)},
-    "no counting of equal decisions": (LazyParams(counted_part_ratio=1.0), 0),
-    "no search for the fastest schedule": (LazyParams(without_schedule_time_ratio=1.0), 0),
-    "no slices of time": (LazyParams(wide_gap_time_ratio=1.0), 0),
-    "no more rows after easy relaxations": (LazyParams(easy_growth_ratio=0.0), 0),
-    "all broken rows at once": (LazyParams(few_rows=10**6, wide_gap_rows=10**6), 0),
-    "all rows of the linear phase at once": (LazyParams(linear_rows=10**6), 0),
+    **{
+        f"no {one}": Variant(LazyParams(heuristics=HEURISTICS - {one}))
+        for one in sorted(HEURISTICS)
+    },
+    "no earlier recomputation": Variant(earlier=False),
+    "no warm starts of linear relaxations": Variant(warm=False),
+    "no counting of equal decisions": Variant(LazyParams(counted_part_ratio=1.0)),
+    "no search for the fastest schedule": Variant(LazyParams(without_schedule_time_ratio=1.0)),
+    "no slices of time": Variant(LazyParams(wide_gap_time_ratio=1.0)),
+    "no more rows after easy relaxations": Variant(LazyParams(easy_growth_ratio=0.0)),
+    "all broken rows at once": Variant(LazyParams(few_rows=10**6, wide_gap_rows=10**6)),
+    "all rows of the linear phase at once": Variant(LazyParams(linear_rows=10**6)),
 }
-"""Parameters and seed of each variant."""
+"""Each variant by its name."""
 
 _SAMPLE: Final = (
     (1, "paper/resnet18-cifar", "paper-m4", "30%", None),
@@ -121,15 +141,22 @@ class VariantRun:
         return {**self.instance.to_dict(), "variant": self.variant}
 
 
-def measure_variant(fields: dict[str, Any], _start: None = None) -> Record:
-    """Solve an instance with the parameters of a variant and return its record."""
-    warm_up()
-    params, seed = VARIANTS[fields["variant"]]
-    lazy.solve_lazily = partial(lazy.solve_lazily, params=params)
+def measure_variant(fields: dict[str, Any], _start: None = None, *, workers: int = 1) -> Record:
+    """Solve an instance with the parameters of a variant and return its record.
+
+    The process is the run's own, so what is set here holds for this run alone.
+    """
     variant = fields["variant"]
+    params, seed, earlier, warm = VARIANTS[variant]
+    lazy.solve_lazily = partial(lazy.solve_lazily, params=params)
+    if not earlier:
+        EarlierRecomputation.relieve = lambda *_: False  # type: ignore[method-assign]
+    if not warm:
+        linear.carried_basis = lambda *_: None
+    warm_up()
     instance = {name: value for name, value in fields.items() if name != "variant"}
     return {
-        **measure(instance | {"seed": seed}),
+        **measure(instance | {"seed": seed}, workers=workers),
         "kind": KIND,
         "name": VariantRun(instance=Instance(**instance), variant=variant).name,
         "cell": fields,
@@ -142,15 +169,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="variants whose name contains this")
     parser.add_argument("--captures", action="store_true", help="captured models, 30 s each")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     options = parsed(parser, "ablation.jsonl", arguments)
     sample = CAPTURES if options.captures else SAMPLE
     names = [name for name in VARIANTS if options.only in name]
     return run_all(
         [VariantRun(instance=one, variant=name) for one in sample for name in names],
         recorded(options.out),
-        measure_variant,
-        FreshProcesses(1, preloaded=PRELOADED, grace_s=GRACE_S),
+        partial(measure_variant, workers=options.workers),
+        FreshProcesses(options.workers, preloaded=PRELOADED, grace_s=GRACE_S),
         kind=KIND,
+        workers=options.workers,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,44 @@ def test_cutoff_below_the_optimum_is_not_an_optimum() -> None:
     result = Highs().solve(form, Limits(time_s=60.0, objective_cutoff=500.0))
     assert result.status is SolverStatus.CUTOFF  # the optimum is 503
     assert (result.x, result.bound) == (None, 500.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_basis_changes_no_value(seed: int) -> None:
+    """Of a linear model that has got further rows, which its last optimum breaks."""
+    rng = np.random.default_rng(seed)
+    weights, costs = rng.integers(1, 100, (12, 40)), rng.integers(1, 100, 40)
+    least = weights.sum(1) // 3
+    few, all_rows = (
+        StandardForm.from_arrays(weights[:n], costs, upper=1.0, row_lower=least[:n])
+        for n in (3, 12)
+    )
+    first = Highs().solve(few, Limits())
+    assert first.basis is not None
+    assert len(first.basis.columns) == 40
+    assert sum(row == first.basis.basic for row in first.basis.rows) < 3
+    basis = replace(first.basis, rows=[*first.basis.rows, *[first.basis.basic] * 9])
+    again, anew = Highs().solve(all_rows, Limits(), basis=basis), Highs().solve(all_rows, Limits())
+    assert again.status is SolverStatus.OPTIMAL
+    assert again.objective == pytest.approx(anew.objective)
+    assert again.bound == pytest.approx(again.objective)
+
+
+def test_a_basis_of_another_model_is_refused() -> None:
+    """It has a value for each column and row."""
+    form = StandardForm.from_arrays([[1.0, 1.0]], [1.0, 2.0], row_lower=1.0)
+    basis = Highs().solve(form, Limits()).basis
+    assert basis is not None
+    with pytest.raises(BackendError, match="'highs': refused the basis"):
+        Highs().solve(form, Limits(), basis=replace(basis, rows=[]))
+
+
+def test_only_a_linear_optimum_has_a_basis() -> None:
+    """Neither branch and bound nor what is infeasible."""
+    form = StandardForm.from_arrays([[1.0]], [1.0], upper=1.0, row_lower=0.5, integer=True)
+    assert Highs().solve(form, Limits()).basis is None
+    above = StandardForm.from_arrays([[1.0]], [1.0], upper=1.0, row_lower=2.0)
+    assert Highs().solve(above, Limits()).basis is None
 
 
 def test_small_coefficients_count() -> None:

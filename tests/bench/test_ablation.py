@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import ablation
 from grid import instances
+from poetmodel.solver.lazy.session import Session
 from result_pages.ablation import EVERYTHING, page
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def test_every_instance_is_one_of_the_grid() -> None:
 
 
 def test_every_variant_is_another() -> None:
-    """By its parameters or its seed."""
+    """In one thing at least."""
     assert len(set(ablation.VARIANTS.values())) == len(ablation.VARIANTS)
 
 
@@ -46,7 +47,45 @@ def test_a_smoke_run_records_what_was_left_out(monkeypatch: pytest.MonkeyPatch) 
     assert record["kind"] == ablation.KIND
     assert record["name"].endswith("| default | 0 | no interval cuts")
     assert record["variant"] == "no interval cuts"
-    assert ablation.lazy.solve_lazily.keywords["params"] == ablation.VARIANTS["no interval cuts"][0]
+    assert (
+        ablation.lazy.solve_lazily.keywords["params"]
+        == ablation.VARIANTS["no interval cuts"].params
+    )
+
+
+def test_recomputing_earlier_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stage is relieved so."""
+    monkeypatch.setattr(ablation.lazy, "solve_lazily", ablation.lazy.solve_lazily)
+    asked: list[int] = []
+    monkeypatch.setattr(
+        ablation.EarlierRecomputation, "relieve", lambda _, stage: bool(asked.append(stage))
+    )
+    small = {**ablation.SAMPLE[0].to_dict(), "model": "paper/transformer", "ram": "70%"}
+    ablation.measure_variant({**small, "variant": "everything"})
+    assert asked
+    asked.clear()
+    ablation.measure_variant({**small, "variant": "no earlier recomputation"})
+    assert not asked
+
+
+def test_warm_starts_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No solve begins from a basis."""
+    monkeypatch.setattr(ablation.lazy, "solve_lazily", ablation.lazy.solve_lazily)
+    monkeypatch.setattr(ablation.linear, "carried_basis", ablation.linear.carried_basis)
+    solve, given = Session.solve, []
+
+    def noted(self: Session, *arguments: Any, **options: Any) -> Any:
+        given.append(options.get("basis"))
+        return solve(self, *arguments, **options)
+
+    monkeypatch.setattr(Session, "solve", noted)
+    small = {**ablation.SAMPLE[0].to_dict(), "limit_s": 3.0}
+    ablation.measure_variant({**small, "variant": "everything"})
+    assert any(basis is not None for basis in given)
+    given.clear()
+    ablation.measure_variant({**small, "variant": "no warm starts of linear relaxations"})
+    assert given
+    assert all(basis is None for basis in given)
 
 
 def test_the_page_counts_time_outs_with_their_limit() -> None:

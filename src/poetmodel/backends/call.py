@@ -6,7 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.backends.protocol import BackendProgress, Limits, OnProgress
+from poetmodel.backends.protocol import BackendProgress, Basis, Limits, OnProgress
 from poetmodel.backends.standard_form import StandardForm, round_binaries
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class SolverCall:
         self.options = dict(limits.options)
         self.start: NDArray[np.float64] | None = None
         """Values to begin from; NaN where none is given."""
+        self.basis: Basis | None = None
+        """Basis to begin from, where the solver can."""
         self.on_progress = on_progress
         self._stop = stop
         self._failure: BaseException | None = None

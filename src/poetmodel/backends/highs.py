@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from poetmodel.backends.call import SolverCall, finite
-from poetmodel.backends.protocol import OptionValue, RawSolution, SolverStatus
+from poetmodel.backends.protocol import Basis, OptionValue, RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
 from poetmodel.errors import BackendError, UnknownOptionError
 
@@ -112,6 +112,8 @@ class Highs(Solver):
             given = np.flatnonzero(~np.isnan(start)).astype(np.int32)
             done = highs.setSolution(given.size, given, start[given])
             _check(highspy, done, "refused the start")
+        if call.basis is not None:
+            _check(highspy, highs.setBasis(_as_basis(highspy, call.basis)), "refused the basis")
         remaining_s = call.built()
         if remaining_s == 0.0:
             return RawSolution(status=SolverStatus.TIME_LIMIT), True
@@ -124,7 +126,7 @@ class Highs(Solver):
             raise BackendError(
                 f"backend 'highs': stopped with an error ({highs.getModelStatus().name})"
             )
-        return _collect(highs, call.form, status), not misfits
+        return _collect(highspy, highs, call.form, status), not misfits
 
 
 def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
@@ -280,16 +282,32 @@ def _marked(threads: int, handle: Callable[[Any], None]) -> Callable[[Any], None
     return called
 
 
-def _collect(highs: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
+def _as_basis(highspy: Any, basis: Basis) -> Any:
+    given = highspy.HighsBasis()
+    given.col_status, given.row_status = list(basis.columns), list(basis.rows)
+    given.valid = True
+    return given
+
+
+def _basis(highspy: Any, highs: Any) -> Basis | None:
+    found = highs.getBasis()
+    if not found.valid:
+        return None
+    basic = highspy.HighsBasisStatus.kBasic
+    return Basis(columns=list(found.col_status), rows=list(found.row_status), basic=basic)
+
+
+def _collect(highspy: Any, highs: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
     info = highs.getInfo()
     held = info.valid and info.primal_solution_status == _FEASIBLE
     x = np.array(highs.getSolution().col_value) if held else None
     if form.is_mip:
         bound, nodes = finite(info.mip_dual_bound), max(0, int(info.mip_node_count))
-    else:
-        done = status is SolverStatus.OPTIMAL
-        bound, nodes = (finite(info.objective_function_value) if done else None), None
-    return RawSolution(status=status, x=x, bound=bound, nodes=nodes)
+        return RawSolution(status=status, x=x, bound=bound, nodes=nodes)
+    if status is not SolverStatus.OPTIMAL:
+        return RawSolution(status=status, x=x)
+    bound = finite(info.objective_function_value)
+    return RawSolution(status=status, x=x, bound=bound, basis=_basis(highspy, highs))
 
 
 def _check(highspy: Any, done: Any, what: str) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Integral
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from poetmodel.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -125,6 +125,18 @@ class SolverStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Basis:
+    """Where the optimum of a linear model lies, in values of the solver that has found it."""
+
+    columns: Sequence[Any]
+    """Whether each column is basic, or at which bound it is."""
+    rows: Sequence[Any]
+    """The same of each row."""
+    basic: Any
+    """What stands for "basic"; a row that the optimum did not know is so at first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RawSolution:
     """What a solver returned; nothing in it has been verified yet.
 
@@ -142,6 +154,8 @@ class RawSolution:
     """Proven bound in the model's sense, never beyond `objective`; None without one."""
     nodes: int | None = None
     """Branch-and-bound nodes; None for a model without integers."""
+    basis: Basis | None = None
+    """Of the optimum of a model without integers, where the solver tells."""
     build_s: float = 0.0
     """Time to hand the model over [s]."""
     solve_s: float = 0.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 
 from poetmodel.backends.call import SolverCall
-from poetmodel.backends.protocol import Limits, OnProgress, RawSolution, SolverStatus
+from poetmodel.backends.protocol import Basis, Limits, OnProgress, RawSolution, SolverStatus
 from poetmodel.backends.standard_form import StandardForm, round_binaries
 from poetmodel.errors import BackendError, BackendUnavailableError, InputError
 
@@ -73,6 +73,7 @@ class Solver(ABC):
         limits: Limits,
         *,
         start: NDArray[np.float64] | None = None,
+        basis: Basis | None = None,
         on_progress: OnProgress | None = None,
         stop: threading.Event | None = None,
     ) -> RawSolution:
@@ -86,6 +87,9 @@ class Solver(ABC):
             When to stop.
         start : ndarray of float64, shape (n_columns,)
             Values to begin from; NaN where none is given.
+        basis : Basis
+            Of a like model without integers, which this solver has solved: for each of this one's
+            columns and rows. HiGHS begins from it, without presolve; the others do not look at it.
         on_progress : callable
             Called from the solver's thread at every better solution and otherwise a few times a
             second; returning False stops the solve, an exception stops it and is raised again.
@@ -104,7 +108,7 @@ class Solver(ABC):
         call = SolverCall(form, limits, on_progress, stop)
         self.module()
         known, accepted = _examine(start, form, limits)
-        call.start = known
+        call.start, call.basis = known, basis
         if accepted and known is not None:
             call.solution(form.value(known), lambda: known)
         raw = _settled(call) or self.run(call)

@@ -34,6 +34,9 @@ from worked import comb_graph, comb_problem, even_costs, skip_problem
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from poetmodel.backends.protocol import Basis, RawSolution
+    from poetmodel.backends.standard_form import StandardForm
+
 
 def session_of(problem: Problem, **choices: object) -> Session:
     """Begin a solve without a start."""
@@ -59,6 +62,31 @@ def test_cuts_raise_the_bound_of_the_session() -> None:
     assert answer.value <= whole.objective + CLOSE
     relaxation.cuts = kept
     assert solved(relaxation).objective == pytest.approx(whole.objective)
+
+
+def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That changes no value: each is that of the same relaxation solved from nothing."""
+    session = session_of(comb_problem(8, 10))
+    solve = session.solve
+    begun: list[Basis | None] = []
+
+    def compared(_: Session, form: StandardForm, basis: Basis | None = None) -> RawSolution | None:
+        begun.append(basis)
+        raw, anew = solve(form, basis=basis), solve(form)
+        assert raw is not None
+        assert anew is not None
+        assert raw.objective == pytest.approx(anew.objective)
+        return raw
+
+    monkeypatch.setattr(Session, "solve", compared)
+    relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
+    add_cuts(session, relaxation)
+    assert len(begun) > 2
+    assert begun[0] is None
+    for basis in begun[1:]:
+        assert basis is not None
+        assert len(basis.columns) == relaxation.form.n_columns
+        assert len(basis.rows) > relaxation.form.n_rows
 
 
 def test_a_linear_relaxation_without_a_point_proves_infeasibility() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +12,13 @@ from poetmodel.solver.lazy.disaggregation import ROUNDING, broken_stages
 from poetmodel.solver.outcome import safe_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from poetmodel.backends.protocol import Basis
     from poetmodel.model.aggregated import Grouping
+    from poetmodel.solver.lazy.cuts import Cut
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
 
@@ -34,12 +36,16 @@ class LinearAnswer:
 
 
 def add_cuts(session: Session, relaxation: Relaxation) -> LinearAnswer:
-    """Solve a linear relaxation and add cuts while that raises its value."""
+    """Solve a linear relaxation and add cuts while that raises its value.
+
+    Each solve begins from the basis of the last one.
+    """
     params = session.params
     idle = 0
     answer = LinearAnswer(None, float("-inf"))
+    basis: Basis | None = None
     for turn in range(params.cut_rounds):
-        raw = session.solve(relaxation.cut_form().relaxed())
+        raw = session.solve(relaxation.cut_form().relaxed(), basis=basis)
         if raw is None or raw.x is None or raw.bound is None:
             if raw is not None and raw.infeasible:
                 return LinearAnswer(None, 0.0, infeasible=True)
@@ -51,12 +57,26 @@ def add_cuts(session: Session, relaxation: Relaxation) -> LinearAnswer:
         last = turn == params.cut_rounds - 1 or idle >= params.rounds_without_gain
         if last or session.done() or raw.status != SolverStatus.OPTIMAL:
             break
+        solved = relaxation.all_cuts()
         relaxation.drop_slack(raw.x)
         found = relaxation.separate(raw.x, params.cut_violation)
         if not found:
             break
         relaxation.cuts += found
+        basis = carried_basis(raw.basis, relaxation, solved)
     return answer
+
+
+def carried_basis(
+    basis: Basis | None, relaxation: Relaxation, solved: Sequence[Cut]
+) -> Basis | None:
+    """Return the basis of a solve with some cuts for the cuts that there are now."""
+    if basis is None:
+        return None
+    n_rows = relaxation.form.n_rows
+    known = {id(cut): row for cut, row in zip(solved, basis.rows[n_rows:], strict=True)}
+    cuts = [known.get(id(cut), basis.basic) for cut in relaxation.all_cuts()]
+    return replace(basis, rows=[*basis.rows[:n_rows], *cuts])
 
 
 def add_rows(

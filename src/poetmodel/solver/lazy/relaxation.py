@@ -159,7 +159,11 @@ class Relaxation:
 
     def cut_form(self) -> StandardForm:
         """Return the form with all cuts found so far as further rows."""
-        return self.with_cuts([*self.cuts, *self.lasting])
+        return self.with_cuts(self.all_cuts())
+
+    def all_cuts(self) -> list[Cut]:
+        """Return all cuts found so far, in the order of their rows."""
+        return [*self.cuts, *self.lasting]
 
     def with_cuts(self, cuts: Sequence[Cut]) -> StandardForm:
         """Return the form with cuts as further rows."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.protocol import (
     BackendProgress,
+    Basis,
     Limits,
     RawSolution,
     SolverStatus,
@@ -178,6 +179,7 @@ class Session:
         most_s: float | None = None,
         targets: Mapping[str, Any] | None = None,
         start: NDArray[Any] | None = None,
+        basis: Basis | None = None,
         watch: Callable[[BackendProgress], bool] | None = None,
     ) -> RawSolution | None:
         """Solve within the time that is left, or `most_s` of it; None if there is none.
@@ -206,7 +208,9 @@ class Session:
             self.columns = max(self.columns, form.n_columns)
             self.rows = max(self.rows, form.n_rows)
         known = self.bounds.lower
-        raw = self.solver.solve(form, limits, start=start, on_progress=on_progress, stop=self.stop)
+        raw = self.solver.solve(
+            form, limits, start=start, basis=basis, on_progress=on_progress, stop=self.stop
+        )
         if raw.solved_again:
             self.bounds.lower = known  # what the first run told on its way may be wrong
         if raw.status == SolverStatus.INTERRUPTED:
