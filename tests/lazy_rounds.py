@@ -98,8 +98,8 @@ class RoundsError(Exception):
 
 
 def no_rows(problem: Problem) -> Grouping:
-    """Return the grouping that enforces nothing: all stages are one, as far as state allows."""
-    return Grouping.of(problem, recomputable_nodes(problem))
+    """Return the grouping that enforces nothing: all stages are one."""
+    return Grouping(len(problem.graph.nodes))
 
 
 def random_rows(rng: random.Random, problem: Problem, chance: float = 0.3) -> Grouping:

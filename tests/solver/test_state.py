@@ -17,6 +17,7 @@ from lazy_rounds import RoundsError, no_rows, random_rows, run_rounds
 from oracle import optimum
 from own_rows_answers import answer, faults
 from poetmodel.backends.registry import backend
+from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import verify
 from poetmodel.solver.lazy import solve_lazily
@@ -324,6 +325,17 @@ def test_formulations_agree_on_more_larger_steps(number: int) -> None:
 # -- what the instances cover --------------------------------------------------------------------
 
 
+def is_of_use_after(problem: Problem) -> bool:
+    """Return whether what reads state may be recomputed for use after the state is replaced."""
+    graph, offered = problem.graph, recomputable_nodes(problem)
+    found = find_events(problem, range(len(graph.nodes)), recomputable=offered)
+    return any(
+        offered[k] and found.uses[i] and found.uses[i][-1] > last
+        for k, last in enumerate(graph.last_stages)
+        for i in graph.outputs_of[k]
+    )
+
+
 def test_instances_cover_every_case() -> None:
     """The seeds of the quick run, and those with own rows, reach each case many times."""
     seen: Counter[str] = Counter()
@@ -363,7 +375,7 @@ def test_instances_cover_every_case() -> None:
                     sum(i in graph.replacement_of.values() for i in outputs) > 1
                     for outputs in graph.outputs_of
                 ),
-                "groups cut at a replacement": bool(no_rows(problem).own_cuts),
+                "recomputed before a replacement for after": is_of_use_after(problem),
                 "rows on homes": any(key.startswith("resident") for key in keys),
             }
         )

@@ -44,27 +44,7 @@ class Grouping:
     own_rows: frozenset[int] = frozenset()
     """Rows of the problem over stages that are enforced, by position."""
     own_cuts: frozenset[int] = frozenset()
-    """Stages after which groups end for their sake, or because state is replaced there."""
-
-    @classmethod
-    def of(cls, problem: Problem, recomputable: Sequence[bool]) -> Grouping:
-        """Return one that enforces nothing, in which each group allows the same recomputations.
-
-        What reads state does not run once that is replaced. Where it might be of use later, groups
-        end at the replacement.
-        """
-        n, last = len(problem.graph.nodes), problem.graph.last_stages
-        limited = [k for k in range(n) if recomputable[k] and last[k] < n - 1]
-        if not limited:
-            return cls(n)
-        cuts = set()
-        found = find_events(problem, range(n), recomputable=recomputable)
-        for k in limited:
-            uses = [found.uses[i] for i in problem.graph.outputs_of[k]]
-            wanted = problem.wanted.compute[k] > 0
-            if wanted or any(stages and stages[-1] > last[k] for stages in uses):
-                cuts.add(last[k])
-        return cls(n, own_cuts=frozenset(cuts))
+    """Stages after which groups end for their sake."""
 
     @cached_property
     def step_stages(self) -> frozenset[int]:

@@ -16,6 +16,7 @@ from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.lazy.window import Window, WindowSearch
 from poetmodel.solver.outcome import accepted
 from poetmodel.solver.request import Request
+from state_problems import state_problem
 from worked import comb_problem
 
 if TYPE_CHECKING:
@@ -80,6 +81,26 @@ def test_what_windows_find_is_valid_and_never_better_than_the_best() -> None:
         assert not session.bounds.incumbent.violations
         better += value < before
     assert better > 5
+
+
+def test_windows_of_whole_steps_leave_state_where_it_is() -> None:
+    """On 120 training steps with state: better schedules that pass the verifier, the same homes."""
+    better = 0
+    for seed in range(120):
+        problem = state_problem(f"windows/{seed}", (5, 9))
+        session = session_of(problem, window_stages=5)
+        start = session.bounds.incumbent
+        if start is None or start.value <= 0 or not WindowSearch.is_for(problem):
+            continue
+        found = WindowSearch(session, is_waited_for=lambda: False).turn()
+        if found is not None:
+            partial = PartialSchedule(problem.graph, found, working=problem.working_graph)
+            assert partial.resident == set(start.schedule.resident)
+        better += searched(session, 6) < start.value
+        best = solve_lazily(problem, Request(gap=0.0), start=None).candidate
+        assert best is not None
+        assert best.value - 1e-6 * (1 + abs(best.value)) <= session.bounds.upper() <= start.value
+    assert better > 10
 
 
 def test_a_window_leaves_alone_what_is_outside_of_it() -> None:

@@ -161,18 +161,26 @@ def disaggregate(
 
     A recomputation or page-in happens at its earliest need in the group: the first stage of the
     group that reads it, or the stage of the first recomputation that does, or the group's last
-    stage if it is only kept on. A tensor goes after its last need.
+    stage if it is only kept on. What reads state that is replaced before is recomputed at the
+    replacement. A tensor goes after its last need.
     """
-    result = _Disaggregator(graph, grouping, events, decisions).run()
+    last_stages = (stated or graph).last_stages
+    result = _Disaggregator(graph, grouping, events, decisions, last_stages).run()
     result.stated = stated
     return result
 
 
 class _Disaggregator:
     def __init__(
-        self, graph: Graph, grouping: Grouping, events: Events, decisions: GroupDecisions
+        self,
+        graph: Graph,
+        grouping: Grouping,
+        events: Events,
+        decisions: GroupDecisions,
+        last_stages: Sequence[int],
     ) -> None:
         self.graph = graph
+        self.last_stages = last_stages
         self.grouping = grouping
         self.resident = resident = decisions.resident
         self.result = Disaggregation(graph, resident=resident)
@@ -240,6 +248,7 @@ class _Disaggregator:
             stage = min((need for need in needs if need is not None), default=None)
             if stage is None:
                 continue  # nobody needs what it makes
+            stage = min(stage, self.last_stages[k])
             self.result.recomputed.append((stage, k))
             made.update((i, stage) for i in missing)
             for i in graph.inputs_of[k]:

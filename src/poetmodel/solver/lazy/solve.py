@@ -68,7 +68,7 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
     if first is None:
         loads = checkpoint_all_profile(session.problem.graph)
         worst = max(range(len(loads)), key=loads.__getitem__)
-        first = Grouping.of(session.problem, session.recomputable).add([worst])
+        first = Grouping(len(loads), frozenset({worst}))
     generation = RowGeneration(session, first)
     infeasible = run_interruptibly(generation.run_within_limits, session.stop)
     if infeasible:

@@ -90,7 +90,8 @@ class Window:
     All else stays as it is: what later stages take from the window is there at its end, and what
     it takes from earlier ones is there at its beginning if they have it, or have room to keep it.
     Inside, every step keeps within RAM as the simulator counts it, but for what writing in place
-    saves. An answer is a neighbour of the partial schedule; whether it is valid the verifier says.
+    saves. State keeps its homes. An answer is a neighbour of the partial schedule; whether it is
+    valid the verifier says.
     """
 
     def __init__(
@@ -106,6 +107,8 @@ class Window:
         self.problem, self.partial, self.prices = problem, partial, prices
         self.stages = range(first, last + 1)
         self.graph = partial.working
+        self.resident = frozenset(partial.resident)
+        self.last_stages = problem.graph.last_stages
         self.program = _Program()
         self.nodes = self._candidates(most_nodes)
         self.tensors = self._tensors()
@@ -150,7 +153,7 @@ class Window:
         for i in range(len(graph.tensor_bytes)):
             if partial.enters(i, self.stages[0]) or self._is_wanted_after(i):
                 found.add(i)
-        return sorted(found)
+        return sorted(found - self.resident)
 
     def _state_columns(self) -> None:
         program, graph, stages = self.program, self.graph, self.stages
@@ -161,7 +164,7 @@ class Window:
             if self.problem.can_page:
                 self._state_pages(i)
         for k in self.nodes:
-            for t in range(max(stages[0], k + 1), stages[-1] + 1):
+            for t in range(max(stages[0], k + 1), min(stages[-1], self.last_stages[k]) + 1):
                 self.recomputed[t, k] = program.column(self.prices.compute[k])
 
     def _state_pages(self, i: int) -> None:
@@ -170,7 +173,8 @@ class Window:
         inside = sum(i in partial.paged_in[t] for t in stages)
         if not partial.stored[i] and partial.page_ins[i] == inside and i not in partial.paged_out:
             self.paged_out[i] = program.column(self.prices.page_out[i])
-        for t in range(max(stages[0], self.graph.node_of[i] + 1), stages[-1] + 1):
+        last = min(stages[-1], self.problem.graph.last_page_in(i))
+        for t in range(max(stages[0], self.graph.node_of[i] + 1), last + 1):
             self.paged_in[t, i] = program.column(self.prices.page_in[i])
             if i in self.paged_out:
                 program.at_least([(self.paged_out[i], 1.0), (self.paged_in[t, i], -1.0)], 0.0)
@@ -186,13 +190,17 @@ class Window:
         )
         return [(column, 1.0) for column in ways if column is not None]
 
+    def _inputs(self, k: int) -> list[int]:
+        """Return what a step reads but for resident state, which is always there."""
+        return [i for i in self.graph.inputs_of[k] if i not in self.resident]
+
     def _state_stage(self, t: int) -> None:
         program, graph = self.program, self.graph
-        steps = [k for k in self.nodes if k < t]
-        for i in graph.inputs_of[t]:
+        steps = [k for k in self.nodes if (t, k) in self.recomputed]
+        for i in self._inputs(t):
             program.at_least(self._sources(t, i), 1.0)
         for k in steps:
-            for i in graph.inputs_of[k]:
+            for i in self._inputs(k):
                 program.at_least([*self._sources(t, i), (self.recomputed[t, k], -1.0)], 0.0)
         for i in self.tensors:
             if graph.node_of[i] < t and (t + 1, i) in self.kept:
@@ -203,7 +211,8 @@ class Window:
         """Keep every step of a stage within RAM: what is there until its last reader, or longer."""
         graph, unit = self.graph, self.unit
         counted: dict[int, Terms] = {k: [] for k in (*steps, t)}
-        fixed = {k: 0.0 if k < t else graph.nodes[t].workspace_bytes * unit for k in counted}
+        fixed = dict.fromkeys(counted, sum(self.partial.sizes[i] for i in self.resident) * unit)
+        fixed[t] += graph.nodes[t].workspace_bytes * unit
         for k in steps:
             counted[k].append((self.recomputed[t, k], graph.nodes[k].workspace_bytes * unit))
         for i in self.tensors:
@@ -304,8 +313,13 @@ class Window:
             *((t, k, True) for (t, k), at in self.recomputed.items() if round(x[at])),
             *((t, i, False) for (t, i), at in self.paged_in.items() if round(x[at])),
         ]
+        graph = self.problem.graph
         return [
-            *(one for one in self.partial.restorations() if one.stage not in self.stages),
+            *(
+                one
+                for one in self.partial.restorations()
+                if one.stage not in self.stages or one.is_storage_home(graph)
+            ),
             *(Restoration(*one) for one in chosen),
         ]
 
@@ -330,8 +344,7 @@ class WindowSearch:
     def is_for(problem: Problem) -> bool:
         """Return whether windows know all that a problem asks for."""
         objective = PenalizedObjective(problem)
-        plain = objective.rows is None and not problem.graph.state_tensors
-        return plain and problem.objective.is_sum
+        return objective.rows is None and problem.objective.is_sum
 
     def turn(self) -> list[Restoration] | None:
         """Choose one window anew; return a schedule that pays less, if there is one."""
