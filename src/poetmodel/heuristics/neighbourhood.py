@@ -25,7 +25,7 @@ class NeighbourhoodParams:
 
     repairs: tuple[RepairParams, ...] = (
         RepairParams(longest_chain_beside_pages=6),
-        RepairParams(),
+        RepairParams(choices_per_relief=60),
         RepairParams(pages=False),
     )
     """How each trajectory repairs; only the first is followed where a problem lets tensors only be

@@ -38,8 +38,8 @@ class RepairParams:
     longest_chain_beside_pages: int = _MOST_NESTED
     """The same where tensors may be paged; a low one prefers pages."""
     choices_per_relief: int = 20
-    """One in so many of the tensors that could leave RAM leaves it before all are looked at again;
-    at least 1."""
+    """One in so many of the tensors that could leave RAM leaves it before all are looked at again,
+    fewer where the stage fits before; at least 1."""
     fit_noise_ratio: float = 1.0
     """By how much a price may rise at random while room is made, relatively, at least 0."""
     drop_noise_ratio: float = 0.5
@@ -133,7 +133,10 @@ class Repair:
             plans = self._relieving(fullest, np.maximum(excess, 0))
             if not plans and not self._page_instead(fullest):
                 return False
-            for plan in plans[: max(1, len(plans) // self.params.choices_per_relief)]:
+            for number, plan in enumerate(plans):
+                fits = int(self.partial.peaks()[fullest]) <= self.limit_bytes
+                if number and (fits or number >= len(plans) // self.params.choices_per_relief):
+                    break
                 self._add(plan)
         return False
 
