@@ -9,15 +9,15 @@ from instances import bench_device, random_costs, random_problem, seeded
 from own_rows import constrained
 from poetmodel.device import Costs
 from poetmodel.errors import InputError
-from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.problem import Problem
-from state_steps import random_step
+from state_steps import random_step, state, update
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from poetmodel.graph import Graph, Tensor
+    from poetmodel.graph import Tensor
 
 
 def state_costs(rng: random.Random, graph: Graph, *, mapped: bool = False) -> Costs:
@@ -38,6 +38,33 @@ def state_costs(rng: random.Random, graph: Graph, *, mapped: bool = False) -> Co
         page_out=figures(),
         device=replace(device, storage=replace(device.storage, memory_mapped=mapped)),
     )
+
+
+def in_time_problem() -> Problem:
+    """State a step in which `a`, read by `d`, must be made again before `w` is replaced by `u`.
+
+    `a` reads `w`, and has no room beside the workspace of `b`. The best schedule makes it again in
+    stage 4, that of `u`, for 1 J; pages are dearer.
+    """
+    graph = Graph(
+        name="in time",
+        nodes=(
+            operation("c", output_bytes=1, phase="input"),
+            state("w", 1),
+            operation("a", output_bytes=10, inputs=("c", "w")),
+            operation("b", output_bytes=1, inputs=("c",), workspace_bytes=10),
+            update("u", "b", w=1),
+            operation("d", output_bytes=1, inputs=("a",)),
+        ),
+    )
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[1, 0, 1, 1, 1, 1],
+        compute_energy_j=[1, 0, 1, 1, 1, 1],
+        page_in=[(9, 9)] * len(graph.tensors),
+        page_out=[(9, 9)] * len(graph.tensors),
+    )
+    return Problem(graph, costs, ram=14)
 
 
 def random_state_problems(

@@ -10,7 +10,7 @@ from instances import random_instances
 from oracle import optimum
 from poetmodel.device import Costs, Device
 from poetmodel.errors import TimeLimitError
-from poetmodel.graph import Graph, floor, operation
+from poetmodel.graph import floor
 from poetmodel.graph.catalogue import load_model
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.problem import Problem
@@ -18,8 +18,7 @@ from poetmodel.result import Status
 from poetmodel.schedule import checkpoint_all, verify
 from poetmodel.solver import solve
 from poetmodel.time_limit import time_limit
-from state_problems import random_state_problems
-from state_steps import state, update
+from state_problems import in_time_problem, random_state_problems
 from worked import skip_graph, skip_problem
 
 if TYPE_CHECKING:
@@ -226,25 +225,7 @@ def test_what_reads_state_is_computed_again_before_that_is_replaced() -> None:
 
     At its next need, `d`, that would be too late.
     """
-    graph = Graph(
-        name="in time",
-        nodes=(
-            operation("c", output_bytes=1, phase="input"),
-            state("w", 1),
-            operation("a", output_bytes=10, inputs=("c", "w")),
-            operation("b", output_bytes=1, inputs=("c",), workspace_bytes=10),
-            update("u", "b", w=1),
-            operation("d", output_bytes=1, inputs=("a",)),
-        ),
-    )
-    costs = Costs.from_arrays(
-        graph,
-        compute_time_s=[1, 0, 1, 1, 1, 1],
-        compute_energy_j=[1, 0, 1, 1, 1, 1],
-        page_in=[(9, 9)] * len(graph.tensors),
-        page_out=[(9, 9)] * len(graph.tensors),
-    )
-    problem = Problem(graph, costs, ram=14)
+    problem = in_time_problem()
     schedule = construct(problem)
     assert schedule is not None
     assert [(t, k) for t, k in schedule.R if k < t] == [(4, 2)]

@@ -284,7 +284,7 @@ def _marked(threads: int, handle: Callable[[Any], None]) -> Callable[[Any], None
 
 def _as_basis(highspy: Any, basis: Basis) -> Any:
     given = highspy.HighsBasis()
-    given.col_status, given.row_status = list(basis.columns), list(basis.rows)
+    given.col_status, given.row_status = basis.columns, basis.rows
     given.valid = True
     return given
 

@@ -133,11 +133,10 @@ class Repair:
             plans = self._relieving(fullest, np.maximum(excess, 0))
             if not plans and not self._page_instead(fullest):
                 return False
-            for number, plan in enumerate(plans):
-                fits = int(self.partial.peaks()[fullest]) <= self.limit_bytes
-                if number and (fits or number >= len(plans) // self.params.choices_per_relief):
-                    break
+            for plan in plans[: max(1, len(plans) // self.params.choices_per_relief)]:
                 self._add(plan)
+                if self.partial.peaks()[fullest] <= self.limit_bytes:
+                    break
         return False
 
     def _relieving(self, stage: int, excess: np.ndarray) -> list[_Recovery]:

@@ -107,7 +107,8 @@ class Window:
         self.problem, self.partial, self.prices = problem, partial, prices
         self.stages = range(first, last + 1)
         self.graph = partial.working
-        self.resident = frozenset(partial.resident)
+        self.resident = partial.resident
+        self.resident_bytes = sum(partial.sizes[i] for i in self.resident)
         self.last_stages = problem.graph.last_stages
         self.program = _Program()
         self.nodes = self._candidates(most_nodes)
@@ -211,7 +212,7 @@ class Window:
         """Keep every step of a stage within RAM: what is there until its last reader, or longer."""
         graph, unit = self.graph, self.unit
         counted: dict[int, Terms] = {k: [] for k in (*steps, t)}
-        fixed = dict.fromkeys(counted, sum(self.partial.sizes[i] for i in self.resident) * unit)
+        fixed = dict.fromkeys(counted, self.resident_bytes * unit)
         fixed[t] += graph.nodes[t].workspace_bytes * unit
         for k in steps:
             counted[k].append((self.recomputed[t, k], graph.nodes[k].workspace_bytes * unit))
