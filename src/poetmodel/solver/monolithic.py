@@ -40,7 +40,7 @@ from poetmodel.solver.outcome import (
     safe_bound,
     verify_schedule,
 )
-from poetmodel.solver.request import GRACE_S, Request
+from poetmodel.solver.request import GRACE_S, PATIENCE_S, Request
 from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
@@ -71,10 +71,6 @@ MOST_OFFSET: Final = 1e12
 """Largest constant of a user's objective, in units: numbers have sixteen digits."""
 
 TOO_LATE: Final = "the time limit passed while the model was built"
-
-PATIENCE_S: Final = 1.2
-"""How late a solver may be before it is left behind [s]: HiGHS looks at no clock for a while on
-models of hundreds of thousands of rows."""
 
 ACCEPTED: Final = 1e-6
 """Largest violation of a scaled row by a start that may stand for a model's solution."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 GRACE_S: Final = 1.0
 """Time beyond the limit in which a schedule that is being made may still be finished [s]."""
+PATIENCE_S: Final = 0.7
+"""How late a solver may be before it is left behind [s]: HiGHS looks at no clock in parts of its
+root, which take seconds with ten thousand columns and more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

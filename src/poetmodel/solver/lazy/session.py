@@ -72,6 +72,8 @@ class Session:
     """Most rows of one, cuts included."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set to end every solve that runs."""
+    is_late: bool = False
+    """Whether its thread was left behind: what it still finds is not told."""
     log: list[str] = field(default_factory=list)
     bounds: BoundTracker = field(init=False)
     solver: Solver = field(init=False)
@@ -117,9 +119,17 @@ class Session:
             self.tell()
         return True
 
+    def leave_behind(self) -> None:
+        """End without waiting for the solver, which has not stopped in time."""
+        with self.telling:
+            self.is_late = True
+        self.stopped = self.stopped or Termination.TIME_LIMIT
+
     def tell(self) -> None:
         """Report where the solve stands to whoever watches; stop if told to."""
         with self.telling:
+            if self.is_late:
+                return
             best = self.bounds.incumbent
             value, schedule = (None, None) if best is None else (best.value, best.schedule)
             if self.request.report(value, self.bounds.lower, schedule) is False:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.backends.worker import run_interruptibly
+from poetmodel.errors import TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.heuristics.greedy import construct
 from poetmodel.model.aggregated import Grouping
@@ -17,7 +18,7 @@ from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.row_generation import RowGeneration
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import Candidate, Outcome, accepted
-from poetmodel.solver.request import Request, SolveProgress
+from poetmodel.solver.request import PATIENCE_S, Request, SolveProgress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,12 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
         worst = max(range(len(loads)), key=loads.__getitem__)
         first = Grouping(len(loads), frozenset({worst}))
     generation = RowGeneration(session, first)
-    infeasible = run_interruptibly(generation.run_within_limits, session.stop)
+    most_s = session.request.remaining_s() + PATIENCE_S
+    try:
+        infeasible = run_interruptibly(generation.run_within_limits, session.stop, most_s=most_s)
+    except TimeLimitError:
+        session.leave_behind()
+        infeasible = False
     if infeasible:
         reason = _proved_infeasible(session.problem)
     else:
