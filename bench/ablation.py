@@ -141,10 +141,13 @@ class VariantRun:
         return {**self.instance.to_dict(), "variant": self.variant}
 
 
-def measure_variant(fields: dict[str, Any], _start: None = None, *, workers: int = 1) -> Record:
+def measure_variant(
+    fields: dict[str, Any], _start: None = None, *, threads: int = 1, workers: int = 1
+) -> Record:
     """Solve an instance with the parameters of a variant and return its record.
 
-    The process is the run's own, so what is set here holds for this run alone.
+    The process is the run's own, so what is set here holds for this run alone. The primal worker
+    gets the parameters, but nothing else of a variant.
     """
     variant = fields["variant"]
     params, seed, earlier, warm = VARIANTS[variant]
@@ -156,7 +159,7 @@ def measure_variant(fields: dict[str, Any], _start: None = None, *, workers: int
     warm_up()
     instance = {name: value for name, value in fields.items() if name != "variant"}
     return {
-        **measure(instance | {"seed": seed}, workers=workers),
+        **measure(instance | {"seed": seed}, threads=threads, workers=workers),
         "kind": KIND,
         "name": VariantRun(instance=Instance(**instance), variant=variant).name,
         "cell": fields,
@@ -170,13 +173,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="variants whose name contains this")
     parser.add_argument("--captures", action="store_true", help="captured models, 30 s each")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="threads of each solve; windows need two"
+    )
     options = parsed(parser, "ablation.jsonl", arguments)
     sample = CAPTURES if options.captures else SAMPLE
     names = [name for name in VARIANTS if options.only in name]
     return run_all(
         [VariantRun(instance=one, variant=name) for one in sample for name in names],
         recorded(options.out),
-        partial(measure_variant, workers=options.workers),
+        partial(measure_variant, threads=options.threads, workers=options.workers),
         FreshProcesses(options.workers, preloaded=PRELOADED, grace_s=GRACE_S),
         kind=KIND,
         workers=options.workers,

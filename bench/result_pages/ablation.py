@@ -47,8 +47,10 @@ def _circumstances(records: Sequence[dict[str, Any]]) -> str:
     """Return what was run, and where."""
     count = len({_problem(record) for record in records if record["variant"] == EVERYTHING})
     machine = records[0]["machine"]
+    n_threads = records[0]["threads"]
+    threads = "one thread" if n_threads == 1 else f"{n_threads} threads"
     return (
-        f"{count} instances, {_limit_s(records[0]):g} s each, one thread, seed 0 where none is "
+        f"{count} instances, {_limit_s(records[0]):g} s each, {threads}, seed 0 where none is "
         f"named; {machine['cpu']}, Python {machine['python']}, HiGHS "
         f"{machine['versions']['highspy']}, {records[0]['recorded'][:10]}."
     )

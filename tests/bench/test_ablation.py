@@ -23,6 +23,7 @@ def run(variant: str, seconds: float, gap: float | None, **changes: Any) -> dict
         "seconds": seconds,
         "gap": gap,
         "recorded": "2026-11-21T10:00:00+00:00",
+        "threads": 1,
         "machine": {"cpu": "cpu", "python": "3.11.7", "versions": {"highspy": "1.15.1"}},
         "cell": CELL | changes,
     }
@@ -43,7 +44,8 @@ def test_a_smoke_run_records_what_was_left_out(monkeypatch: pytest.MonkeyPatch) 
     """The parameters reach the solve; the record names the variant."""
     monkeypatch.setattr(ablation.lazy, "solve_lazily", ablation.lazy.solve_lazily)
     small = {**ablation.SAMPLE[0].to_dict(), "model": "paper/transformer", "ram": "90%"}
-    record = ablation.measure_variant({**small, "variant": "no interval cuts"})
+    record = ablation.measure_variant({**small, "variant": "no interval cuts"}, threads=2)
+    assert record["threads"] == 2
     assert record["kind"] == ablation.KIND
     assert record["name"].endswith("| default | 0 | no interval cuts")
     assert record["variant"] == "no interval cuts"
