@@ -552,6 +552,7 @@ def test_what_a_late_solver_found_is_verified_and_kept(
         return raw
 
     monkeypatch.setattr(Highs, "solve", overrun)
+    monkeypatch.setattr("poetmodel.solver.monolithic.GRACE_S", 0.45)  # counts from then on
     result = solve(given, formulation="compact", time_limit=3.0)
     assert result.status == Status.OPTIMAL
     assert result.statistics["columns"] > 0
