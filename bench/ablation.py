@@ -170,15 +170,15 @@ def measure_variant(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the variants; return the exit status: 130 where the run was stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="variants whose name contains this")
+    parser.add_argument(
+        "--only", action="append", choices=VARIANTS, help="a variant; more by more; default: all"
+    )
     parser.add_argument("--captures", action="store_true", help="captured models, 30 s each")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="threads of each solve; windows need two"
-    )
+    parser.add_argument("--threads", type=int, default=1, help="threads of each solve")
     options = parsed(parser, "ablation.jsonl", arguments)
     sample = CAPTURES if options.captures else SAMPLE
-    names = [name for name in VARIANTS if options.only in name]
+    names = options.only or VARIANTS
     return run_all(
         [VariantRun(instance=one, variant=name) for one in sample for name in names],
         recorded(options.out),

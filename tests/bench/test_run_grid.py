@@ -203,9 +203,14 @@ def test_options_choose_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(run_grid, "instances", instances)
     out = ["--out", str(tmp_path / "new.jsonl")]
     parse = run_grid._options
-    assert len(chosen_instances(parse(out))) == len(instances())
+    assert set(chosen_instances(parse(out))) == set(instances((1, 2, 3, 4, 5)))
     chosen = chosen_instances(parse([*out, "--goal", "4", "--only", "paper-m4", "--limit", "7"]))
     assert {each.model for each in chosen} == {"paper/bert-24", "paper/bert-48", "paper/bert-96"}
     assert {(each.device, each.limit_s) for each in chosen} == {("paper-m4", 7.0)}
+    captured = instances((6,))[0]
+    record = {"name": captured.name, "cell": captured.to_dict(), "status": "unknown", "gap": None}
+    (tmp_path / "captures.jsonl").write_text(json.dumps(record) + "\n")
+    again = chosen_instances(parse([*out, "--again", str(tmp_path / "captures.jsonl")]))
+    assert again == (captured,)
     sample = chosen_instances(parse([*out, "--goal", "1", "--sample", "9"]))
     assert sample == chosen_instances(parse([*out, "--goal", "1"]))[:9]

@@ -15,9 +15,9 @@ call a feasible model infeasible, or a worse solution the best
 is off. HiGHS notices such errors when a solution does not fit the model that it was given, and
 says so in its log only; a solve that does is done again without presolve.
 
-Models without integers are solved without presolve. On linear relaxations of ``lazy`` it saved
-little where it did, and one of a T5 with AdamW (25,310 columns) took over 63 s with it, 1.5 s
-without.
+The dual simplex method perturbs costs, and the primal one takes that back at the end. Degenerate
+models can stay there: a linear relaxation of a T5 with AdamW (25,310 columns) had its optimal value
+after 5 s and its proof not after 40 s. With a tenth of the perturbation it takes 2 s.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ _LARGE_MISFIT: Final = 1e-3
 _IRREDUCIBLE: Final = 6
 """``iis_strategy``: rows of the relaxation that are infeasible, and no smaller set of them is."""
 _BY_ROW: Final = 2
+_LINEAR_PERTURBATION: Final = 0.1
+"""Perturbation of the costs of a model without integers, relative to HiGHS's default."""
 _SMALLEST_COEFFICIENT: Final = 1e-12
 _FEASIBLE: Final = 2
 
@@ -199,7 +201,7 @@ def _configure(highspy: Any, highs: Any, call: SolverCall) -> None:
     if limits.objective_cutoff is not None:  # HiGHS reads this one as of a minimisation
         settings["objective_bound"] = call.form.sense * float(limits.objective_cutoff)
     if not call.form.is_mip:
-        settings["presolve"] = "off"
+        settings["dual_simplex_cost_perturbation_multiplier"] = _LINEAR_PERTURBATION
     for name, value in (settings | call.options).items():
         _set(highspy, highs, name, value)
 

@@ -10,7 +10,7 @@ from poetmodel.errors import InputError
 
 CUT_FAMILIES: Final = frozenset({"interval", "rounding", "recompute_memory"})
 """Families of cuts, by the names of their modules."""
-HEURISTICS: Final = frozenset({"repair", "local_search", "windows"})
+HEURISTICS: Final = frozenset({"repair", "local_search"})
 """Parts of the primal heuristic."""
 
 
@@ -110,13 +110,6 @@ class LazyParams:
     """Longest repair of one answer that the proof waits for."""
     search_most_s: float = 3.0
     """Longest local search after one answer."""
-
-    window_stages: int = 16
-    """Stages of the first windows that the primal worker chooses anew."""
-    window_nodes: int = 40
-    """Most nodes that may be recomputed in a window."""
-    window_most_s: float = 5.0
-    """Longest solve of a window."""
 
     # -- deadlines ---------------------------------------------------------------------------------
     without_schedule_time_ratio: float = 1 / 6

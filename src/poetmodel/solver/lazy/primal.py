@@ -12,7 +12,6 @@ from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
 from poetmodel.heuristics.restorations import restorations_of
 from poetmodel.solver.lazy.disaggregation import broken_stages, broken_steps
-from poetmodel.solver.lazy.window import WindowSearch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +37,6 @@ class PrimalHeuristic:
     repair_most_s: float = math.inf
     """Longest repair of one answer [s]."""
     neighbourhood: LargeNeighbourhoodSearch = field(init=False)
-    windows: WindowSearch | None = field(init=False, default=None)
-    """None where it is not for the problem, or not wanted."""
     idle_iterations_per_column: float = field(init=False)
     """Turns without gain after which the next local search ends, for each column."""
 
@@ -47,8 +44,6 @@ class PrimalHeuristic:
         request, params = self.session.request, self.session.params
         self.idle_iterations_per_column = params.idle_iterations_per_column
         self.neighbourhood = LargeNeighbourhoodSearch(self.session.problem, seed=request.seed)
-        if "windows" in params.heuristics and WindowSearch.is_for(self.session.problem):
-            self.windows = WindowSearch(self.session, is_waited_for=self.is_waited_for)
 
     def repair(self, answer: Schedule, *, locally: bool = True) -> None:
         """Repair an answer of a relaxation where it does not fit, and offer it.
@@ -88,19 +83,6 @@ class PrimalHeuristic:
         self.idle_iterations_per_column = max(
             params.idle_iterations_per_column, factor * self.idle_iterations_per_column
         )
-
-    def choose_windows(self) -> None:
-        """Choose windows of the incumbent anew for a while, and offer what is better."""
-        session, neighbourhood = self.session, self.neighbourhood
-        if self.windows is None:
-            return
-        until_s = self._end_s(session.params.search_most_s)
-        neighbourhood.until_s = self._end_s(math.inf)
-        while time.monotonic() < until_s and not (session.done() or self.is_waited_for()):
-            found = self.windows.turn()
-            if found is not None:
-                neighbourhood.consider(found)
-                self._offer()
 
     def _end_s(self, most_s: float) -> float:
         """Return when something ends that may take so long, on the monotonic clock [s]."""

@@ -284,7 +284,6 @@ class WorkerService:
                 self.primal.repair(self._answers.popleft())
             else:
                 self.primal.improve()
-                self.primal.choose_windows()
         if self._failure is not None:
             raise self._failure
 
