@@ -1,7 +1,8 @@
 """Run the grid: one fresh process and one JSON line an instance; can be stopped and resumed.
 
-``python bench/run_grid.py --workers 2 --out bench/results/$(date +%F)-grid.jsonl`` runs everything
-in a mixed order that is the same each time, so that a run that is cut short is a fair sample.
+``python bench/run_grid.py --workers 2 --out bench/results/$(date +%F)-grid.jsonl`` runs all
+but captured models, in a mixed order that is the same each time: a run that is cut short is a fair
+sample.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import poetmodel as pm
 from cases import GAP
-from grid import GOALS, METHODS, Instance, graph_of, in_running_order, instances
+from grid import CAPTURED, GOALS, METHODS, Instance, graph_of, in_running_order, instances
 from harness import FreshProcesses, parsed, record, recorded, run_all
 from poetmodel.bench.measurement import FAILED
 from poetmodel.bench.tables import model_gap
@@ -194,7 +195,14 @@ def measure_warm(fields: dict[str, Any], start: None, **options: Any) -> Record:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--goal", type=int, action="append", choices=GOALS, help="default: all")
+    parser.add_argument(
+        "--goal",
+        type=int,
+        action="append",
+        choices=GOALS,
+        help="default: those of the --again record, else all but captured models, which are "
+        "solved with two threads",
+    )
     parser.add_argument("--only", default="", help="instances whose name contains this")
     parser.add_argument(
         "--again",
@@ -220,7 +228,8 @@ def is_left(record: Record) -> bool:
 
 def chosen_instances(options: argparse.Namespace) -> tuple[Instance, ...]:
     """Return the instances that the options ask for, in running order."""
-    chosen = in_running_order(instances(options.goal or GOALS))
+    goals = options.goal or [goal for goal in GOALS if options.again or goal not in CAPTURED]
+    chosen = in_running_order(instances(goals))
     if options.again is not None:
         records = recorded(options.again).records()
         left = {record["name"] for record in records if is_left(record)}
