@@ -9,11 +9,15 @@ root, ``HighsObjectiveFunction::setupCliquePartition`` looks at no clock; no opt
 on 118,260 columns and 150,137 rows of ``paper`` it took 20 to 43 s beyond the limit.
 A solve started from inside a callback of another one uses as many threads as that one.
 
-HiGHS 1.13 to 1.15 lose rows in presolve after its rule "enumeration" has fixed columns, and then
+HiGHS 1.13 to 1.16 lose rows in presolve after its rule "enumeration" has fixed columns, and then
 call a feasible model infeasible, or a worse solution the best
 (https://github.com/ERGO-Code/HiGHS/issues/3216): of 12,400 small exact models 5 ended so. The rule
 is off. HiGHS notices such errors when a solution does not fit the model that it was given, and
 says so in its log only; a solve that does is done again without presolve.
+
+HiGHS 1.16 may lose the best solution of a model with a start: presolve turns the start into a point
+of the presolved model that is better than the start, and where nothing is better than this point,
+its value is claimed, and the start itself returned. Such a model is solved again without the start.
 
 The dual simplex method perturbs costs, and the primal one takes that back at the end. Degenerate
 models can stay there: a linear relaxation of a T5 with AdamW (25,310 columns) had its optimal value
@@ -67,12 +71,18 @@ STATUS: Final[Mapping[str, SolverStatus]] = {
 
 _ENUMERATION: Final = 1 << 16
 """Presolve's rule "enumeration", as a bit of the option ``presolve_rule_off``."""
-_MISFIT: Final = re.compile(
-    r"untransformed violations: bound = (\S+).*; integrality = (\S+).*; row = (\S+)"
-)
-"""How HiGHS says that a solution of the presolved model is none of the model itself."""
+_MISFIT: Final = "has untransformed violations: "
+"""How HiGHS says that a solution of the presolved model is none of the model itself.
+
+What follows is "bound = 0; integrality = 0; row = 2 (row 7)", and from HiGHS 1.16 on
+"variable bound = 0; constraint bound = 2 (row 7); integrality = 0".
+"""
+_VIOLATION: Final = re.compile(r" = ([^\s;]+)")
 _LARGE_MISFIT: Final = 1e-3
 """Least violation of a row or bound that no rounding explains."""
+_LOST: Final = 1e-6
+"""Least difference, relative or absolute, of a claimed value from that of the solution that no
+rounding explains."""
 _IRREDUCIBLE: Final = 6
 """``iis_strategy``: rows of the relaxation that are infeasible, and no smaller set of them is."""
 _BY_ROW: Final = 2
@@ -98,18 +108,21 @@ class Highs(Solver):
 
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction."""
-        outcome, sound = self._run_once(call)
-        if sound or "presolve" in call.options:
+        outcome, misled_by = self._run_once(call)
+        if misled_by == "presolve" and "presolve" not in call.options:
+            call.options["presolve"] = "off"
+        elif misled_by == "start":
+            call.start = None
+        else:
             return outcome
-        call.write("poetmodel: presolve went wrong; solving again without it\n")
-        call.options["presolve"] = "off"
+        call.write(f"poetmodel: {misled_by} went wrong; solving again without it\n")
         call.forget()
         return replace(self._run_once(call)[0], solved_again=True)
 
-    def _run_once(self, call: SolverCall) -> tuple[RawSolution, bool]:
-        """Solve; return also whether every solution that was found fits the model."""
+    def _run_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
+        """Solve; return also what went wrong, "presolve" or "start", if something did."""
         highspy, start = self.module(), call.start
-        highs = highspy.Highs()
+        highs = quiet_highs(highspy)
         _configure(highspy, highs, call)
         misfits: list[str] = []
         _listen(highs, call, misfits)
@@ -122,17 +135,20 @@ class Highs(Solver):
             _check(highspy, highs.setBasis(_as_basis(highspy, call.basis)), "refused the basis")
         remaining_s = call.built()
         if remaining_s == 0.0:
-            return RawSolution(status=SolverStatus.TIME_LIMIT), True
+            return RawSolution(status=SolverStatus.TIME_LIMIT), None
         if remaining_s is not None and "time_limit" not in call.options:
             _set(highspy, highs, "time_limit", remaining_s)
-        _fresh_scheduler(highspy)
+        fresh_scheduler(highspy)
         done = highs.run()
         status = self.translate(highs.getModelStatus().name, STATUS)
         if done == highspy.HighsStatus.kError and not call.stopping:
             raise BackendError(
                 f"backend 'highs': stopped with an error ({highs.getModelStatus().name})"
             )
-        return _collect(highspy, highs, call.form, status), not misfits
+        outcome = _collect(highspy, highs, call.form, status)
+        if misfits:
+            return outcome, "presolve"
+        return outcome, "start" if _is_lost(highs, call, outcome) else None
 
 
 def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
@@ -141,7 +157,7 @@ def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
     None where the relaxation is feasible, and HiGHS's answer therefore not valid.
     """
     highspy = Highs().module()
-    highs = highspy.Highs()
+    highs = quiet_highs(highspy)
     settings = {
         "output_flag": False,
         "threads": 1,
@@ -151,7 +167,7 @@ def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
     }
     for name, value in settings.items():
         _set(highspy, highs, name, value)
-    _fresh_scheduler(highspy)
+    fresh_scheduler(highspy)
     _load(highspy, highs, replace(form.relaxed(), objective=np.zeros(form.n_columns)))
     done, found = highs.getIis()
     if done == highspy.HighsStatus.kError or not found.valid_:
@@ -159,22 +175,41 @@ def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
     return [int(i) for i in found.row_index_]
 
 
+def quiet_highs(highspy: Any) -> Any:
+    """Return a new ``highspy.Highs`` that prints nothing.
+
+    The constructor of highspy 1.16 prints a header before its caller can set an option.
+    """
+    return _quiet_class(highspy)()
+
+
+@cache
+def _quiet_class(highspy: Any) -> Any:
+    def enable_callbacks(highs: Any) -> None:  # what the constructor calls first
+        highs.setOptionValue("log_to_console", False)  # noqa: FBT003 - takes no keyword
+        highspy.Highs.enableCallbacks(highs)
+
+    return type("QuietHighs", (highspy.Highs,), {"enableCallbacks": enable_callbacks})
+
+
 @cache
 def _versions(highspy: Any) -> tuple[tuple[str, str], ...]:
     """Return the versions; looking the package's own up takes milliseconds."""
-    return (("highs", str(highspy.Highs().version())), ("highspy", version("highspy")))
+    return (("highs", str(quiet_highs(highspy).version())), ("highspy", version("highspy")))
 
 
-def _fresh_scheduler(highspy: Any) -> None:
+def fresh_scheduler(highspy: Any) -> None:
     """Give this thread a fresh task scheduler.
 
     HiGHS keeps one scheduler per thread of the process, and a run with another number of
     threads than the first one did fails without a word. Resetting concerns the calling thread
-    only, so that solves in other threads are safe; but a solve started from a callback must not
-    pull the scheduler away from the solve around it.
+    only (highspy 1.16 names it so), so that solves in other threads are safe; but a solve started
+    from a callback must not pull the scheduler away from the solve around it.
     """
     if _outer_threads() is None:
-        highspy.Highs.resetGlobalScheduler(True)  # noqa: FBT003 - takes no keyword
+        kind = highspy.Highs
+        reset = getattr(kind, "resetThreadScheduler", None) or kind.resetGlobalScheduler
+        reset(True)  # noqa: FBT003 - takes no keyword
 
 
 def _outer_threads() -> int | None:
@@ -187,7 +222,6 @@ def _configure(highspy: Any, highs: Any, call: SolverCall) -> None:
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "presolve_rule_off": _ENUMERATION,
-        "log_to_console": False,
         "threads": _outer_threads() or int(limits.threads),
         "random_seed": int(limits.seed),
         "mip_rel_gap": float(limits.rel_gap),
@@ -240,12 +274,9 @@ def _listen(highs: Any, call: SolverCall, misfits: list[str]) -> None:
     """Route what HiGHS says during a run to the call, and note solutions that do not fit."""
 
     def improved(event: Any) -> None:
-        data = event.data_out
-        call.solution(
-            data.objective_function_value,
-            lambda: np.array(data.mip_solution),
-            finite(data.mip_dual_bound),
-        )
+        data, form = event.data_out, call.form
+        x = np.array(data.mip_solution)
+        call.solution(form.objective @ x + form.offset, lambda: x, finite(data.mip_dual_bound))
 
     def mip_asked(event: Any) -> None:
         if call.tick(finite(event.data_out.mip_dual_bound)):
@@ -272,8 +303,8 @@ def _listen(highs: Any, call: SolverCall, misfits: list[str]) -> None:
 
 def _is_misfit(message: str) -> bool:
     """Return whether HiGHS says that a solution does not fit the model, rounding errors apart."""
-    found = _MISFIT.search(message)
-    return found is not None and max(map(float, found.groups())) > _LARGE_MISFIT
+    violations = _VIOLATION.findall(message.partition(_MISFIT)[2])
+    return any(float(violation) > _LARGE_MISFIT for violation in violations)
 
 
 def _marked(threads: int, handle: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -316,6 +347,16 @@ def _collect(highspy: Any, highs: Any, form: StandardForm, status: SolverStatus)
         return RawSolution(status=status, x=x)
     bound = finite(info.objective_function_value)
     return RawSolution(status=status, x=x, bound=bound, basis=_basis(highspy, highs))
+
+
+def _is_lost(highs: Any, call: SolverCall, outcome: RawSolution) -> bool:
+    """Return whether a solve that came to its end returned the start in place of the best."""
+    ended = outcome.status in (SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP)
+    if call.start is None or outcome.x is None or not ended:
+        return False
+    claimed = highs.getInfo().objective_function_value
+    value = call.form.objective @ outcome.x + call.form.offset
+    return bool(call.form.sense * (value - claimed) > _LOST * max(1.0, abs(claimed)))
 
 
 def _check(highspy: Any, done: Any, what: str) -> None:

@@ -6,6 +6,8 @@ import math
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.backends.highs import fresh_scheduler, quiet_highs
+
 if TYPE_CHECKING:
     from poetmodel.placement.packing import Packing
 
@@ -33,8 +35,7 @@ def exact_order(packing: Packing, *, bound: int, top: int, limit_s: float) -> li
     """
     highspy: Any = import_module("highspy")
     unit = math.gcd(bound, top, *packing.height)
-    solver = highspy.Highs()
-    solver.silent()
+    solver = quiet_highs(highspy)
     solver.setOptionValue("threads", 1)
     solver.setOptionValue("time_limit", max(0.0, limit_s))
     solver.setOptionValue("mip_rel_gap", 0.0)
@@ -53,7 +54,7 @@ def exact_order(packing: Packing, *, bound: int, top: int, limit_s: float) -> li
                 higher = offsets[other]
                 solver.addConstr(offset + int(below) // unit <= higher + most * (1 - lower))
                 solver.addConstr(higher + int(above) // unit <= offset + most * lower)
-    highspy.Highs.resetGlobalScheduler(True)  # noqa: FBT003 - an earlier solve had other threads
+    fresh_scheduler(highspy)
     solver.run()
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return None
