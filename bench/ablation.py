@@ -61,7 +61,6 @@ VARIANTS: Final[dict[str, Variant]] = {
     },
     "no earlier recomputation": Variant(earlier=False),
     "no warm starts of linear relaxations": Variant(warm=False),
-    "cuts at the latest linear answer": Variant(LazyParams(latest_answer_ratio=1.0)),
     "no counting of equal decisions": Variant(LazyParams(counted_part_ratio=1.0)),
     "no search for the fastest schedule": Variant(LazyParams(without_schedule_time_ratio=1.0)),
     "no slices of time": Variant(LazyParams(wide_gap_time_ratio=1.0)),

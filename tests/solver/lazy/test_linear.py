@@ -25,7 +25,7 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
 from poetmodel.solver.lazy.cuts.recompute_memory import RecomputeMemorySeparator
 from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
-from poetmodel.solver.lazy.linear import add_cuts, add_rows, separate_between, stage_loads
+from poetmodel.solver.lazy.linear import add_cuts, add_rows, stage_loads
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.request import Request
 from poetmodel.time_limit import time_limit
@@ -87,25 +87,6 @@ def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch: pytest.MonkeyPatc
         assert basis is not None
         assert len(basis.columns) == relaxation.form.n_columns
         assert len(basis.rows) > relaxation.form.n_rows
-
-
-def test_cuts_of_a_center_cut_off_the_answer_too() -> None:
-    """Cuts that only the center violates are of no use; without others the answer has its own."""
-    session = session_of(comb_problem(8, 10))
-    relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
-    first = session.solve(relaxation.form.relaxed())
-    integer = solved(relaxation)
-    assert first is not None
-    assert first.x is not None
-    assert integer.x is not None
-    own = relaxation.separate(first.x, 1e-3)
-    assert own
-    for weight in (1.0, 0.5, 0.0):
-        center = weight * first.x + (1.0 - weight) * integer.x
-        found = separate_between(relaxation, center, first.x, 1e-3)
-        assert all(cut.violation(first.x) > 1e-3 for cut in found)
-        assert all(cut.violation(center) > 1e-3 for cut in found) or found == own
-    assert found == own  # an integer point violates no cut
 
 
 def test_a_linear_relaxation_without_a_point_proves_infeasibility() -> None:

@@ -38,14 +38,12 @@ class LinearAnswer:
 def add_cuts(session: Session, relaxation: Relaxation) -> LinearAnswer:
     """Solve a linear relaxation and add cuts while that raises its value.
 
-    Each solve begins from the basis of the last one. Cuts are separated at a center of all answers,
-    as in the in-out method (Ben-Ameur and Neto 2007, Networks 49).
+    Each solve begins from the basis of the last one.
     """
     params = session.params
     idle = 0
     answer = LinearAnswer(None, float("-inf"))
     basis: Basis | None = None
-    center: NDArray[Any] | None = None
     for turn in range(params.cut_rounds):
         raw = session.solve(relaxation.cut_form().relaxed(), basis=basis)
         if raw is None or raw.x is None or raw.bound is None:
@@ -61,25 +59,12 @@ def add_cuts(session: Session, relaxation: Relaxation) -> LinearAnswer:
             break
         solved = relaxation.all_cuts()
         relaxation.drop_slack(raw.x)
-        weight = params.latest_answer_ratio
-        center = raw.x if center is None else weight * raw.x + (1 - weight) * center
-        found = separate_between(relaxation, center, raw.x, params.cut_violation)
+        found = relaxation.separate(raw.x, params.cut_violation)
         if not found:
             break
         relaxation.cuts += found
         basis = carried_basis(raw.basis, relaxation, solved)
     return answer
-
-
-def separate_between(
-    relaxation: Relaxation, center: NDArray[Any], x: NDArray[Any], least: float
-) -> list[Cut]:
-    """Return cuts that a center and a point both violate; where there are none, those of the point.
-
-    They are deeper than those of the point, a vertex among many of the same value.
-    """
-    found = [cut for cut in relaxation.separate(center, least) if cut.violation(x) > least]
-    return found if found or center is x else relaxation.separate(x, least)
 
 
 def carried_basis(

@@ -55,9 +55,6 @@ class LazyParams:
     cut_violation: float = 1e-3
     """Least violation of a cut that is worth adding, 0 or more. A cut that counts decisions has
     coefficients of 1, one in bytes is in units of the budget."""
-    latest_answer_ratio: float = 0.5
-    """Weight of the latest linear answer in the center at which cuts are separated; 1 for the
-    answer itself."""
     cut_gain_ratio: float = 1e-3
     """Rise of the linear bound that is worth another round of cuts, relative to the bound."""
     row_gain_ratio: float = 4e-3
