@@ -274,9 +274,9 @@ def _listen(highs: Any, call: SolverCall, misfits: list[str]) -> None:
     """Route what HiGHS says during a run to the call, and note solutions that do not fit."""
 
     def improved(event: Any) -> None:
-        data, form = event.data_out, call.form
+        data = event.data_out
         x = np.array(data.mip_solution)
-        call.solution(form.objective @ x + form.offset, lambda: x, finite(data.mip_dual_bound))
+        call.solution(call.form.value(x), lambda: x, finite(data.mip_dual_bound))
 
     def mip_asked(event: Any) -> None:
         if call.tick(finite(event.data_out.mip_dual_bound)):
@@ -355,7 +355,7 @@ def _is_lost(highs: Any, call: SolverCall, outcome: RawSolution) -> bool:
     if call.start is None or outcome.x is None or not ended:
         return False
     claimed = highs.getInfo().objective_function_value
-    value = call.form.objective @ outcome.x + call.form.offset
+    value = call.form.value(outcome.x)
     return bool(call.form.sense * (value - claimed) > _LOST * max(1.0, abs(claimed)))
 
 
