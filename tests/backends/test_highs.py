@@ -171,6 +171,24 @@ def test_a_second_run_begins_with_nothing_of_the_first(
     assert all(bound is None or bound <= raw.objective + 1e-6 for _, bound in after)
 
 
+def test_what_misleads_the_second_run_is_left_out_of_a_third(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The start first, then presolve, each once."""
+    form = StandardForm.from_arrays([[3.0, 5.0]], [4.0, 6.0], row_lower=7.0, integer=True)
+    misleading = ["start", "presolve", "presolve"]
+    runs: list[tuple[str | None, bool]] = []
+
+    def misled(_: Highs, call: SolverCall) -> Any:
+        runs.append((call.options.get("presolve"), call.start is not None))
+        return RawSolution(status=SolverStatus.TIME_LIMIT), misleading[len(runs) - 1]
+
+    monkeypatch.setattr(Highs, "_run_once", misled)
+    raw = Highs().solve(form, Limits(), start=np.array([0.0, 2.0]))
+    assert runs == [(None, True), (None, False), ("off", False)]
+    assert raw.solved_again
+
+
 def test_the_callers_word_on_presolve_counts() -> None:
     """Who asks for presolve gets what it gives."""
     form = compile_model(build(scarce_problem("rooms 16475", (9, 13))))

@@ -108,16 +108,18 @@ class Highs(Solver):
 
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction."""
-        outcome, misled_by = self._run_once(call)
-        if misled_by == "presolve" and "presolve" not in call.options:
-            call.options["presolve"] = "off"
-        elif misled_by == "start":
-            call.start = None
-        else:
-            return outcome
-        call.write(f"poetmodel: {misled_by} went wrong; solving again without it\n")
-        call.forget()
-        return replace(self._run_once(call)[0], solved_again=True)
+        again = False
+        while True:
+            outcome, misled_by = self._run_once(call)
+            if misled_by == "presolve" and "presolve" not in call.options:
+                call.options["presolve"] = "off"
+            elif misled_by == "start":
+                call.start = None
+            else:
+                return replace(outcome, solved_again=again)
+            call.write(f"poetmodel: {misled_by} went wrong; solving again without it\n")
+            call.forget()
+            again = True
 
     def _run_once(self, call: SolverCall) -> tuple[RawSolution, str | None]:
         """Solve; return also what went wrong, "presolve" or "start", if something did."""

@@ -164,8 +164,8 @@ class RawSolution:
     """True: the start is complete and feasible, so `x` is at least as good; False: it is complete
     and breaks the model; None: no start, or a partial one, which the solver may use as it can."""
     solved_again: bool = False
-    """Whether a run went wrong, so that the model was solved a second time, in a safer way: what
-    the first run reported on its way, bounds above all, is void."""
+    """Whether a run went wrong, so that the model was solved again, in a safer way: what
+    was reported before, bounds above all, is void."""
 
     @property
     def infeasible(self) -> bool:

@@ -99,13 +99,19 @@ def test_a_repair_that_the_proof_waits_for_has_its_time() -> None:
     assert session.bounds.incumbent is not None
 
 
-def test_the_best_schedule_is_improved_locally() -> None:
-    """The search goes on from what the session holds, here everything paged."""
+def session_that_pages_everything() -> Session:
+    """Begin a solve with a schedule that is far from the best."""
     problem = comb_problem(6, 9)
     everything = page_everything(problem)
     assert everything is not None
     session = session_of(problem)
     assert session.offer(everything)
+    return session
+
+
+def test_the_best_schedule_is_improved_locally() -> None:
+    """The search goes on from what the session holds, here everything paged."""
+    session = session_that_pages_everything()
     assert session.bounds.incumbent is not None
     before = session.bounds.incumbent.value
     search = PrimalHeuristic(session)
@@ -117,11 +123,7 @@ def test_the_best_schedule_is_improved_locally() -> None:
 @pytest.mark.parametrize("least", [0.0, 0.01])
 def test_a_local_search_that_finds_nothing_shortens_the_next(least: float) -> None:
     """Not below the least length, where there is one: nobody waits for the primal worker."""
-    problem = comb_problem(6, 9)
-    everything = page_everything(problem)
-    assert everything is not None
-    session = session_of(problem)
-    assert session.offer(everything)
+    session = session_that_pages_everything()
     search = PrimalHeuristic(session, least_idle_iterations_per_column=least)
     for _ in range(12):
         search.improve()
@@ -133,11 +135,7 @@ def test_a_local_search_that_finds_nothing_shortens_the_next(least: float) -> No
 @pytest.mark.parametrize("turns", [0, 50])
 def test_a_local_search_ends_when_something_better_waits(turns: int) -> None:
     """After any number of turns; what it has found by then is offered."""
-    problem = comb_problem(6, 9)
-    everything = page_everything(problem)
-    assert everything is not None
-    session = session_of(problem)
-    assert session.offer(everything)
+    session = session_that_pages_everything()
     before = session.bounds.incumbent
     asked = 0
 
