@@ -101,8 +101,10 @@ def test_a_linear_relaxation_without_a_point_proves_infeasibility() -> None:
 
 def test_without_time_there_is_no_answer() -> None:
     """Neither a point nor a proof."""
-    session = session_of(comb_problem(8, 9), time_limit_s=1e-9)
-    answer = add_cuts(session, session.build(Grouping(16)))
+    problem = comb_problem(8, 9)
+    relaxation = session_of(problem).build(Grouping(16))
+    session = session_of(problem, time_limit_s=1e-9)
+    answer = add_cuts(session, relaxation)
     assert answer.x is None
     assert not answer.infeasible
     assert session.stopped == Termination.TIME_LIMIT
@@ -139,7 +141,7 @@ def test_bounds_of_the_linear_phase_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["build", "restated", "rounded", "interval", "recompute", "disaggregated"]
+    "what", ["build", "taken over", "restated", "rounded", "interval", "recompute", "disaggregated"]
 )
 def test_every_part_of_a_round_ends_with_the_time_limit(
     what: str, caplog: pytest.LogCaptureFixture
@@ -152,8 +154,10 @@ def test_every_part_of_a_round_ends_with_the_time_limit(
     assert raw is not None
     assert raw.x is not None
     x = raw.x
+    relaxation.cuts = relaxation.separate(x, 1e-3)
     parts: dict[str, Callable[[], object]] = {
         "build": lambda: session.build(relaxation.grouping),
+        "taken over": lambda: relaxation.take_over(relaxation),
         "restated": lambda: RecomputeMemorySeparator(relaxation, 400),
         "rounded": lambda: RoundingSeparator(relaxation, 1 << 20).rows(),
         "interval": lambda: relaxation.separators["interval"].separate(x, 1e-3),

@@ -120,18 +120,6 @@ def test_the_best_schedule_is_improved_locally() -> None:
     assert search.idle_iterations_per_column > LazyParams().idle_iterations_per_column
 
 
-@pytest.mark.parametrize("least", [0.0, 0.01])
-def test_a_local_search_that_finds_nothing_shortens_the_next(least: float) -> None:
-    """Not below the least length, where there is one: nobody waits for the primal worker."""
-    session = session_that_pages_everything()
-    search = PrimalHeuristic(session, least_idle_iterations_per_column=least)
-    for _ in range(12):
-        search.improve()
-    first = LazyParams().idle_iterations_per_column
-    assert (search.idle_iterations_per_column < first / 4) == (least == 0.0)
-    assert search.idle_iterations_per_column >= least
-
-
 @pytest.mark.parametrize("turns", [0, 50])
 def test_a_local_search_ends_when_something_better_waits(turns: int) -> None:
     """After any number of turns; what it has found by then is offered."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lazy_rounds import scarce_problem
+from poetmodel.errors import TimeLimitError
 from poetmodel.graph import Graph, operation
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem
@@ -113,12 +114,15 @@ def test_a_bound_alone_ends_nothing() -> None:
 
 
 def test_a_session_without_time_solves_nothing() -> None:
-    """It says so, and why."""
+    """It says so, and why; nor does it build what it would not solve."""
+    grouping = Grouping(4, frozenset({2}))
+    form = session_of(skip_problem()).build(grouping).form
     session = session_of(skip_problem(), time_limit_s=1e-9)
     assert session.done()
     assert session.stopped == Termination.TIME_LIMIT
-    relaxation = session.build(Grouping(4, frozenset({2})))
-    assert session.solve(relaxation.form) is None
+    assert session.solve(form) is None
+    with pytest.raises(TimeLimitError):
+        session.build(grouping)
 
 
 def test_a_signal_ends_a_session() -> None:

@@ -103,7 +103,7 @@ class LazyParams:
     idle_iterations_per_column: float = 0.01
     """Iterations without gain after which the first local search ends, for each column of the
     largest relaxation, above 0. The next has twice as many after one that found something, else
-    half as many; in the primal worker, which nobody waits for, never fewer than the first."""
+    half as many, but never fewer than the first."""
     iterations_per_offer: int = 100
     """After how many iterations of a local search what it has found goes to the verifier."""
     repair_most_s: float = 1.0

@@ -36,8 +36,6 @@ class PrimalHeuristic:
     """Whether something better than a local search waits: it ends then."""
     repair_most_s: float = math.inf
     """Longest repair of one answer [s]."""
-    least_idle_iterations_per_column: float = 0.0
-    """What `idle_iterations_per_column` never falls below."""
     neighbourhood: LargeNeighbourhoodSearch = field(init=False)
     idle_iterations_per_column: float = field(init=False)
     """Turns without gain after which the next local search ends, for each column."""
@@ -83,7 +81,7 @@ class PrimalHeuristic:
         self._offer()
         factor = 2.0 if neighbourhood.best < before else 0.5
         self.idle_iterations_per_column = max(
-            self.least_idle_iterations_per_column, factor * self.idle_iterations_per_column
+            params.idle_iterations_per_column, factor * self.idle_iterations_per_column
         )
 
     def _end_s(self, most_s: float) -> float:

@@ -269,11 +269,7 @@ class WorkerService:
         problem, request, params = _receive(source)
         request = replace(request, on_progress=self._report, started_s=time.monotonic())
         self.session = Session(problem, request, params=params)
-        self.primal = PrimalHeuristic(
-            self.session,
-            is_waited_for=lambda: bool(self._answers),
-            least_idle_iterations_per_column=params.idle_iterations_per_column,
-        )
+        self.primal = PrimalHeuristic(self.session, is_waited_for=lambda: bool(self._answers))
         self._answers: deque[Schedule] = deque(maxlen=1)
         self._known = float("inf")
         self._failure: BaseException | None = None

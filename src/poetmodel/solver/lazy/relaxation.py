@@ -23,6 +23,7 @@ from poetmodel.solver.lazy.disaggregation import (
     GroupDecisions,
     disaggregate,
 )
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,6 +209,7 @@ class Relaxation:
     def _restated(self, cuts: Sequence[Cut]) -> list[Cut]:
         found: dict[tuple[tuple[int, float], ...], Cut] = {}
         for cut in cuts:
+            check_time_limit()
             if cut.family in self.separators:
                 for again in self.separators[cut.family].restate(cut):
                     found.setdefault(again.terms, again)

@@ -26,6 +26,7 @@ from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import SOLVER_ERROR, Candidate, safe_bound, verify_schedule
+from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -138,21 +139,25 @@ class Session:
     # -- models and solver ---------------------------------------------------------------------
 
     def build(self, grouping: Grouping, coarser: Relaxation | None = None) -> Relaxation:
-        """State the relaxation of a grouping, with the cuts of a coarser one."""
+        """State the relaxation of a grouping, with the cuts of a coarser one.
+
+        Raises `TimeLimitError` once the time is over: one that nobody solves is of no use.
+        """
         params, restoring = self.params, self.restoring
-        relaxation = Relaxation.build(
-            self.problem, grouping, self.recomputable, restoring=restoring
-        )
-        found: list[Separator] = []
-        if "rounding" in params.cuts:
-            found.append(RoundingSeparator(relaxation, params.most_sums, self.done))
-        if "interval" in params.cuts:
-            found.append(IntervalSeparator(relaxation, params.cuts_per_round))
-        if restoring:
-            found.append(RecomputeMemorySeparator(relaxation, params.cuts_per_round))
-        relaxation.separators = {separator.family: separator for separator in found}
-        if coarser is not None:
-            relaxation.take_over(coarser)
+        with time_limit(self.request.remaining_s()):
+            relaxation = Relaxation.build(
+                self.problem, grouping, self.recomputable, restoring=restoring
+            )
+            found: list[Separator] = []
+            if "rounding" in params.cuts:
+                found.append(RoundingSeparator(relaxation, params.most_sums, self.done))
+            if "interval" in params.cuts:
+                found.append(IntervalSeparator(relaxation, params.cuts_per_round))
+            if restoring:
+                found.append(RecomputeMemorySeparator(relaxation, params.cuts_per_round))
+            relaxation.separators = {separator.family: separator for separator in found}
+            if coarser is not None:
+                relaxation.take_over(coarser)
         with self.lock:
             self.build_s += relaxation.build_s
         return relaxation
