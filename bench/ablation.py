@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from grid import FLOOR, PROFILE, Instance
 from harness import FreshProcesses, parsed, recorded, run_all, run_key
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
+from poetmodel.model import aggregated
 from poetmodel.solver import lazy
 from poetmodel.solver.lazy import LazyParams, linear
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS
@@ -45,6 +46,8 @@ class Variant(NamedTuple):
     """Whether schedules are repaired by recomputing earlier, too."""
     warm: bool = True
     """Whether rounds of cuts begin from the basis of the last one."""
+    dominance: bool = True
+    """Whether dominated keeps and page-ins are left out."""
 
 
 VARIANTS: Final[dict[str, Variant]] = {
@@ -61,6 +64,7 @@ VARIANTS: Final[dict[str, Variant]] = {
     },
     "no earlier recomputation": Variant(earlier=False),
     "no warm starts of linear relaxations": Variant(warm=False),
+    "no dominated keeps": Variant(dominance=False),
     "no counting of equal decisions": Variant(LazyParams(counted_part_ratio=1.0)),
     "no search for the fastest schedule": Variant(LazyParams(without_schedule_time_ratio=1.0)),
     "no slices of time": Variant(LazyParams(wide_gap_time_ratio=1.0)),
@@ -150,12 +154,14 @@ def measure_variant(
     gets the parameters, but nothing else of a variant.
     """
     variant = fields["variant"]
-    params, seed, earlier, warm = VARIANTS[variant]
+    params, seed, earlier, warm, dominance = VARIANTS[variant]
     lazy.solve_lazily = partial(lazy.solve_lazily, params=params)
     if not earlier:
         EarlierRecomputation.relieve = lambda *_: False  # type: ignore[method-assign]
     if not warm:
         linear.carried_basis = lambda *_: None
+    if not dominance:
+        aggregated.without_dominated_keeps = lambda _, events, **__: events  # type: ignore[attr-defined]
     warm_up()
     instance = {name: value for name, value in fields.items() if name != "variant"}
     return {

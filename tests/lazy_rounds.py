@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from instances import random_costs, random_problem, seeded
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
-from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor
+from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.model.aggregated import Grouping
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.problem import Quantity
@@ -20,7 +20,7 @@ from poetmodel.solver.outcome import verify_schedule
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -63,7 +63,43 @@ def varied_graph(rng: random.Random, n: int) -> Graph:
     return Graph(name="varied", nodes=tuple(nodes))
 
 
-def scarce_problem(seed: str, n: int | tuple[int, int], **fixed: Any) -> Problem:
+def pointwise_graph(rng: random.Random, n: int) -> Graph:
+    """Make a graph of many operators that alone read a tensor, mostly to make no more bytes of it.
+
+    Some read another one, too. What they make is often read again at the end.
+    """
+    nodes: list[Node] = []
+    shared: list[str] = []
+    alone: dict[str, int] = {}
+    for k in range(n):
+        late = k > n / 2
+        inputs = [name for name in shared if rng.random() < (0.5 if late else 0.2)]
+        size = rng.randint(2, 6)
+        if alone:
+            name, most = alone.popitem()
+            size = rng.randint(1, most + rng.choice((0, 0, 3)))
+            inputs = [name, *(inputs if rng.random() < 0.5 else [])]
+        nodes.append(
+            operation(
+                f"n{k}",
+                output_bytes=size,
+                inputs=tuple(inputs),
+                workspace_bytes=rng.choice((0, 0, 3)),
+            )
+        )
+        if not late and rng.random() < 0.6:
+            alone[f"n{k}"] = size
+        else:
+            shared.append(f"n{k}")
+    return Graph(name="pointwise", nodes=tuple(nodes))
+
+
+def scarce_problem(
+    seed: str,
+    n: int | tuple[int, int],
+    graph_of: Callable[[random.Random, int], Graph] = varied_graph,
+    **fixed: Any,
+) -> Problem:
     """Make a problem whose RAM does not hold everything, half the times little above the floor.
 
     Of small random graphs most have a step that needs all the RAM there is in use at any time, so
@@ -71,7 +107,7 @@ def scarce_problem(seed: str, n: int | tuple[int, int], **fixed: Any) -> Problem
     """
     rng = seeded(seed)
     while True:
-        graph = varied_graph(rng, n if isinstance(n, int) else rng.randint(*n))
+        graph = graph_of(rng, n if isinstance(n, int) else rng.randint(*n))
         low, high = max(1, floor(graph).bytes), checkpoint_all_peak_bytes(graph)
         if low < high:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,14 @@ import pyomo.environ as pyo
 import pytest
 
 from instances import random_instance, random_instances, seeded
-from lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
+from lazy_rounds import (
+    CLOSE,
+    pointwise_graph,
+    random_rows,
+    relaxation_of,
+    scarce_problem,
+    varied_graph,
+)
 from oracle import optimum
 from own_rows import constrained
 from poetmodel.backends.compiler import compile_model
@@ -17,6 +25,7 @@ from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, Node, Tensor, operation
+from poetmodel.model import aggregated
 from poetmodel.model.aggregated import Grouping, build_relaxation
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import Events, find_events, recomputable_nodes
@@ -26,7 +35,8 @@ from poetmodel.problem import Problem, StageLimit, Surrogate
 from poetmodel.problem.infeasibility import obstacle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import random
+    from collections.abc import Callable, Iterator
 
     from poetmodel.backends.standard_form import StandardForm
 
@@ -43,12 +53,12 @@ def chain(uses: dict[int, tuple[int, ...]], n: int, **of_node: dict[str, Any]) -
     return Graph(name="chain", nodes=tuple(nodes))
 
 
-def problem_of(graph: Graph, **limits: Any) -> Problem:
-    """State a problem in which paging costs more than any recomputation."""
-    ones = [1.0] * len(graph.nodes)
-    dear = [(9.0, 9.0)] * len(graph.tensors)
+def problem_of(graph: Graph, *, page: float = 9.0, dear: str = "", **limits: Any) -> Problem:
+    """State a problem in which every computation costs 1, those of the nodes in `dear` 100."""
+    compute = [100.0 if node.name in dear.split() else 1.0 for node in graph.nodes]
+    pages = [(page, page)] * len(graph.tensors)
     costs = Costs.from_arrays(
-        graph, compute_time_s=ones, compute_energy_j=ones, page_in=dear, page_out=dear
+        graph, compute_time_s=compute, compute_energy_j=compute, page_in=pages, page_out=pages
     )
     return Problem(graph, costs, **{"ram": 12, **limits})
 
@@ -131,6 +141,7 @@ def test_page_ins_that_an_own_row_counts_wait_for_nothing() -> None:
         last = max(found.events.events[i], default=-1)
         sure = found.events.sure[i]
         assert stages == tuple(t for t in every.page_in[i] if t <= last and t not in sure)
+    assert found.events.dominated == frozenset()
     assert found.stage_limits[0].ub == 0
 
 
@@ -265,6 +276,94 @@ def test_a_recomputation_that_goes_takes_the_uses_of_its_inputs_along() -> None:
     assert lost.uses[0] == (1,)
 
 
+# -- dominated keeps ---------------------------------------------------------------------------
+
+
+def written(*lines: str) -> Graph:
+    """Make a graph of lines ``name bytes[+workspace] [inputs]``."""
+    nodes = []
+    for line in lines:
+        name, size, *inputs = line.split()
+        taken, _, space = size.partition("+")
+        nodes.append(
+            operation(
+                name,
+                output_bytes=int(taken),
+                inputs=tuple(inputs),
+                workspace_bytes=int(space or 0),
+            )
+        )
+    return Graph(name="written", nodes=tuple(nodes))
+
+
+def test_what_a_reader_makes_stays_in_place_of_what_it_alone_reads() -> None:
+    """Groups are stages 0-3, 4 and 5-6. `i` is kept nowhere once `o` was made, nor paged.
+
+    `a` and `o` have two readers each.
+    """
+    problem = problem_of(written("a 6", "i 4 a", "o 4 i", "q 1", "r 1 a", "z 6 o", "y 6 o"))
+    found = build_relaxation(problem, Grouping(7, frozenset({3, 4})), [True] * 7)
+    i, o = 1, 2
+    assert found.events.recompute[i] == (1, 2)
+    assert found.events.dominated == {(i, 0), (i, 1)}
+    assert all(found.kept[i, a].fixed for a in (0, 1))
+    assert not any(found.kept[o, a].fixed for a in range(len(found.events.events[o])) if a)
+    assert found.events.page_in[i] == ()
+    assert found.events.page_in[o] == (2,)
+    assert i not in found.paged_out
+    # With recompute-memory cuts `o` is not recomputed earlier for that, whatever the room.
+    found = build_relaxation(problem, found.grouping, [True] * 7, restoring=True)
+    assert found.events.dominated == {(i, 0)}
+
+
+def test_nothing_is_dominated_where_time_is_a_makespan() -> None:
+    """What goes and what comes may meet other transfers then."""
+    graph = written("a 6", "i 4 a", "o 4 i", "q 1", "r 1 a", "z 6 o", "y 6 o")
+    problem = problem_of(graph, deadline="99 s", deadline_counts="overlap")
+    found = build_relaxation(problem, Grouping(7, frozenset({3, 4})), [True] * 7)
+    assert found.events.dominated == frozenset()
+    assert found.events.page_in[1] == (1, 2)
+
+
+NOT_DOMINATED: dict[str, tuple[Graph, str, int, Grouping, float]] = {
+    # Row 2 has room for `i` and not for `o`.
+    "more bytes": (
+        written("i 2", "o 4 i", "q 9", "z 1 o"),
+        "i",
+        12,
+        Grouping(4, frozenset({2})),
+        1,
+    ),
+    # Stage 4 computes `x` again, for `y`, so that `i` can be. `o` has no room beside both, nor in
+    # stage 5, beside `y`.
+    "no room at the step": (
+        written("x 6", "i 4 x", "o 4+3 i", "q 11", "y 4 x", "r 5 y", "z 1 o"),
+        "x",
+        14,
+        Grouping(7, frozenset({2, 3, 5}), frozenset({(4, 2), (5, 2)})),
+        102,
+    ),
+    # Stage 6 has `x` for `i` and stage 8 `y` for `j`: only there is `o` made of both.
+    "another input": (
+        written("x 6", "i 4 x", "y 6", "j 4 y", "o 4 i j", "q 10", "s 1 x", "r 8", "z 1 y o"),
+        "x y",
+        12,
+        Grouping(9, frozenset({4, 5, 7})),
+        203,
+    ),
+}
+"""Graph, dear nodes, RAM, rows and optimum where what a reader makes cannot take the place."""
+
+
+@pytest.mark.parametrize("kind", NOT_DOMINATED)
+def test_a_keep_that_is_better_is_not_dominated(kind: str) -> None:
+    """The optimum needs it: without it something dear is computed once more."""
+    graph, dear, ram, grouping, expected = NOT_DOMINATED[kind]
+    problem = problem_of(graph, page=1000.0, dear=dear, ram=ram)
+    relaxation = relaxation_of(problem, grouping)
+    assert least(relaxation.form, relaxation.unit) == pytest.approx(expected)
+
+
 # -- beside step rows --------------------------------------------------------------------------
 
 
@@ -307,11 +406,13 @@ def least(form: StandardForm, unit: float) -> float | None:
     return None if raw.objective is None else raw.objective * unit
 
 
-def instances(kind: str, count: int) -> Iterator[tuple[str, Problem, Grouping]]:
+def instances(
+    kind: str, count: int, graph_of: Callable[[random.Random, int], Graph] = varied_graph
+) -> Iterator[tuple[str, Problem, Grouping]]:
     """Yield random problems of 5 to 9 nodes with random rows to enforce."""
     for number in range(count):
         seed = f"grouping-{kind}/{number}"
-        problem = scarce_problem(seed, (5, 9))
+        problem = scarce_problem(seed, (5, 9), graph_of)
         if obstacle(problem) is None:
             rng = seeded(f"rows of {seed}")
             yield seed, problem, random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
@@ -342,6 +443,35 @@ def test_free_keeps_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_free_keeps_lose_nothing_on_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on 500 instances."""
     check_free_keeps("more-keep", 500, monkeypatch)
+
+
+def check_dominated_keeps(kind: str, count: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Compare relaxations with and without dominated keeps; return how many went."""
+    seen: Counter[str] = Counter()
+    for seed, problem, grouping in instances(kind, count, pointwise_graph):
+        reduced = relaxation_of(problem, grouping)
+        with monkeypatch.context() as patch:
+            patch.setattr(aggregated, "without_dominated_keeps", lambda _, events, **__: events)
+            whole = relaxation_of(problem, grouping)
+        expected = least(whole.form, whole.unit)
+        assert least(reduced.form, reduced.unit) == pytest.approx(expected, abs=CLOSE), seed
+        seen["kept"] += len(reduced.events.dominated)
+        found, every = reduced.events.page_in, whole.events.page_in
+        seen["paged"] += sum(map(len, every)) - sum(map(len, found))
+        seen["columns"] += whole.form.n_columns - reduced.form.n_columns
+    return seen
+
+
+def test_dominated_keeps_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relaxation with them has the same optimum, and more columns."""
+    seen = check_dominated_keeps("dominated", 200, monkeypatch)
+    assert min(seen["kept"], seen["paged"]) > 50, seen
+
+
+@pytest.mark.slow
+def test_dominated_keeps_lose_nothing_on_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on 3,000 instances."""
+    check_dominated_keeps("more-dominated", 3000, monkeypatch)
 
 
 def ungrouped(problem: Problem, grouping: Grouping) -> pyo.ConcreteModel:

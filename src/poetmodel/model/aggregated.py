@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyomo.core as pyo
 
 from poetmodel.model.compact import FROM_STORAGE, INPUTS, KEEPING, STORAGE, VARIABLES, state_once
-from poetmodel.model.events import find_events
+from poetmodel.model.events import find_events, without_dominated_keeps
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.linear import ExactLimit, entry, impossible, stated_limit
 from poetmodel.model.memory import StepView, state_memory
@@ -164,15 +164,17 @@ def _beside(m: pyo.ConcreteModel) -> None:
     )
 
 
-def _sure_keeps(m: pyo.ConcreteModel) -> None:
-    """Keep what is surely in RAM and counted by no enforced row.
+def _fixed_keeps(m: pyo.ConcreteModel) -> None:
+    """Keep what is surely in RAM and counted by no enforced row, and not what is never better kept.
 
     ::
 
         kept[i,a] = 1    for the free keeps
+        kept[i,a] = 0    for the dominated keeps
     """
-    for i, a in m.events.kept:
-        m.kept[i, a].fix(1)
+    for value, segments in ((1, m.events.kept), (0, m.events.dominated)):
+        for i, a in segments:
+            m.kept[i, a].fix(value)
 
 
 def _once(m: pyo.ConcreteModel) -> None:
@@ -256,7 +258,12 @@ LAZY = Formulation(
             "poetmodel: own constraints count every recomputation and page-in",
             AFTER_VARIABLES,
         ),
-        Component("sure_keeps", _sure_keeps, "poetmodel: free keep", AFTER_VARIABLES),
+        Component(
+            "fixed_keeps",
+            _fixed_keeps,
+            "poetmodel: free and dominated keeps",
+            AFTER_VARIABLES,
+        ),
         Component("once", _once, "poetmodel: once of compact", AFTER_VARIABLES),
         KEEPING,
         FROM_STORAGE,
@@ -298,12 +305,18 @@ def build_relaxation(
     m.restoring = restoring
     m.recomputable = tuple(recomputable)
     own = (problem.stage_limits[place] for place in grouping.own_rows)  # type: ignore[attr-defined]
-    m.events = find_events(
+    events = find_events(
         problem,
         grouping.group_of,
         recomputable=recomputable,
         paged=frozenset(i for row in own for _, i in row.paged_in),
         is_free=partial(grouping.is_free, problem.working_graph),
     )
+    if not grouping.own_rows:
+        single = {grouping.group_of[t] for t in grouping.step_stages}
+        events = without_dominated_keeps(
+            problem, events, moves=lambda group: not restoring and group not in single
+        )
+    m.events = events
     LAZY.populate(m)
     return m

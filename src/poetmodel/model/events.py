@@ -6,7 +6,7 @@ Stages may be merged into groups; a group of one stage each is the whole problem
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +15,7 @@ from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     IsFree = Callable[[int, int, int], bool]
     """Whether no memory row counts a tensor from one group up to the begin of another."""
@@ -42,6 +42,8 @@ class Events:
     """For each tensor the groups in which it may be paged in, ascending."""
     sure: tuple[frozenset[int], ...] = ()
     """For each tensor the groups that it surely enters in RAM, at no cost; empty if unknown."""
+    dominated: frozenset[tuple[int, int]] = frozenset()
+    """Segments ``(i, a)`` in which tensor `i` need not stay in RAM."""
 
     @cached_property
     def kept(self) -> frozenset[tuple[int, int]]:
@@ -184,6 +186,79 @@ def find_events(
         if closure == extra:
             return found
         extra = closure
+
+
+def without_dominated_keeps(
+    problem: Problem, events: Events, *, moves: Callable[[int], bool]
+) -> Events:
+    """Return the events without keeps and page-ins that those of what a reader makes dominate.
+
+    `moves` says of a group whether no memory row tells when in it a node is recomputed.
+
+    Notes
+    -----
+    Let node `u` alone read tensor `i`, and make no more bytes. Once `u` was computed, `i` serves
+    its recomputation only, and what `u` makes can be in RAM in place of `i`, with no more bytes:
+
+    - kept from the first computation of `u` on. The recomputation goes;
+    - paged in where `i` is, if that costs no more in any limit and the objective, and if `i` needs
+      no page-out for `u` itself;
+    - kept from a recomputation of ``node(i)`` on: that of `u` moves there, if `u` reads nothing
+      else and the step has room in the group.
+    """
+    timed = problem.minimize == Quantity.TIME or problem.deadline_s is not None
+    if timed and problem.deadline_counts == DeadlineCounts.OVERLAP:
+        return events
+    graph, group_of = problem.working_graph, events.group_of
+    kept, sure, page_in = events.kept, events.sure, list(events.page_in)
+    dominated: set[tuple[int, int]] = set()
+    for i, u in _handed_on(problem):
+        check_time_limit()
+        k = graph.node_of[i]
+        last = group_of[u]
+        moved = graph.inputs_of[u] == (i,)
+        stays = (e for e in events.recompute[k] if e > last and not (moved and moves(e)))
+        end = next(stays, len(group_of))
+        begins = (group_of[k], *events.events[i])
+        dominated.update(
+            (i, a) for a, e in enumerate(begins[:-1]) if last <= e < end and (i, a) not in kept
+        )
+        if all(e in sure[i] for e in events.events[i] if e <= last) and _pages_no_dearer(
+            problem, i, u
+        ):
+            page_in[i] = ()
+    return replace(events, page_in=tuple(page_in), dominated=frozenset(dominated))
+
+
+def _handed_on(problem: Problem) -> Iterator[tuple[int, int]]:
+    """Yield each tensor that one node alone reads, to make no more bytes of it, and that node."""
+    graph, wanted = problem.working_graph, problem.wanted
+    state = {*problem.graph.state_tensors, *problem.graph.state_of}
+    for i, (size, readers) in enumerate(zip(graph.tensor_bytes, graph.users_of, strict=True)):
+        if not size or len(readers) != 1 or i in state or wanted.page_in[i]:
+            continue
+        (u,) = readers
+        made = [j for j in graph.outputs_of[u] if graph.users_of[j]]
+        taken = sum(graph.tensor_bytes[j] for j in made)
+        if taken <= size and not wanted.compute[u] and state.isdisjoint(made):
+            yield i, u
+
+
+def _pages_no_dearer(problem: Problem, i: int, u: int) -> bool:
+    """Return whether to page what node `u` makes costs no more than tensor `i`, in all that counts.
+
+    Nor does it then take more of the storage.
+    """
+    graph = problem.working_graph
+    if i in graph.on_aux:
+        return False
+    made = [j for j in graph.outputs_of[u] if graph.users_of[j]]
+    counted = [problem.objective.coefficients, *(one.coefficients for one in problem.linear_limits)]
+    return all(
+        sum(max(0, paged[j]) for j in made) <= paged[i]
+        for of in counted
+        for paged in (of.page_in, of.page_out)
+    )
 
 
 class _Sweep:

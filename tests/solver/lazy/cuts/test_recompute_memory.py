@@ -487,7 +487,7 @@ def check_points(count: int, kind: str, n: tuple[int, int]) -> Counter[str]:
 
 def test_schedules_keep_recompute_memory_cuts() -> None:
     """The points of the best schedules for random prices break none, in finer groups neither."""
-    seen = check_points(350, "points", (5, 7))
+    seen = check_points(400, "points", (5, 7))
     assert seen["compared"] > 500, seen
     assert seen["finer"] > 100, seen
     assert seen["tight"] > 10, seen
