@@ -36,7 +36,7 @@ from poetmodel.problem.infeasibility import obstacle
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from poetmodel.backends.standard_form import StandardForm
 
@@ -445,10 +445,12 @@ def test_free_keeps_lose_nothing_on_more(monkeypatch: pytest.MonkeyPatch) -> Non
     check_free_keeps("more-keep", 500, monkeypatch)
 
 
-def check_dominated_keeps(kind: str, count: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def check_dominated_keeps(
+    found_in: Iterable[tuple[str, Problem, Grouping]], monkeypatch: pytest.MonkeyPatch
+) -> Counter[str]:
     """Compare relaxations with and without dominated keeps; return how many went."""
     seen: Counter[str] = Counter()
-    for seed, problem, grouping in instances(kind, count, pointwise_graph):
+    for seed, problem, grouping in found_in:
         reduced = relaxation_of(problem, grouping)
         with monkeypatch.context() as patch:
             patch.setattr(aggregated, "without_dominated_keeps", lambda _, events, **__: events)
@@ -464,14 +466,39 @@ def check_dominated_keeps(kind: str, count: int, monkeypatch: pytest.MonkeyPatch
 
 def test_dominated_keeps_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relaxation with them has the same optimum, and more columns."""
-    seen = check_dominated_keeps("dominated", 200, monkeypatch)
+    seen = check_dominated_keeps(instances("dominated", 200, pointwise_graph), monkeypatch)
     assert min(seen["kept"], seen["paged"]) > 50, seen
 
 
 @pytest.mark.slow
 def test_dominated_keeps_lose_nothing_on_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on 3,000 instances."""
-    check_dominated_keeps("more-dominated", 3000, monkeypatch)
+    check_dominated_keeps(instances("more-dominated", 3000, pointwise_graph), monkeypatch)
+
+
+def own_pointwise(kind: str, count: int) -> Iterator[tuple[str, Problem, Grouping]]:
+    """Yield problems with own constraints, and random rows to enforce."""
+    for number in range(count):
+        seed = f"own-{kind}/{number}"
+        rng = seeded(seed)
+        problem = constrained(rng, scarce_problem(seed, (4, 7), pointwise_graph))
+        if obstacle(problem) is None:
+            yield seed, problem, random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
+
+
+def test_dominated_keeps_lose_nothing_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with own constraints and objectives."""
+    seen = check_dominated_keeps(own_pointwise("dominated", 150), monkeypatch)
+    assert seen["kept"] > 30, seen
+    assert seen["paged"] > 0, seen
+
+
+@pytest.mark.slow
+def test_dominated_keeps_lose_nothing_that_is_wanted_on_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same on 3,000 instances."""
+    check_dominated_keeps(own_pointwise("more-dominated", 3000), monkeypatch)
 
 
 def ungrouped(problem: Problem, grouping: Grouping) -> pyo.ConcreteModel:

@@ -240,7 +240,8 @@ def _handed_on(problem: Problem) -> Iterator[tuple[int, int]]:
         (u,) = readers
         made = [j for j in graph.outputs_of[u] if graph.users_of[j]]
         taken = sum(graph.tensor_bytes[j] for j in made)
-        if taken <= size and not wanted.compute[u] and state.isdisjoint(made):
+        alike = taken <= size and state.isdisjoint(made)
+        if alike and not (wanted.compute[u] or any(wanted.page_in[j] for j in made)):
             yield i, u
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.backends.highs import fresh_scheduler, quiet_highs
+from poetmodel.backends.highs import Highs, fresh_scheduler, quiet_highs
 
 if TYPE_CHECKING:
     from poetmodel.placement.packing import Packing
@@ -33,7 +32,7 @@ def exact_order(packing: Packing, *, bound: int, top: int, limit_s: float) -> li
     and the top, from `bound` to `top`, is minimized. In the order of the offsets of a solution,
     each block fits at its offset or below.
     """
-    highspy: Any = import_module("highspy")
+    highspy = Highs().module()
     unit = math.gcd(bound, top, *packing.height)
     solver = quiet_highs(highspy)
     solver.setOptionValue("threads", 1)
