@@ -69,6 +69,7 @@ VARIANTS: Final[dict[str, Variant]] = {
     "no search for the fastest schedule": Variant(LazyParams(without_schedule_time_ratio=1.0)),
     "no slices of time": Variant(LazyParams(wide_gap_time_ratio=1.0)),
     "no more rows after easy relaxations": Variant(LazyParams(easy_growth_ratio=0.0)),
+    "no rows that are tight at the incumbent": Variant(LazyParams(tight_ratio=1.0)),
     "all broken rows at once": Variant(LazyParams(few_rows=10**6, wide_gap_rows=10**6)),
     "all rows of the linear phase at once": Variant(LazyParams(linear_rows=10**6)),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,7 +85,10 @@ def add_rows(
     grouping: Grouping,
     on_answer: Callable[[Relaxation, NDArray[Any]], None] | None = None,
 ) -> tuple[Relaxation, LinearAnswer]:
-    """Enforce more rows, the worst of the broken runs, while that raises the linear bound.
+    """Enforce more rows while that raises the linear bound.
+
+    These are the worst of the runs that the answer breaks; in a large relaxation, in turn with
+    stages that are tight at the incumbent, and may be so at the optimum.
 
     Few at a time, for finer groups mean more columns; twice as many after a round without gain.
     Each answer is shown to `on_answer`. Returned is the relaxation with the fewest rows that has
@@ -102,9 +106,12 @@ def add_rows(
                 break
         loads = stage_loads(every, latest.x)
         broken = broken_stages(loads.tolist(), every.claimed_ram(latest.x) * (1 + ROUNDING))
-        rows = [t for t in broken if t not in every.grouping.stage_rows]
-        if not rows:
+        known = every.grouping.stage_rows
+        if known.issuperset(broken):
             break
+        tight = _tight_stages(session) if every.form.n_columns > params.large_columns else []
+        in_turn = chain.from_iterable(zip_longest(broken, tight))
+        rows = [t for t in dict.fromkeys(in_turn) if t is not None and t not in known]
         growth = int(params.linear_growth_ratio * every.grouping.n_groups)
         most = max(params.linear_rows, growth) << idle
         every = session.build(every.grouping.add(rows[:most]), every)
@@ -116,6 +123,15 @@ def add_rows(
         else:
             idle += 1
     return relaxation, answer
+
+
+def _tight_stages(session: Session) -> list[int]:
+    """Return the fullest stage of each run at which the incumbent leaves little RAM."""
+    best = session.bounds.incumbent
+    if best is None:
+        return []
+    loads = [point.ram_bytes for point in best.simulation.curve if point.node == point.stage]
+    return broken_stages(loads, session.params.tight_ratio * session.problem.usable_ram_bytes)
 
 
 def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.float64]:

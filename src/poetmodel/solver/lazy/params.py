@@ -64,6 +64,11 @@ class LazyParams:
     groups of large graphs so fine that their linear relaxations take seconds each."""
     linear_growth_ratio: float = 0.5
     """The same as a part of the groups, where that is more."""
+    tight_ratio: float = 0.97
+    """Part of the RAM above which a stage of the incumbent is tight. With 1 there are none."""
+    large_columns: int = 5000
+    """Columns above which rows that are tight at the incumbent are added, too. Smaller relaxations
+    are solved as integer programs, which more rows make harder."""
     rounds_without_gain: int = 3
     """Rounds without such a rise after which either loop stops."""
     most_sums: int = 1 << 20
