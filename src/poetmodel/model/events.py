@@ -17,6 +17,9 @@ from poetmodel.time_limit import check_time_limit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Coefficients
+
     IsFree = Callable[[int, int, int], bool]
     """Whether no memory row counts a tensor from one group up to the begin of another."""
 
@@ -107,20 +110,35 @@ def dominated(problem: Problem, k: int, *, limiting: bool | None = None) -> bool
     which ``r = 1`` implies. A row that wants `k` recomputed (``compute < 0``) always forbids it.
     """
     graph = problem.graph
-    timed = problem.minimize == Quantity.TIME or problem.deadline_s is not None
-    overlap = timed and problem.deadline_counts == DeadlineCounts.OVERLAP
     if limiting is None:
         limiting = storage_is_limiting(problem)
-    if not problem.can_page or problem.minimize == Quantity.WRITES or overlap or limiting:
+    if not problem.can_page or problem.minimize == Quantity.WRITES or limiting:
         return False
-    outputs = [i for i in graph.outputs_of[k] if graph.users_of[i]]
+    if _has_makespan(problem):
+        return False
+    outputs = _read_outputs(graph, k)
     stored = graph.nodes[k].on_aux
-    counted = [problem.objective.coefficients, *(one.coefficients for one in problem.linear_limits)]
     return all(
         of.compute[k]
         >= sum(max(0, of.page_in[i]) + (0 if stored else max(0, of.page_out[i])) for i in outputs)
-        for of in counted
+        for of in _counted(problem)
     )
+
+
+def _has_makespan(problem: Problem) -> bool:
+    """Return whether time counts, and is that of transfers beside the computing."""
+    timed = problem.minimize == Quantity.TIME or problem.deadline_s is not None
+    return timed and problem.deadline_counts == DeadlineCounts.OVERLAP
+
+
+def _read_outputs(graph: Graph, k: int) -> list[int]:
+    """Return the outputs of node `k` that anybody reads."""
+    return [i for i in graph.outputs_of[k] if graph.users_of[i]]
+
+
+def _counted(problem: Problem) -> list[Coefficients]:
+    """Return what the objective and each limit count."""
+    return [problem.objective.coefficients, *(one.coefficients for one in problem.linear_limits)]
 
 
 def recomputable_nodes(problem: Problem, *, dominance: bool = True) -> tuple[bool, ...]:
@@ -206,13 +224,12 @@ def without_dominated_keeps(
     - kept from a recomputation of ``node(i)`` on: that of `u` moves there, if `u` reads nothing
       else and the step has room in the group.
     """
-    timed = problem.minimize == Quantity.TIME or problem.deadline_s is not None
-    if timed and problem.deadline_counts == DeadlineCounts.OVERLAP:
+    if _has_makespan(problem):
         return events
     graph, group_of = problem.working_graph, events.group_of
     kept, sure, page_in = events.kept, events.sure, list(events.page_in)
     dominated: set[tuple[int, int]] = set()
-    for i, u in _handed_on(problem):
+    for i, u, made in _handed_on(problem):
         check_time_limit()
         k = graph.node_of[i]
         last = group_of[u]
@@ -223,41 +240,38 @@ def without_dominated_keeps(
         dominated.update(
             (i, a) for a, e in enumerate(begins[:-1]) if last <= e < end and (i, a) not in kept
         )
-        if all(e in sure[i] for e in events.events[i] if e <= last) and _pages_no_dearer(
-            problem, i, u
-        ):
+        stayed = all(e in sure[i] for e in events.events[i] if e <= last)
+        if stayed and _pages_no_dearer(problem, i, made):
             page_in[i] = ()
     return replace(events, page_in=tuple(page_in), dominated=frozenset(dominated))
 
 
-def _handed_on(problem: Problem) -> Iterator[tuple[int, int]]:
-    """Yield each tensor that one node alone reads, to make no more bytes of it, and that node."""
+def _handed_on(problem: Problem) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield each tensor that one node alone reads, to make no more bytes of it.
+
+    With that node, and those of its outputs that anybody reads.
+    """
     graph, wanted = problem.working_graph, problem.wanted
     state = {*problem.graph.state_tensors, *problem.graph.state_of}
     for i, (size, readers) in enumerate(zip(graph.tensor_bytes, graph.users_of, strict=True)):
         if not size or len(readers) != 1 or i in state or wanted.page_in[i]:
             continue
         (u,) = readers
-        made = [j for j in graph.outputs_of[u] if graph.users_of[j]]
+        made = _read_outputs(graph, u)
         taken = sum(graph.tensor_bytes[j] for j in made)
         alike = taken <= size and state.isdisjoint(made)
         if alike and not (wanted.compute[u] or any(wanted.page_in[j] for j in made)):
-            yield i, u
+            yield i, u, made
 
 
-def _pages_no_dearer(problem: Problem, i: int, u: int) -> bool:
-    """Return whether to page what node `u` makes costs no more than tensor `i`, in all that counts.
+def _pages_no_dearer(problem: Problem, i: int, made: Sequence[int]) -> bool:
+    """Return whether to page other tensors costs no more than tensor `i`, in all that counts.
 
-    Nor does it then take more of the storage.
+    Storage has room for them if they take no more bytes, as `i` goes from there.
     """
-    graph = problem.working_graph
-    if i in graph.on_aux:
-        return False
-    made = [j for j in graph.outputs_of[u] if graph.users_of[j]]
-    counted = [problem.objective.coefficients, *(one.coefficients for one in problem.linear_limits)]
-    return all(
+    return i not in problem.working_graph.on_aux and all(
         sum(max(0, paged[j]) for j in made) <= paged[i]
-        for of in counted
+        for of in _counted(problem)
         for paged in (of.page_in, of.page_out)
     )
 
