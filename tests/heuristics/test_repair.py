@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from instances import random_instances, seeded
+from poetmodel.device import Costs
 from poetmodel.errors import InputError
-from poetmodel.graph import floor
+from poetmodel.graph import Graph, floor, operation
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective, price
 from poetmodel.heuristics.repair import Repair, RepairParams
 from poetmodel.heuristics.restorations import Restoration
+from poetmodel.problem import Problem
 from poetmodel.solver.outcome import verify_schedule
 from worked import skip_problem
-
-if TYPE_CHECKING:
-    from poetmodel.problem import Problem
 
 
 def repair_of(problem: Problem, partial: PartialSchedule, **choices: Any) -> Repair:
@@ -72,6 +71,25 @@ def test_dropping_leaves_nothing_that_could_go() -> None:
             partial.remove(restoration)
             assert not partial.fits(problem.usable_ram_bytes)
             partial.undo(mark)
+
+
+def test_room_for_one_large_tensor_goes_to_several_small_ones() -> None:
+    """Beside `work` there is room for `large`, or for three that cost nearly as much each."""
+    sizes = {"large": 6, "small0": 2, "small1": 2, "small2": 2}
+    nodes = [operation(name, output_bytes=size) for name, size in sizes.items()]
+    work = operation("work", output_bytes=1, workspace_bytes=8)
+    end = operation("end", output_bytes=1, phase="backward", inputs=("work", *sizes))
+    graph = Graph(name="side by side", nodes=(*nodes, work, end))
+    one = [1.0] * len(graph.nodes)
+    page = [(1.0, 1.0 + size / 100) for size in graph.tensor_bytes]
+    costs = Costs.from_arrays(
+        graph, compute_time_s=one, compute_energy_j=one, page_in=page, page_out=page
+    )
+    problem = Problem(graph, costs, ram=15, recompute=False)
+    pages = [Restoration(5, i, recompute=False) for i in range(4)]
+    partial = PartialSchedule(graph, pages)
+    repair_of(problem, partial).drop_needless()
+    assert partial.restorations() == pages[:1]
 
 
 def test_any_partial_schedule_can_be_repaired_where_everything_may_be_paged() -> None:

@@ -447,7 +447,11 @@ class Repair:
     # -- using room ------------------------------------------------------------------------------
 
     def drop_needless(self) -> None:
-        """Drop restorations that there is room to do without, the dearest first."""
+        """Drop restorations that there is room to do without, the dearest for its bytes first.
+
+        Where a page costs much however small it is, room for one large tensor is room for many
+        small ones that cost as much each.
+        """
         gained = True
         while gained and time.monotonic() < self.until_s:
             gained = False
@@ -461,8 +465,11 @@ class Repair:
                     gained = self._drop(restoration) or gained
 
     def _worth(self, restoration: Restoration) -> float:
-        """Return what a restoration costs, negative, with noise."""
-        return -self._noisy(self._price(restoration), self.params.drop_noise_ratio)
+        """Return what a restoration costs per byte that it brings back, negative, with noise."""
+        price = self._noisy(self._price(restoration), self.params.drop_noise_ratio)
+        item, graph = restoration.item, self.problem.graph
+        brought = graph.outputs_of[item] if restoration.recompute else (item,)
+        return -price / max(1, sum(self.partial.sizes[i] for i in brought))
 
     def _price(self, restoration: Restoration, *, adding: bool = False) -> float:
         """Return what a restoration costs that is there, or is added, with its own page-out."""
