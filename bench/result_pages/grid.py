@@ -24,6 +24,7 @@ from result_pages.records import (
     seconds_text,
     share_text,
     threads_text,
+    versions_text,
 )
 
 if TYPE_CHECKING:
@@ -307,10 +308,11 @@ def _circumstances(records: Sequence[dict[str, Any]]) -> str:
     by_goal: dict[int, list[dict[str, Any]]] = {}
     for record in records:
         by_goal.setdefault(record["cell"]["goal"], []).append(record)
-    places: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    places: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for together in by_goal.values():
         for record in together:
-            place = record["machine"]["cpu"], threads_text(together)
+            machine = record["machine"]
+            place = machine["cpu"], versions_text(machine), threads_text(together)
             places.setdefault(place, []).append(record)
     if len(places) == 1:
         return f"{_circumstance(records)}."

@@ -137,6 +137,19 @@ def test_of_several_machines_each_is_told_with_what_it_measured() -> None:
     assert "*Against others*: 2026-02-03, Another one, 2 cores" in text
 
 
+def test_of_several_versions_each_is_told_with_what_it_measured() -> None:
+    """A part whose instances had two of them is named with both."""
+    older = record(recorded="2026-01-01T00:00:00+00:00", ram="30%")
+    older["machine"] = older["machine"] | {"versions": {"highspy": "0.9"}}
+    newer = record(ram="40%")
+    newer["machine"] = newer["machine"] | {"versions": {"highspy": "1.0"}}
+    text = section((older, newer), "run.jsonl", registered={})
+    told = [line for line in text.split(". ") if "*Published graphs*" in line]
+    assert len(told) == 2
+    assert "2026-01-01" in text.partition("highspy 0.9")[0]
+    assert "2026-01-02" in text.partition("highspy 0.9")[2].partition("highspy 1.0")[0]
+
+
 def test_share_of_small_models_takes_columns_and_rows() -> None:
     """One column or row too many does not fit; infeasible instances do not count."""
     sizes = ({"columns": 2000, "rows": 2000}, {"columns": 2001, "rows": 1}, {"rows": 2001}, {})
