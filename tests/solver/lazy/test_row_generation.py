@@ -217,6 +217,24 @@ def test_a_running_solve_is_followed_until_the_gap_is_closed() -> None:
     assert not rounds._watch(relaxation, BackendProgress(incumbent=None, bound=value, x=None))
 
 
+def test_an_answer_on_the_way_becomes_a_schedule_by_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a local search: the running solve waits."""
+    monkeypatch.setattr(PrimalHeuristic, "improve", lambda _: pytest.fail("a local search"))
+    problem = comb_problem()
+    session = Session(problem, Request(gap=0.0), None)
+    rounds = RowGeneration(session, Grouping(20))
+    relaxation = session.build(Grouping(20, frozenset({9})))
+    raw = session.solve(relaxation.form)
+    assert raw is not None
+    assert raw.x is not None
+    rows, steps = row_generation.examine(session, relaxation, raw.x)
+    assert rows or steps
+    assert session.bounds.incumbent is None
+    progress = BackendProgress(incumbent=raw.objective, bound=None, x=raw.x)
+    assert rounds._watch(relaxation, progress)
+    assert session.bounds.incumbent is not None
+
+
 def test_every_first_grouping_leads_to_the_same_value() -> None:
     """No row, the worst one, all of them, or steps for no reason."""
     problem = comb_problem(6, 9)
@@ -336,13 +354,14 @@ def test_answers_are_handed_over_while_a_process_runs(monkeypatch: pytest.Monkey
     x = session.solve(relaxation.form).x
     rounds.worker.runs.set()
     rounds._search_linear(relaxation, x)
+    rounds._watch(relaxation, BackendProgress(incumbent=0.0, bound=None, x=x))
     rounds._search(relaxation, x)
-    assert len(handed) == 2
+    assert len(handed) == 3
     assert session.bounds.incumbent is None
     rounds.worker.runs.clear()
     rounds._search(relaxation, x)
     assert session.bounds.incumbent is not None
-    assert len(handed) == 3
+    assert len(handed) == 4
 
 
 def test_the_linear_phase_waits_for_no_local_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ class RowGeneration:
         )
 
     def _watch(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
-        """Follow a running solve, with schedules on its way; return whether it should go on."""
+        """Follow a running solve, with answers on its way; return whether it should go on."""
         session = self.session
         if progress.bound is not None:
             session.raise_bound(session.within_cutoff(relaxation, progress.bound))
@@ -145,6 +145,8 @@ class RowGeneration:
             and (best is None or progress.incumbent * relaxation.unit < best.value)
         ):
             examine(session, relaxation, progress.x)
+            if session.bounds.incumbent is best and not session.done():
+                self._search(relaxation, progress.x, locally=False)
         return not session.done()
 
     def _follow(
