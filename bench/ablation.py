@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from grid import FLOOR, PROFILE, Instance
 from harness import FreshProcesses, parsed, recorded, run_all, run_key
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
+from poetmodel.heuristics.repair import Repair
 from poetmodel.model import aggregated
 from poetmodel.solver import lazy
 from poetmodel.solver.lazy import LazyParams, linear
@@ -48,6 +49,8 @@ class Variant(NamedTuple):
     """Whether rounds of cuts begin from the basis of the last one."""
     dominance: bool = True
     """Whether dominated keeps and page-ins are left out."""
+    by_byte: bool = True
+    """Whether repair drops what costs most for its bytes first, in place of what costs most."""
 
 
 VARIANTS: Final[dict[str, Variant]] = {
@@ -65,6 +68,7 @@ VARIANTS: Final[dict[str, Variant]] = {
     "no earlier recomputation": Variant(earlier=False),
     "no warm starts of linear relaxations": Variant(warm=False),
     "no dominated keeps": Variant(dominance=False),
+    "no prices for bytes in drops": Variant(by_byte=False),
     "no counting of equal decisions": Variant(LazyParams(counted_part_ratio=1.0)),
     "no search for the fastest schedule": Variant(LazyParams(without_schedule_time_ratio=1.0)),
     "no slices of time": Variant(LazyParams(wide_gap_time_ratio=1.0)),
@@ -155,7 +159,7 @@ def measure_variant(
     gets the parameters, but nothing else of a variant.
     """
     variant = fields["variant"]
-    params, seed, earlier, warm, dominance = VARIANTS[variant]
+    params, seed, earlier, warm, dominance, by_byte = VARIANTS[variant]
     lazy.solve_lazily = partial(lazy.solve_lazily, params=params)
     if not earlier:
         EarlierRecomputation.relieve = lambda *_: False  # type: ignore[method-assign]
@@ -163,6 +167,8 @@ def measure_variant(
         linear.carried_basis = lambda *_: None
     if not dominance:
         aggregated.without_dominated_keeps = lambda _, events, **__: events  # type: ignore[attr-defined]
+    if not by_byte:
+        Repair.drop_order = lambda self, restoration: -self.noisy_price(restoration)  # type: ignore[method-assign]
     warm_up()
     instance = {name: value for name, value in fields.items() if name != "variant"}
     return {

@@ -90,6 +90,19 @@ def test_warm_starts_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(basis is None for basis in given)
 
 
+def test_prices_for_bytes_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of drops is another one then."""
+    monkeypatch.setattr(ablation.lazy, "solve_lazily", ablation.lazy.solve_lazily)
+    asked: list[object] = []
+    monkeypatch.setattr(ablation.Repair, "drop_order", lambda _, one: float(asked.append(one) or 0))
+    small = {**ablation.SAMPLE[0].to_dict(), "model": "paper/transformer", "ram": "70%"}
+    ablation.measure_variant({**small, "variant": "everything"})
+    assert asked
+    asked.clear()
+    ablation.measure_variant({**small, "variant": "no prices for bytes in drops"})
+    assert not asked
+
+
 def test_the_page_counts_time_outs_with_their_limit() -> None:
     """The run with everything stands in for a missing one; other limits come by themselves."""
     text = page(

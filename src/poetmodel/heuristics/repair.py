@@ -455,7 +455,7 @@ class Repair:
         gained = True
         while gained and time.monotonic() < self.until_s:
             gained = False
-            for restoration in sorted(self.partial.restorations(), key=self._worth):
+            for restoration in sorted(self.partial.restorations(), key=self.drop_order):
                 if time.monotonic() >= self.until_s:
                     break
                 check_time_limit()
@@ -464,12 +464,15 @@ class Repair:
                 if restoration in self.partial and self._may_go(restoration):
                     gained = self._drop(restoration) or gained
 
-    def _worth(self, restoration: Restoration) -> float:
-        """Return what a restoration costs per byte that it brings back, negative, with noise."""
-        price = self._noisy(self._price(restoration), self.params.drop_noise_ratio)
+    def drop_order(self, restoration: Restoration) -> float:
+        """Return a number that is less where a restoration costs more per byte it brings back."""
         item, graph = restoration.item, self.problem.graph
         brought = graph.outputs_of[item] if restoration.recompute else (item,)
-        return -price / max(1, sum(self.partial.sizes[i] for i in brought))
+        return -self.noisy_price(restoration) / max(1, sum(self.partial.sizes[i] for i in brought))
+
+    def noisy_price(self, restoration: Restoration) -> float:
+        """Return what a restoration costs, with the noise of drops."""
+        return self._noisy(self._price(restoration), self.params.drop_noise_ratio)
 
     def _price(self, restoration: Restoration, *, adding: bool = False) -> float:
         """Return what a restoration costs that is there, or is added, with its own page-out."""

@@ -23,6 +23,7 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
 from poetmodel.schedule import checkpoint_all
 from poetmodel.solver.lazy import LazyParams, primal_worker, row_generation, solve_lazily
+from poetmodel.solver.lazy.params import HEURISTICS
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.row_generation import RowGeneration
 from poetmodel.solver.lazy.session import Session
@@ -217,11 +218,15 @@ def test_a_running_solve_is_followed_until_the_gap_is_closed() -> None:
     assert not rounds._watch(relaxation, BackendProgress(incumbent=None, bound=value, x=None))
 
 
-def test_an_answer_on_the_way_becomes_a_schedule_by_repair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a local search: the running solve waits."""
+@pytest.mark.parametrize("repairs", [True, False])
+def test_an_answer_on_the_way_becomes_a_schedule_by_repair(
+    monkeypatch: pytest.MonkeyPatch, *, repairs: bool
+) -> None:
+    """Without a local search: the running solve waits. Without that repair there is none yet."""
     monkeypatch.setattr(PrimalHeuristic, "improve", lambda _: pytest.fail("a local search"))
     problem = comb_problem()
-    session = Session(problem, Request(gap=0.0), None)
+    params = LazyParams(heuristics=HEURISTICS - ({"repair_on_the_way"} if not repairs else set()))
+    session = Session(problem, Request(gap=0.0), None, params=params)
     rounds = RowGeneration(session, Grouping(20))
     relaxation = session.build(Grouping(20, frozenset({9})))
     raw = session.solve(relaxation.form)
@@ -232,7 +237,7 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(monkeypatch: pytest.M
     assert session.bounds.incumbent is None
     progress = BackendProgress(incumbent=raw.objective, bound=None, x=raw.x)
     assert rounds._watch(relaxation, progress)
-    assert session.bounds.incumbent is not None
+    assert (session.bounds.incumbent is not None) == repairs
 
 
 def test_every_first_grouping_leads_to_the_same_value() -> None:

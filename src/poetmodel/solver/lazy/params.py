@@ -10,8 +10,8 @@ from poetmodel.errors import InputError
 
 CUT_FAMILIES: Final = frozenset({"interval", "rounding", "recompute_memory"})
 """Families of cuts, by the names of their modules."""
-HEURISTICS: Final = frozenset({"repair", "local_search"})
-"""Parts of the primal heuristic."""
+HEURISTICS: Final = frozenset({"repair", "repair_on_the_way", "local_search"})
+"""Parts of the primal heuristic; the second repairs what a solve finds before its last answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,7 +145,8 @@ class RowGeneration:
             and (best is None or progress.incumbent * relaxation.unit < best.value)
         ):
             examine(session, relaxation, progress.x)
-            if session.bounds.incumbent is best and not session.done():
+            repairs = "repair_on_the_way" in session.params.heuristics
+            if repairs and session.bounds.incumbent is best and not session.done():
                 self._search(relaxation, progress.x, locally=False)
         return not session.done()
 
