@@ -86,6 +86,30 @@ def test_the_program_ends_after_what_was_left_behind() -> None:
     assert (done.returncode, done.stdout.split()) == (0, ["left", "ended"]), done.stderr
 
 
+NEVER_ENDS = """\
+import threading
+from poetmodel.backends import run_interruptibly, worker
+from poetmodel.errors import TimeLimitError
+worker._MOST_AT_EXIT_S = 0.2
+try:
+    run_interruptibly(threading.Event().wait, threading.Event(), most_s=0.0)
+except TimeLimitError:
+    print("left")
+"""
+
+
+def test_the_program_ends_where_what_was_left_behind_does_not() -> None:
+    """HiGHS has been seen in a loop without an end."""
+    done = subprocess.run(
+        [sys.executable, "-c", NEVER_ENDS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["left"]), done.stderr
+
+
 def test_time_limit_holds_in_the_thread() -> None:
     """A limit that is open where the solve is started ends the solve."""
     with time_limit(-1), pytest.raises(TimeLimitError):

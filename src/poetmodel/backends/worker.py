@@ -20,6 +20,9 @@ T = TypeVar("T")
 
 _POLL_S: Final = 0.1
 """How long Ctrl-C may go unnoticed [s]."""
+_MOST_AT_EXIT_S: Final = 60.0
+"""How long a program that ends waits for a solver that was left behind [s]: HiGHS has been seen to
+come back 43 s after its limit, and never."""
 
 
 def run_interruptibly(
@@ -31,7 +34,7 @@ def run_interruptibly(
     returned. A second Ctrl-C, or one before the solve has begun, is raised; the solver is left
     behind to notice `stop` by itself. So it is where it has not ended after `most_s`, and
     `TimeLimitError` is raised: some solvers look at no clock for a while. A Python
-    program waits for it before it ends; the command line does not.
+    program waits for it before it ends, but not for ever; the command line does not.
 
     Notes
     -----
@@ -60,7 +63,7 @@ def run_interruptibly(
     if not future.done():
         stop.set()
         # What calls back into Python after its end would abort the program.
-        atexit.register(thread.join)
+        atexit.register(thread.join, _MOST_AT_EXIT_S)
         raise TimeLimitError("the solver has not ended in time")
     return future.result()
 
