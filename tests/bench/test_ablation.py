@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 import ablation
 from grid import instances
 from poetmodel.solver.lazy.session import Session
 from result_pages.ablation import EVERYTHING, page
-
-if TYPE_CHECKING:
-    import pytest
 
 CELL = {"model": "m", "device": "d", "ram": "50%", "deadline": None, "limit_s": 3.0}
 
@@ -55,18 +54,26 @@ def test_a_smoke_run_records_what_was_left_out(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-def test_recomputing_earlier_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No stage is relieved so."""
+@pytest.mark.parametrize(
+    ("owner", "method", "variant"),
+    [
+        (ablation.EarlierRecomputation, "relieve", "no earlier recomputation"),
+        (ablation.Repair, "drop_order", "no prices for bytes in drops"),
+    ],
+    ids=["recomputing earlier", "prices for bytes"],
+)
+def test_parts_of_repair_can_be_left_out(
+    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, variant: str
+) -> None:
+    """What the variant leaves out is never asked."""
     monkeypatch.setattr(ablation.lazy, "solve_lazily", ablation.lazy.solve_lazily)
-    asked: list[int] = []
-    monkeypatch.setattr(
-        ablation.EarlierRecomputation, "relieve", lambda _, stage: bool(asked.append(stage))
-    )
+    asked: list[object] = []
+    monkeypatch.setattr(owner, method, lambda _, about: asked.append(about) or 0)
     small = {**ablation.SAMPLE[0].to_dict(), "model": "paper/transformer", "ram": "70%"}
     ablation.measure_variant({**small, "variant": "everything"})
     assert asked
     asked.clear()
-    ablation.measure_variant({**small, "variant": "no earlier recomputation"})
+    ablation.measure_variant({**small, "variant": variant})
     assert not asked
 
 
@@ -88,19 +95,6 @@ def test_warm_starts_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     ablation.measure_variant({**small, "variant": "no warm starts of linear relaxations"})
     assert given
     assert all(basis is None for basis in given)
-
-
-def test_prices_for_bytes_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of drops is another one then."""
-    monkeypatch.setattr(ablation.lazy, "solve_lazily", ablation.lazy.solve_lazily)
-    asked: list[object] = []
-    monkeypatch.setattr(ablation.Repair, "drop_order", lambda _, one: float(asked.append(one) or 0))
-    small = {**ablation.SAMPLE[0].to_dict(), "model": "paper/transformer", "ram": "70%"}
-    ablation.measure_variant({**small, "variant": "everything"})
-    assert asked
-    asked.clear()
-    ablation.measure_variant({**small, "variant": "no prices for bytes in drops"})
-    assert not asked
 
 
 def test_the_page_counts_time_outs_with_their_limit() -> None:

@@ -7,9 +7,10 @@ hundreds of thousands of rows can overrun the limit by several seconds. Setting 
 ``mip_heuristic_run_feasibility_jump`` to False has helped on some models. Between presolve and the
 root, ``HighsObjectiveFunction::setupCliquePartition`` looks at no clock; no option for it is known:
 on 118,260 columns and 150,137 rows of ``paper`` it took 20 to 43 s beyond the limit.
-So may ``HPresolve::strengthenInequalities`` in the presolve of a sub-MIP: on 1,030 columns and
-1,472 rows of ``lazy`` (ResNet-18/CIFAR on the Cortex-A72, 30 %, serial deadline of 105 %, seed 0)
-it had no end in 57 s. With seed 1, or ``mip_heuristic_run_rens`` False, that takes 2 to 3 s in all.
+``HPresolve::strengthenInequalities`` looks at the clock between rows only. In the presolve of a
+sub-MIP, on 1,030 columns and 1,472 rows of ``lazy`` (ResNet-18/CIFAR on the Cortex-A72, 30 %,
+serial deadline of 105 %, seed 0), it had no end in 57 s. With seed 1, or
+``mip_heuristic_run_rens`` False, the model takes 2 to 3 s.
 A solve started from inside a callback of another one uses as many threads as that one.
 
 HiGHS 1.13 to 1.16 lose rows in presolve after its rule "enumeration" has fixed columns, and then
