@@ -163,7 +163,7 @@ def test_a_second_run_begins_with_nothing_of_the_first(
     best = run(Highs(), SolverCall(form, Limits(rel_gap=0.0)))[0].x
     raw = Highs().solve(form, Limits(rel_gap=0.0), start=best, on_progress=enough)
     again = ("off", True) if misled_by == "presolve" else (None, False)
-    assert runs == [(None, True), again]
+    assert runs[:2] == [(None, True), again]
     assert (raw.status, raw.solved_again) == (SolverStatus.OPTIMAL, True)
     after = reported[reported.index((-5.0, -5.0)) + 1 :]
     assert raw.objective is not None

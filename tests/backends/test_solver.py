@@ -94,9 +94,16 @@ def test_failure_after_a_stop_is_an_interruption() -> None:
 
 
 def test_start_disproves_infeasibility() -> None:
-    """A solver that calls a model infeasible which the start satisfies is not believed."""
-    with pytest.raises(BackendError, match=r"the start .* satisfies it"):
-        Puppet(INFEASIBLE).solve(form(), Limits(), start=np.array([2.0]))
+    """A solver that calls a model infeasible which the start satisfies is asked again.
+
+    Without presolve; where it says so again the start is what is known, and nothing is proved.
+    """
+    asked: list[bool] = []
+    puppet = Puppet(INFEASIBLE, INFEASIBLE, during=lambda call: asked.append(call.limits.presolve))
+    result = puppet.solve(form(), Limits(), start=np.array([2.0]))
+    assert asked == [True, False]
+    assert (result.status, result.objective) == (SolverStatus.OTHER_LIMIT, 2.0)
+    assert (result.bound, result.infeasible, result.solved_again) == (None, False, True)
 
 
 def test_start_within_tolerance_does_not() -> None:

@@ -20,8 +20,8 @@ from instances import random_instance, random_instances, seeded
 from oracle import optimum
 from own_rows import constrained
 from poetmodel.backends.highs import Highs
-from poetmodel.backends.protocol import RawSolution, SolverStatus
-from poetmodel.errors import BackendError, InputError, ScheduleError, TimeLimitError
+from poetmodel.backends.protocol import Limits, RawSolution, SolverStatus
+from poetmodel.errors import InputError, ScheduleError, TimeLimitError
 from poetmodel.graph import Graph, operation
 from poetmodel.heuristics.greedy import construct
 from poetmodel.model import build
@@ -383,14 +383,28 @@ def test_what_a_solver_proves_infeasible_names_the_limits(
     assert all(word in result.reason for word in words)
 
 
-def test_a_valid_schedule_against_a_proof_of_infeasibility_is_an_error(
+def test_a_valid_schedule_refutes_a_proof_of_infeasibility(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One of the two is wrong, so nothing is claimed."""
-    wrong = RawSolution(status=SolverStatus.INFEASIBLE)
-    monkeypatch.setattr(Highs, "solve", lambda *_, **__: wrong)
-    with pytest.raises(BackendError, match="infeasible for which there is a valid schedule"):
-        solve(skip_problem(), formulation="compact")
+    """The problem is solved again without presolve; if that is as wrong, the schedule stays."""
+    solve_form, asked = Highs.solve, []
+
+    def wrong(self: Highs, form: Any, limits: Limits, **more: Any) -> RawSolution:
+        asked.append(limits.presolve)
+        if limits.presolve or not mended:
+            return RawSolution(status=SolverStatus.INFEASIBLE)
+        return solve_form(self, form, limits, **more)
+
+    monkeypatch.setattr(Highs, "solve", wrong)
+    for formulation in EXACT:
+        for mended in (True, False):
+            asked.clear()
+            result = solve(skip_problem(), formulation=formulation)
+            assert asked[0]
+            assert not any(asked[1:])
+            assert result.schedule is not None
+            assert result.status == (Status.OPTIMAL if mended else Status.FEASIBLE)
+            assert mended or "refutes" in result.reason
 
 
 # -- running out of time, and being stopped ----------------------------------------------------

@@ -9,7 +9,6 @@ import pytest
 
 from instances import seeded
 from poetmodel.device import Costs
-from poetmodel.errors import BackendError
 from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import Schedule, checkpoint_all
@@ -18,6 +17,7 @@ from poetmodel.solver.outcome import (
     Candidate,
     Outcome,
     finish,
+    is_refuted,
     is_tight,
     reported_bound,
     verify_schedule,
@@ -127,11 +127,24 @@ def test_a_bound_at_the_value_up_to_rounding_is_the_value() -> None:
     assert reported_bound(skip_problem(), candidate, 2.0 + 0.5 * EQUAL) == 2.0
 
 
-def test_a_bound_above_a_valid_value_is_an_error() -> None:
-    """One of the two is wrong; nothing can be claimed."""
+def test_a_bound_above_a_valid_value_proves_nothing() -> None:
+    """The schedule is verified, so the bound is wrong: no bound, no optimality, and why."""
     candidate = verify_schedule(skip_problem(), PAGED)
-    with pytest.raises(BackendError, match=r"bound 2\.1 is above the value 2\.0"):
-        reported_bound(skip_problem(), candidate, 2.1)
+    result = finished(skip_problem(), candidate=candidate, bound=2.1)
+    assert (result.status, result.termination) == (Status.FEASIBLE, Termination.STALLED)
+    assert result.overhead_bound_j == 0.0
+    assert "refutes" in result.reason
+
+
+def test_bytes_are_refuted_by_one() -> None:
+    """They are whole, so a bound one byte above the peak is no rounding error."""
+    problem = skip_problem(minimize="ram")
+    candidate = verify_schedule(problem, PAGED)
+    for more, refuted in ((0.0, False), (0.4, False), (1.0, True)):
+        outcome = Outcome(
+            termination=Termination.PROVED, candidate=candidate, bound=candidate.value + more
+        )
+        assert is_refuted(problem, outcome) == refuted
 
 
 def test_a_bound_above_a_rejected_value_is_none() -> None:
@@ -219,11 +232,12 @@ def test_proved_infeasible() -> None:
     assert (result.status, result.termination) == (Status.INFEASIBLE, Termination.PROVED)
 
 
-def test_infeasible_with_a_valid_schedule_is_an_error() -> None:
+def test_infeasible_with_a_valid_schedule_is_feasible() -> None:
     """A schedule that the verifier accepts disproves the solver."""
     candidate = verify_schedule(skip_problem(), PAGED)
-    with pytest.raises(BackendError, match="for which there is a valid schedule"):
-        finished(skip_problem(), infeasible=True, candidate=candidate)
+    result = finished(skip_problem(), infeasible=True, candidate=candidate)
+    assert (result.status, result.schedule) == (Status.FEASIBLE, PAGED)
+    assert "refutes" in result.reason
 
 
 def test_a_rejected_schedule_is_feasible_at_most() -> None:

@@ -47,6 +47,8 @@ STATUS: Final[Mapping[str, SolverStatus]] = {
 }
 """What each member of ``GRB.Status`` means here."""
 
+_SMALLEST_TOLERANCE: Final = 1e-9
+"""Gurobi's default for reduced costs is 1e-6: bounds are then wrong by more than solutions are."""
 _LICENCE_ERRORS: Final = ("NO_LICENSE", "NETWORK", "JOB_REJECTED", "CSWORKER", "CLOUD")
 
 
@@ -113,7 +115,10 @@ def _configure(gurobipy: Any, model: Any, call: SolverCall) -> None:
         "MIPGapAbs": float(limits.abs_gap),
         "FeasibilityTol": float(limits.tolerance),
         "IntFeasTol": float(limits.tolerance),
+        "OptimalityTol": _SMALLEST_TOLERANCE,
     }
+    if not limits.presolve:
+        settings["Presolve"] = 0
     if limits.objective_stop is not None:
         settings["BestObjStop"] = float(limits.objective_stop)
     if limits.objective_cutoff is not None:

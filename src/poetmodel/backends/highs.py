@@ -19,6 +19,13 @@ call a feasible model infeasible, or a worse solution the best
 is off. HiGHS notices such errors when a solution does not fit the model that it was given, and
 says so in its log only; a solve that does is done again without presolve.
 
+Presolve makes an equation of a row that implies a bound of a continuous column, the bound being off
+by less than the tolerance, and rounds what follows from it up to whole numbers: ``-p + k/6 <=
+-0.25`` with ``p >= 0.25 + 4e-8`` and a binary `k` becomes ``k >= 2.4e-7``, so ``k = 1``. All
+releases from 1.5.3 to 1.16.0 do; no rule that can be switched off is the cause, ``presolve=off``
+helps. Costs below the tolerance of reduced costs mislead presolve, too. So such costs are given as
+0 and paid for in the bound, and what is proved of a small model is confirmed without presolve.
+
 HiGHS 1.16 may lose the best solution of a model with a start: presolve turns the start into a point
 of the presolved model that is better than the start, and where nothing is better than this point,
 its value is claimed, and the start itself returned. Such a model is solved again without the start.
@@ -30,9 +37,10 @@ after 5 s and its proof not after 40 s. With a tenth of the perturbation it take
 
 from __future__ import annotations
 
+import math
 import re
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +50,7 @@ import numpy as np
 from poetmodel.backends.call import SolverCall, finite
 from poetmodel.backends.protocol import Basis, OptionValue, RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
+from poetmodel.backends.standard_form import round_binaries
 from poetmodel.errors import BackendError, UnknownOptionError
 
 if TYPE_CHECKING:
@@ -94,6 +103,16 @@ _LINEAR_PERTURBATION: Final = 0.1
 """Perturbation of the costs of a model without integers, relative to HiGHS's default."""
 _SMALLEST_COEFFICIENT: Final = 1e-12
 _FEASIBLE: Final = 2
+_SMALLEST_COST: Final = 2e-7
+"""Costs below this, twice the tolerance of reduced costs, are given as 0."""
+_MOST_CONFIRMED: Final = 300
+"""Most columns of a model of which each proof is confirmed without presolve."""
+_REFUTED: Final = 1e-6
+"""By how much a solution is better than a bound that it refutes, absolutely, and relative to a
+thousand units."""
+_BEYOND: Final = 2e-6
+"""By how much it is better than a cutoff below which nothing is said to be, also relatively."""
+_PROOFS: Final = frozenset({SolverStatus.OPTIMAL, SolverStatus.INFEASIBLE, SolverStatus.CUTOFF})
 
 _callback = threading.local()
 """Per thread: `threads`, while a callback of a solve with that many threads is running in it."""
@@ -113,8 +132,12 @@ class Highs(Solver):
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction."""
         again = False
+        if not call.limits.presolve:
+            call.options.setdefault("presolve", "off")
         while True:
             outcome, misled_by = self._run_once(call)
+            if misled_by is None and self._is_refuted(call, outcome):
+                misled_by = "presolve"
             if misled_by == "presolve" and "presolve" not in call.options:
                 call.options["presolve"] = "off"
             elif misled_by == "start":
@@ -129,10 +152,11 @@ class Highs(Solver):
         """Solve; return also what went wrong, "presolve" or "start", if something did."""
         highspy, start = self.module(), call.start
         highs = quiet_highs(highspy)
-        _configure(highspy, highs, call)
+        resolved = _Resolved.of(call.form)
+        _configure(highspy, highs, call, resolved)
         misfits: list[str] = []
-        _listen(highs, call, misfits)
-        _load(highspy, highs, call.form)
+        _listen(highs, call, resolved, misfits)
+        _load(highspy, highs, resolved.form)
         if start is not None:
             given = np.flatnonzero(~np.isnan(start)).astype(np.int32)
             done = highs.setSolution(given.size, given, start[given])
@@ -148,13 +172,88 @@ class Highs(Solver):
         done = highs.run()
         status = self.translate(highs.getModelStatus().name, STATUS)
         if done == highspy.HighsStatus.kError and not call.stopping:
+            if "presolve" not in call.options:
+                return RawSolution(status=SolverStatus.FAILED), "presolve"
             raise BackendError(
                 f"backend 'highs': stopped with an error ({highs.getModelStatus().name})"
             )
-        outcome = _collect(highspy, highs, call.form, status)
+        outcome = _collect(highspy, highs, resolved, status)
         if misfits:
             return outcome, "presolve"
-        return outcome, "start" if _is_lost(highs, call, outcome) else None
+        return outcome, "start" if _is_lost(highs, call, resolved.form, outcome) else None
+
+    def _is_refuted(self, call: SolverCall, outcome: RawSolution) -> bool:
+        """Return whether a solve without presolve finds what is proved not to be.
+
+        It looks for what is better than the bound, in small models only.
+        """
+        form, limits = call.form, call.limits
+        small = form.n_columns <= _MOST_CONFIRMED and "presolve" not in call.options
+        infeasible = outcome.status is SolverStatus.INFEASIBLE
+        if outcome.status not in _PROOFS or not small or not (form.is_mip or infeasible):
+            return False
+        claimed = limits.objective_cutoff
+        if claimed is not None:
+            claimed -= form.sense * _BEYOND * max(1.0, abs(claimed))
+        if outcome.status is SolverStatus.OPTIMAL and outcome.bound is not None:
+            better = outcome.bound - form.sense * _REFUTED * max(1.0, abs(outcome.bound) / 1000)
+            claimed = (
+                better
+                if claimed is None
+                else form.sense * min(form.sense * better, form.sense * claimed)
+            )
+        remaining_s = call.remaining_s
+        if remaining_s == 0.0 or call.stopping:
+            return False
+        options = dict(call.options) | {"presolve": "off"}
+        second = SolverCall(
+            form,
+            replace(
+                limits,
+                time_s=remaining_s,
+                objective_cutoff=claimed,
+                objective_stop=claimed,
+                log=None,
+                options=options,
+            ),
+            on_progress=lambda _: not call.stopping,
+        )
+        found = self._run_once(second)[0].x
+        if found is None:
+            return False
+        x = round_binaries(found, form)
+        reaches = claimed is None or form.sense * (form.value(x) - claimed) <= 0
+        return reaches and form.violation(x) <= limits.tolerance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Resolved:
+    """A model without the costs that HiGHS does not resolve."""
+
+    form: StandardForm
+    best: float
+    """What the costs that are left out add to the objective at best."""
+    worst: float
+    """What they add at worst."""
+
+    @classmethod
+    def of(cls, form: StandardForm) -> _Resolved:
+        """Leave out what is too small and has bounds."""
+        costs = form.objective
+        tiny = (costs != 0.0) & (np.abs(costs) < _SMALLEST_COST)
+        tiny &= np.isfinite(form.lower) & np.isfinite(form.upper)
+        if not tiny.any():
+            return cls(form=form, best=0.0, worst=0.0)
+        ends = costs[tiny] * np.array([form.lower[tiny], form.upper[tiny]])
+        least, most = math.fsum(ends.min(axis=0)), math.fsum(ends.max(axis=0))
+        best, worst = (least, most) if form.sense > 0 else (most, least)
+        kept = replace(form, objective=np.where(tiny, 0.0, costs))
+        return cls(form=kept, best=best, worst=worst)
+
+    def bound(self, value: float) -> float | None:
+        """Return what a bound of the model without them proves of the whole one."""
+        proven = finite(value)
+        return None if proven is None else proven + self.best
 
 
 def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
@@ -224,7 +323,7 @@ def _outer_threads() -> int | None:
     return threads
 
 
-def _configure(highspy: Any, highs: Any, call: SolverCall) -> None:
+def _configure(highspy: Any, highs: Any, call: SolverCall, resolved: _Resolved) -> None:
     limits = call.limits
     settings: dict[str, OptionValue] = {
         "presolve_rule_off": _ENUMERATION,
@@ -237,9 +336,10 @@ def _configure(highspy: Any, highs: Any, call: SolverCall) -> None:
         "small_matrix_value": _SMALLEST_COEFFICIENT,
     }
     if limits.objective_stop is not None:
-        settings["objective_target"] = float(limits.objective_stop)
+        settings["objective_target"] = float(limits.objective_stop) - resolved.worst
     if limits.objective_cutoff is not None:  # HiGHS reads this one as of a minimisation
-        settings["objective_bound"] = call.form.sense * float(limits.objective_cutoff)
+        cutoff = float(limits.objective_cutoff) - resolved.best
+        settings["objective_bound"] = call.form.sense * cutoff
     if not call.form.is_mip:
         settings["dual_simplex_cost_perturbation_multiplier"] = _LINEAR_PERTURBATION
     for name, value in (settings | call.options).items():
@@ -276,16 +376,16 @@ def _load(highspy: Any, highs: Any, form: StandardForm) -> None:
     _check(highspy, done, "refused the model; are there coefficients of 1e15 or more?")
 
 
-def _listen(highs: Any, call: SolverCall, misfits: list[str]) -> None:
+def _listen(highs: Any, call: SolverCall, resolved: _Resolved, misfits: list[str]) -> None:
     """Route what HiGHS says during a run to the call, and note solutions that do not fit."""
 
     def improved(event: Any) -> None:
         data = event.data_out
         x = np.array(data.mip_solution)
-        call.solution(call.form.value(x), lambda: x, finite(data.mip_dual_bound))
+        call.solution(call.form.value(x), lambda: x, resolved.bound(data.mip_dual_bound))
 
     def mip_asked(event: Any) -> None:
-        if call.tick(finite(event.data_out.mip_dual_bound)):
+        if call.tick(resolved.bound(event.data_out.mip_dual_bound)):
             event.interrupt()
 
     def lp_asked(event: Any) -> None:
@@ -342,27 +442,27 @@ def _basis(highspy: Any, highs: Any) -> Basis | None:
     return Basis(columns=list(found.col_status), rows=list(found.row_status), basic=basic)
 
 
-def _collect(highspy: Any, highs: Any, form: StandardForm, status: SolverStatus) -> RawSolution:
+def _collect(highspy: Any, highs: Any, resolved: _Resolved, status: SolverStatus) -> RawSolution:
     info = highs.getInfo()
     held = info.valid and info.primal_solution_status == _FEASIBLE
     x = np.array(highs.getSolution().col_value) if held else None
-    if form.is_mip:
-        bound, nodes = finite(info.mip_dual_bound), max(0, int(info.mip_node_count))
+    if resolved.form.is_mip:
+        bound, nodes = resolved.bound(info.mip_dual_bound), max(0, int(info.mip_node_count))
         return RawSolution(status=status, x=x, bound=bound, nodes=nodes)
     if status is not SolverStatus.OPTIMAL:
         return RawSolution(status=status, x=x)
-    bound = finite(info.objective_function_value)
+    bound = resolved.bound(info.objective_function_value)
     return RawSolution(status=status, x=x, bound=bound, basis=_basis(highspy, highs))
 
 
-def _is_lost(highs: Any, call: SolverCall, outcome: RawSolution) -> bool:
+def _is_lost(highs: Any, call: SolverCall, form: StandardForm, outcome: RawSolution) -> bool:
     """Return whether a solve that came to its end returned the start in place of the best."""
     ended = outcome.status in (SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP)
     if call.start is None or outcome.x is None or not ended:
         return False
     claimed = highs.getInfo().objective_function_value
-    value = call.form.value(outcome.x)
-    return bool(call.form.sense * (value - claimed) > _LOST * max(1.0, abs(claimed)))
+    value = form.value(outcome.x)
+    return bool(form.sense * (value - claimed) > _LOST * max(1.0, abs(claimed)))
 
 
 def _check(highspy: Any, done: Any, what: str) -> None:

@@ -52,6 +52,9 @@ class Limits:
     """Stop at the first solution at least as good as this."""
     objective_cutoff: float | None = None
     """Look only for solutions at least as good as this; see `SolverStatus.CUTOFF`."""
+    presolve: bool = True
+    """Whether the solver may reduce a model before it solves it; faults of that are its most
+    common ones."""
     tolerance: float = 1e-7
     """How far a row, a bound or an integer may be off, absolutely, in the solver's eyes."""
     log: Callable[[str], None] | None = None

@@ -151,6 +151,8 @@ def _configure(model: Any, call: SolverCall) -> None:
         "numerics/feastol": float(limits.tolerance),
         "randomization/randomseedshift": int(limits.seed),
     }
+    if not limits.presolve:
+        settings["presolving/maxrounds"] = 0
     if limits.objective_stop is not None:
         settings["limits/primal"] = float(limits.objective_stop)
     if limits.objective_cutoff is not None:

@@ -112,6 +112,10 @@ class Solver(ABC):
         if accepted and known is not None:
             call.solution(form.value(known), lambda: known)
         raw = _settled(call) or self.run(call)
+        if _is_disproved(raw, form, limits, known if accepted else None) and limits.presolve:
+            call.limits = replace(limits, presolve=False)
+            call.forget()
+            raw = replace(self.run(call), solved_again=True)
         call.raise_failure()
         if raw.status is SolverStatus.FAILED and call.stopping:
             raw = replace(raw, status=SolverStatus.INTERRUPTED)
@@ -215,15 +219,8 @@ def _honest(
     """Make what a solver says keep the common promises; `start` is one that is a solution."""
     x = None if raw.x is None else round_binaries(raw.x, form)
     status = _heed_cutoff(raw.status, x, form, limits.objective_cutoff)
-    # A start that is off by the tolerance disproves nothing.
-    if (
-        start is not None
-        and status is SolverStatus.INFEASIBLE
-        and form.violation(start) <= _CERTAIN
-    ):
-        raise BackendError(
-            "the solver calls the model infeasible, yet the start that it was given satisfies it"
-        )
+    if _is_disproved(raw, form, limits, start):
+        status = SolverStatus.OTHER_LIMIT
     if status in _WITHOUT_SOLUTION:
         x = None
     elif start is not None and (x is None or _is_worse(form.value(x), form.value(start), form)):
@@ -234,6 +231,18 @@ def _honest(
     objective = None if x is None else form.value(x)
     bound = _honest_bound(raw.bound, status, objective, form, limits.objective_cutoff)
     return replace(raw, status=status, x=x, objective=objective, bound=bound)
+
+
+def _is_disproved(
+    raw: RawSolution, form: StandardForm, limits: Limits, start: NDArray[np.float64] | None
+) -> bool:
+    """Return whether a model that is called infeasible has the start as a solution.
+
+    One that is off by the tolerance disproves nothing, nor does one beyond a cutoff.
+    """
+    if raw.status is not SolverStatus.INFEASIBLE or limits.objective_cutoff is not None:
+        return False
+    return start is not None and form.violation(start) <= _CERTAIN
 
 
 def _heed_cutoff(

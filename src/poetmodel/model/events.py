@@ -77,14 +77,15 @@ def storage_is_limiting(problem: Problem) -> bool:
         return False
     return limit < graph.state_bytes + sum(
         size
-        for size, users, out, stored in zip(
+        for size, users, into, out, stored in zip(
             graph.tensor_bytes,
             graph.users_of,
+            problem.wanted.page_in,
             problem.wanted.page_out,
             graph.starts_on_storage,
             strict=True,
         )
-        if (users or out) and not stored
+        if (users or into or out) and not stored
     )
 
 

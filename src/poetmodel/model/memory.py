@@ -55,6 +55,10 @@ class StepView:
         return entry(self.m.resident, i)
 
 
+_BELOW_FLOOR: Final = 0.999
+"""Share of the minimum RAM that bounds the peak of a model from below. Rows of the largest steps
+are a few bytes from the minimum itself, and presolve takes a bound that a row implies to within a
+tolerance for one that it implies (`poetmodel.backends.highs`)."""
 _NOT: Final = -(2**62)
 """In place of a column: nobody needs the tensor any more."""
 _CONSTANT: Final = _NOT + 1
@@ -322,7 +326,8 @@ def state_memory(
     least = problem.floor.bytes
     if not problem.objective.is_sum:
         unit = problem.useful_ram_bytes
-        m.peak = pyo.Var(bounds=(min(least / unit, 1), max(limit, 0) / unit * (1 + RESOLVED)))
+        most = max(limit, 0) / unit * (1 + RESOLVED)
+        m.peak = pyo.Var(bounds=(min(least * _BELOW_FLOOR / unit, most), most))
     if least > limit:
         m.memory = never(m)
         return

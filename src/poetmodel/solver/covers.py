@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -15,8 +17,9 @@ if TYPE_CHECKING:
 
     from poetmodel.backends.standard_form import StandardForm
 
-EXCEEDED: Final = 1e-12
-"""By how much a scaled row must be exceeded, so that rounding errors of its sum do not count."""
+EXCEEDED: Final = Fraction(1, 10**12)
+"""By how much a row must be exceeded, relatively, so that rounding errors of its sum do not
+count."""
 _HALF: Final = 0.5
 
 
@@ -24,7 +27,7 @@ class _Literal(NamedTuple):
     """A column that is 0 or 1 as a row counts it: itself, or what it lacks to 1."""
 
     column: int
-    size: float
+    size: Fraction
     """What it takes where it holds, 0 or more."""
     sign: int
     """1 for the column itself, -1 for ``1 - column``."""
@@ -54,8 +57,8 @@ def with_covers(
 
     The rows are ``sum of coefficient * column <= limit``. Columns with positive coefficients are 0
     or 1 in every solution that matters, those with negative ones have an upper bound. If the point
-    is `rejected`, it is known to exceed a limit: rounding errors of a sum then count as excess
-    where no row is exceeded by more.
+    is `rejected`, it is known to exceed a limit: the least excess then counts where no row is
+    exceeded by more.
 
     Notes
     -----
@@ -63,7 +66,7 @@ def with_covers(
     ten bytes too many are within it. The columns ``C`` of such a point exceed the limit by
     themselves, so ``sum of C <= |C| - 1`` holds for every schedule, and no tolerance hides that.
     Columns that need at least as much as the largest of ``C`` may join the sum. Of limits that a
-    model states in bytes, times or energies these are compared, bytes as integers. A column that
+    model states in bytes, times or energies these are compared. All sums are exact. A column that
     takes off such a limit counts as a literal: ``1 - x`` takes what `x` would take off, of a limit
     that is higher by as much.
 
@@ -73,7 +76,7 @@ def with_covers(
     """
     found = []
     column = {id(variable): j for j, variable in enumerate(form.columns)}
-    for allowance in (EXCEEDED, -EXCEEDED) if rejected else (EXCEEDED,):
+    for allowance in (EXCEEDED, Fraction(0)) if rejected else (EXCEEDED,):
         stated = (_exactly(form, row, column, allowance) for row in rows)
         found = [cut for one in stated if (cut := _cover(form, x, *one)) is not None]
         if found:
@@ -92,7 +95,7 @@ def with_covers(
 
 
 def _cover(
-    form: StandardForm, x: NDArray[np.float64], literals: list[_Literal], limit: float
+    form: StandardForm, x: NDArray[np.float64], literals: list[_Literal], limit: Fraction
 ) -> tuple[list[_Literal], int] | None:
     """Return literals that exceed a limit, and the limit of a row on their columns.
 
@@ -100,12 +103,12 @@ def _cover(
     """
     ordered = sorted(literals, key=lambda literal: -literal.size)
     chosen = [literal for literal in ordered if literal.holds(x)]
-    needs = [literal.size for literal in chosen]
-    size = next((u for u in range(1, len(needs) + 1) if sum(needs[:u]) > limit), None)
-    if size is None or any(form.upper[literal.column] > 1 for literal in literals):
+    sums = list(accumulate((literal.size for literal in chosen), initial=Fraction(0)))
+    size = next((u for u, taken in enumerate(sums) if taken > limit), 0)
+    if not size or any(form.upper[literal.column] > 1 for literal in literals):
         return None
     begin = 0  # as many that need less, so that more columns need as much as the largest
-    while begin + size < len(needs) and sum(needs[begin + 1 : begin + 1 + size]) > limit:
+    while begin + size < len(chosen) and sums[begin + 1 + size] - sums[begin + 1] > limit:
         begin += 1
     cover = chosen[begin : begin + size]
     members = {literal for literal in ordered if literal.size >= cover[0].size}.union(cover)
@@ -114,29 +117,27 @@ def _cover(
 
 
 def _exactly(
-    form: StandardForm, row: int, column: Mapping[int, int], allowance: float
-) -> tuple[list[_Literal], float]:
-    """Return what each column of a row needs, and the limit; in bytes where they are known."""
+    form: StandardForm, row: int, column: Mapping[int, int], allowance: Fraction
+) -> tuple[list[_Literal], Fraction]:
+    """Return what each column of a row needs, and the limit; in the limit's unit where known."""
     stated = getattr(form.model, "exact_limits", {})
     exact = stated.get(_key(form.rows[row]))
     if exact is None:
         span = slice(form.matrix.indptr[row], form.matrix.indptr[row + 1])
-        columns, coefficients = form.matrix.indices[span], form.matrix.data[span]
-        falling = coefficients < 0
-        limit = form.row_upper[row] - coefficients[falling] @ form.upper[columns[falling]]
-        pairs = zip(columns[~falling].tolist(), coefficients[~falling].tolist(), strict=True)
-        return [_Literal(column, size, 1) for column, size in pairs], float(limit) + allowance
-    limit = exact.limit
-    literals = []
-    for value, variable in exact.terms:
-        j = column.get(id(variable))
+        limit, literals = Fraction(form.row_upper[row]), []
+        for j, value in zip(form.matrix.indices[span], form.matrix.data[span], strict=True):
+            if value < 0:
+                limit -= Fraction(value) * Fraction(form.upper[j])
+            else:
+                literals.append(_Literal(int(j), Fraction(value), 1))
+        return literals, limit + allowance
+    limit, literals = Fraction(exact.limit), []
+    for number, variable in exact.terms:
+        value, j = Fraction(number), column.get(id(variable))
         if j is not None:
             literals.append(_Literal(j, abs(value), 1 if value > 0 else -1))
-            limit -= min(value, 0)
-        elif variable.fixed:
+        if j is None and variable.fixed:
             limit -= value * round(variable.value)
-        else:  # in no row, for it is too small there
+        else:  # one that is no column is in no row, for it is too small there
             limit -= min(value, 0)
-    if not isinstance(limit, int):
-        limit += allowance * abs(limit)
-    return literals, limit
+    return literals, limit if isinstance(exact.limit, int) else limit + allowance * abs(limit)

@@ -21,9 +21,11 @@ from poetmodel.solver.outcome import (
     accepted,
     finish,
     is_closed,
+    is_refuted,
     is_tight,
     reported_bound,
     verify_schedule,
+    without_proof,
 )
 from poetmodel.solver.overlap import solve_overlapping
 from poetmodel.solver.request import GRACE_S, Request, SolveProgress
@@ -50,6 +52,10 @@ AS_TOTALS: Final = (
 AS_STAGE_LIMITS: Final = (
     "poetmodel: the constraints added to the model name stages, so that lazy solves the problem "
     "and enforces those that its answers break"
+)
+AGAIN: Final = (
+    "a verified schedule refutes what the solver proved; the problem is solved again without "
+    "presolve"
 )
 _SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
 """After these what is open is below a solver's tolerances."""
@@ -239,7 +245,28 @@ class _Task:
         return outcome
 
     def attempt(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
-        """Begin with what is quickly found, then solve the problem or a surrogate of it."""
+        """Begin with what is quickly found, then solve the problem or a surrogate of it.
+
+        What a verified schedule refutes is solved again without presolve, and holds as far as that
+        proves it.
+        """
+        outcome = self._attempt_once(problem, request, start)
+        if not is_refuted(problem, outcome):
+            return outcome
+        known = without_proof(problem, outcome)
+        if request.remaining_s() <= 0 or known.candidate is None:
+            return known
+        start, told = known.candidate.schedule, f"{outcome.log}poetmodel: {AGAIN}\n"
+        again = self._attempt_once(problem, replace(request, presolve=False), start)
+        if is_refuted(problem, again):
+            again = without_proof(problem, again)
+        best = _better(again.candidate, known.candidate)
+        infeasible = again.infeasible and best is None
+        again = replace(again, candidate=best, infeasible=infeasible)
+        return again.with_parts([replace(known, log=told), again])
+
+    def _attempt_once(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
+        """Begin with what is quickly found, then solve once with what is known."""
         best: Candidate | None = None
         kept = False
         try:

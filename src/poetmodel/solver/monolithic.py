@@ -256,6 +256,7 @@ class _ModelSolve:
             rel_gap=GAP_SHARE * request.gap,
             threads=request.threads,
             seed=request.seed,
+            presolve=request.presolve,
             log=self.log.append,
         )
         stop = threading.Event()

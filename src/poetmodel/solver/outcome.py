@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel import __version__
-from poetmodel.errors import BackendError
 from poetmodel.planner import verify
 from poetmodel.problem import Problem, Quantity, Surrogate
 from poetmodel.result import OwnObjective, SolveResult, Status, Termination, relative_gap
@@ -18,6 +17,10 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule, Simulation
     from poetmodel.solver.request import Request
 
+REFUTED: Final = (
+    "a verified schedule refutes what the solver proved, and no other proof was found in time"
+)
+"""Why a result has a schedule and no proof."""
 EQUAL: Final = 1e-6
 """A bound and a value closer than this, relatively, are the same number with rounding errors."""
 EQUAL_IN_ALL: Final = 1e-9
@@ -128,23 +131,36 @@ def is_closed(problem: Problem, value: float, bound: float, gap: float) -> bool:
     return is_tight(problem, value, bound) or relative_gap(value, bound) <= gap
 
 
-def reported_bound(problem: Problem, candidate: Candidate, bound: float) -> float:
-    """Return the bound to report for a candidate: never above its value.
+def is_refuted(problem: Problem, outcome: Outcome) -> bool:
+    """Return whether a valid schedule disproves what a solver proved: its bound, or that none is.
 
-    Raises `BackendError` if it is above the value by more than rounding errors: then one of them is
-    wrong, and nothing can be claimed.
+    Rounding errors apart; bytes have none.
     """
+    found = outcome.candidate
+    if found is None or found.violations or found.own is not None:
+        return False
+    slack = EQUAL_BYTES
+    if not problem.objective.in_bytes:
+        slack = EQUAL * abs(found.value) + EQUAL_IN_ALL * abs(problem.objective.baseline)
+    return outcome.infeasible or outcome.bound > found.value + slack
+
+
+def without_proof(problem: Problem, outcome: Outcome) -> Outcome:
+    """Return an outcome of which only the schedule holds."""
+    proved = outcome.termination == Termination.PROVED
+    return replace(
+        outcome,
+        bound=problem.objective.least,
+        infeasible=False,
+        termination=Termination.STALLED if proved else outcome.termination,
+        reason=REFUTED,
+    )
+
+
+def reported_bound(problem: Problem, candidate: Candidate, bound: float) -> float:
+    """Return the bound to report for a candidate: never above its value."""
     bound = max(bound, problem.objective.least)
-    if is_tight(problem, candidate.value, bound):
-        slack = EQUAL * abs(candidate.value) + EQUAL_IN_ALL * abs(problem.objective.baseline)
-        if bound > candidate.value + slack and not candidate.violations:
-            msg = (
-                f"the solver's bound {bound!r} is above the value {candidate.value!r} of a "
-                "schedule that the verifier accepts; please report this with the problem"
-            )
-            raise BackendError(msg)
-        return candidate.value
-    return bound
+    return candidate.value if is_tight(problem, candidate.value, bound) else bound
 
 
 def finish(
@@ -166,12 +182,12 @@ def finish(
         statistics=outcome.statistics,
         log=outcome.log,
     )
+    if is_refuted(problem, outcome):
+        outcome = without_proof(problem, outcome)
+        blank = replace(blank, status=Status.UNKNOWN, termination=outcome.termination)
     candidate = outcome.candidate
     if candidate is None:
         return blank if outcome.infeasible else replace(blank, termination=_unproved(outcome))
-    if outcome.infeasible and not candidate.violations:
-        msg = "the solver calls a problem infeasible for which there is a valid schedule"
-        raise BackendError(msg)
     own, bound = candidate.own, 0.0
     if not candidate.violations and own is None:
         bound = reported_bound(problem, candidate, outcome.bound)
@@ -190,7 +206,7 @@ def finish(
         own_objective=own,
         verify_s=candidate.verify_s,
         overhead_bound_j=bound if problem.minimize == Quantity.ENERGY else 0.0,
-        reason="",
+        reason=REFUTED if outcome.reason == REFUTED else "",
     )
 
 

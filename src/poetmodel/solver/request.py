@@ -63,6 +63,8 @@ class Request:
     """Seed of everything random."""
     on_progress: OnProgress | None = None
     """Called with every better schedule and bound; returning False stops the solve."""
+    presolve: bool = True
+    """Whether the solver may reduce a model before it solves it."""
     started_s: float = field(default_factory=time.monotonic)
     """When the solve was requested, on the monotonic clock [s]."""
 

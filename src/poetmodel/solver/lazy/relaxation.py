@@ -268,8 +268,8 @@ class Relaxation:
         usable = self.problem.usable_ram_bytes
         if self.problem.objective.is_sum:
             return usable
-        peak = float(x[self.column[id(self.model.peak)]])
-        return min(peak * self.problem.useful_ram_bytes * (1 + ROUNDING), usable)
+        peak = float(x[self.column[id(self.model.peak)]]) * self.problem.useful_ram_bytes
+        return min(max(peak, self.problem.floor.bytes) * (1 + ROUNDING), usable)
 
     def start(self, schedule: Schedule) -> NDArray[np.float64] | None:
         """Return the point of a schedule, or None where the reductions have no room for it."""

@@ -209,6 +209,7 @@ class Session:
             time_s=remaining if most_s is None else min(most_s, remaining),
             rel_gap=self.request.gap / 2,
             seed=self.request.seed,
+            presolve=self.request.presolve,
             log=self.log.append,
             **(targets or {}),
         )
