@@ -109,6 +109,7 @@ def bench_device(
     storage: bool = True,
     ram_bytes: int = 2**20,
     aux_bytes: int | None = None,
+    memory_mapped: bool = False,
 ) -> Device:
     """Make a device of round figures: 1 FLOP/s and 1 B/s at 1 W each, no latency."""
     way = Transfer(latency_s=0.0, bytes_per_s=1.0, power_w=1.0)
@@ -117,7 +118,11 @@ def bench_device(
         ram_bytes=ram_bytes,
         aux_bytes=aux_bytes,
         compute=Compute(flops_per_s=1.0, power_w=1.0),
-        storage=Storage(mode=StorageMode(mode), page_in=way, page_out=way) if storage else None,
+        storage=Storage(
+            mode=StorageMode(mode), page_in=way, page_out=way, memory_mapped=memory_mapped
+        )
+        if storage
+        else None,
         idle_power_w=idle_power_w,
     )
 

@@ -206,3 +206,87 @@ def test_rounding_errors_are_no_misfit() -> None:
     assert _is_misfit(text + newer.format("1"))
     assert not _is_misfit(text + newer.format("2.1e-06"))
     assert not _is_misfit("Solving report")
+
+
+# -- what presolve gets wrong ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("off", [0.0, 2e-8, 5e-8, 9e-8, 2e-7])
+def test_a_bound_that_a_row_nearly_implies_stays_a_bound(off: float) -> None:
+    """``min p`` with ``p >= 0.25 + off`` and ``p >= 0.25 + k / 6``; 0.41667 is not its optimum.
+
+    Presolve makes an equation of the second row, and rounds ``k >= 6 off`` up to 1.
+    """
+    form = StandardForm.from_arrays(
+        [[0.0, 1.0, 1.0], [-1.0, 1 / 6, 0.0]],
+        [1.0, 0.0, 0.0],
+        lower=[0.25 + off, 0.0, 0.0],
+        upper=1.0,
+        integer=[False, True, True],
+        row_lower=[1.0, -np.inf],
+        row_upper=[np.inf, -0.25],
+    )
+    raw = Highs().solve(form, Limits(rel_gap=0.0))
+    assert raw.status is SolverStatus.OPTIMAL
+    assert raw.objective == pytest.approx(0.25 + off, abs=1e-9)
+    assert raw.bound is not None
+    assert raw.bound <= 0.25 + off + 1e-9
+
+
+TINY_COST = (
+    [
+        [-1.0, 1.0, -1.0, 0.0, -1.0, 0.0, 0.0],
+        [0.0, -1.0, 0.0, -1.0, 0.0, -1.0, 0.0],
+        [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, -1.0],
+        [0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0],
+        [1.0, 0.0, 1.0, 0.0, 1.0, 7 / 11, 0.0],
+        [0.0, 1.0, 0.0, 7 / 23, 0.0, 7 / 23, 0.0],
+    ],
+    [0.0, -1.0, 0.0, 1.0, 1.0, 57 / 22, 57 / 46],
+)
+"""Rows and their right-hand sides of seven binaries, the first of which costs next to nothing."""
+
+
+@pytest.mark.parametrize("cost", [0.0, 2e-11, 1e-9, 9e-8, 1.1e-7, 1e-3])
+@pytest.mark.parametrize("sense", [1, -1])
+def test_costs_below_the_tolerance_do_not_mislead(cost: float, sense: int) -> None:
+    """The optimum is -383 less the small cost, and the bound is not above it; -234 is none."""
+    rows, most = TINY_COST
+    costs = np.array([-cost, 0.0, -234.0, -149.0, 0.0, 0.0, 0.0])
+    form = StandardForm.from_arrays(
+        rows, sense * costs, upper=1.0, integer=True, row_upper=most, sense=sense
+    )
+    raw = Highs().solve(form, Limits(rel_gap=0.0))
+    assert raw.status is SolverStatus.OPTIMAL
+    assert raw.objective == pytest.approx(-383.0 * sense - cost * sense, abs=2e-7)
+    assert raw.bound is not None
+    assert sense * raw.bound <= -383.0 - cost + 1e-9
+    for cutoff, status in ((-382.0, SolverStatus.OPTIMAL), (-384.0, SolverStatus.CUTOFF)):
+        limits = Limits(rel_gap=0.0, objective_cutoff=sense * cutoff)
+        assert Highs().solve(form, limits).status is status
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        RawSolution(status=SolverStatus.INFEASIBLE),
+        RawSolution(status=SolverStatus.OPTIMAL, x=np.array([3.0, 0.0]), bound=12.0),
+    ],
+)
+def test_proofs_of_small_models_are_confirmed(
+    monkeypatch: pytest.MonkeyPatch, wrong: RawSolution
+) -> None:
+    """A solve without presolve that finds something better takes the place of a wrong one."""
+    form = StandardForm.from_arrays([[3.0, 5.0]], [4.0, 6.0], row_lower=7.0, integer=True)
+    run, runs = Highs._run_once, []
+
+    def misled(self: Highs, call: SolverCall) -> Any:
+        runs.append(call.options.get("presolve"))
+        return run(self, call) if "presolve" in call.options else (wrong, None)
+
+    monkeypatch.setattr(Highs, "_run_once", misled)
+    raw = Highs().solve(form, Limits(rel_gap=0.0))
+    assert runs == [None, "off", "off"]
+    assert (raw.status, raw.objective) == (SolverStatus.OPTIMAL, 10.0)
+    assert raw.solved_again

@@ -101,8 +101,10 @@ def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
 
     def added(values: Iterable[float]) -> float:
         products: list[float] = list(map(mul, weights, values))
-        total = sum(products)
-        return total if abs(total) > ROUNDING * max(map(abs, products)) else total * 0
+        if all(map(_is_whole, products)):
+            return sum(products)
+        total = math.fsum(products)
+        return total if abs(total) > ROUNDING * max(map(abs, products)) else 0.0
 
     return Coefficients(
         *(
@@ -110,6 +112,10 @@ def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
             for columns in zip(*(coefficients for coefficients, _ in parts), strict=True)
         )
     )
+
+
+def _is_whole(value: float) -> bool:
+    return isinstance(value, int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +311,7 @@ def sum_of(problem: Problem, terms: Terms) -> tuple[Coefficients, float]:
             moved = (nothing, sizes) if key == Total.BYTES_WRITTEN else (sizes, nothing)
             parts.append((_moving(problem, (0,) * len(graph.nodes), *moved), weight))
         elif key == Total.ENERGY:
-            parts.append((problem.energy.coefficients, weight))
+            parts += [(each, weight * power) for each, power in _energy_parts(problem)]
             baseline += weight * problem.energy.baseline
         elif key == Total.COMPUTE:
             parts.append((_coefficients(problem, table.compute_time_s), weight))
@@ -317,27 +323,29 @@ def sum_of(problem: Problem, terms: Terms) -> tuple[Coefficients, float]:
     return weighted((named, 1), *parts) if parts else named, baseline
 
 
-def _energy(problem: Problem) -> Objective:
-    """POET (ICML 2022), equation 2, and idle power over the time that counts."""
+def _energy_parts(problem: Problem) -> Iterator[tuple[Coefficients, float]]:
+    """Yield the energies of decisions, and their times with the idle power over these [W]."""
     table = problem.table
     computing_w = 0.0 if problem.deadline_counts == DeadlineCounts.OVERLAP else problem.idle_power_w
     paging_w = problem.idle_power_w if problem.counts_transfers else 0.0
+    transfers_j = (table.page_in_energy_j, table.page_out_energy_j)
+    yield _coefficients(problem, table.compute_energy_j, *transfers_j), 1.0
+    if computing_w:
+        yield _coefficients(problem, table.compute_time_s), computing_w
+    if paging_w:
+        transfers_s = (table.page_in_time_s, table.page_out_time_s)
+        yield _coefficients(problem, (), *transfers_s), paging_w
 
-    def charged(energies: Sequence[float], times: Sequence[float], power_w: float) -> list[float]:
-        return [energy + power_w * time for energy, time in zip(energies, times, strict=True)]
 
+def _energy(problem: Problem) -> Objective:
+    """POET (ICML 2022), equation 2, and idle power over the time that counts."""
     return Objective(
         quantity=Quantity.ENERGY,
         format=format_joules,
         label="energy overhead",
         figure="energy_j",
         overhead_figure="overhead_j",
-        coefficients=_coefficients(
-            problem,
-            charged(table.compute_energy_j, table.compute_time_s, computing_w),
-            charged(table.page_in_energy_j, table.page_in_time_s, paging_w),
-            charged(table.page_out_energy_j, table.page_out_time_s, paging_w),
-        ),
+        coefficients=weighted(*_energy_parts(problem)),
         baseline=problem.baseline_energy_j,
     )
 

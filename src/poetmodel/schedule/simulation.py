@@ -10,8 +10,9 @@ from bisect import bisect_left
 from collections import Counter
 from copy import copy
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poetmodel.device.room import RamUse, ram_use
 from poetmodel.problem import DeadlineCounts
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from poetmodel.device import Costs
+    from poetmodel.device.costs import CostTable
     from poetmodel.graph import Graph
     from poetmodel.problem.totals import Terms
     from poetmodel.schedule.relations import Schedule
@@ -38,6 +40,17 @@ class MemoryPoint(NamedTuple):
     """Step of the stage."""
     ram_bytes: int
     """Highest use during the step, workspace included [B]."""
+
+
+class Rates(NamedTuple):
+    """What the energy and the time of a schedule are made of."""
+
+    table: CostTable
+    """Costs of one computation or transfer each."""
+    idle_power_w: float
+    """Drawn during the time that counts [W]."""
+    counts_transfers: bool
+    """Whether transfers take time that counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +102,8 @@ class Simulation:
     """Compute time beyond a single pass, added up by itself likewise [s]."""
     planned_s: float | None = None
     """Makespan of a plan whose transfers run beside the computing, where one was given [s]."""
+    rates: Rates | None = field(default=None, repr=False, compare=False)
+    """What each computation and transfer costs; None without costs."""
     steps_until_worn: float | None = None
     """How many training steps the storage endures, with ideal wear levelling.
 
@@ -122,27 +137,23 @@ class Simulation:
     def total(self, graph: Graph, terms: Terms, *, extra: bool = False) -> float:
         """Return a sum of totals, by the keys of `poetmodel.problem.totals`.
 
-        With `extra` that beyond a single pass, without the constant.
+        With `extra` that beyond a single pass, without the constant. Large parts may cancel out, so
+        it is added up exactly, and rounded at the end where it is not whole.
         """
-        beyond = {
-            CONSTANT: 0,
+        figures: dict[str, Fraction | float] = {
+            CONSTANT: 0 if extra else 1,
             Total.BYTES_WRITTEN: self.written_bytes,
             Total.BYTES_READ: self.read_bytes,
-            Total.ENERGY: self.overhead_j or 0.0,
-            Total.COMPUTE: self.recompute_s or 0.0,
-            Total.TRANSFER: self.transfer_s or 0.0,
+            **self._beyond_a_pass,
         }
-        whole = {
-            CONSTANT: 1,
-            Total.ENERGY: self.energy_j or 0.0,
-            Total.COMPUTE: self.compute_s or 0.0,
-        }
-        figures = beyond if extra else beyond | whole
-        value: float = 0
+        if not extra and self.rates is not None:
+            figures[Total.ENERGY] += Fraction(self.baseline_energy_j or 0.0)
+            figures[Total.COMPUTE] += Fraction(sum(self.rates.table.compute_time_s))
+        value, whole = Fraction(0), True
         for key, coefficient in terms:
             kind, _, name = key.partition(":")
             if kind == Count.RECOMPUTATIONS:
-                amount: float = self.recomputations.get(graph.node_index[name], 0)
+                amount: Fraction | float = self.recomputations.get(graph.node_index[name], 0)
             elif kind in (Count.PAGE_INS, Count.PAGE_OUTS):
                 counted = self.page_ins if kind == Count.PAGE_INS else self.page_outs
                 amount = counted.get(graph.tensor_index[name], 0)
@@ -151,8 +162,33 @@ class Simulation:
                 amount = home - extra  # a single pass has all state in RAM
             else:
                 amount = figures[key]
-            value += coefficient * amount
-        return value
+            whole = whole and isinstance(coefficient, int) and isinstance(amount, int)
+            value += Fraction(coefficient) * Fraction(amount)
+        return int(value) if whole else float(value)
+
+    @cached_property
+    def _beyond_a_pass(self) -> dict[str, Fraction | float]:
+        """Energy, compute and transfer time beyond a single pass, exactly [J, s, s]."""
+        if self.rates is None:
+            return dict.fromkeys((Total.ENERGY, Total.COMPUTE, Total.TRANSFER), 0.0)
+        table, rates = self.rates.table, self.rates
+        compute_s = _exactly((self.recomputations, table.compute_time_s))
+        energy_j = _exactly((self.recomputations, table.compute_energy_j))
+        transfer_s = Fraction(0)
+        if table.has_storage:
+            moved = self.page_ins, self.page_outs
+            times_s = table.page_in_time_s, table.page_out_time_s
+            energies_j = table.page_in_energy_j, table.page_out_energy_j
+            transfer_s = _exactly(*zip(moved, times_s, strict=True))
+            energy_j += _exactly(*zip(moved, energies_j, strict=True))
+        counted_s = compute_s + (transfer_s if rates.counts_transfers else 0)
+        if self.planned_s is not None:
+            counted_s = Fraction(self.overtime_s or 0.0)
+        return {
+            Total.ENERGY: energy_j + Fraction(rates.idle_power_w) * counted_s,
+            Total.COMPUTE: compute_s,
+            Total.TRANSFER: transfer_s,
+        }
 
     @cached_property
     def valid(self) -> bool:
@@ -441,7 +477,7 @@ def _figures(
     moved: tuple[Counter[int], Counter[int]],
     deadline_counts: str | None,
     makespan_s: float | None,
-) -> dict[str, float | None]:
+) -> dict[str, Any]:
     """Return times and energies, by the names of `Simulation`; none without costs."""
     if costs is None:
         return {}
@@ -465,10 +501,23 @@ def _figures(
         "energy_j": compute.energy_j + transfer.energy_j + idle_w * time_s,
         "baseline_energy_j": sum(table.compute_energy_j) + idle_w * pass_s,
         "overhead_j": extra.energy_j + transfer.energy_j + idle_w * extra_s,
+        "rates": Rates(table, idle_w, counts != DeadlineCounts.COMPUTE),
         "overtime_s": extra_s,
         "recompute_s": extra.time_s,
         "planned_s": planned_s,
     }
+
+
+def _exactly(*columns: tuple[Mapping[int, int], Sequence[float]]) -> Fraction:
+    """Return the sum of values, each counted so many times."""
+    return sum(
+        (
+            times * Fraction(values[item])
+            for counts, values in columns
+            for item, times in counts.items()
+        ),
+        Fraction(0),
+    )
 
 
 def _counts(pairs: Iterable[tuple[int, int]], length: int) -> Counter[int]:

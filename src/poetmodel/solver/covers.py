@@ -139,5 +139,5 @@ def _exactly(
         if j is None and variable.fixed:
             limit -= value * round(variable.value)
         else:  # one that is no column is in no row, for it is too small there
-            limit -= min(value, 0)
+            limit -= min(value, Fraction(0))
     return literals, limit if isinstance(exact.limit, int) else limit + allowance * abs(limit)

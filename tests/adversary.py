@@ -1,0 +1,298 @@
+"""Tiny random problems of all kinds, and what of the claims about them does not hold.
+
+Every way to solve a problem is tried against exhaustive search, or, where that takes too long,
+against the best schedule that any way has found. `bench/refute.py` looks for faults in thousands.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from instances import random_instance, scaled_instance, seeded
+from oracle import optimum
+from own_rows import own_rows_problem, scaled_and_constrained
+from poetmodel.device import Costs
+from poetmodel.errors import LicenceError
+from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor
+from poetmodel.heuristics.greedy import page_everything, trivial
+from poetmodel.model import build
+from poetmodel.model.aggregated import Grouping
+from poetmodel.problem import Problem
+from poetmodel.problem.infeasibility import obstacle
+from poetmodel.result import Status
+from poetmodel.solver import solve
+from poetmodel.solver.lazy import solve_lazily
+from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS, LazyParams
+from poetmodel.solver.outcome import accepted, finish, verify_schedule
+from poetmodel.solver.request import Request
+from state_problems import scaled_state_problem, state_problem, state_rows_problem
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from poetmodel.result import SolveResult
+
+EQUAL: Final = 1e-9
+"""What a bound may be above an optimum by rounding, relative to everything that counts."""
+RESOLVED: Final = 1e-6
+"""What the value of an optimum may be off by, relative to what can be decided."""
+LIMIT_S: Final = 60.0
+"""Time limit of every solve [s]: no tiny problem may need it."""
+GAPS: Final = (0.0, 1e-6, 1e-4, 0.05)
+BACKENDS: Final = ("highs", "scip", "gurobi")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A claim that does not hold."""
+
+    seed: str
+    way: str
+    what: str
+
+
+# -- problems ------------------------------------------------------------------------------------
+
+
+def with_extremes(problem: Problem, rng: random.Random) -> Problem:
+    """Return a problem some of whose costs are powers of two away from the others."""
+    graph, table = problem.graph, problem.table
+
+    def column(values: Any) -> list[float]:
+        scale = rng.choice((1.0, 1.0, 2.0**-40, 2.0**-20, 2.0**20, 2.0**40))
+        single = rng.choice((1.0, 1.0, 2.0**-40, 2.0**-24, 2.0**24))
+        at = rng.randrange(len(values))
+        return [value * (scale * single if k == at else scale) for k, value in enumerate(values)]
+
+    pages = None, None
+    if table.has_storage:
+        pages = tuple(
+            list(zip(column(times), column(energies), strict=True))
+            for times, energies in (
+                (table.page_in_time_s, table.page_in_energy_j),
+                (table.page_out_time_s, table.page_out_energy_j),
+            )
+        )
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=column(table.compute_time_s),
+        compute_energy_j=column(table.compute_energy_j),
+        page_in=pages[0],
+        page_out=pages[1],
+        device=problem.costs.device,
+    )
+    loose = {"deadline": None, "energy_budget": None}
+    return replace(problem, costs=costs, **loose)
+
+
+def ordinary_problem(rng: random.Random) -> Problem:
+    """Make a problem of five to eight nodes with tensors of ordinary sizes, bytes apart."""
+    unit = rng.choice((64, 256, 1024)) * 2**20
+    minimize = rng.choice(("ram", "ram", "energy", "time", "writes"))
+    nodes: list[Node] = []
+    for k in range(rng.randint(5, 8)):
+        inputs = [nodes[-1].name] if nodes else []
+        if len(nodes) > 2 and rng.random() < 0.6:
+            inputs.append(rng.choice(nodes[:-1]).name)
+        size = rng.choice((1, 1, 2, 3)) * unit + rng.choice((0, 0, 4, 8, 64, 256))
+        if minimize != "ram":
+            size = rng.choice((4, 4, 4096, unit, 2 * unit))
+        nodes.append(
+            Node(
+                name=f"v{k}",
+                op="op",
+                phase="forward",
+                inputs=tuple(inputs),
+                outputs=(Tensor(name=f"v{k}", bytes=size),),
+            )
+        )
+    graph = Graph(name="ordinary", nodes=tuple(nodes))
+    sizes = graph.tensor_bytes
+    rate_j = [size * rng.choice((2e-10, 5e-10)) for size in sizes]
+    times_s = [size * 1e-12 for size in sizes]
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=times_s,
+        compute_energy_j=[max(size, 4) * 1e-10 * rng.choice((1, 3, 10)) for size in sizes],
+        page_in=[(size * 1e-10, energy) for size, energy in zip(sizes, rate_j, strict=True)],
+        page_out=[(size * 1e-10, size * 5e-10) for size in sizes],
+    )
+    low, high = floor(graph).bytes, checkpoint_all_peak_bytes(graph)
+    ram = high if minimize == "ram" else int(low + (high - low) * rng.choice((0.0, 0.2, 0.5)))
+    deadline = sum(times_s) * rng.choice((1.0, 1.5, 3.0, 10.0)) if rng.random() < 0.5 else None
+    return Problem(
+        graph, costs, ram=ram, deadline=deadline, minimize=minimize, paging=rng.random() < 0.8
+    )
+
+
+def _extreme(seed: str) -> Problem:
+    rng = seeded(seed)
+    return with_extremes(random_instance(rng, (3, 5)), rng)
+
+
+KINDS: Final[dict[str, Callable[[str], Problem]]] = {
+    "plain": lambda seed: random_instance(seeded(seed), (3, 5)),
+    "scaled": lambda seed: scaled_instance(seeded(seed)),
+    "extreme": _extreme,
+    "ordinary": lambda seed: ordinary_problem(seeded(seed)),
+    "larger": lambda seed: random_instance(seeded(seed), (6, 8)),
+    "rows": own_rows_problem,
+    "scaled rows": lambda seed: scaled_and_constrained(seeded(seed)),
+    "state": state_problem,
+    "state rows": state_rows_problem,
+    "scaled state": scaled_state_problem,
+}
+"""What makes a problem of each kind from a seed."""
+UNSEARCHED: Final = frozenset({"ordinary", "larger"})
+"""Kinds of problems that are too large for exhaustive search."""
+
+
+# -- ways ----------------------------------------------------------------------------------------
+
+
+def random_params(rng: random.Random) -> LazyParams:
+    """Draw parameters of a lazy solve, sensible or not: none may change what is true."""
+    return LazyParams(
+        cuts=frozenset(family for family in sorted(CUT_FAMILIES) if rng.random() < 0.8),
+        heuristics=frozenset(name for name in sorted(HEURISTICS) if rng.random() < 0.35),
+        small_gap_ratio=rng.choice((0.0, 0.01, 1.0)),
+        wide_gap_ratio=rng.choice((0.0, 0.03, 1.0)),
+        very_wide_gap_ratio=rng.choice((0.0, 0.1, 1.0)),
+        cut_rounds=rng.choice((1, 5, 30)),
+        cuts_per_round=rng.choice((1, 10, 400)),
+        cut_violation=rng.choice((0.0, 1e-5, 1e-3)),
+        cut_gain_ratio=rng.choice((0.0, 1e-3)),
+        row_gain_ratio=rng.choice((0.0, 4e-3)),
+        linear_rows=rng.choice((1, 4, 100)),
+        linear_growth_ratio=rng.choice((0.0, 0.5, 1.0)),
+        tight_ratio=rng.choice((0.0, 0.5, 0.97, 1.0)),
+        large_columns=rng.choice((1, 5000)),
+        rounds_without_gain=rng.choice((1, 3)),
+        most_sums=rng.choice((1, 16, 1 << 20)),
+        easy_nodes=rng.choice((1, 100)),
+        single_row_gain_ratio=rng.choice((0.0, 0.02, 1.0)),
+        few_rows=rng.choice((1, 2)),
+        wide_gap_rows=rng.choice((1, 3)),
+        counted_part_ratio=rng.choice((0.0, 0.02, 1.0)),
+    )
+
+
+def random_grouping(rng: random.Random, n: int) -> Grouping | None:
+    """Draw rows that a lazy solve enforces from the beginning; None for its own choice."""
+    if rng.random() < 0.3:
+        return None
+    rows, steps = rng.choice((0.0, 0.2, 0.5, 1.0)), rng.choice((0.0, 0.0, 0.1, 0.3))
+    return Grouping(n).add(
+        [t for t in range(n) if rng.random() < rows],
+        [(t, k) for t in range(n) for k in range(t) if rng.random() < steps],
+    )
+
+
+def _lazily(problem: Problem, rng: random.Random, backend: str, gap: float) -> SolveResult:
+    """Solve lazily with random parameters, from a poor schedule or none."""
+    request = Request(backend=backend, time_limit_s=LIMIT_S, gap=gap, seed=rng.randint(0, 3))
+    start = None
+    if rng.random() < 0.4:
+        start = accepted(problem, rng.choice((trivial, page_everything))(problem))
+    first = random_grouping(rng, len(problem.graph.nodes))
+    outcome = solve_lazily(problem, request, start=start, first=first, params=random_params(rng))
+    return finish(problem, request, outcome, formulation="lazy")
+
+
+def answers(
+    problem: Problem, rng: random.Random, most: int
+) -> list[tuple[str, float, SolveResult | str]]:
+    """Return what several ways answer: what they are, the gap that each may leave, the answer.
+
+    An exception is given in words.
+    """
+    options = {"time_limit": LIMIT_S}
+    ways: list[tuple[str, Callable[..., SolveResult]]] = [
+        ("lazy", lambda **more: solve(problem, **options, **more)),
+        ("compact", lambda **more: solve(problem, formulation="compact", **options, **more)),
+        ("built", lambda **more: solve(build(problem), **options, **more)),
+        (
+            "open",
+            lambda **more: solve(build(problem, reductions=False), **options, **more),
+        ),
+    ]
+    if obstacle(problem) is None and not problem.is_overlapping:
+        ways.append(("drawn", lambda **more: _lazily(problem, rng, **more)))
+    chosen = [(way, name) for way in ways for name in BACKENDS]
+    found: list[tuple[str, float, SolveResult | str]] = []
+    for (label, way), backend in [(ways[0], "highs"), *rng.sample(chosen, most - 1)]:
+        gap = rng.choice(GAPS)
+        name = f"{label} with {backend}, gap {gap:g}"
+        try:
+            found.append((name, gap, way(backend=backend, gap=gap)))
+        except LicenceError:
+            continue
+        except Exception as error:  # noqa: BLE001 - any one is a fault
+            found.append((name, gap, f"{type(error).__name__}: {error}"))
+    return found
+
+
+# -- claims --------------------------------------------------------------------------------------
+
+
+def wrong_claims(problem: Problem, result: SolveResult, least: float | None, gap: float) -> str:
+    """Return what of a result does not hold, `least` being the best value; None if infeasible."""
+    if result.schedule is not None:
+        found = verify_schedule(problem, result.schedule)
+        if found.violations:
+            return f"a schedule with violations {found.violations}"
+        if least is None:
+            return "a schedule, where there is none"
+    if result.status == Status.INFEASIBLE:
+        return "" if least is None else f"infeasible, optimum {least!r}"
+    if result.schedule is None or least is None:
+        return "" if least is None else f"{result.status} ({result.termination})"
+    objective = problem.objective
+    whole, exact = abs(objective.baseline) + abs(least), objective.in_bytes
+    bound = result.objective_bound
+    above = 0.0 if exact else EQUAL * whole
+    if bound is not None and bound > objective.baseline + least + above:
+        return f"bound {bound!r}, optimum {objective.baseline + least!r}"
+    if result.status != Status.OPTIMAL:
+        return ""
+    missing = found.value - least
+    allowed = gap * found.value + (0.0 if exact else RESOLVED * abs(least) + EQUAL * whole)
+    return "" if missing <= allowed else f"optimal at {found.value!r}, optimum {least!r}"
+
+
+def examine(seed: str, *, ways: int = 4) -> tuple[list[Fault], Counter[str]]:
+    """Solve the problem of a seed, ``kind/number``, in several ways; return faults and counts."""
+    kind = seed.partition("/")[0]
+    problem = KINDS[kind](seed)
+    rng = seeded(f"ways of {seed}")
+    given = answers(problem, rng, ways)
+    results = [(name, gap, one) for name, gap, one in given if not isinstance(one, str)]
+    faults = [Fault(seed, name, one) for name, _, one in given if isinstance(one, str)]
+    if kind in UNSEARCHED:
+        schedules = [one.schedule for _, _, one in results if one.schedule is not None]
+    else:
+        best = optimum(problem)
+        schedules = [] if best is None else [best.schedule]
+    values = [made.value for each in schedules if (made := accepted(problem, each)) is not None]
+    least = min(values, default=None)
+    counts = Counter({kind: 1, "solves": len(given)})
+    for name, gap, result in results:
+        what = wrong_claims(problem, result, least, gap)
+        if result.status == Status.UNKNOWN and name.startswith("drawn"):
+            counts["left open"] += 1  # `solve` goes on by stage where this ends
+        elif what:
+            faults.append(Fault(seed, name, what))
+        elif result.status not in (Status.OPTIMAL, Status.INFEASIBLE):
+            counts["left open"] += 1
+    return faults, counts
+
+
+def new_seeds(count: int, *, begin: int | None = None) -> list[str]:
+    """Return seeds of all kinds in turn that no run has had, or those from a number on."""
+    first = secrets.randbelow(2**40) if begin is None else begin
+    kinds = list(KINDS)
+    return [f"{kinds[k % len(kinds)]}/{first + k}" for k in range(count)]
