@@ -176,7 +176,7 @@ def test_infeasible_problems_end_so() -> None:
 def test_the_objective_speaks_of_the_minimized_quantity(
     minimize: str, value: float, bound: float
 ) -> None:
-    """The energy bound stays one of the energy: the baseline."""
+    """Of the energy nothing is said, where nothing is proved of it."""
     document = solve(skip_problem(minimize=minimize)).to_dict()
     assert document["objective"] == {
         "minimize": minimize,
@@ -184,7 +184,7 @@ def test_the_objective_speaks_of_the_minimized_quantity(
         "bound": bound,
         "gap": 0.0,
     }
-    assert (document["bound_j"], document["overhead_bound_j"]) == (10.0, 0.0)
+    assert (document["bound_j"], document["overhead_bound_j"]) == (None, None)
 
 
 def test_the_device_is_named_by_its_key() -> None:
@@ -283,6 +283,40 @@ def test_an_own_objective_is_told_with_its_weights() -> None:
     many = tuple((f"page_ins:{name}", 1) for name in ("a", "b", "c", "d"))
     summary = solve(replace(skip_problem(), minimize="own", own_objective=many)).summary()
     assert "page_ins:a + page_ins:b + page_ins:c + page_ins:d: 0, " in summary
+
+
+@pytest.mark.parametrize(
+    ("minimize", "ram", "value", "words"),
+    [
+        ("energy", 13, 11.0, "energy 11 J, bound 11 J"),
+        ("time", 13, 11.0, "time 11 s, bound 11 s"),
+        ("ram", 15, 12, "peak RAM 12 B, bound 12 B"),
+        ("writes", 13, 0, "bytes paged out 0 B, bound 0 B"),
+        ("own", 13, 12.0, "energy_j + 3 recomputations:a: 12, bound 12"),
+    ],
+)
+def test_value_bound_and_gap_are_those_of_what_was_minimized(
+    minimize: str, ram: int, value: float, words: str
+) -> None:
+    """In the library, in words and in the file: optimal never stands beside a larger gap."""
+    weights = (("energy_j", 1), ("recomputations:a", 3)) if minimize == "own" else ()
+    result = solve(skip_problem(minimize=minimize, ram=ram, own_objective=weights), gap=0.0)
+    assert result.status == Status.OPTIMAL
+    assert (result.value, result.bound, result.gap) == (value, value, 0.0)
+    assert (result.objective_value, result.objective_gap) == (result.value, result.gap)
+    assert result.overhead == value - result.problem.objective.baseline
+    assert words in result.summary()
+    assert "gap 0.00%" in repr(result)
+    document = result.to_dict()
+    assert (document["objective"]["value"], document["objective"]["gap"]) == (value, 0.0)
+    of_energy = [document[key] for key in ("bound_j", "overhead_bound_j", "gap")]
+    known = minimize == "energy"
+    assert of_energy == ([11.0, 1.0, 0.0] if known else [None] * 3)
+    assert result.bound_j == of_energy[0]
+    proved = replace(result, overhead_bound_j=0.5)
+    assert proved.to_dict()["overhead_bound_j"] == 0.5
+    assert proved.bound_j == 10.5
+    assert proved.to_dict()["gap"] is not None
 
 
 def test_nothing_proved_of_rewards_is_no_bound_of_zero() -> None:

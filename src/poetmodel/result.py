@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import DeviceRoom, room_figures
 from poetmodel.errors import NoScheduleError, shown
@@ -56,6 +56,15 @@ class Termination(StrEnum):
     """The solver stopped by itself with a gap above the tolerance."""
 
 
+NAMES: Final = {
+    Quantity.ENERGY: "energy",
+    Quantity.TIME: "time",
+    Quantity.RAM: "peak RAM",
+    Quantity.WRITES: "bytes paged out",
+}
+"""What can be minimized, in words."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnObjective:
     """An objective of a model that replaces what its problem minimizes."""
@@ -103,7 +112,8 @@ class SolveResult:
     """The objective of a model that has another one than its problem. Status, `summary` and the
     objective of the file then refer to it."""
     overhead_bound_j: float = 0.0
-    """Proven lower bound on the overhead, the energy beyond the baseline [J]."""
+    """Proven lower bound on the energy overhead, the energy beyond the baseline [J]; 0 where
+    nothing is proved of it."""
     reason: str = ""
     """Why there is no schedule, in words."""
     formulation: str = ""
@@ -137,11 +147,14 @@ class SolveResult:
     def __repr__(self) -> str:
         facts = [f"{self.status}: {self.reason}" if self.reason else str(self.status)]
         if self.energy_j is not None:
-            gap, peak_bytes = self.objective_gap or 0.0, self.peak_ram_bytes or 0
-            own = self.problem.minimize == OWN
-            facts += [f"objective {self.objective_value:.6g}, gap {gap:.2%}"] if own else []
+            gap, peak_bytes = self.gap or 0.0, self.peak_ram_bytes or 0
             energy = f"energy {format_joules(self.energy_j)}"
-            facts += [energy if own else f"{energy}, gap {gap:.2%}"]
+            if self.minimizes_energy:
+                facts += [f"{energy}, gap {gap:.2%}"]
+            else:
+                own = self.own_objective is not None or self.problem.minimize == OWN
+                name = "objective" if own else self._name()
+                facts += [f"{name} {self._amount(self.value or 0.0)}, gap {gap:.2%}", energy]
             facts += [f"peak RAM {format_bytes(peak_bytes)}"]
         facts += [f"{len(self.violations)} violations"] if self.violations else []
         wall = format_seconds(self.wall_s)
@@ -208,22 +221,23 @@ class SolveResult:
         return self.problem.baseline_energy_j
 
     @property
+    def minimizes_energy(self) -> bool:
+        """Whether energy is what was minimized."""
+        return self.own_objective is None and self.problem.minimize == Quantity.ENERGY
+
+    @property
     def bound_j(self) -> float | None:
-        """Proven lower bound on the energy of every schedule of the problem [J]."""
-        if self.energy_j is None:
+        """Proven lower bound on the energy of every schedule of the problem [J].
+
+        Where energy was not minimized it is None, unless more than the baseline is proved of it.
+        """
+        if self.energy_j is None or not self._bounds_energy:
             return None
         return min(self.baseline_energy_j + self.overhead_bound_j, self.energy_j)
 
     @property
-    def gap(self) -> float | None:
-        """(overhead - bound on the overhead) / overhead, as a fraction."""
-        if self.overhead_j is None:
-            return None
-        return relative_gap(self.overhead_j, self.overhead_bound_j)
-
-    @property
-    def objective_value(self) -> float | None:
-        """The minimized quantity, in its own unit, or the value of `own_objective`."""
+    def value(self) -> float | None:
+        """What was minimized, in its own unit, or the value of `own_objective`."""
         if self.own_objective is not None:
             return self.own_objective.value
         if self.simulation is None:
@@ -231,26 +245,57 @@ class SolveResult:
         return self.problem.objective.measured(self.simulation)
 
     @property
-    def objective_gap(self) -> float | None:
-        """Gap of the minimized quantity, without what every schedule pays."""
-        if self.objective_value is None:
-            return None
+    def bound(self) -> float | None:
+        """Proven bound on what was minimized, in its own unit; None without a schedule."""
         if self.own_objective is not None:
-            return self.own_objective.gap
-        if self.problem.minimize == Quantity.ENERGY:
-            return self.gap
+            return self.own_objective.bound
         if self.simulation is None:
             return None
-        if self._reported_bound() == self.objective_value:
+        if self.minimizes_energy:
+            return self.bound_j
+        return min(self.proven_bound, self.problem.objective.measured(self.simulation))
+
+    @property
+    def overhead(self) -> float | None:
+        """What was minimized, beyond what every schedule pays of it, in its own unit.
+
+        Of a model's own objective nothing is known that every schedule pays: it is the value.
+        """
+        if self.own_objective is not None:
+            return self.own_objective.value
+        if self.simulation is None:
+            return None
+        return self.problem.objective.overhead(self.simulation)
+
+    @property
+    def gap(self) -> float | None:
+        """(overhead - bound on the overhead) / overhead of what was minimized, as a fraction."""
+        if self.own_objective is not None:
+            return self.own_objective.gap
+        if self.simulation is None or self.overhead is None:
+            return None
+        if self.minimizes_energy:
+            return relative_gap(self.overhead, self.overhead_bound_j)
+        if self.bound == self.value:
             return 0.0
-        objective = self.problem.objective
-        return relative_gap(
-            objective.overhead(self.simulation), self.proven_bound - objective.baseline
-        )
+        return relative_gap(self.overhead, self.proven_bound - self.problem.objective.baseline)
+
+    @property
+    def objective_value(self) -> float | None:
+        """The same as `value`."""
+        return self.value
+
+    @property
+    def objective_gap(self) -> float | None:
+        """The same as `gap`."""
+        return self.gap
 
     @property
     def proven_bound(self) -> float:
-        """Proven lower bound on the minimized quantity: what every schedule pays, or more."""
+        """`bound` before it is held against the value: what every schedule pays, or more.
+
+        Known without a schedule too.
+        """
         paid = self.problem.objective.baseline
         return paid if self.objective_bound is None else max(paid, self.objective_bound)
 
@@ -272,18 +317,16 @@ class SolveResult:
         """Return the result in one sentence."""
         if self.schedule is None:
             return f"{self.status}: {self.reason or 'no schedule was found'}"
-        gap = self.objective_gap if self.objective_gap is not None else 0.0
-        own, objective = self.own_objective, self._objective()
-        if self.problem.minimize == OWN and own is None:
-            what = in_words(self.problem.own_objective)
-            figures = f"{what}: {objective['value']:.6g}, bound {objective['bound']:.6g}"
-            figures += f", gap {gap:.2%}; energy {self.energy_j:.6g} J"
-        elif own is None:
-            figures = f"energy {self.energy_j:.6g} J, bound {self.bound_j:.6g} J, gap {gap:.2%}"
+        energy = f"energy {self.energy_j:.6g} J"
+        bound = "none" if self.bound is None else self._amount(self.bound)
+        if self.minimizes_energy:
+            figures = f"{energy}, bound {self.bound_j:.6g} J, gap {self.gap:.2%}"
+        elif self.own_objective is not None or self.problem.minimize == OWN:
+            figures = f"{self._name()}: {self.value:.6g}, bound {bound}, gap {self.gap:.2%}"
+            figures += f"; {energy}"
         else:
-            bound = "none" if own.bound is None else f"{own.bound:.6g}"
-            figures = f"{own.sense} {own.name}: {own.value:.6g}, bound {bound}, gap {gap:.2%}"
-            figures += f"; energy {self.energy_j:.6g} J"
+            value = self._amount(self.value or 0.0)
+            figures = f"{self._name()} {value}, bound {bound}, gap {self.gap:.2%}; {energy}"
         rejected = f"; rejected by the verifier: {'; '.join(self.violations)}"
         return f"{self.status}: {figures}{rejected if self.violations else ''}"
 
@@ -321,24 +364,35 @@ class SolveResult:
 
         write_text(path, dump(self.to_dict()))
 
+    @property
+    def _bounds_energy(self) -> bool:
+        """Whether there is something to say about the least energy."""
+        return self.minimizes_energy or self.overhead_bound_j > 0
+
+    def _name(self) -> str:
+        """Return what was minimized, in words."""
+        own = self.own_objective
+        if own is not None:
+            return f"{own.sense} {own.name}"
+        if self.problem.minimize == OWN:
+            return in_words(self.problem.own_objective)
+        return NAMES[Quantity(self.problem.minimize)]
+
+    def _amount(self, value: float) -> str:
+        """Return an amount of what was minimized, for people."""
+        if self.own_objective is not None:
+            return f"{value:.6g}"
+        return self.problem.objective.format(value)
+
     def _objective(self) -> dict[str, Any]:
         own = self.own_objective
         return {
             "minimize": str(self.problem.minimize) if own is None else OWN,
-            "value": self.objective_value,
-            "bound": self._reported_bound(),
-            "gap": self.objective_gap,
+            "value": self.value,
+            "bound": self.bound,
+            "gap": self.gap,
             **({} if own is None else {"name": own.name, "sense": own.sense}),
         }
-
-    def _reported_bound(self) -> float | None:
-        if self.own_objective is not None:
-            return self.own_objective.bound
-        if self.simulation is None:
-            return None
-        if self.problem.minimize == Quantity.ENERGY:
-            return self.bound_j
-        return min(self.proven_bound, self.problem.objective.measured(self.simulation))
 
     def _on_device(self, simulation: Simulation) -> dict[str, Any]:
         """Return what the schedule takes of the device's RAM, and of the life of its storage."""
@@ -359,8 +413,8 @@ class SolveResult:
             "bound_j": self.bound_j,
             "baseline_energy_j": self.baseline_energy_j,
             "overhead_j": simulation.overhead_j,
-            "overhead_bound_j": self.overhead_bound_j,
-            "gap": self.gap,
+            "overhead_bound_j": self.overhead_bound_j if self._bounds_energy else None,
+            "gap": self._energy_gap(),
             "peak_ram_bytes": simulation.peak_ram_bytes,
             **self._on_device(simulation),
             "compute_s": simulation.compute_s,
@@ -369,6 +423,12 @@ class SolveResult:
             "build_s": self.build_s,
             "solve_s": self.solve_s,
         }
+
+    def _energy_gap(self) -> float | None:
+        """Return the gap of the energy overhead, where something is proved of it."""
+        if self.overhead_j is None or not self._bounds_energy:
+            return None
+        return relative_gap(self.overhead_j, self.overhead_bound_j)
 
 
 def _rounded(moment: Moment) -> list[float | None]:

@@ -82,6 +82,14 @@ def test_every_command_can_be_quiet(command: str) -> None:
     assert "Print nothing but errors" in text
 
 
+@pytest.mark.parametrize("command", [*COMMANDS, ""])
+def test_flags_are_shown_as_flags(command: str) -> None:
+    """Nothing stands behind an option that takes no value."""
+    text = invoke(*command.split(), "--help").out
+    assert "--help" in text
+    assert "bool" not in text.lower()
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_says_all_of_what_is_written(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No word of a help text is taken for markup, which rich leaves out."""

@@ -255,6 +255,8 @@ def test_table_fits_for_every_quantity(minimize: str, solve: Callable[..., Outco
     assert outcome.status == 0
     assert max(map(len, outcome.out.splitlines())) <= 80
     assert (f"minimized {minimize}" in outcome.out) == (minimize != "energy")
+    assert re.search(r"^gap +0 %", outcome.out, re.MULTILINE)
+    assert ("proven bound" in outcome.out) == (minimize == "energy")
 
 
 def test_what_is_resident_is_told(tmp_path: Path, board_file: Path) -> None:

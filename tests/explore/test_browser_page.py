@@ -305,6 +305,8 @@ def test_below_the_minimum_the_page_says_why(page: Visit) -> None:
     panel = page.page.locator("#why")
     assert panel.locator("h2").inner_text() == "Why not less?"
     assert panel.locator("li").count() > 1
+    old = page.page.locator("#old")
+    assert old.inner_text().startswith("The charts below are of ")
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     found = axe.run(page.page)
     assert found.violations_count == 0, found.generate_report()
@@ -313,6 +315,24 @@ def test_below_the_minimum_the_page_says_why(page: Visit) -> None:
     point = page.json(f"/api/points/{page.settled()['point']}")
     assert point["peak_ram_bytes"] == point["ram_bytes"]
     assert not panel.is_visible()
+    assert not old.is_visible()
+
+
+def test_placeholders_are_shown_whole(page: Visit) -> None:
+    """None is wider than its field, whose steppers take room too."""
+    widths = page.page.evaluate(
+        """() => Array.from(document.querySelectorAll('.choices input[placeholder]'), (field) => {
+            const pen = document.createElement('canvas').getContext('2d');
+            const style = getComputedStyle(field);
+            pen.font = style.font;
+            const inset = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight);
+            const steppers = field.type === 'number' ? 18 : 0;
+            const room = field.clientWidth - inset - steppers;
+            return [pen.measureText(field.placeholder).width, room, field.placeholder];
+        })"""
+    )
+    assert any(room > 0 for _, room, _ in widths)
+    assert all(text <= room for text, room, _ in widths if room > 0), widths
 
 
 def test_impossible_deadline_has_a_reason(page: Visit) -> None:

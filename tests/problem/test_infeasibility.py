@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,9 +11,9 @@ import pytest
 from commands import training_step, write_graph
 from instances import bench_device, random_instances, seeded
 from poetmodel.device import Costs
-from poetmodel.graph import Graph, floor
+from poetmodel.graph import Graph, floor, zoo
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import limits_in_words, obstacle
+from poetmodel.problem.infeasibility import limits_in_words, obstacle, unit_remark
 from state_steps import random_step
 from worked import even_costs, skip_graph, skip_problem
 
@@ -115,6 +116,29 @@ def test_an_own_constraint_that_nothing_can_keep(
 ) -> None:
     """What the most that takes off cannot bring within its limit, no schedule can."""
     assert obstacle(skip_problem(**limits).subject_to(own=rule)) == sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "least", "remark"),
+    [
+        (40, 200_000, "; 40 is 40 bytes: did you mean 40% or 40KiB?"),
+        (256, 200_000, "; 256 is 256 bytes: did you mean 256KiB?"),
+        (40, 700, ""),
+        (150_000, 10**9, ""),
+    ],
+)
+def test_a_size_without_its_unit_is_noticed(given: int, least: int, remark: str) -> None:
+    """Where it is far below the least, the words say that it is bytes, and what may be meant."""
+    assert unit_remark(given, least) == remark
+
+
+def test_a_budget_without_its_unit_is_noticed() -> None:
+    """In the words about the minimum RAM."""
+    graph = zoo.mlp()
+    problem = Problem(graph, Costs.estimate(graph, bench_device()), ram=40)
+    assert (obstacle(problem) or "").endswith("; 40 is 40 bytes: did you mean 40% or 40KiB?")
+    plain = obstacle(replace(problem, ram=problem.floor.bytes - 1))
+    assert "did you mean" not in (plain or "did you mean")
 
 
 def test_own_constraints_in_words() -> None:

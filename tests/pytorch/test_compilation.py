@@ -55,6 +55,14 @@ def test_three_lines(tmp_path: Path) -> None:
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+def test_a_step_tells_what_it_is() -> None:
+    """In one line: its name, what it takes of its budget, what it costs, how it is called."""
+    _, step = simple()
+    words = r"'Sequential', .*B of .*B planned, .*% more energy, loss = step\(\*inputs\)"
+    assert re.fullmatch(rf"Step\({words}\)", repr(step))
+    step.close()
+
+
 def test_recomputing_alone_needs_no_storage() -> None:
     """Without a folder tensors are recomputed, and nothing is written."""
     torch.manual_seed(1)

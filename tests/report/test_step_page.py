@@ -19,10 +19,11 @@ pytest.importorskip("plotly")
 
 
 def test_the_section_shows_what_was_measured() -> None:
-    """Its figures are those of the facts, its words those of the step, and it stands first."""
+    """Its answers stand first, its tables below the timeline; figures are those of the facts."""
     one = step_subject(step_values(skip_problem()), source="step.json")
     page = read_page(report_page([one]))
-    assert page.ids.index("step") < page.ids.index("answers")
+    order = ["step", "answers", "ram", "measured", "map"]
+    assert [name for name in page.ids if name in order] == order
     entry = json.loads(json.dumps(report_facts([one])))["schedules"][0]
     shown = {key for _, key in page.values if key.startswith("step.")}
     assert {

@@ -239,8 +239,8 @@ def test_sections_begin_with_charts(report: Report) -> None:
     )
     order = [
         "answers",
-        "device",
         "ram",
+        "device",
         "comparison",
         "beside",
         "progress",

@@ -47,7 +47,9 @@ def test_rejected_schedule_is_told_first() -> None:
 
 def test_other_objectives_are_judged_by_their_own_gap() -> None:
     """With the least RAM asked for, the proof speaks of RAM."""
-    proof = answers(facts(subject(skip_problem(minimize="ram"))))[1]
+    found = facts(subject(skip_problem(minimize="ram")))
+    assert (found["gap"], found["bound_j"], found["overhead_bound_j"]) == (0.0, None, None)
+    proof = answers(found)[1]
     assert proof.word == "Proven optimal"
     assert "the least ram of this problem is 12 B or more" in proof.text
 

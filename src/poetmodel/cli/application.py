@@ -4,7 +4,7 @@ import sys
 from typing import Annotated, Any, Final, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from poetmodel import __version__
 from poetmodel.cli import (
@@ -49,8 +49,28 @@ Then look around:
 """
 
 
+def _plain_flags(params: list[Any]) -> list[Any]:
+    """Return options with nothing behind those that take no value, such as ``--json``."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
+
+
+class Subcommand(TyperCommand):
+    """A command, with help that shows a flag as a flag."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its options and arguments."""
+        return _plain_flags(super().get_params(ctx))
+
+
 class Application(TyperGroup):
     """The command group; reports every failure with a plain sentence and an exit status."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options beside those of commands."""
+        return _plain_flags(super().get_params(ctx))
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run, and exit with the status of the command."""
@@ -144,7 +164,7 @@ for _command in (
     devices.devices,
     doctor.doctor,
 ):
-    app.command(_command.name, epilog=_command.epilog)(_command.run)
+    app.command(_command.name, cls=Subcommand, epilog=_command.epilog)(_command.run)
 
 
 def _usage_sentence(error: Exception) -> str:

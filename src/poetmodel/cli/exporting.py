@@ -113,7 +113,8 @@ class DeviceOptions:
     gap: float = options.how(
         0.01,
         "--gap FRACTION",
-        "Gap tolerance, as a fraction of the overhead.",
+        "Gap tolerance, as a fraction of the energy overhead. It is wider than that of 'poetmodel "
+        "solve', since a step is solved again until its tensors have addresses.",
         parser=options.number("a fraction from 0, such as 0.01 for 1 %", positive=False),
     )
 

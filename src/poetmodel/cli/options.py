@@ -426,7 +426,8 @@ class SearchOptions:
     gap: float = how(
         1e-4,
         "--gap FRACTION",
-        "Gap tolerance, as a fraction of the overhead: stop when the gap is at most this.",
+        "Gap tolerance, as a fraction of the overhead of what is minimized: stop when the gap is "
+        "at most this.",
         parser=number("a fraction from 0, such as 0.01 for 1 %", positive=False),
     )
     threads: int = how(

@@ -88,28 +88,25 @@ def _proof(result: SolveResult) -> Iterator[Fact]:
     )
     of = f"{percent(overhead_j / baseline_j)} of the baseline" if baseline_j > 0 else ""
     yield row("overhead", format_joules(overhead_j), of)
-    yield row(
-        "proven bound",
-        format_joules(result.bound_j or 0.0),
-        f"no schedule has an overhead below {format_joules(result.overhead_bound_j)}",
-    )
+    if result.bound_j is not None:
+        least = f"no schedule has an overhead below {format_joules(result.overhead_bound_j)}"
+        yield row("proven bound", format_joules(result.bound_j), least)
     gap = percent(result.gap or 0.0, digits=3)
     tolerance = f"tolerance {percent(result.requested_gap)}"
     minimize = result.problem.minimize
     if minimize == Quantity.ENERGY:
         yield row("gap", gap, f"of the overhead; {tolerance}")
         return
-    yield row("gap", gap, "of the energy overhead, which is not minimized here")
-    objective, amount = result.to_dict()["objective"], result.problem.objective.format
-    value, bound = (amount(objective[key] or 0.0) for key in ("value", "bound"))
-    gap = percent(objective["gap"] or 0.0, digits=3)
+    amount = result.problem.objective.format
+    value, bound = (amount(figure or 0.0) for figure in (result.value, result.bound))
     name, what = f"minimized {minimize}", ""
     if minimize == OWN:
         name, what = "own objective", f"{in_words(result.problem.own_objective)}; "
     trains = bool(result.problem.graph.replacement_of) and result.status == Status.OPTIMAL
     if minimize == Quantity.RAM and trains:
         what = f"the least RAM in which this network trains{_within(result.problem)}; "
-    yield row(name, value, f"{what}bound {bound}, gap {gap}; {tolerance}")
+    yield row(name, value, f"{what}bound {bound}")
+    yield row("gap", gap, f"of the {name}; {tolerance}")
 
 
 def _within(problem: Problem) -> str:

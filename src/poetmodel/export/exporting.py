@@ -16,6 +16,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import check_plan
 from poetmodel.plan.arena import ALIGNMENT, check_arena
 from poetmodel.problem import Problem
+from poetmodel.problem.infeasibility import unit_remark
 from poetmodel.solver.fitting import aligned_graph, fit_arena
 from poetmodel.units import format_bytes, parse_size
 
@@ -227,5 +228,6 @@ def _arena_bytes(ram_bytes: int, reserved: int, least: int) -> int:
             f"ram: {format_bytes(ram_bytes)} less {format_bytes(reserved)} for inputs, stack and "
             f"runtime leave {max(0, ram_bytes - reserved):,} B for tensors, and one node alone "
             f"needs {least:,} B; give at least {least + reserved:,} B, or smaller tiles"
+            f"{unit_remark(ram_bytes, least + reserved)}"
         )
     return ram_bytes - reserved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import listed
 from poetmodel.problem import (
@@ -18,6 +18,11 @@ from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+MOST_WITHOUT_UNIT: Final = 10_000
+"""Sizes below this may be meant in another unit than bytes."""
+FAR_BELOW: Final = 20
+"""A size is far below another one if it is this many times smaller."""
 
 
 def obstacle(problem: Problem) -> str | None:
@@ -72,7 +77,16 @@ def _ram(problem: Problem) -> str | None:
     return (
         f"RAM budget {problem.ram_budget_bytes:,} B{resident}: the minimum RAM is "
         f"{least.bytes:,} B{rounded}, which step {node.name!r} needs for {listed(tensors)}{whole}"
+        f"{unit_remark(problem.ram_budget_bytes, least.bytes)}"
     )
+
+
+def unit_remark(given_bytes: int, least_bytes: int) -> str:
+    """Return what may have been meant by a size so far below the least that its unit is missing."""
+    if given_bytes >= MOST_WITHOUT_UNIT or least_bytes <= FAR_BELOW * given_bytes:
+        return ""
+    meant = f"{given_bytes}% or " if given_bytes <= 100 else ""  # noqa: PLR2004 - percent
+    return f"; {given_bytes} is {given_bytes} bytes: did you mean {meant}{given_bytes}KiB?"
 
 
 def _at_floor(problem: Problem) -> Iterator[str]:

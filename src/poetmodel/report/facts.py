@@ -118,16 +118,22 @@ def graph_facts(problem: Problem) -> dict[str, Any]:
 
 
 def _proof(subject: Subject) -> dict[str, Any]:
-    """Return the bounds that the file states, with gaps between them and simulated figures."""
+    """Return the bounds that the file states, and the gap of what was minimized.
+
+    For energy it is that between the stated bound and what is simulated here. Where something else
+    was minimized, a file may say of the energy only what every schedule pays: that is no bound.
+    """
     stated, simulation = subject.document.stated, subject.simulation
     overhead_j, bound_j = simulation.overhead_j, stated.get("overhead_bound_j")
-    gap = None
-    if subject.costs is not None and overhead_j is not None and bound_j is not None:
-        gap = relative_gap(overhead_j, bound_j)
     problem, objective = subject.document.problem, subject.document.objective
+    of_energy = objective is None or objective.minimize == "energy"
+    gap = None if objective is None or of_energy else objective.gap
+    if of_energy and None not in (subject.costs, overhead_j, bound_j):
+        gap = relative_gap(overhead_j or 0.0, bound_j or 0.0)
+    is_known = of_energy or bool(bound_j)
     return {
-        "bound_j": stated.get("bound_j"),
-        "overhead_bound_j": bound_j,
+        "bound_j": stated.get("bound_j") if is_known else None,
+        "overhead_bound_j": bound_j if is_known else None,
         "gap": gap,
         "requested_gap": None if problem is None else problem.gap,
         "objective": None if objective is None else objective.model_dump(exclude_unset=True),

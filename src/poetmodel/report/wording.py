@@ -94,7 +94,7 @@ def _proof(found: Facts) -> Words:
         return "No", "the verifier rejects the schedule, so its bound has no meaning", "bad"
     objective = found["objective"]
     minimized = "energy" if objective is None else objective["minimize"]
-    gap = found["gap"] if minimized == "energy" else objective["gap"]
+    gap = found["gap"]
     if gap is None:
         compared = "without costs the bound was not compared"
         return "Unknown", compared if found["bound_j"] else "no bound is stated", "warn"

@@ -14,13 +14,14 @@ import torch
 
 from poetmodel.data import write_text
 from poetmodel.device import Costs, Device
-from poetmodel.errors import InputError, listed
+from poetmodel.errors import InputError, listed, shown
 from poetmodel.graph.io import graph_to_dict
 from poetmodel.torch.certificate import certify
 from poetmodel.torch.errors import CaptureError, enough_memory
 from poetmodel.torch.inputs import input_faults, refuse, unflatten
 from poetmodel.torch.preparation import Compiled, Options
 from poetmodel.torch.profiling import Profile
+from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,6 +169,15 @@ class Step:
         self._options = options
         self._compiled: list[Compiled] = []
         self._current = self._compile(inputs)
+
+    def __repr__(self) -> str:
+        current, result = self._current, self._current.result
+        pays = ""
+        if result.overhead_j is not None and result.baseline_energy_j > 0:
+            pays = f"{result.overhead_j / result.baseline_energy_j:.2%} more energy"
+        peak = f"{format_bytes(current.peak_bytes)} of {format_bytes(current.budget_bytes)} planned"
+        call = "step(*inputs)" if current.trace.joint.output is None else "step(**batch)"
+        return brief(self, shown(current.trace.joint.name), peak, pays, f"loss = {call}")
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Run one step: fill ``.grad`` (accumulating), update buffers, return the loss.

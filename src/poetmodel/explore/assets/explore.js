@@ -210,7 +210,7 @@
     say(point.state === "cancelled" ? "waiting" : point.state, standing(point));
     put("solve", point.seconds, units.seconds(point.seconds), point.state === "done" ? (point.status === "feasible" ? "then out of time" : "") : "so far");
     $("more").hidden = point.state !== "done" || point.status !== "feasible";
-    if (known) figures(point); else nothing();
+    if (known) { figures(point); $("old").hidden = true; } else { nothing(); old(); }
     const settled = point.state === "done" || point.state === "failed";
     if (point.state === "failed") fail(point.reason || "the solve failed");
     else if (point.status === "infeasible") panel("No schedule keeps these limits", point.reason || "the limits contradict each other", "Without a deadline", point.deadline_s === null ? null : () => late.choose(null));
@@ -278,6 +278,7 @@
     panel("Why not less?", why.text, `Go to ${units.bytes(least)}`, () => ram.choose(least));
     $("why-held").append(...partsOf(why));
     say("below", `No schedule needs less than ${units.bytes(least)}`);
+    old();
     $("announce").textContent = $("say").textContent;
   };
 
@@ -291,7 +292,13 @@
   const keyOf = (point) => `${point.id}:${point.revision}`;
   let fading = null;
   const fade = () => { $("answer").dataset.stale = "yes"; };
-  const fresh = (key) => { clearTimeout(fading); fading = null; $("answer").dataset.stale = ""; root.dataset.answer = key; };
+  // Says of which budget the charts are, where none is of the wished one: nothing says it otherwise.
+  const old = () => {
+    const point = drawn && points.get(drawn.slice(0, drawn.lastIndexOf(":")));
+    $("old").hidden = !point;
+    if (point) $("old").textContent = `The charts below are of ${units.bytes(point.ram_bytes)}: there is none of a schedule that keeps these limits.`;
+  };
+  const fresh = (key) => { $("old").hidden = true; clearTimeout(fading); fading = null; $("answer").dataset.stale = ""; root.dataset.answer = key; };
   // Shows the charts of a point; until they are there, and without a point, the old ones are faint.
   const picture = (point) => {
     pictured = point;
