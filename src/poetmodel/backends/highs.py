@@ -112,6 +112,7 @@ _REFUTED: Final = 1e-6
 thousand units."""
 _BEYOND: Final = 2e-6
 """By how much it is better than a cutoff below which nothing is said to be, also relatively."""
+_UNFINISHED: Final = frozenset({SolverStatus.TIME_LIMIT, SolverStatus.INTERRUPTED})
 _PROOFS: Final = frozenset({SolverStatus.OPTIMAL, SolverStatus.INFEASIBLE, SolverStatus.CUTOFF})
 
 _callback = threading.local()
@@ -136,8 +137,13 @@ class Highs(Solver):
             call.options.setdefault("presolve", "off")
         while True:
             outcome, misled_by = self._run_once(call)
-            if misled_by is None and self._is_refuted(call, outcome):
-                misled_by = "presolve"
+            if misled_by is None:
+                confirmed = self._is_confirmed(call, outcome)
+                if confirmed is None:
+                    call.write("poetmodel: what was proved was not confirmed without presolve\n")
+                    stopped = SolverStatus.INTERRUPTED if call.stopping else SolverStatus.TIME_LIMIT
+                    return replace(outcome, status=stopped, bound=None, solved_again=True)
+                misled_by = None if confirmed else "presolve"
             if misled_by == "presolve" and "presolve" not in call.options:
                 call.options["presolve"] = "off"
             elif misled_by == "start":
@@ -182,48 +188,44 @@ class Highs(Solver):
             return outcome, "presolve"
         return outcome, "start" if _is_lost(highs, call, resolved.form, outcome) else None
 
-    def _is_refuted(self, call: SolverCall, outcome: RawSolution) -> bool:
-        """Return whether a solve without presolve finds what is proved not to be.
+    def _is_confirmed(self, call: SolverCall, outcome: RawSolution) -> bool | None:
+        """Return whether a solve without presolve finds nothing that is proved not to be.
 
-        It looks for what is better than the bound, in small models only.
+        It looks for what is better than the bound, in small models only. None if it does not end.
         """
         form, limits = call.form, call.limits
         small = form.n_columns <= _MOST_CONFIRMED and "presolve" not in call.options
         infeasible = outcome.status is SolverStatus.INFEASIBLE
         if outcome.status not in _PROOFS or not small or not (form.is_mip or infeasible):
-            return False
-        claimed = limits.objective_cutoff
-        if claimed is not None:
-            claimed -= form.sense * _BEYOND * max(1.0, abs(claimed))
+            return True
+        most = math.inf
+        if limits.objective_cutoff is not None:
+            cutoff = form.sense * limits.objective_cutoff
+            most = cutoff - _BEYOND * max(1.0, abs(cutoff))
         if outcome.status is SolverStatus.OPTIMAL and outcome.bound is not None:
-            better = outcome.bound - form.sense * _REFUTED * max(1.0, abs(outcome.bound) / 1000)
-            claimed = (
-                better
-                if claimed is None
-                else form.sense * min(form.sense * better, form.sense * claimed)
-            )
+            bound = form.sense * outcome.bound
+            most = min(most, bound - _REFUTED * max(1.0, abs(bound) / 1000))
+        target = None if math.isinf(most) else form.sense * most
         remaining_s = call.remaining_s
         if remaining_s == 0.0 or call.stopping:
-            return False
-        options = dict(call.options) | {"presolve": "off"}
-        second = SolverCall(
-            form,
-            replace(
-                limits,
-                time_s=remaining_s,
-                objective_cutoff=claimed,
-                objective_stop=claimed,
-                log=None,
-                options=options,
-            ),
-            on_progress=lambda _: not call.stopping,
+            return None
+        again = replace(
+            limits,
+            time_s=remaining_s,
+            objective_cutoff=target,
+            objective_stop=target,
+            log=None,
+            options=dict(call.options) | {"presolve": "off"},
         )
-        found = self._run_once(second)[0].x
-        if found is None:
+        second = SolverCall(form, again, on_progress=lambda _: not call.stopping)
+        found = self._run_once(second)[0]
+        if found.status is SolverStatus.OBJECTIVE_STOP:
             return False
-        x = round_binaries(found, form)
-        reaches = claimed is None or form.sense * (form.value(x) - claimed) <= 0
-        return reaches and form.violation(x) <= limits.tolerance
+        if found.x is not None:
+            x = round_binaries(found.x, form)
+            if form.sense * form.value(x) <= most and form.violation(x) <= limits.tolerance:
+                return False
+        return None if found.status in _UNFINISHED else True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
