@@ -41,7 +41,8 @@ def main() -> int:
         if number % 500 == 0 or number == len(seeds) or late:
             problems = ", ".join(f"{counts[kind]:,} {kind}" for kind in KINDS)
             console.print(
-                f"{number:,} problems ({problems}), {counts['solves']:,} solves, "
+                f"{number:,} problems ({problems}), {counts['searched']:,} searched, "
+                f"{counts['solves']:,} solves, "
                 f"{counts['left open']:,} left open, {faults:,} faults, "
                 f"{time.monotonic() - began_s:.0f} s"
             )

@@ -118,7 +118,13 @@ class _Counted(NamedTuple):
         return cls(quantity.base, scale, (*columns,), slack)  # type: ignore[arg-type]
 
 
-def optimum(problem: Problem, minimize: str | None = None) -> Optimum | None:
+class TooManyLabelsError(Exception):
+    """A search took more labels than it may."""
+
+
+def optimum(
+    problem: Problem, minimize: str | None = None, *, most_labels: int | None = None
+) -> Optimum | None:
     """Find the best schedule of a problem, or show that there is none.
 
     Parameters
@@ -128,6 +134,8 @@ def optimum(problem: Problem, minimize: str | None = None) -> Optimum | None:
         constraints the number of labels at each. Five nodes, where decisions are rewarded.
     minimize : {'energy', 'time', 'ram', 'writes', 'own'}, optional
         What to minimize in place of the problem's own quantity; its limits stay.
+    most_labels : int, optional
+        Labels that a search may make; `TooManyLabelsError` is raised beyond.
 
     Returns
     -------
@@ -143,6 +151,7 @@ def optimum(problem: Problem, minimize: str | None = None) -> Optimum | None:
     best = None
     for resident in _homes(problem):
         search = _Search(problem, name, resident)
+        search.most_labels = most_labels
         found = search.least_ram() if name == "ram" else search.run()
         if found is not None and (best is None or found.value < best.value):
             best = found
@@ -165,6 +174,7 @@ class _Search:
 
     def __init__(self, problem: Problem, minimize: str, resident: frozenset[int]) -> None:
         graph, table = problem.graph, problem.table
+        self.most_labels: int | None = None
         self.n = len(graph.nodes)
         self.bytes = [tensor.bytes for node in graph.nodes for tensor in node.outputs]
         maker = {tensor.name: k for k, node in enumerate(graph.nodes) for tensor in node.outputs}
@@ -414,6 +424,8 @@ class _Search:
                 if total is None:
                     continue
                 trail.append((parent, step, move))
+                if self.most_labels is not None and len(trail) > self.most_labels:
+                    raise TooManyLabelsError
                 least = total[0] + first[step + 1] if total else 0
                 entry = (least, -step - 1, next(order), total, move.ram, move.aux)
                 heapq.heappush(heap, (*entry, len(trail) - 1))

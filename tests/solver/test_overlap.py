@@ -12,6 +12,7 @@ from instances import bench_device, random_costs, random_graph, random_schedule,
 from lazy_rounds import scarce_problem
 from oracle import optimum
 from poetmodel.device import Costs
+from poetmodel.errors import TimeLimitError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.model import build
 from poetmodel.plan import check_plan
@@ -288,7 +289,7 @@ def test_interrupt_between_two_solves_keeps_the_best(monkeypatch: pytest.MonkeyP
     first = solve(problem).require_schedule()
     seen: list[Any] = []
 
-    def interrupted(stated: Problem, schedule: Any) -> Any:
+    def interrupted(stated: Problem, schedule: Any, **_: Any) -> Any:
         seen.append(schedule)
         if len(seen) > 1:
             raise KeyboardInterrupt
@@ -320,3 +321,58 @@ def test_an_own_limit_on_energy_is_held_as_the_energy_budget_is() -> None:
         assert by_row.objective_value == by_budget.objective_value
         kept += by_row.schedule is not None and problem.idle_power_w > 0
     assert kept
+
+
+# -- without time ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", [{}, {"deadline": 30}, {"minimize": "time"}])
+def test_a_schedule_that_is_found_is_returned_without_time_to_plan_it(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any]
+) -> None:
+    """Planning takes long for thousands of nodes; transfers and computing then take turns."""
+    problem = slow_storage(**limits)
+
+    def late(stated: Problem, schedule: Any, *, planned: bool = True) -> Any:
+        if planned:
+            raise TimeLimitError
+        return verify_schedule(stated, schedule, planned=False)
+
+    monkeypatch.setattr("poetmodel.solver.overlap.verify_schedule", late)
+    result = solve(problem)
+    assert result.schedule is not None
+    assert not verify(problem, result.schedule).violations
+    assert result.compute_s is not None
+    assert result.transfer_s is not None
+    assert result.makespan_s == result.compute_s + result.transfer_s
+
+
+STAGES = (
+    "poetmodel.solver.facade._Task._keeping_rows",
+    "poetmodel.solver.facade._Task._settle",
+    "poetmodel.solver.facade._Task._solve_once",
+    "poetmodel.solver.lazy.solve.Session",
+    "poetmodel.solver.lazy.row_generation.add_rows",
+    "poetmodel.solver.lazy.session.Relaxation.build",
+)
+"""What runs after the first schedule was found."""
+
+
+@pytest.mark.parametrize("counts", ["serial", "overlap"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_no_stage_loses_a_schedule_when_time_runs_out_in_it(
+    monkeypatch: pytest.MonkeyPatch, stage: str, counts: str
+) -> None:
+    """What greedy finds is the answer, wherever the limit strikes after that."""
+    reached: list[str] = []
+
+    def late(*_: Any, **__: Any) -> Any:
+        reached.append(stage)
+        raise TimeLimitError
+
+    monkeypatch.setattr(stage, late)
+    problem = slow_storage(deadline_counts=counts)
+    result = solve(problem)
+    assert reached
+    assert result.schedule is not None
+    assert (result.status, result.termination) == (Status.FEASIBLE, Termination.TIME_LIMIT)

@@ -73,8 +73,20 @@ def make_plan(
     simulation = simulate(graph, costs, schedule)
     if simulation.violations:
         raise PlanError(simulation.violations)
-    mode = StorageMode(mode)
-    budget = max(ram_budget_bytes or 0, simulation.peak_ram_bytes)
+    peak_bytes = simulation.peak_ram_bytes
+    return _plan_of(graph, costs, schedule, StorageMode(mode), ram_budget_bytes, peak_bytes)
+
+
+def _plan_of(
+    graph: Graph,
+    costs: Costs,
+    schedule: Schedule,
+    mode: StorageMode,
+    ram_budget_bytes: int | None,
+    peak_bytes: int,
+) -> Plan:
+    """Make the program of a schedule that is valid and has this peak [B]."""
+    budget = max(ram_budget_bytes or 0, peak_bytes)
     device, has_homes = costs.device, graph.version > 1
     plan = Plan(
         program=(),
@@ -153,14 +165,9 @@ def verify(
         return verify_schedule(problem, schedule, stated=stated, makespan_s=serial_s)
     if plan is None:
         budget = problem.usable_ram_bytes
-        fits = simulation.peak_ram_bytes <= budget
-        plan = make_plan(
-            graph,
-            costs,
-            schedule,
-            mode=StorageMode.DMA,
-            ram_budget_bytes=budget if fits else None,
-        )
+        peak_bytes = simulation.peak_ram_bytes
+        within_bytes = budget if peak_bytes <= budget else None
+        plan = _plan_of(graph, costs, schedule, StorageMode.DMA, within_bytes, peak_bytes)
     check = check_plan(graph, costs, plan, aux_bytes=problem.aux_limit_bytes)
     verdict = verify_schedule(problem, schedule, stated=stated, makespan_s=check.makespan_s)
     own = (f"plan: {violation}" for violation in check.violations)

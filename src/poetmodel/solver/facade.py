@@ -268,7 +268,7 @@ class _Task:
     def _attempt_once(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:
         """Begin with what is quickly found, then solve once with what is known."""
         best: Candidate | None = None
-        kept = False
+        kept = self.model is None  # all that is accepted keeps the limits of a problem
         try:
             with time_limit(request.remaining_s() + GRACE_S):
                 best = _better(accepted(problem, start), _greedy(problem, request))

@@ -10,6 +10,8 @@ from poetmodel import __version__
 from poetmodel.planner import verify
 from poetmodel.problem import Problem, Quantity, Surrogate
 from poetmodel.result import OwnObjective, SolveResult, Status, Termination, relative_gap
+from poetmodel.schedule import simulate
+from poetmodel.schedule import verify as verify_without_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,10 +86,17 @@ class Outcome:
         return replace(self, build_s=build_s, log="".join(part.log for part in parts))
 
 
-def verify_schedule(problem: Problem, schedule: Schedule) -> Candidate:
-    """Give a schedule to the verifier, with its plan where time is a makespan."""
+def verify_schedule(problem: Problem, schedule: Schedule, *, planned: bool = True) -> Candidate:
+    """Give a schedule to the verifier, with its plan where time is a makespan.
+
+    If that is not to be `planned`, transfers and computing take turns.
+    """
     begun_s = time.monotonic()
-    verdict = verify(problem, schedule)
+    if planned:
+        verdict = verify(problem, schedule)
+    else:
+        serial_s = simulate(problem.graph, problem.costs, schedule).makespan_s
+        verdict = verify_without_plan(problem, schedule, makespan_s=serial_s)
     broken = problem.broken_rows(schedule) if isinstance(problem, Surrogate) else []
     return Candidate(
         schedule=schedule,

@@ -173,8 +173,7 @@ class _ShareSearch:
         if own is not None:
             self.own_bound = own.bound if share == 0 else self.own_bound
             own = replace(own, bound=self.own_bound)
-        with time_limit(self.request.remaining_s() + 2 * GRACE_S):
-            candidate = replace(verify_schedule(self.problem, schedule), own=own)
+        candidate = replace(self._verified(schedule), own=own)
         makespan_s = candidate.simulation.planned_s
         if candidate.violations:
             if makespan_s is not None and candidate.simulation.valid:
@@ -187,6 +186,17 @@ class _ShareSearch:
             if self._timed:  # one who wants it to stop says so again, during the next solve
                 self.request.report(candidate.value, self.bound, schedule)
         return True
+
+    def _verified(self, schedule: Schedule) -> Candidate:
+        """Verify a schedule with its plan; where no time is left for that, without any overlap.
+
+        The core can wait for each transfer: that is a plan, too, and takes all times together.
+        """
+        try:
+            with time_limit(self.request.remaining_s() + GRACE_S):
+                return verify_schedule(self.problem, schedule)
+        except TimeLimitError:
+            return verify_schedule(self.problem, schedule, planned=False)
 
     def _done(self) -> bool:
         interrupted = any(one.termination == Termination.INTERRUPTED for _, one in self.solved)
