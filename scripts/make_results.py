@@ -100,14 +100,15 @@ def due() -> dict[Path, str]:
         files = (ablations[-1], *sorted(RESULTS.glob("*-ablation-*.jsonl")))
         block = ablation.page(*map(ablation.read, files))
         pages[LAZY_PAGE] = replace_block(text, "ablation", block)
+    boards_source, exported = read_newest("*-mcu.jsonl")
     trains_source, stepped = read_newest("*-trains.jsonl")
     if stepped:
         against_source, compared = read_newest("*-against.jsonl")
-        pages[TRAINS_PAGE] = trains.page(stepped, trains_source, compared, against_source)
+        made = trains.page(stepped, trains_source, compared, against_source, exported)
+        pages[TRAINS_PAGE] = made
     coverage_source, captured = read_newest("*-coverage.jsonl")
     if captured:
         pages[MODELS_PAGE] = coverage.page(captured, coverage_source)
-    boards_source, exported = read_newest("*-mcu.jsonl")
     if exported:
         pages[BOARDS_PAGE] = boards.page(exported, boards_source)
         readme = replace_block(readme, "boards", boards.readme_table(exported))

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from blocks import folded, table
+from mcu.boards import BOARD
 from poetmodel.bench.measurement import NOT_APPLICABLE
 from poetmodel.device import Device
 from poetmodel.units import format_bytes
+from result_pages import boards
 from result_pages.records import (
     circumstances,
     percent_text,
@@ -106,16 +108,22 @@ def page(
     source: str,
     against: Sequence[dict[str, Any]] = (),
     against_source: str = "",
+    exported: Sequence[dict[str, Any]] = (),
 ) -> str:
-    """Return the page."""
+    """Return the page; what is said of a board is said of the kernels that are exported for it."""
     least = of_part(records, LEAST)
+    on_boards = boards.of_part(exported, BOARD)
     parts = [
         "# What trains where",
         headline(least),
         f"![RAM of a whole training step: keep-all, and the least of all]({LEAST_CHART})",
-        f"![Which network trains on which board, and with how much energy]({BOARDS_CHART})",
+        f"![Which built-in graph trains on which board, and with how much energy]({BOARDS_CHART})",
         _MEANING,
         budgets_table(least),
+        *(
+            ("## On boards, as exported C", _EXPORTED_WORDS, boards.matrix(on_boards))
+            * bool(exported)
+        ),
         f"Generated from `bench/results/{source}` by `scripts/make_results.py`; "
         "[the protocol](../bench/protocol.md#what-trains-where) says how it was measured. "
         f"{circumstances(records, where='one thread a solve, beside other work')}.",
@@ -129,7 +137,7 @@ def page(
         "## Every board",
         _BOARD_WORDS,
         boards_summary(of_part(records, BOARDS)),
-        folded("Every network on every board", boards_table(of_part(records, BOARDS))),
+        folded("Every network on every board", boards_table(of_part(records, BOARDS), on_boards)),
         "## Methods at equal RAM",
         _POLICY_WORDS,
         policies_summary(of_part(records, POLICIES)),
@@ -183,15 +191,38 @@ def headline(least: Sequence[StepRecord]) -> str:
         unsure = [f"`{name}`" for name, found in able.items() if "open" in found]
         text = f"{budget}: {', '.join(names) or 'none'}"
         said.append(text + (f" (open: {', '.join(unsure)})" if unsure else ""))
-    return f"**Which networks of MLPerf Tiny train whole in a RAM of {'; '.join(said)}.**"
+    return (
+        "**Which networks of MLPerf Tiny train whole, as built-in graphs, in a RAM of "
+        f"{'; '.join(said)}.**"
+    )
 
 
 _MEANING: Final = (
+    "This table is about the built-in graphs, with one kernel for each operator and each part of "
+    "its backward pass; a *no* is proved of these. The kernels of exported C are others: some take "
+    "a range of channels, and each board has RAM for stack, inputs and runtime too. "
     "*Yes* and *in tiles* stand for a schedule that the verifier accepts, *no* for a "
     "proof that there is none, *open* for neither within the limit. *In tiles*: larger weights "
     "are split into tensors of at most 32 KiB. *Read in place*: the core reads storage like "
     "RAM (NOR flash, PSRAM); *paged*: what is read must be copied to RAM (SD card)."
 )
+
+
+_EXPORTED_WORDS: Final = (
+    "For a board, what counts is the graph of the [exported kernels](how-to/export.md): *yes* is a "
+    "program that was linked into that RAM and run, *no* is proved of these kernels. Where it "
+    "differs from the table above, the kernels do. [On a microcontroller](on-a-microcontroller.md) "
+    "has the figures; `poetmodel limits` of a step file says the least RAM of the same graph."
+)
+
+_AS_EXPORTED: Final = {
+    "ds-cnn": "ds-cnn",
+    "resnet8": "resnet8",
+    "autoencoder": "autoencoder",
+    "mobilenetv1-vww": "mobilenetv1-vww",
+    "mobilenetv2-035, 48 x 48": "mobilenetv2-035",
+}
+"""The networks that are exported too, by the names of those here."""
 
 
 def budgets_table(least: Sequence[StepRecord]) -> str:
@@ -266,8 +297,9 @@ def _least_cell(runs: Sequence[StepRecord]) -> str:
 # -- boards ----------------------------------------------------------------------------------------
 
 _BOARD_WORDS: Final = (
-    "With operators in place and weights in tiles of 32 KiB, least energy within all of the "
-    "board's RAM. Energy and time are those of the step over those of keep-all, which computes "
+    "Figures are those of the built-in graphs, with operators in place and weights in tiles of "
+    "32 KiB, for the least energy within all of the board's RAM; beside stands whether exported C "
+    "trains there. Energy and time are those of the step over those of keep-all, which computes "
     "every node once and pages nothing (on most boards it does not fit). *Worn after* is how many "
     "steps the storage endures, with ideal wear levelling, where the board's data sheet says."
 )
@@ -280,24 +312,25 @@ def trains(run: StepRecord) -> str:
     return "no" if run.status == "infeasible" else "open"
 
 
-def boards_summary(boards: Sequence[StepRecord]) -> str:
+def boards_summary(found: Sequence[StepRecord]) -> str:
     """Return on how many boards each network trains."""
     said = []
     for network in SMALL:
-        runs = [run for run in boards if run.cell["network"] == network]
+        runs = [run for run in found if run.cell["network"] == network]
         if runs:
             able = sum(trains(run) == "yes" for run in runs)
             said.append(f"`{network}` on {able} of {len(runs)}")
-    late = [run for run in boards if run.found and not run.proved]
+    late = [run for run in found if run.found and not run.proved]
     unproved = f" {len(late)} schedules are not proved to 1 %." if late else ""
-    return f"They train: {'; '.join(said)} boards.{unproved}" if said else ""
+    return f"As built-in graphs they train: {'; '.join(said)} boards.{unproved}" if said else ""
 
 
-def boards_table(boards: Sequence[StepRecord]) -> str:
-    """Return a line for each network and board."""
+def boards_table(runs: Sequence[StepRecord], exported: Sequence[boards.Exported] = ()) -> str:
+    """Return a line for each network and board: as built-in graph, and whether its C trains."""
     rows = []
+    as_c = {(run.network, run.place): run for run in exported}
     order = tuple(NETWORKS)
-    for run in sorted(boards, key=lambda run: (order.index(run.cell["network"]), _ram(run))):
+    for run in sorted(runs, key=lambda run: (order.index(run.cell["network"]), _ram(run))):
         record = run.record
         able = run.found
         rows.append(
@@ -306,6 +339,7 @@ def boards_table(boards: Sequence[StepRecord]) -> str:
                 f"`{run.cell['device']}`",
                 format_bytes(_ram(run)),
                 trains(run),
+                _as_c(run, as_c),
                 format_bytes(record["peak_ram_bytes"]) if able else "-",
                 _times(record["energy_j"], record["baseline_energy_j"]) if able else "-",
                 _times(record["time_s"], record["pass_s"]) if able else "-",
@@ -315,8 +349,21 @@ def boards_table(boards: Sequence[StepRecord]) -> str:
                 run.time_text,
             )
         )
-    heads = ("network", "board", "RAM", "trains", "peak", "energy", "time", "written")
-    return table((*heads, "worn after", "gap", "solved in"), rows, right=4)
+    first = ("network", "board", "RAM", "built-in graph", "exported C")
+    heads = (*first, "peak", "energy", "time", "written", "worn after", "gap", "solved in")
+    return table(heads, rows, right=len(first))
+
+
+def _as_c(
+    run: StepRecord, exported: Mapping[tuple[str, tuple[str, str | None]], boards.Exported]
+) -> str:
+    """Return whether the exported C of a network trains on the board."""
+    name = _AS_EXPORTED.get(run.cell["network"], "")
+    found = exported.get((name, (run.cell["device"], None)))
+    if found is None:
+        return "-"
+    batch = boards.SIZES.get(name, "")
+    return boards.answer(found) + (f", {batch}" if batch.startswith("batch") else "")
 
 
 def _ram(run: StepRecord) -> int:

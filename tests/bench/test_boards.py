@@ -229,7 +229,7 @@ def test_pages_are_written_from_the_newest_record(
     assert make_results.main([]) == 0
     text = (tmp_path / "on-a-microcontroller.md").read_text()
     assert "`bench/results/2026-01-02-mcu.jsonl`" in text
-    row = "| `ds-cnn` | `nrf52840` | 256.00 KiB | 700.00 KiB | 64.0 M | 2.00 | 1.5 s |"
+    row = "| `ds-cnn` | `nrf52840` | 256.00 KiB | 700.00 KiB | 64.0 M | 2.00 | 1.5 s | 25 % |"
     assert row in readme.read_text()
     assert row in readme_table([record(), kept])
     assert make_results.main(["--check"]) == 0

@@ -167,7 +167,7 @@ def test_a_budget_is_kept_or_proved_impossible_or_open() -> None:
     kinds = {budget: verdict(records, "resnet8", MAPPED, budget) for budget in BUDGETS}
     assert kinds == dict(zip(BUDGETS, ("no", "in tiles", "yes", "yes"), strict=True))
     assert bytes_of("320 KiB") == 320 * KIB
-    assert "train whole in a RAM of 256 KiB: none (open: " in headline(records)
+    assert "as built-in graphs, in a RAM of 256 KiB: none (open: " in headline(records)
     text = budgets_table(records)
     assert "| `resnet8` | paged | open | yes | yes | yes |" in text
     assert "|  | read in place | no | in tiles | yes | yes |" in text
@@ -190,7 +190,7 @@ def test_boards_say_energy_time_and_wear() -> None:
         "run.jsonl",
     )
     row = line(text, "| `resnet8` | `stm32f746` |")
-    assert "| 320.00 KiB | yes | 190.00 KiB | 1.5 | 3 | 80.00 KiB | 1,500,000 | 0 % | 2 s |" in row
+    assert "| 320.00 KiB | yes | - | 190.00 KiB | 1.5 | 3 | 80.00 KiB | 1,500,000 | 0 % |" in row
     assert "| 32.00 KiB | no | - |" in line(text, "| `resnet8` | `mkr1000` |")
     assert "| open | - |" in line(text, "| `resnet8` | `rp2350` |")
     assert "| - | 25 % | **2 s** |" in line(text, "| `resnet8` | `nano33ble` |")
@@ -252,6 +252,23 @@ def test_the_least_ram_stands_with_its_bounds() -> None:
         "400.00 KiB to 450.00 KiB | paged | 300.00 KiB |" in text
     )
     assert "|  |  |  |  |  |  | read in place | 180.00 KiB |" in text
+
+
+def test_what_is_said_of_a_board_is_said_of_exported_kernels() -> None:
+    """The table of budgets names its graphs; a board's answer is that of its C, beside theirs."""
+    cell = {"part": "board", "network": "mobilenetv2-035", "board": "nrf52840", "ram": None}
+    exported = {"cell": cell, "status": "yes", "tried": [{"tile": "32KiB"}]}
+    nothing = dict.fromkeys(("energy_j", "overhead_j", "gap", "peak_ram_bytes", "time_s"))
+    where = {"network": "mobilenetv2-035, 48 x 48", "device": "nrf52840"}
+    never = record(**where, status="infeasible", **nothing)
+    text = page([never], "run.jsonl", exported=[exported])
+    assert "train whole, as built-in graphs, in a RAM" in text
+    assert "This table is about the built-in graphs" in text
+    assert "## On boards, as exported C" in text
+    assert "| `mobilenetv2-035, 48 x 48` | `nrf52840` | 256.00 KiB | no | yes, 32KiB |" in text
+    alone = page([never], "run.jsonl")
+    assert "as exported C" not in alone
+    assert "| 256.00 KiB | no | - |" in alone
 
 
 def test_pages_are_written_from_the_newest_record(

@@ -10,6 +10,7 @@ from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph.catalogue import (
     OWN_SHAPE,
     InputShape,
+    Variant,
     find_model,
     load_file,
     load_model,
@@ -45,6 +46,25 @@ class NamedGraph:
     shape: InputShape = OWN_SHAPE
 
 
+def read_named(name: str, shape: Variant) -> Graph:
+    """Return the shipped model of this name and shape, else the graph of a graph or a step file.
+
+    The graph of a step file is that of the exported kernels, with larger parameters in tiles where
+    that is all that is asked for.
+    """
+    if is_step_file(name) and shape.given.keys() == {"tile"}:
+        from poetmodel.export.exporting import in_tiles
+        from poetmodel.export.io import load_step
+
+        return in_tiles(load_step(name), shape.tile).graph
+    return read_model_or_file(name, shape)
+
+
+def is_step_file(name: str | None) -> bool:
+    """Return whether a name is that of a step file, which holds the graph of exported kernels."""
+    return name is not None and name.endswith(".step.json")
+
+
 def read_graph(given: GraphOptions) -> Graph:
     """Return the graph of a MODEL argument or a ``--graph`` option."""
     if given.model is not None and given.graph is not None:
@@ -52,13 +72,14 @@ def read_graph(given: GraphOptions) -> Graph:
             f"MODEL {given.model!r} and --graph {given.graph!r} exclude each other: give only one"
         )
     if given.graph is not None:
-        return load_file(given.graph, given.shape)
+        tiled = is_step_file(given.graph)
+        return (read_named if tiled else load_file)(given.graph, given.shape)
     if given.model is None:
         raise InputError(
             "no graph: give a MODEL such as resnet18-cifar ('poetmodel models' lists them) or "
             "--graph FILE"
         )
-    return read_model_or_file(given.model, given.shape)
+    return read_named(given.model, given.shape)
 
 
 def graph_of(
@@ -81,7 +102,7 @@ def graph_of(
             if found is None:
                 raise InputError(_of_other_sizes(identity, source))
             return NamedGraph(graph=found[0], name=name, shape=found[1])
-    made = read_model_or_file(name, shape)
+    made = read_named(name, shape)
     if identity is not None and identity.name == name and identity.sha256 != made.sha256:
         raise InputError(_of_other_sizes(identity, source))
     return NamedGraph(graph=made, name=name, shape=shape)
@@ -98,7 +119,7 @@ def _of_other_sizes(identity: GraphIdentity, source: str | Path) -> str:
 def graph_of_code(given: FileGraphOptions, data: bytes, *, source: str | Path) -> Graph:
     """Return the graph of a binary plan: the given one, or the built-in one of its fingerprint."""
     if given.graph is not None:
-        return read_model_or_file(given.graph, given.shape)
+        return read_named(given.graph, given.shape)
     from poetmodel.plan.binary import stored_fingerprint
 
     sha256 = stored_fingerprint(data).hex()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import completion
-from poetmodel.cli.inputs import read_device, read_graph
+from poetmodel.cli.inputs import is_step_file, read_device, read_graph
 from poetmodel.cli.options import GraphOptions, OutputOptions, argument, command, group, what
 from poetmodel.cli.output import figures, listing, print_json, print_text, show
 from poetmodel.device.room import DeviceRoom, floor_use, gauge, keep_all_use
@@ -41,10 +41,28 @@ class BoardOptions:
 def inspect(source: GraphOptions, board: BoardOptions, output: OutputOptions) -> None:
     """Show the size of a graph, its keep-all peak and its minimum RAM."""
     graph, device = read_graph(source), read_device(board.device)
+    name = source.model if source.graph is None else source.graph
+    beside = _beside_as_c(name)
     if output.json:
-        print_json(as_dict(graph, device))
-    else:
-        show(*tables(graph, device))
+        print_json(as_dict(graph, device) | beside)
+        return
+    show(*tables(graph, device))
+    if beside:
+        size = format_bytes(beside["reserved_bytes"])
+        print_text(
+            f"graph of the exported kernels; C of it takes {size} beside, for inputs, stack and "
+            "runtime, which --ram of 'poetmodel export' counts too"
+        )
+
+
+def _beside_as_c(name: str | None) -> dict[str, int]:
+    """Return what exported C takes beside the tensors of a graph; nothing but for a step file."""
+    if name is None or not is_step_file(name):
+        return {}
+    from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+    from poetmodel.export.io import load_step
+
+    return {"reserved_bytes": reserved_bytes(load_step(name), STACK_BYTES)}
 
 
 @group

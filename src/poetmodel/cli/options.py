@@ -287,11 +287,12 @@ class FileGraphOptions:
 class GraphOptions(FileGraphOptions):
     """The graph of a command: a built-in network, for some size of its input, or a file."""
 
-    graph: str | None = what(None, "--graph FILE", "A graph file, *.graph.json.")
+    graph: str | None = what(None, "--graph FILE", "A graph file, *.graph.json, or a step file.")
     model: str | None = argument(
         None,
         "MODEL",
-        "A built-in network (see 'poetmodel models'), or a graph file.",
+        "A built-in network (see 'poetmodel models'), a graph file, or a step file, *.step.json: "
+        "the graph of its exported kernels.",
         autocompletion=completion.models,
     )
 

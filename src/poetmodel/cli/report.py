@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
-from poetmodel.cli.inputs import NamedGraph, check_outputs, graph_of, verify_document
+from poetmodel.cli.inputs import NamedGraph, check_outputs, graph_of, read_named, verify_document
 from poetmodel.cli.output import figures, print_json, print_written, show
 from poetmodel.cli.plan import Planned, default_mode
 from poetmodel.errors import InputError, PlanError, ScheduleError
-from poetmodel.graph.catalogue import read_model_or_file
 from poetmodel.report.presenter import Fact, row
 from poetmodel.units import format_bytes
 
@@ -103,7 +102,7 @@ def read_subjects(
     steps = {path: parse_step(read_text(path)) for path in paths}
     given: NamedGraph | None = None
     if source.graph is not None:
-        made = read_model_or_file(source.graph, source.shape)
+        made = read_named(source.graph, source.shape)
         given = NamedGraph(graph=made, name=source.graph, shape=source.shape)
     known: dict[Path, Subject] = {}
     for label, path in zip(LABELS, paths, strict=False):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from poetmodel.cli import completion, inspect, options
 from poetmodel.cli.failures import print_warnings
@@ -196,6 +196,13 @@ def trace(costing: CostingOptions, wanted: TraceOptions, output: options.OutputO
         print_warnings(["nothing was written: give --out FILE for the graph"])
 
 
+KERNELS: Final = (
+    "graph of PyTorch's kernels; exported C has others: 'poetmodel export --target step' writes "
+    "a file of these, whose graph 'inspect', 'limits', 'solve' and the others take too"
+)
+"""Whose kernels a traced graph is of."""
+
+
 def _beside(graph: Path) -> Path:
     """Return the default profile file of a graph file."""
     stem = graph.name.removesuffix(".json").removesuffix(".graph")
@@ -211,6 +218,7 @@ def _show(traced: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: b
         print_json(found | ({"costs": document(facts)} if facts else {}))
         return
     show(*inspect.tables(graph))
+    print_text(KERNELS)
     if traced.held_bytes:
         print_text(
             f"a step holds {format_bytes(traced.held_bytes)} of results to its end (the loss, new "

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT: Final = "poetmodel-graph"
+STEP_FORMAT: Final = "poetmodel-step"
+"""The files of captured and of compiled steps, which hold the graph of their kernels."""
 VERSIONS: Final = (1, 2)
 """Version 2 has state tensors and in-place operators; it is written only where one is used."""
 STATE_DEFAULTS: Final[Mapping[str, Any]] = {
@@ -49,12 +51,14 @@ _NODE_DEFAULTS: Final[Mapping[str, Any]] = {
 
 
 def load_graph(path: str | Path) -> Graph:
-    """Do what `Graph.load` does."""
+    """Do what `Graph.load` does; of a step file, return the graph of its kernels."""
     with raised_as(GraphError):
         text = read_text(path)
     repeated: list[str] = []
     with raised_as(GraphError, str(path)):
         document = parse_json(text, expected=FORMAT, repeated=repeated)
+    if isinstance(document, dict) and document.get("format") == STEP_FORMAT:
+        return graph_from_dict(document.get("graph"), source=f"{path}: graph", faults=repeated)
     return graph_from_dict(document, source=str(path), faults=repeated)
 
 

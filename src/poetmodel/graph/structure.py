@@ -373,7 +373,7 @@ class Graph:
 
     @classmethod
     def load(cls, path: str | Path) -> Graph:
-        """Read a ``*.graph.json`` file.
+        """Read a ``*.graph.json`` file, or the graph in a ``*.step.json`` file.
 
         Raises
         ------

@@ -1,0 +1,118 @@
+"""Step files as graphs: what commands say is said of the exported kernels."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from commands import invoke
+from linear_steps import linear_step
+from poetmodel.export.io import save_step
+from poetmodel.graph import Graph, floor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BOARD = ("--device", "nrf52840")
+RAM = ("--ram", "4KiB")
+TILES = ("--tile", "512B")
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a step file."""
+    path = tmp_path_factory.mktemp("steps") / "net.step.json"
+    save_step(linear_step(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def schedule(step: Path) -> Path:
+    """Give a schedule of the step, as ``solve`` finds it."""
+    path = step.with_name("net.schedule.json")
+    solved = invoke("solve", step, *BOARD, *RAM, "--out", path)
+    assert solved.status == 0, solved.err
+    return path
+
+
+def test_a_graph_is_read_from_a_step_file(step: Path) -> None:
+    """The library reads it as the command line does."""
+    assert Graph.load(step) == linear_step().graph
+
+
+@pytest.mark.parametrize("way", ["argument", "option"])
+def test_inspect_speaks_of_the_exported_kernels(step: Path, way: str) -> None:
+    """Its minimum RAM is that of their graph; what C takes beside is told."""
+    given = (step,) if way == "argument" else ("--graph", step)
+    found = json.loads(invoke("inspect", *given, "--json").out)
+    assert found["sha256"] == linear_step().graph.sha256
+    assert found["floor_bytes"] == floor(linear_step().graph).bytes
+    assert found["reserved_bytes"] > 2048
+    assert "graph of the exported kernels" in invoke("inspect", *given).out
+
+
+def test_other_sizes_are_refused(step: Path) -> None:
+    """The kernels are those of one size."""
+    refused = invoke("inspect", step, "--batch", "2")
+    assert refused.status == 2
+    assert "fixed sizes" in refused.err
+
+
+@pytest.mark.torch
+def test_tiles_are_those_of_export(tmp_path: Path) -> None:
+    """With ``--tile`` the graph is that of the tiled kernels, which a schedule names too."""
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(
+        "import torch\n\n\ndef step():\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(32, 4))\n"
+        "    inputs = (torch.ones(2, 16), torch.zeros(2, 4))\n"
+        "    return model, torch.nn.functional.mse_loss, inputs\n"
+    )
+    step, train = tmp_path / "net.step.json", f"{tmp_path / 'train.py'}:step"
+    made = invoke("export", train, "--optimizer", "sgd", "--target", "step", "--out", step)
+    assert made.status == 0, made.err
+    whole, tiled = (
+        json.loads(invoke("inspect", step, *more, "--json").out) for more in ((), TILES)
+    )
+    assert tiled["nodes"] > whole["nodes"]
+    assert tiled["floor_bytes"] < whole["floor_bytes"]
+    schedule = tmp_path / "net.schedule.json"
+    assert invoke("solve", step, *TILES, *BOARD, "--out", schedule).status == 0
+    assert invoke("plan", schedule, "--graph", step, *TILES).status == 0
+    assert "PyTorch's kernels" in invoke("trace", train, "--optimizer", "sgd").out
+
+
+def test_limits_and_infeasible_budgets_speak_of_one_graph(step: Path) -> None:
+    """The least RAM that ``limits`` proves is where ``solve`` begins to find schedules."""
+    found = json.loads(invoke("limits", step, *BOARD, *RAM, "--json").out)
+    least = found["ram"]["both"]["value"]
+    assert invoke("solve", step, *BOARD, "--ram", f"{least}B").status == 0
+    assert invoke("solve", step, *BOARD, "--ram", f"{least - 1}B").status == 3
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "verify", "report"])
+def test_schedules_of_a_step_are_read_with_it(
+    command: str, step: Path, schedule: Path, tmp_path: Path
+) -> None:
+    """``--graph`` takes the step file that the schedule was solved for."""
+    more = ("--out", tmp_path / "page.html") if command == "report" else ()
+    ended = invoke(command, schedule, "--graph", step, *more)
+    assert ended.status == 0, ended.err
+
+
+def test_a_sweep_takes_step_files(step: Path, tmp_path: Path) -> None:
+    """Beside built-in networks."""
+    sweep = ("--devices", "nrf52840", "--ram", "100%", "--methods", "checkpoint-all")
+    ended = invoke("sweep", step, *sweep, "--out", tmp_path / "out")
+    assert ended.status == 0, ended.err
+
+
+def test_a_step_file_without_a_graph_is_told(tmp_path: Path) -> None:
+    """In a sentence that names the place."""
+    path = tmp_path / "broken.step.json"
+    path.write_text(json.dumps({"format": "poetmodel-step", "version": 1}))
+    ended = invoke("limits", path, *BOARD)
+    assert ended.status == 2
+    assert "graph: expected a poetmodel-graph file" in ended.err

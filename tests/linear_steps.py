@@ -1,0 +1,60 @@
+"""A small step for export, written by hand: no PyTorch is needed to make it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from poetmodel.export.step import Buffer, Call, DataType, LearningRate, Ref, Step, Value
+from poetmodel.graph import Graph, Node, Phase, Tensor
+
+ROWS, COLUMNS = 12, 16
+
+
+def linear_step() -> Step:
+    """Return y = w x, of which y is the gradient, and an update of w; its loss is y[0]."""
+    sizes = {"x": COLUMNS, "w": ROWS * COLUMNS, "y": ROWS, "g": ROWS * COLUMNS}
+    weight = Tensor(name="w", bytes=4 * sizes["w"])
+    nodes = (
+        Node(name="w", op="parameter", phase=Phase.STATE, outputs=(weight,)),
+        Node(
+            name="linear",
+            op="mm",
+            phase=Phase.FORWARD,
+            inputs=("w",),
+            outputs=(Tensor(name="y", bytes=4 * ROWS),),
+        ),
+        Node(
+            name="gradient",
+            op="mm",
+            phase=Phase.BACKWARD,
+            inputs=("y",),
+            outputs=(Tensor(name="g", bytes=weight.bytes),),
+        ),
+        Node(
+            name="update",
+            op="sgd",
+            phase=Phase.UPDATE,
+            inputs=("w", "g"),
+            outputs=(Tensor(name="w+", bytes=weight.bytes, replaces="w"),),
+            recomputable=False,
+        ),
+    )
+    w, x, y, g = map(Ref, "wxyg")
+    calls = (
+        (),
+        (Call("pm_mm", (y, w, x, ROWS, COLUMNS, 1, 1, COLUMNS, 1, 1, 1, 0)),),
+        (Call("pm_mm", (g, y, x, ROWS, 1, COLUMNS, COLUMNS, 1, 1, COLUMNS, 1, 0)),),
+        (Call("pm_sgd", (w, g, sizes["w"], LearningRate(), 1.0, 0.0)),),
+    )
+    real = DataType.REAL
+    return Step(
+        graph=Graph(name="linear", nodes=nodes),
+        calls=calls,
+        buffers={name: Buffer(elements=size, type=real) for name, size in sizes.items()},
+        inputs=(Value(name="x", shape=(COLUMNS,), type=real, pieces=(x,)),),
+        states=(Value(name="w", shape=(ROWS, COLUMNS), type=real, pieces=(w,)),),
+        gradients=(),
+        loss=y,
+        values={"w": np.linspace(-1, 1, sizes["w"], dtype="<f4")},
+        learning_rate=0.1,
+    )
