@@ -43,7 +43,7 @@ RESOLVED: Final = 1e-6
 """What the value of an optimum may be off by, relative to what can be decided."""
 LIMIT_S: Final = 60.0
 """Time limit of every solve [s]: no tiny problem may need it."""
-MOST_LABELS: Final = 300_000
+MOST_LABELS: Final = 30_000
 """Labels of an exhaustive search; with rewards and own rows a few problems need millions."""
 GAPS: Final = (0.0, 1e-6, 1e-4, 0.05)
 BACKENDS: Final = ("highs", "scip", "gurobi")

@@ -247,8 +247,10 @@ def test_diff_and_explain_and_report_carry_the_rows(
 def test_an_own_objective_is_shown_with_its_weights(solve: Callable[..., Outcome]) -> None:
     """Energy and wear: paging x costs 4 mJ and 100 B, computing it again 1 J."""
     text = '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-4}\n'
-    (line,) = (row for row in solve(text, "--ram", "350").out.splitlines() if "own obj" in row)
+    rows = solve(text, "--ram", "350").out.splitlines()
+    line, gap = (row for row in rows if "own objective" in row)
     assert "6.014" in line
+    assert "gap" in gap
     assert "energy_j + 0.0001 bytes_written; bound 6.014" in line
     document = solve(text.replace("1e-4", "2e-2"), "--ram", "350", "--json").json
     assert document["objective"]["value"] == pytest.approx(7.0)
