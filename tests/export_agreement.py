@@ -59,6 +59,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 """Ways to keep a budget: options of `Exported`."""
 
+BATCH = {"autoencoder": (8,)}
+"""Samples of a step: batch norm over two values makes rounding errors large."""
 
 QUICK_BUILD = "EXTRA=-O0"
 """For builds with sanitizers, which take longer to compile than to run a few steps."""
@@ -131,37 +133,106 @@ def torch_steps(
     optimizer: str = "gradients",
     *,
     dtype: Any = None,
-    rounded: bool = False,
 ) -> Outcome:
-    """Train a copy of a model with PyTorch, in double unless another type is wanted.
+    """Train a copy of a model with PyTorch, in double unless another type is wanted."""
+    twin = _Twin(training, optimizer, dtype or torch.float64)
+    losses = [twin.step(batches[number % len(batches)]) for number in range(steps)]
+    return Outcome(losses, twin.tensors())
 
-    With `rounded` every parameter begins one rounding error away from its value.
+
+def torch_steps_from(
+    training: Any,
+    batches: Batches,
+    held: Sequence[Outcome],
+    optimizer: str = "gradients",
+    *,
+    rounded: bool = False,
+) -> list[Outcome]:
+    """Return what each step leaves in PyTorch if it begins where another program's begins.
+
+    The first begins with the model, the others with what is `held` after the one before; each
+    outcome has the loss of one step. With `rounded` every parameter begins each step one rounding
+    error away from its value.
     """
-    dtype = dtype or torch.float64
-    model, loss_fn, _ = training
-    twin = copy.deepcopy(model).to(dtype)
-    if rounded:
-        for parameter in twin.parameters():
-            parameter.data.mul_(1 + torch.finfo(dtype).eps)
-    make, clip = OPTIMIZERS[optimizer]
-    updates = None if make is None else make(twin.parameters())
-    losses = []
-    for number in range(steps):
-        batch = tuple(_cast(x, dtype) for x in batches[number % len(batches)])
-        twin.zero_grad()
-        losses.append(float(eager_step(twin, loss_fn, batch)))
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(twin.parameters(), clip)
-        if updates is not None:
-            updates.step()
-    named = dict(twin.named_parameters())
-    if updates is None:
-        return Outcome(losses, {name: _array(p.grad) for name, p in named.items()})
-    tensors = {name: _array(x) for name, x in (*named.items(), *twin.named_buffers())}
-    for name, parameter in named.items():
-        kept = updates.state[parameter].items()
-        tensors |= {f"{name}.{key}": _array(x) for key, x in kept if x is not None}
-    return Outcome(losses, tensors)
+    twin = _Twin(training, optimizer, torch.float64)
+    found = []
+    for number in range(len(held)):
+        if number:
+            twin.hold(held[number - 1])
+        if rounded:
+            twin.round(torch.float64)
+        loss = twin.step(batches[number % len(batches)])
+        found.append(Outcome([loss], {n: x.copy() for n, x in twin.tensors().items()}))
+    return found
+
+
+def condition(training: Any, batches: Batches, *, draws: int = 8) -> dict[str, float]:
+    """Return how far rounding parameters to floats may move loss and gradients, by kind.
+
+    It is the worst of some draws, each of which moves every parameter by up to one rounding error
+    of a float. PyTorch computes in double, so that all processors find the same.
+    """
+    exact = torch_steps(training, batches, 1)
+    worst = dict.fromkeys(exact.differences(exact), 0.0)
+    for seed in range(draws):
+        twin = _Twin(training, "gradients", torch.float64)
+        twin.round(torch.float32, torch.Generator().manual_seed(seed))
+        found = Outcome([twin.step(batches[0])], twin.tensors()).differences(exact)
+        worst = {kind: max(x, found[kind]) for kind, x in worst.items()}
+    return worst
+
+
+class _Twin:
+    """A copy of a model that PyTorch trains."""
+
+    def __init__(self, training: Any, optimizer: str, dtype: torch.dtype) -> None:
+        model, self._loss_fn, _ = training
+        self._dtype = dtype
+        self._model = copy.deepcopy(model).to(dtype)
+        make, self._clip = OPTIMIZERS[optimizer]
+        self._updates = None if make is None else make(self._model.parameters())
+
+    def step(self, batch: tuple[torch.Tensor, ...]) -> float:
+        """Train with a batch, and return the loss."""
+        self._model.zero_grad()
+        inputs = tuple(_cast(x, self._dtype) for x in batch)
+        loss = float(eager_step(self._model, self._loss_fn, inputs))
+        if self._clip is not None:
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
+        if self._updates is not None:
+            self._updates.step()
+        return loss
+
+    def round(self, dtype: torch.dtype, draw: torch.Generator | None = None) -> None:
+        """Move every parameter by one rounding error of a type, or by a drawn part of one."""
+        for parameter in self._model.parameters():
+            part: Any = 1.0
+            if draw is not None:
+                part = 2 * torch.rand(parameter.shape, generator=draw, dtype=self._dtype) - 1
+            parameter.data.mul_(1 + torch.finfo(dtype).eps * part)
+
+    def hold(self, held: Outcome) -> None:
+        """Set parameters, buffers and moments, all that a step has left, to those held."""
+        if self._updates is None:
+            return
+        state = self._state()
+        assert state.keys() == held.tensors.keys()
+        for name, mine in state.items():
+            mine.detach().copy_(torch.tensor(held.tensors[name]))
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return the state by name, or gradients where nothing updates."""
+        if self._updates is None:
+            return {name: _array(p.grad) for name, p in self._model.named_parameters()}
+        return {name: _array(x) for name, x in self._state().items()}
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        named = dict(self._model.named_parameters())
+        found = {**named, **dict(self._model.named_buffers())}
+        for name, parameter in named.items():
+            kept = self._updates.state[parameter].items()
+            found |= {f"{name}.{key}": x for key, x in kept if x is not None}
+        return found
 
 
 def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

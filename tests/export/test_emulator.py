@@ -10,10 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from export_agreement import (  # noqa: E402
+    BATCH,
     SCHEDULES,
     Exported,
     Outcome,
     batches_like,
+    condition,
     lowered,
     torch_steps,
 )
@@ -31,10 +33,10 @@ TORN, PAGE, SHORT, CHECKSUM = 1, 2, 3, 5
 OTHERS = [name for name in SCHEDULES if name != "keep-all"]
 
 
-def prepared(name: str, optimizer: str) -> tuple[Any, Any, Any]:
+def prepared(name: str, optimizer: str, *batch: int) -> tuple[Any, Any, Any]:
     """Return a network, its step and batches."""
     torch.manual_seed(0)
-    training = NETWORKS[name]()
+    training = NETWORKS[name](*batch)
     return training, lowered(training, optimizer, name=name), batches_like(training[2], 2)
 
 
@@ -94,16 +96,15 @@ def test_boards_give_the_same_bits(name: str, target: Target, tmp_path: Path) ->
     ],
 )
 def test_floats_are_near_torch(name: str, tmp_path: Path) -> None:
-    """In float, loss and gradients are within 1e-5 of the largest, or as PyTorch's in float are.
+    """In float, loss and gradients are within 1e-5, or as near as the problem allows.
 
-    Where batch norm sees two samples, as in the autoencoder, PyTorch's own are 1e-4 apart.
+    What it allows is how far rounding the parameters moves what PyTorch finds in double.
     """
-    training, step, batches = prepared(name, "gradients")
+    training, step, batches = prepared(name, "gradients", *BATCH.get(name, ()))
     found = Exported(step, tmp_path, share=0.5).outcome(batches, 1, target=Target.M4)
-    exact = torch_steps(training, batches, 1)
-    apart = found.differences(exact)
-    floats = torch_steps(training, batches, 1, dtype=torch.float32).differences(exact)
-    assert all(apart[kind] <= 1e-5 + 3 * floats[kind] for kind in apart), (apart, floats)
+    apart = found.differences(torch_steps(training, batches, 1))
+    moved = condition(training, batches)
+    assert all(apart[kind] <= 1e-5 + 3 * moved[kind] for kind in apart), (apart, moved)
 
 
 @pytest.fixture(scope="module")
