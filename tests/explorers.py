@@ -137,9 +137,7 @@ class Explorer:
     """A real server in a process of its own."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = 0  # any free one, which it keeps
         self.folder = folder
         self.options = options
         self.process: subprocess.Popen[str] | None = None
@@ -160,6 +158,7 @@ class Explorer:
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split()[-1]
+        self.port = httpx.URL(self.url).port or 0
 
     @property
     def store(self) -> Path:

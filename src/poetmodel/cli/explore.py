@@ -34,8 +34,8 @@ class ServerOptions:
     port: int | None = options.output(
         None,
         "--port N",
-        f"Port of the page on this machine. Default: {PORT}, or the next free one.",
-        parser=options.whole_number(65535),
+        f"Port of the page on this machine; 0 takes any free one. Default: {PORT}, or the next.",
+        parser=options.whole_number(65535, least=0),
     )
     store: Path = options.output(
         Path(STORE), "--store FILE", "Where every answer is kept, *.sqlite; may be shared."

@@ -165,17 +165,18 @@ def number(wanted: str, *, positive: bool) -> Callable[[str | float], float]:
     return parse
 
 
-def whole_number(most: int | None = None) -> Callable[[str | int], int]:
-    """Return a parser of whole numbers from 1, to `most` if there is a limit."""
+def whole_number(most: int | None = None, *, least: int = 1) -> Callable[[str | int], int]:
+    """Return a parser of whole numbers from `least`, to `most` if there is a limit."""
 
     def parse(text: str | int) -> int:
         try:
             value = int(text)
         except ValueError:
-            value = 0
-        if value < 1 or (most is not None and value > most):
+            value = least - 1
+        if value < least or (most is not None and value > most):
             to = "" if most is None else f" to {most}"
-            raise typer.BadParameter(f"expected a whole number from 1{to}, got {str(text)!r}")
+            expected = f"expected a whole number from {least}{to}"
+            raise typer.BadParameter(f"{expected}, got {str(text)!r}")
         return value
 
     return parse
