@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from instances import random_instance, scaled_instance, seeded
 from oracle import TooManyLabelsError, optimum
 from own_rows import own_rows_problem, scaled_and_constrained
+from poetmodel.backends.registry import backend as back_end
 from poetmodel.device import Costs
 from poetmodel.errors import LicenceError
 from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor
@@ -46,7 +47,10 @@ LIMIT_S: Final = 60.0
 MOST_LABELS: Final = 30_000
 """Labels of an exhaustive search; with rewards and own rows a few problems need millions."""
 GAPS: Final = (0.0, 1e-6, 1e-4, 0.05)
-BACKENDS: Final = ("highs", "scip", "gurobi")
+BACKENDS: Final = tuple(
+    name for name in ("highs", "scip", "gurobi") if name == "highs" or back_end(name).available()
+)
+"""Solvers that are installed; HiGHS has to be."""
 
 
 @dataclass(frozen=True, slots=True)
