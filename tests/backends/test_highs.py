@@ -292,8 +292,8 @@ def test_proofs_of_small_models_are_confirmed(
     assert raw.solved_again
 
 
-def test_a_proof_that_is_not_confirmed_in_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The solution stays; its bound and the word do not, and the log says why."""
+def test_the_log_says_which_proof_was_not_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without presolve a few models take minutes, and confirming has an end."""
     form = StandardForm.from_arrays([[3.0, 5.0]], [4.0, 6.0], row_lower=7.0, integer=True)
     run, lines = Highs._run_once, list[str]()
 
@@ -304,5 +304,5 @@ def test_a_proof_that_is_not_confirmed_in_time_is_none(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Highs, "_run_once", late)
     raw = Highs().solve(form, Limits(rel_gap=0.0, log=lines.append))
-    assert (raw.status, raw.objective, raw.bound) == (SolverStatus.TIME_LIMIT, 10.0, None)
+    assert (raw.status, raw.objective) == (SolverStatus.OPTIMAL, 10.0)
     assert any("not confirmed" in line for line in lines)

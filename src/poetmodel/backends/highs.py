@@ -107,6 +107,8 @@ _SMALLEST_COST: Final = 2e-7
 """Costs below this, twice the tolerance of reduced costs, are given as 0."""
 _MOST_CONFIRMED: Final = 300
 """Most columns of a model of which each proof is confirmed without presolve."""
+_CONFIRMING_S: Final = 1.0
+"""Longest that confirming one proof may take [s]; without presolve a few take minutes."""
 _REFUTED: Final = 1e-6
 """By how much a solution is better than a bound that it refutes, absolutely, and relative to a
 thousand units."""
@@ -141,9 +143,7 @@ class Highs(Solver):
                 confirmed = self._is_confirmed(call, outcome)
                 if confirmed is None:
                     call.write("poetmodel: what was proved was not confirmed without presolve\n")
-                    stopped = SolverStatus.INTERRUPTED if call.stopping else SolverStatus.TIME_LIMIT
-                    return replace(outcome, status=stopped, bound=None, solved_again=True)
-                misled_by = None if confirmed else "presolve"
+                misled_by = "presolve" if confirmed is False else None
             if misled_by == "presolve" and "presolve" not in call.options:
                 call.options["presolve"] = "off"
             elif misled_by == "start":
@@ -206,12 +206,12 @@ class Highs(Solver):
             bound = form.sense * outcome.bound
             most = min(most, bound - _REFUTED * max(1.0, abs(bound) / 1000))
         target = None if math.isinf(most) else form.sense * most
-        remaining_s = call.remaining_s
+        remaining_s = math.inf if call.remaining_s is None else call.remaining_s
         if remaining_s == 0.0 or call.stopping:
             return None
         again = replace(
             limits,
-            time_s=remaining_s,
+            time_s=min(remaining_s, _CONFIRMING_S),
             objective_cutoff=target,
             objective_stop=target,
             log=None,
