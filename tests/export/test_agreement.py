@@ -9,12 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
 from export_agreement import (  # noqa: E402
     BATCH,
     OPTIMIZERS,
     SCHEDULES,
     Exported,
     Outcome,
+    Target,
     batches_like,
     lowered,
     torch_steps_from,
@@ -105,6 +109,24 @@ def test_schedules_train_as_torch(name: str, schedule: str, tmp_path: Path) -> N
         "mapped": "mapped" in homes,
     }[schedule], (ops, homes)
     assert max(apart.values()) <= CLOSE, apart
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("target", [Target.HOST, Target.HOST_DOUBLE])
+def test_training_goes_on_after_a_reset_as_if_there_were_none(
+    target: Target, optimizer: str, tmp_path: Path
+) -> None:
+    """What `pm_resume` loads has the next masks of dropout, and constants of double builds, too."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 32), nn.Dropout(0.5), nn.Linear(32, 4))
+    training = (module, functional.mse_loss, (torch.randn(8, 6), torch.randn(8, 4)))
+    batches = batches_like(training[2], 4)
+    exported = Exported(lowered(training, optimizer), tmp_path, share=0.5, commit=True)
+    whole = exported.run(batches, 4, target=target)
+    exported.run(batches, 2, target=target)
+    rest = exported.run(batches, 2, target=target, words=("resume",))
+    assert [whole.losses[k] for k in (3, 4)] == [rest.losses[k] for k in (3, 4)]
+    assert whole.state == rest.state
 
 
 @pytest.mark.slow

@@ -53,6 +53,10 @@ class StepSource:
         """The kernels that the programs call."""
         return tuple(self.program.kernels)
 
+    @property
+    def _draws(self) -> bool:
+        return bool(_RANDOM.intersection(self.kernels))
+
     def header(self) -> str:
         """Return the text of ``pm_step.h``."""
         step, deployment = self.step, self.deployment
@@ -73,6 +77,7 @@ class StepSource:
             "OUTPUTS": (output_bytes(step) // 4, "elements that pm_infer writes"),
             "MAPPED": (int(deployment.plan.memory_mapped), "whether the core reads storage"),
             "COMMIT": (int(deployment.commit), "whether state has two generations on storage"),
+            "RANDOM": (int(self._draws), "whether it draws random numbers"),
             "STEP_ID": (f"0x{step.graph.sha256[:8]}u", "the graph"),
         }
         lines = [
@@ -96,15 +101,14 @@ class StepSource:
         body = [*_inputs(self.step), "(void)lr;", *self._body]
         if self.deployment.commit:
             body.append("PM_TRY_TORN(pm_save_resident());")
-        draws = bool(_RANDOM.intersection(self.kernels))
-        if draws:
+        if self._draws:
             body.append("pm_random_step++;")
         infer = ""
         if self.deployment.inference is not None:
             inside = [*_inputs(self.deployment.inference.step), *self._inference]
             infer = _INFER.format(body=_indented(inside))
         return _SOURCE.format(
-            random="\nuint32_t pm_random_step;" if draws else "",
+            random="\nuint32_t pm_random_step;" if self._draws else "",
             name=_one_line(self.step.graph.name),
             tables=tables,
             lists="\n".join(lists),

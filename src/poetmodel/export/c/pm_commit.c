@@ -18,6 +18,13 @@ typedef struct {
 uint32_t pm_generation;
 uint32_t pm_commits; /* the number of the last one: pm_init makes the first, each step another */
 
+#if PM_RANDOM
+extern uint32_t pm_random_step; /* see kernels/pm_random.h: the steps that were committed, so that no record has it */
+#define PM_RANDOM_FROM(step) (pm_random_step = (step))
+#else
+#define PM_RANDOM_FROM(step) ((void)0)
+#endif
+
 static int pm_write_record(uint32_t place, const pm_record_t *record)
 {
     const uint32_t slot = (uint32_t)PM_SLOTS + place;
@@ -40,6 +47,7 @@ int pm_commit_clear(void)
     static const pm_record_t none = {0, 0, 0, 0};
     pm_generation = 0;
     pm_commits = 0;
+    PM_RANDOM_FROM(0);
     PM_TRY(pm_write_record(0, &none));
     return pm_write_record(1, &none);
 }
@@ -66,6 +74,7 @@ int pm_resume(void)
         }
         if (error == PM_ERROR_PAGE) return error; /* all others: this record was not written, or not to its end */
     }
+    PM_RANDOM_FROM(pm_commits ? pm_commits - 1u : 0u);
     return pm_commits ? pm_load_resident() : PM_ERROR_EMPTY;
 }
 

@@ -14,8 +14,8 @@ typedef struct {
 
 /* pm_step.h defines PM_INPUTS, PM_STATES, PM_NODES, PM_GRADIENTS (0 with an optimizer), PM_INPUT_BYTES (of all inputs,
    4 for each element), PM_OUTPUTS (elements that pm_infer writes; 0 where it is not there), PM_SLOTS (with both
-   generations), PM_COMMIT (0 or 1), PM_MAPPED (0 or 1: storage is read like RAM), PM_STEP_ID (a number made from the
-   graph), and with PM_COMMIT PM_STATE_SLOTS (of one generation).
+   generations), PM_COMMIT (0 or 1), PM_MAPPED (0 or 1: storage is read like RAM), PM_RANDOM (0 or 1: it draws random
+   numbers), PM_STEP_ID (a number made from the graph), and with PM_COMMIT PM_STATE_SLOTS (of one generation).
    Sizes in bytes are those of the float build; all are PM_SCALE times that. */
 #include "pm_step.h"
 

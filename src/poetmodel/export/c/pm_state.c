@@ -82,7 +82,8 @@ static int begin(const pm_buffer_t *buffer)
     return put(buffer, PM_OLD(buffer->slot));
 }
 
-int pm_init(void)
+/* Constants as doubles, where those are the reals. */
+static void widen(void)
 {
 #if PM_IS_DOUBLE
     for (uint32_t k = 0; k < PM_WEIGHT_REALS; k++) {
@@ -91,6 +92,11 @@ int pm_init(void)
         pm_wide_weights[k] = (pm_real)value;
     }
 #endif
+}
+
+int pm_init(void)
+{
+    widen();
 #ifdef PM_POISON
     memset(pm_arena, 0xFF, (size_t)PM_ARENA_BYTES * PM_SCALE);
 #endif
@@ -118,6 +124,7 @@ int pm_init(void)
 #if PM_COMMIT
 int pm_load_resident(void)
 {
+    widen();
     for (uint32_t k = 0; k < PM_BUFFERS; k++) {
         if (pm_buffers[k].home == PM_RAM) {
             PM_TRY(fetch(&pm_buffers[k]));
