@@ -10,6 +10,7 @@ import secrets
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from instances import random_instance, scaled_instance, seeded
@@ -199,7 +200,18 @@ def random_grouping(rng: random.Random, n: int) -> Grouping | None:
     )
 
 
-def _lazily(problem: Problem, rng: random.Random, backend: str, gap: float) -> SolveResult:
+WAYS: Final[dict[str, Callable[..., SolveResult]]] = {
+    "lazy": partial(solve, time_limit=LIMIT_S),
+    "compact": partial(solve, formulation="compact", time_limit=LIMIT_S),
+    "built": lambda problem, **more: solve(build(problem), time_limit=LIMIT_S, **more),
+    "open": lambda problem, **more: solve(
+        build(problem, reductions=False), time_limit=LIMIT_S, **more
+    ),
+}
+"""What solves a problem, by name; takes a back end and a gap, too."""
+
+
+def _lazily(problem: Problem, *, rng: random.Random, backend: str, gap: float) -> SolveResult:
     """Solve lazily with random parameters, from a poor schedule or none."""
     request = Request(backend=backend, time_limit_s=LIMIT_S, gap=gap, seed=rng.randint(0, 3))
     start = None
@@ -217,25 +229,16 @@ def answers(
 
     An exception is given in words.
     """
-    options = {"time_limit": LIMIT_S}
-    ways: list[tuple[str, Callable[..., SolveResult]]] = [
-        ("lazy", lambda **more: solve(problem, **options, **more)),
-        ("compact", lambda **more: solve(problem, formulation="compact", **options, **more)),
-        ("built", lambda **more: solve(build(problem), **options, **more)),
-        (
-            "open",
-            lambda **more: solve(build(problem, reductions=False), **options, **more),
-        ),
-    ]
+    ways = dict(WAYS)
     if obstacle(problem) is None and not problem.is_overlapping:
-        ways.append(("drawn", lambda **more: _lazily(problem, rng, **more)))
-    chosen = [(way, name) for way in ways for name in BACKENDS]
+        ways["drawn"] = partial(_lazily, rng=rng)
+    chosen = [(label, name) for label in ways for name in BACKENDS]
     found: list[tuple[str, float, SolveResult | str]] = []
-    for (label, way), backend in [(ways[0], "highs"), *rng.sample(chosen, most - 1)]:
+    for label, backend in [("lazy", "highs"), *rng.sample(chosen, most - 1)]:
         gap = rng.choice(GAPS)
         name = f"{label} with {backend}, gap {gap:g}"
         try:
-            found.append((name, gap, way(backend=backend, gap=gap)))
+            found.append((name, gap, ways[label](problem, backend=backend, gap=gap)))
         except LicenceError:
             continue
         except Exception as error:  # noqa: BLE001 - any one is a fault

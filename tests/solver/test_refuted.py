@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from adversary import BACKENDS, KINDS, RESOLVED, examine, new_seeds, wrong_claims
+from adversary import BACKENDS, KINDS, RESOLVED, WAYS, examine, new_seeds, wrong_claims
 from instances import bench_device
 from poetmodel.device import Costs
 from poetmodel.errors import LicenceError
 from poetmodel.graph.io import graph_from_dict
-from poetmodel.model import build
 from poetmodel.problem import Problem
 from poetmodel.problem.totals import TotalsConstraint
 from poetmodel.result import Status
@@ -71,14 +70,11 @@ def problem_of(case: dict[str, Any]) -> Problem:
 def answers(problem: Problem, gap: float) -> Iterator[tuple[str, SolveResult]]:
     """Yield what each formulation answers with each solver."""
     for backend in BACKENDS:
-        options: dict[str, Any] = {"backend": backend, "gap": gap, "time_limit": 120.0}
-        try:
-            yield f"lazy, {backend}", solve(problem, **options)
-            yield f"compact, {backend}", solve(problem, formulation="compact", **options)
-            yield f"built, {backend}", solve(build(problem), **options)
-            yield f"open, {backend}", solve(build(problem, reductions=False), **options)
-        except LicenceError:
-            assert backend == "gurobi"
+        for label, way in WAYS.items():
+            try:
+                yield f"{label}, {backend}", way(problem, backend=backend, gap=gap)
+            except LicenceError:
+                assert backend == "gurobi"
 
 
 @pytest.mark.parametrize("gap", [1e-6, 0.05])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from poetmodel.cli import options
-from poetmodel.cli.inputs import read_costs
+from poetmodel.cli.inputs import is_step_file, read_costs
 from poetmodel.cli.output import print_note, print_text, set_quiet
 from poetmodel.data import installed
 from poetmodel.errors import InputError, MissingExtraError
@@ -106,7 +106,7 @@ def _start(
             f"MODEL {source.model!r} and --graph {source.graph!r} exclude each other: give only one"
         )
     named, known = source.graph or source.model or "mobilenetv2", _is_built_in(source)
-    is_step = not known and named.endswith(".step.json")
+    is_step = not known and is_step_file(named)
     catalogue = of_files(
         graph=None if known or is_step else named,
         step=named if is_step else None,

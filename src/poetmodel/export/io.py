@@ -26,14 +26,13 @@ from poetmodel.export.step import (
     Step,
     Value,
 )
-from poetmodel.graph.io import graph_from_dict, graph_to_dict
+from poetmodel.graph.io import STEP_FORMAT, graph_from_dict, graph_to_dict
 from poetmodel.schedule.io import Index, Strict, parse_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
-FORMAT: Final = "poetmodel-step"
 VERSION: Final = 1
 
 
@@ -95,7 +94,7 @@ def save_step(step: Step, path: str | Path) -> None:
 
 def _document(step: Step) -> dict[str, object]:
     found: dict[str, object] = {
-        "format": FORMAT,
+        "format": STEP_FORMAT,
         "version": VERSION,
         "graph": graph_to_dict(step.graph),
         "calls": [

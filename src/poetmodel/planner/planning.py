@@ -129,6 +129,7 @@ def verify(
     *,
     stated: Mapping[str, float | None] | None = None,
     plan: Plan | None = None,
+    planned: bool = True,
 ) -> Verdict:
     """Verify a schedule against the rules of execution and the limits of a problem.
 
@@ -144,6 +145,8 @@ def verify(
     plan : Plan, optional
         The plan to verify, where the time of the problem is a makespan. Default: the one that
         `make_plan` makes for DMA and the budget of the problem.
+    planned : bool
+        False: without a plan, transfers and computing taking turns, which is quick.
 
     Returns
     -------
@@ -160,7 +163,7 @@ def verify(
         return verify_schedule(problem, schedule, stated=stated)
     graph, costs = problem.graph, problem.costs
     simulation = simulate(graph, costs, schedule)
-    if simulation.violations:  # no program can execute it
+    if simulation.violations or not planned:  # with violations no program can execute it
         serial_s = simulation.makespan_s
         return verify_schedule(problem, schedule, stated=stated, makespan_s=serial_s)
     if plan is None:

@@ -101,7 +101,7 @@ def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
 
     def added(values: Iterable[float]) -> float:
         products: list[float] = list(map(mul, weights, values))
-        if all(map(_is_whole, products)):
+        if all(isinstance(product, int) for product in products):
             return sum(products)
         total = math.fsum(products)
         return total if abs(total) > ROUNDING * max(map(abs, products)) else 0.0
@@ -112,10 +112,6 @@ def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
             for columns in zip(*(coefficients for coefficients, _ in parts), strict=True)
         )
     )
-
-
-def _is_whole(value: float) -> bool:
-    return isinstance(value, int)
 
 
 @dataclass(frozen=True, slots=True)

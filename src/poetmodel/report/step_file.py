@@ -13,7 +13,7 @@ from poetmodel.data import parse_json
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.device.io import device_names
 from poetmodel.errors import InputError
-from poetmodel.graph.io import graph_from_dict
+from poetmodel.graph.io import STEP_FORMAT, graph_from_dict
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.report.subject import Sources, Subject, in_graph
@@ -32,7 +32,6 @@ from poetmodel.units import format_bytes
 if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
-FORMAT: Final = "poetmodel-step"
 
 BULKY: Final = ("scheduled", "result")
 """Parts of a step from which the figures of its schedule are made; a page does not repeat them."""
@@ -135,10 +134,10 @@ def parse_step(text: str) -> dict[str, Any] | None:
     A text that is no JSON, or no object, is something else too: whoever reads it next says so.
     """
     try:
-        found = parse_json(text, expected=FORMAT)
+        found = parse_json(text, expected=STEP_FORMAT)
     except InputError:
         return None
-    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+    return found if isinstance(found, dict) and found.get("format") == STEP_FORMAT else None
 
 
 def step_subject(values: dict[str, Any], *, source: str, label: str = "A") -> Subject:

@@ -140,15 +140,6 @@ class Simulation:
         With `extra` that beyond a single pass, without the constant. Large parts may cancel out, so
         it is added up exactly, and rounded at the end where it is not whole.
         """
-        figures: dict[str, Fraction | float] = {
-            CONSTANT: 0 if extra else 1,
-            Total.BYTES_WRITTEN: self.written_bytes,
-            Total.BYTES_READ: self.read_bytes,
-            **self._beyond_a_pass,
-        }
-        if not extra and self.rates is not None:
-            figures[Total.ENERGY] += Fraction(self.baseline_energy_j or 0.0)
-            figures[Total.COMPUTE] += Fraction(sum(self.rates.table.compute_time_s))
         value, whole = Fraction(0), True
         for key, coefficient in terms:
             kind, _, name = key.partition(":")
@@ -161,10 +152,23 @@ class Simulation:
                 home = graph.tensor_index[name] in self.resident
                 amount = home - extra  # a single pass has all state in RAM
             else:
-                amount = figures[key]
+                amount = self._figure(key, extra=extra)
             whole = whole and isinstance(coefficient, int) and isinstance(amount, int)
             value += Fraction(coefficient) * Fraction(amount)
         return int(value) if whole else float(value)
+
+    def _figure(self, key: str, *, extra: bool) -> Fraction | float:
+        """Return what a key other than a count stands for."""
+        if key == CONSTANT:
+            return 0 if extra else 1
+        if key in (Total.BYTES_WRITTEN, Total.BYTES_READ):
+            return self.written_bytes if key == Total.BYTES_WRITTEN else self.read_bytes
+        beyond = self._beyond_a_pass[key]
+        if extra or self.rates is None or key == Total.TRANSFER:
+            return beyond
+        if key == Total.ENERGY:
+            return beyond + Fraction(self.baseline_energy_j or 0.0)
+        return beyond + Fraction(sum(self.rates.table.compute_time_s))
 
     @cached_property
     def _beyond_a_pass(self) -> dict[str, Fraction | float]:

@@ -258,11 +258,9 @@ class _Task:
             return known
         start, told = known.candidate.schedule, f"{outcome.log}poetmodel: {AGAIN}\n"
         again = self._attempt_once(problem, replace(request, presolve=False), start)
+        again = replace(again, candidate=_better(again.candidate, known.candidate))
         if is_refuted(problem, again):
             again = without_proof(problem, again)
-        best = _better(again.candidate, known.candidate)
-        infeasible = again.infeasible and best is None
-        again = replace(again, candidate=best, infeasible=infeasible)
         return again.with_parts([replace(known, log=told), again])
 
     def _attempt_once(self, problem: Problem, request: Request, start: Schedule | None) -> Outcome:

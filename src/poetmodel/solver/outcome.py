@@ -10,8 +10,6 @@ from poetmodel import __version__
 from poetmodel.planner import verify
 from poetmodel.problem import Problem, Quantity, Surrogate
 from poetmodel.result import OwnObjective, SolveResult, Status, Termination, relative_gap
-from poetmodel.schedule import simulate
-from poetmodel.schedule import verify as verify_without_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,11 +90,7 @@ def verify_schedule(problem: Problem, schedule: Schedule, *, planned: bool = Tru
     If that is not to be `planned`, transfers and computing take turns.
     """
     begun_s = time.monotonic()
-    if planned:
-        verdict = verify(problem, schedule)
-    else:
-        serial_s = simulate(problem.graph, problem.costs, schedule).makespan_s
-        verdict = verify_without_plan(problem, schedule, makespan_s=serial_s)
+    verdict = verify(problem, schedule, planned=planned)
     broken = problem.broken_rows(schedule) if isinstance(problem, Surrogate) else []
     return Candidate(
         schedule=schedule,
@@ -193,7 +187,6 @@ def finish(
     )
     if is_refuted(problem, outcome):
         outcome = without_proof(problem, outcome)
-        blank = replace(blank, status=Status.UNKNOWN, termination=outcome.termination)
     candidate = outcome.candidate
     if candidate is None:
         return blank if outcome.infeasible else replace(blank, termination=_unproved(outcome))

@@ -15,7 +15,7 @@ import torch
 from poetmodel.data import write_text
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, listed, shown
-from poetmodel.graph.io import graph_to_dict
+from poetmodel.graph.io import STEP_FORMAT, graph_to_dict
 from poetmodel.torch.certificate import certify
 from poetmodel.torch.errors import CaptureError, enough_memory
 from poetmodel.torch.inputs import input_faults, refuse, unflatten
@@ -380,7 +380,6 @@ class Step:
 
 # -- reports -----------------------------------------------------------------------------------
 
-FORMAT: Final = "poetmodel-step"
 VERSION: Final = 1
 
 
@@ -389,7 +388,7 @@ def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
     graph, coarse, check = compiled.trace.graph, compiled.coarse, compiled.check
     program, certificate = compiled.plan.program, compiled.certificate
     return {
-        "format": FORMAT,
+        "format": STEP_FORMAT,
         "version": VERSION,
         "name": graph.name,
         "torch": str(torch.__version__),
