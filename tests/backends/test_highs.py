@@ -292,17 +292,23 @@ def test_proofs_of_small_models_are_confirmed(
     assert raw.solved_again
 
 
-def test_the_log_says_which_proof_was_not_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without presolve a few models take minutes, and confirming has an end."""
+@pytest.mark.parametrize("ends", ["late", "in an error"])
+def test_what_was_not_confirmed_is_not_called_optimal(
+    monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Without presolve a few models take minutes; what such a solve proves itself still holds."""
     form = StandardForm.from_arrays([[3.0, 5.0]], [4.0, 6.0], row_lower=7.0, integer=True)
     run, lines = Highs._run_once, list[str]()
 
-    def late(self: Highs, call: SolverCall) -> Any:
-        if "presolve" in call.options:
-            return RawSolution(status=SolverStatus.TIME_LIMIT), None
-        return run(self, call)
+    def unfinished(self: Highs, call: SolverCall) -> Any:
+        if "presolve" not in call.options:
+            return run(self, call)
+        if ends == "late":
+            return RawSolution(status=SolverStatus.TIME_LIMIT, bound=9.0), None
+        raise BackendError("stopped with an error")
 
-    monkeypatch.setattr(Highs, "_run_once", late)
+    monkeypatch.setattr(Highs, "_run_once", unfinished)
     raw = Highs().solve(form, Limits(rel_gap=0.0, log=lines.append))
-    assert (raw.status, raw.objective) == (SolverStatus.OPTIMAL, 10.0)
+    assert (raw.status, raw.objective) == (SolverStatus.OTHER_LIMIT, 10.0)
+    assert raw.bound == (9.0 if ends == "late" else None)
     assert any("not confirmed" in line for line in lines)
