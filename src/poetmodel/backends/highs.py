@@ -230,10 +230,10 @@ class Highs(Solver):
         if found.status not in _UNFINISHED:
             return outcome
         call.write("poetmodel: what was proved was not confirmed without presolve\n")
-        bound = found.bound
-        if bound is not None and outcome.bound is not None:
-            bound = form.sense * min(form.sense * bound, form.sense * outcome.bound)
-        return replace(outcome, status=SolverStatus.OTHER_LIMIT, bound=bound)
+        proved = found.bound
+        if proved is not None and outcome.bound is not None:
+            proved = form.sense * min(form.sense * proved, form.sense * outcome.bound)
+        return replace(outcome, status=SolverStatus.OTHER_LIMIT, bound=proved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
