@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from browser_pages import CHROMIUM
+from rotation import KEPT, chosen, keep, kept_tests, this_share
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -57,10 +58,37 @@ _NO_EMULATOR = re.compile(r"no (make|cc|arm-none-eabi-gcc|qemu-system-arm) .*on 
 
 
 def pytest_configure() -> None:
-    """Refuse to pass over all that an environment was made for."""
+    """Refuse to pass over all that an environment was made for; settle which seeds are tried."""
+    share = this_share()
+    os.environ["POETMODEL_SEEDS"] = "all" if share is None else str(share)  # for each worker
     if NEEDS_TORCH and find_spec("torch") is None:
         msg = "POETMODEL_NEEDS_TORCH is set, and PyTorch is not installed"
         raise pytest.UsageError(msg)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take this run's share of the slow tests that try more seeds."""
+    more = [item for item in items if item.get_closest_marker("seeds") is not None]
+    taken = chosen([item.nodeid for item in more], this_share(), kept_tests())
+    left = [item for item in more if item.nodeid not in taken]
+    for item in more:
+        item.add_marker("slow")
+    if not any("::" in argument for argument in config.args):  # a test that is named runs
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
+
+
+def pytest_report_header() -> str:
+    """Say which seeds are tried, so that the run can be repeated."""
+    return f"seeds: POETMODEL_SEEDS={os.environ['POETMODEL_SEEDS']}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Keep the tests of more seeds that failed."""
+    failed = terminalreporter.stats.get("failed", [])
+    for name in keep(report.nodeid for report in failed if "seeds" in report.keywords):
+        terminalreporter.write_line(f"a seed that failed runs always from now on: {name} ({KEPT})")
 
 
 @pytest.hookimpl(wrapper=True)

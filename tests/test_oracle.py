@@ -212,7 +212,7 @@ def test_oracle_equals_trying_every_relation(family: str, count: int) -> None:
     compare_with_every_relation(family, range(count))
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize(
     ("family", "count"),
     [("both", 12), ("paging", 40), ("recompute", 15), ("storage", 12), ("state", 20)],

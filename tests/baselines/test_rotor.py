@@ -140,7 +140,7 @@ def test_no_published_sequence_is_quicker(group: int) -> None:
     assert quicker > 0
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("group", range(10))
 def test_no_published_sequence_of_many_chains_is_quicker(group: int) -> None:
     """The same on 400 more chains, up to nine layers long."""

@@ -439,7 +439,7 @@ def test_free_keeps_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reduced < 0.8 * whole
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 def test_free_keeps_lose_nothing_on_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on 500 instances."""
     check_free_keeps("more-keep", 500, monkeypatch)
@@ -470,7 +470,7 @@ def test_dominated_keeps_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(seen["kept"], seen["paged"]) > 50, seen
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 def test_dominated_keeps_lose_nothing_on_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on 3,000 instances."""
     check_dominated_keeps(instances("more-dominated", 3000, pointwise_graph), monkeypatch)
@@ -493,7 +493,7 @@ def test_dominated_keeps_lose_nothing_that_is_wanted(monkeypatch: pytest.MonkeyP
     assert seen["paged"] > 0, seen
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 def test_dominated_keeps_lose_nothing_that_is_wanted_on_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -535,7 +535,7 @@ def test_merging_stages_loses_nothing() -> None:
     assert merged < 0.5 * apart
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 def test_merging_stages_loses_nothing_on_more() -> None:
     """The same on 1,000 instances."""
     check_merging("more-merge", 1000)

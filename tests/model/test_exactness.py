@@ -93,7 +93,7 @@ def test_compact_is_exact(number: int) -> None:
     assert not failures(batch(number, BATCH))
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(QUICK, 5 * QUICK))
 def test_compact_is_exact_on_more(number: int) -> None:
     """The same on 2,400 more."""
@@ -106,7 +106,7 @@ def test_unreduced_is_exact(number: int) -> None:
     assert not failures(batch(number, BATCH, kind="-open"), reductions=False)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(4, 15))
 def test_unreduced_is_exact_on_more(number: int) -> None:
     """The same on 440 more."""
@@ -118,7 +118,7 @@ def test_compact_is_exact_on_six_nodes() -> None:
     assert not failures(batch(0, 15, (6, 6), "-six"))
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(1, 7))
 def test_compact_is_exact_on_more_of_six_nodes(number: int) -> None:
     """The same on 90 more."""
@@ -148,7 +148,7 @@ def test_reductions_lose_nothing_on_larger_graphs(number: int) -> None:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(4, 12))
 def test_reductions_lose_nothing_on_more_larger_graphs(number: int) -> None:
     """The same on 120 more."""

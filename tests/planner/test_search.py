@@ -101,7 +101,7 @@ def test_the_search_is_nearly_always_optimal() -> None:
         assert sum(distance == 0 for distance in far) > 0.95 * len(far)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 def test_the_search_is_nearly_always_optimal_on_many() -> None:
     """So it is over 500 cases, and the worst is within a tenth of the optimum."""
     for found in (cases(FULL), state_cases(FULL // 2)):

@@ -15,6 +15,7 @@ from pytorch.zoo import TRIALS, Trial  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.large,
     pytest.mark.filterwarnings("ignore"),  # of the libraries
 ]
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.large,
     # What the libraries say of each other.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 nn = torch.nn
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.large,
     # What Lightning and its libraries say of each other is none of ours.
     pytest.mark.filterwarnings("ignore"),
 ]

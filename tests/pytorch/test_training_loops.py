@@ -188,6 +188,7 @@ def test_accumulation_beside_updates_is_refused() -> None:
         pmt.compile(model, None, batch, ram="100%", accumulate=2, optimizer=optimizer)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_accelerate(accumulate: int) -> None:
     """``accumulate``, ``clip_grad_norm_`` and prepared parts around a compiled step."""

@@ -240,7 +240,7 @@ def test_random_readings(seed: int) -> None:
     check_random_readings(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("seed", range(4, 100))
 def test_more_random_readings(seed: int) -> None:
     """The same for more models and masks."""

@@ -158,7 +158,7 @@ def test_result_lies_between_both_sums(number: int) -> None:
     check_against_sums(f"overlap/{number}")
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(30, 200))
 def test_result_lies_between_both_sums_on_more(number: int) -> None:
     """The same on many more graphs."""
@@ -171,7 +171,7 @@ def test_result_with_state_lies_between_both_sums(number: int) -> None:
     check_against_sums(f"overlap of state/{number}", with_state=True)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(30, 200))
 def test_result_with_state_lies_between_both_sums_on_more(number: int) -> None:
     """The same on many more graphs."""

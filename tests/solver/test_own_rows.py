@@ -111,7 +111,7 @@ def test_lazy_and_compact_agree_on_larger_graphs(kind: str) -> None:
 # -- more of them ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(10, 10 + ALL))
 @pytest.mark.parametrize("way", WAYS)
 def test_own_rows_are_exact_on_more(way: str, number: int) -> None:
@@ -119,7 +119,7 @@ def test_own_rows_are_exact_on_more(way: str, number: int) -> None:
     assert not faults(seeds(number, BATCH), way)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("name", BACKENDS[1:])
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_own_rows_are_exact_by_other_solvers_on_more(way: str, name: str) -> None:
@@ -127,7 +127,7 @@ def test_own_rows_are_exact_by_other_solvers_on_more(way: str, name: str) -> Non
     assert not faults(seeds(20, 2 * BATCH), way, backend=name)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_wide_gaps_and_short_times_promise_no_more_on_more(way: str) -> None:
     """A hundred each, with a gap of one half, with one of a tenth, and with hardly any time."""
@@ -136,20 +136,20 @@ def test_wide_gaps_and_short_times_promise_no_more_on_more(way: str) -> None:
     assert not faults(seeds(23, BATCH), way, time_limit=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("kind", ["scarce", "alike", "twins"])
 def test_lazy_and_compact_agree_on_more_larger_graphs(kind: str) -> None:
     """The same on 300 more."""
     assert not disagreements(range(15, 115), kind)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 def test_two_threads_change_no_answer_on_more() -> None:
     """Forty."""
     assert not faults(seeds(24, 40), "lazy", threads=2)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_own_rows_are_exact_on_six_nodes(way: str) -> None:
     """A few beyond what the other tests can afford."""

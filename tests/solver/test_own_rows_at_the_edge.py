@@ -30,6 +30,7 @@ BACKENDS: Final = tuple(
     pytest.param(name, marks=pytest.mark.skipif(not backend(name).available(), reason="missing"))
     for name in ("highs", "scip", "gurobi")
 )
+EACH_WAY: Final = ("lazy", "compact", pytest.param("unreduced", marks=pytest.mark.seeds))
 BIG: Final = 2**52
 
 
@@ -208,14 +209,14 @@ def found_wrong(problem: Problem, way: str, name: str = "highs") -> str:
 
 
 @pytest.mark.parametrize("what", ROWS)
-@pytest.mark.parametrize("way", ["lazy", "compact", "unreduced"])
+@pytest.mark.parametrize("way", EACH_WAY)
 def test_rows_at_the_edge(way: str, what: str) -> None:
     """Each is kept, or shown to be impossible."""
     assert not found_wrong(with_rows(*ROWS[what]), way)
 
 
 @pytest.mark.parametrize("name", BACKENDS[1:])
-@pytest.mark.parametrize("way", ["lazy", pytest.param("compact", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["lazy", pytest.param("compact", marks=pytest.mark.seeds)])
 def test_rows_at_the_edge_by_other_solvers(way: str, name: str) -> None:
     """The same rows."""
     wrong = {what: found_wrong(with_rows(*rows), way, name) for what, rows in ROWS.items()}
@@ -223,7 +224,7 @@ def test_rows_at_the_edge_by_other_solvers(way: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("what", OBJECTIVES)
-@pytest.mark.parametrize("way", ["lazy", "compact", "unreduced"])
+@pytest.mark.parametrize("way", EACH_WAY)
 def test_objectives_at_the_edge(way: str, what: str) -> None:
     """Each is as small as it can be."""
     problem, terms = OBJECTIVES[what]
@@ -232,7 +233,7 @@ def test_objectives_at_the_edge(way: str, what: str) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"paging": False}, {"recompute": False}, {"aux_bytes": 0}])
-@pytest.mark.parametrize("way", ["lazy", "compact", "unreduced"])
+@pytest.mark.parametrize("way", EACH_WAY)
 def test_what_a_problem_forbids_cannot_be_wanted(way: str, changes: dict[str, Any]) -> None:
     """Rows want what paging, recomputation and room rule out, one by one."""
     for count in ("recomputations", "page_ins", "page_outs"):
@@ -297,7 +298,7 @@ def test_a_byte_that_no_solver_sees_is_counted(way: str) -> None:
     assert not scaled_faults([161], way, "highs")
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("way", ["lazy", "compact", "unreduced"])
 def test_own_rows_hold_at_every_scale_on_more(way: str, name: str) -> None:

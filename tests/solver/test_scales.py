@@ -110,7 +110,7 @@ def test_a_solve_may_end_while_its_search_is_set_up(name: str) -> None:
     assert not faults([927], "lazy", name)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(ALL))
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("way", WAYS)

@@ -249,7 +249,7 @@ def misses(numbers: range, way: str) -> dict[str, str]:
 # -- more of them --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(10, 10 + ALL))
 @pytest.mark.parametrize("way", FORMULATIONS)
 def test_state_is_exact_on_more(way: str, number: int) -> None:
@@ -257,7 +257,7 @@ def test_state_is_exact_on_more(way: str, number: int) -> None:
     assert not faults(seeds(number, BATCH), way, state_problem)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(20, 20 + ALL // 2))
 @pytest.mark.parametrize("way", WAYS)
 def test_own_rows_on_state_are_exact_on_more(way: str, number: int) -> None:
@@ -265,7 +265,7 @@ def test_own_rows_on_state_are_exact_on_more(way: str, number: int) -> None:
     assert not faults(seeds(number, BATCH), way, state_rows_problem)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(30, 30 + ALL // 2))
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_state_is_exact_on_six_nodes(way: str, number: int) -> None:
@@ -273,7 +273,7 @@ def test_state_is_exact_on_six_nodes(way: str, number: int) -> None:
     assert not faults(seeds(number, BATCH // 2), way, of_six)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("at_random", [False, True])
 @pytest.mark.parametrize("number", range(40, 40 + ALL))
 def test_merged_stages_are_exact_on_more(number: int, at_random: bool) -> None:
@@ -282,7 +282,7 @@ def test_merged_stages_are_exact_on_more(number: int, at_random: bool) -> None:
     assert not failures_of_rounds(problems, at_random=at_random)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_state_is_exact_by_other_solvers_on_more(way: str, name: str) -> None:
@@ -291,7 +291,7 @@ def test_state_is_exact_by_other_solvers_on_more(way: str, name: str) -> None:
     assert not faults(seeds(50, BATCH), way, state_rows_problem, backend=name)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_no_bound_is_above_an_optimum_on_more(way: str) -> None:
     """A hundred each."""
@@ -301,13 +301,13 @@ def test_no_bound_is_above_an_optimum_on_more(way: str) -> None:
         assert not faults(seeds(53, BATCH), way, make, gap=0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 def test_two_threads_change_no_answer_on_more() -> None:
     """Sixty."""
     assert not faults(seeds(54, QUICK), "lazy", state_problem, threads=2)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 @pytest.mark.parametrize("number", range(1, 5))
 def test_bytes_of_every_scale_are_exact_on_more(number: int, way: str) -> None:
@@ -315,7 +315,7 @@ def test_bytes_of_every_scale_are_exact_on_more(number: int, way: str) -> None:
     assert not misses(range(100 * number, 100 * number + 100), way)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(5))
 def test_formulations_agree_on_more_larger_steps(number: int) -> None:
     """Two hundred."""

@@ -338,7 +338,7 @@ def test_a_placed_point_keeps_rules_limits_and_enforced_rows() -> None:
     assert check_points(120, "random") > 40
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 def test_more_placed_points_keep_rules_limits_and_enforced_rows() -> None:
     """The same on 2,000 instances."""
     assert check_points(2000, "more") > 700

@@ -147,7 +147,7 @@ def test_bare_rounds_are_exact(number: int) -> None:
     assert not failures(scarce(number), by_rounds)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(QUICK, ALL))
 def test_bare_rounds_are_exact_on_more(number: int) -> None:
     """The same on 1,700 more."""
@@ -160,7 +160,7 @@ def test_the_driver_is_exact(number: int) -> None:
     assert not failures(scarce(number), by_driver)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(QUICK // 2, ALL))
 def test_the_driver_is_exact_on_more(number: int) -> None:
     """The same on the other 1,850."""
@@ -173,7 +173,7 @@ def test_problems_of_every_kind_are_exact(number: int) -> None:
     assert not failures(any_kind(number), by_rounds)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(3, 23))
 def test_more_problems_of_every_kind_are_exact(number: int) -> None:
     """The same on 1,000 more, by the driver too."""
@@ -187,7 +187,7 @@ def test_rows_enforced_for_no_reason_change_nothing(number: int) -> None:
         assert not failures([(seed, problem)], with_random_rows(seed))
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(2, 22))
 def test_rows_enforced_for_no_reason_change_nothing_on_more(number: int) -> None:
     """The same on 1,000 more."""
@@ -199,14 +199,14 @@ def test_six_nodes_are_exact() -> None:
     assert not failures(scarce(0, 6, "-six", 30), by_rounds, by_driver)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(1, 13))
 def test_more_of_six_nodes_are_exact(number: int) -> None:
     """The same on 600 more."""
     assert not failures(scarce(number, 6, "-six"), by_rounds, by_driver)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(4))
 def test_seven_nodes_are_exact(number: int) -> None:
     """A hundred instances at the end of what can be searched."""
@@ -248,7 +248,7 @@ def test_lazy_agrees_with_compact(number: int) -> None:
     assert not failures(problems, by_driver, reference=by_compact)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(40))
 def test_lazy_agrees_with_compact_on_more(number: int) -> None:
     """The same, and bare rounds on them, on 720 more."""
@@ -256,7 +256,7 @@ def test_lazy_agrees_with_compact_on_more(number: int) -> None:
     assert not failures(problems, by_rounds, by_driver, reference=by_compact)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @pytest.mark.parametrize("number", range(10))
 def test_lazy_agrees_with_compact_on_large_graphs(number: int) -> None:
     """On 14 to 18 nodes: 100 instances."""

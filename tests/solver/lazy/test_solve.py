@@ -107,7 +107,7 @@ def test_verdicts_are_those_of_exhaustive_search() -> None:
     assert min(seen[True], seen[False]) > 5, seen
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 def test_more_verdicts_are_those_of_exhaustive_search() -> None:
     """The same on 1,500 problems of up to six nodes."""
     seen = check_verdicts(1500, "verdicts", (4, 6))

@@ -302,7 +302,7 @@ def test_cuts_hold_for_own_constraints_and_what_they_want() -> None:
     assert seen["tight"] > 0.5 * seen["cuts"]
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 def test_every_point_of_more_relaxations_keeps_its_cuts() -> None:
     """The same on 600 instances."""
     assert check_validity(600, "more", (5, 13))["cuts"] > 6_000

@@ -145,7 +145,7 @@ def test_optima_stay_and_linear_bounds_rise() -> None:
     assert raised > 3  # most of what a limit rules out is stated as such already
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 def test_more_optima_stay() -> None:
     """The same on 1,500 instances."""
     compared, raised = check_optima(1500, (5, 13))

@@ -1,0 +1,67 @@
+"""Which of the tests marked ``seeds`` a run takes: a share that rotates, and what failed before.
+
+They state a property of quick tests again, on more random problems. The share is that of the
+commit, or of the day where there is no git; ``POETMODEL_SEEDS=all`` takes all, a number one share.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SHARES = 8
+"""Into how many shares the tests are divided."""
+KEPT = Path(__file__).with_name("kept_seeds.txt")
+"""The tests that failed once and always run, a name a line."""
+
+
+def this_share() -> int | None:
+    """Return which share it is the turn of; None for all."""
+    asked = os.environ.get("POETMODEL_SEEDS", "")
+    if asked:
+        return None if asked == "all" else int(asked) % SHARES
+    git = ["git", "-C", str(KEPT.parent), "rev-parse", "HEAD"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return int(time.time() // 86_400) % SHARES
+    return int(commit[:8], 16) % SHARES
+
+
+def kept_tests(file: Path = KEPT) -> list[str]:
+    """Return the names of the tests that always run."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def keep(names: Iterable[str], file: Path = KEPT) -> list[str]:
+    """Add tests that failed to those that always run; return those that are new."""
+    before = kept_tests(file)
+    added = sorted(set(names).difference(before))
+    with file.open("a", encoding="utf-8") as out:
+        out.writelines(f"{name}\n" for name in added)
+    return added
+
+
+def chosen(names: Iterable[str], share: int | None, kept: Iterable[str] = ()) -> set[str]:
+    """Return what runs of these tests, where each function gives every share its part."""
+    functions = defaultdict[str, list[str]](list)
+    for name in names:
+        functions[name.partition("[")[0]].append(name)
+    taken = {name for each in functions.values() for name in each if name in set(kept)}
+    for function, cases in functions.items():
+        first = crc32(function.encode())
+        taken |= {
+            name
+            for place, name in enumerate(cases)
+            if share is None or (first + place) % SHARES == share
+        }
+    return taken

@@ -1,0 +1,50 @@
+"""Tests of more seeds take turns, and one that failed once runs always."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rotation import KEPT, SHARES, chosen, keep, kept_tests, this_share
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+NAMES = [f"a.py::test_{letter}[{number}]" for letter in "abc" for number in range(20)]
+
+
+def test_each_case_has_its_turn_once() -> None:
+    """The shares are disjoint, all about as large, and together are all."""
+    shares = [chosen(NAMES, share) for share in range(SHARES)]
+    assert sorted(name for share in shares for name in share) == sorted(NAMES)
+    assert {len(share) for share in shares} <= set(range(6, 10))
+    assert chosen(NAMES, None) == set(NAMES)
+
+
+def test_what_failed_once_runs_always(tmp_path: Path) -> None:
+    """It is added once, and no matter whose turn it is."""
+    file = tmp_path / "kept.txt"
+    assert keep([NAMES[3], NAMES[40]], file) == [NAMES[3], NAMES[40]]
+    assert keep([NAMES[3]], file) == []
+    for share in range(SHARES):
+        taken = chosen(NAMES, share, kept_tests(file))
+        assert taken == chosen(NAMES, share) | {NAMES[3], NAMES[40]}
+
+
+def test_a_share_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its number, or all of them; else the commit or the day says it."""
+    for asked, share in (("3", 3), (f"{SHARES}", 0), ("all", None)):
+        monkeypatch.setenv("POETMODEL_SEEDS", asked)
+        assert this_share() == share
+    monkeypatch.delenv("POETMODEL_SEEDS")
+    assert this_share() in range(SHARES)
+    monkeypatch.setenv("PATH", "")
+    assert this_share() in range(SHARES)
+
+
+def test_kept_tests_exist() -> None:
+    """One that was renamed would no longer run."""
+    for name in kept_tests():
+        file, _, function = name.partition("[")[0].rpartition("::")
+        assert f"def {function}(" in (KEPT.parents[1] / file).read_text(encoding="utf-8"), name
