@@ -76,6 +76,19 @@ def test_keep_all_of_operations_in_parts_has_a_name_of_its_own() -> None:
     assert bars.lines[1].name == "keep-all in parts"
 
 
+def test_the_peak_of_a_step_is_that_of_its_plan() -> None:
+    """Where transfers run beside the computing the plan may hold more than the schedule."""
+    values = step_values(skip_problem())
+    one = step_subject(values, source="s.json")
+    assert one.check is not None
+    more = replace(one.check, peak_ram_bytes=one.check.peak_ram_bytes + 3)
+    later = replace(one, check=more)
+    bars = comparison_bars(compare([later])[0])
+    (place,) = (k for k, column in enumerate(bars.columns) if column.key == "peak_ram_bytes")
+    peaks = (facts(later)["peak_ram_bytes"], facts(later)["plan"]["peak_ram_bytes"])
+    assert {*peaks, bars.lines[0].cells[place].value} == {values["plan"]["peak_bytes"] + 3}
+
+
 def measured(problem: Problem) -> Problem:
     """Return a problem with the same costs as if they were measured here, to take least time."""
     costs = replace(problem.costs, device=None)

@@ -94,7 +94,7 @@ class _Entry:
     name: str
     simulation: Simulation
     reserved_bytes: int = 0
-    """What a compiled step takes beside it [B]."""
+    """What a compiled step takes beyond what is simulated [B]."""
     broken: tuple[str, ...] = ()
     note: str = ""
     is_own: bool = False
@@ -144,7 +144,7 @@ def _own(subject: Subject, *, several: bool) -> _Entry:
     return _Entry(
         name=f"{subject.label}: {subject.sources.schedule}" if several else "this schedule",
         simulation=subject.simulation,
-        reserved_bytes=subject.reserved_bytes,
+        reserved_bytes=subject.peak_ram_bytes - subject.simulation.peak_ram_bytes,
         broken=("rejected",) if violations else (),
         note=f"rejected: {plural(violations, 'violation')}" if violations else note,
         is_own=True,

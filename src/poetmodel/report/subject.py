@@ -128,6 +128,16 @@ class Subject(VerifiedSchedule):
         return 0 if self.step is None else int(self.step["reserved_bytes"])
 
     @property
+    def peak_ram_bytes(self) -> int:
+        """Peak RAM with what is reserved: as simulated, of a compiled step that of its plan [B].
+
+        Transfers beside the computing may hold more at once than the schedule says.
+        """
+        planned = self.check if self.step is not None else None
+        found = self.simulation if planned is None else planned
+        return found.peak_ram_bytes + self.reserved_bytes
+
+    @property
     def keep_all_bytes(self) -> int:
         """The keep-all peak [B]; of a compiled step 100 % of its budget."""
         if self.step is not None:

@@ -57,7 +57,10 @@ def _fit(found: Facts) -> Words:
     if not found["valid"]:
         many = plural(len(found["violations"]), "violation")
         return "Rejected", f"the verifier found {many}, listed below", "bad"
-    place = f"at {found['binding']['node']} (stage {found['binding']['stage']})"
+    binding = found["binding"]
+    place = f"at {binding['node']} (stage {binding['stage']})"
+    if binding["ram_bytes"] != peak:
+        place = f"most of it {place}"
     over = found["fits_device"] is False
     if budget is None:
         text = f"peak RAM {format_bytes(peak)} {place}; the file states no budget{_room(found)}"
